@@ -71,7 +71,7 @@ def _decoder() -> Callable[[pa.Table], pa.Table]:
     import ddflow as dd
 
     engine = flow(dd.formats.debezium(decimals="string")).open()
-    return lambda batch: engine.calls.dataflow.admissions["orders"].decode_whole(batch)
+    return lambda batch: engine.calls.dataflow.admissions["orders"].decode_without_truncates(batch)
 
 
 def _from_json() -> Callable[[pa.Table], pa.Table]:

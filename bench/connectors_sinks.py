@@ -106,7 +106,7 @@ def _by_run(stack: ExitStack, engine: Any, sink: Any) -> Take:
     delivery = stack.enter_context(closing(Delivery(EngineEpochs(engine.calls, "bench"), "orders", sink)))
 
     def pump() -> None:
-        if not delivery.pump(monotonic()):
+        if not delivery.deliver_waiting_epochs(monotonic()):
             raise delivery.failing or AssertionError("it was not delivered")
 
     return lambda updates, number: pump

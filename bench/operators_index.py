@@ -52,7 +52,7 @@ def measured(entries: int, step: int) -> dict[str, Any]:
         assert (index.seek(high, high, every, order=more).place >= 0).all()
     asked = np.arange(groups, dtype=np.uint64)
     start = clock()
-    first = index.group(asked, asked, most=FIRST)
+    first = index.find_group_rows(asked, asked, most=FIRST)
     of_first = clock() - start
     assert first.begins[-1] == sum(min(FIRST, -(-(entries - group) // groups)) for group in range(groups))
     return {

@@ -30,9 +30,9 @@ STEP = 100_000
 
 def warm() -> None:
     """Load or compile every kernel, so that no compilation is measured."""
-    from ddflow.tools.warmup import warm
+    from ddflow.tools.warmup import compile_all_kernels
 
-    warm(None)
+    compile_all_kernels(None)
 
 
 def plan(schema: pa.Schema, line: str) -> dd.Flow:

@@ -49,7 +49,7 @@ class Receipts(Bench):
         """Commit ``epochs`` epochs; the driver's part of all but the first is timed."""
         import ddflow as dd
         from ddflow.partitions.commit import DriverOptions, EpochDriver
-        from ddflow.partitions.step import StagePart
+        from ddflow.partitions.step import StagePartition
         from ddflow.storage.opening import open_store
 
         ours.warm()
@@ -58,7 +58,7 @@ class Receipts(Bench):
         with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
             state = os.path.join(folder, "state")
             coordinator = EpochDriver.open(flow(), open_store(state, create=True), DriverOptions(partitions=partitions))
-            parts, given = dict[tuple[int, int], StagePart](), dict[int, int]()
+            parts, given = dict[tuple[int, int], StagePartition](), dict[int, int]()
             for _ in range(epochs):
                 rows = rows_of(partitions * ROWS, rng)
                 given |= dict(zip(rows["key"].to_pylist(), rows["val"].to_pylist(), strict=True))
@@ -110,7 +110,7 @@ def rows_of(n: int, rng: Any) -> pa.Table:
 
 def epoch_of(cut: Any, start: Any, parts: dict[tuple[int, int], Any], rows: pa.Table) -> list[Any]:
     """All tasks of an epoch, one after the other; their receipts."""
-    from ddflow.partitions.step import StagePart
+    from ddflow.partitions.step import StagePartition
 
     receipts, came = [], dict[int, list[pa.Table]]()
     for stage in range(cut.stages):
@@ -118,7 +118,7 @@ def epoch_of(cut: Any, start: Any, parts: dict[tuple[int, int], Any], rows: pa.T
         shares = _by_partition(rows, ["key"], start) if stage == 0 else [None] * start.partitions
         sums = {number: _by_partition(pa.concat_tables(came[number]), each.by, start) for number, each in met.items()}
         for number in range(start.partitions):
-            part = parts.setdefault((stage, number), None) or StagePart(cut, start, stage, number)
+            part = parts.setdefault((stage, number), None) or StagePartition(cut, start, stage, number)
             parts[stage, number] = part
             inputs = {} if shares[number] is None else {"rows": shares[number]}
             counts = {name: table.num_rows for name, table in inputs.items()}
@@ -131,10 +131,10 @@ def epoch_of(cut: Any, start: Any, parts: dict[tuple[int, int], Any], rows: pa.T
 
 
 def _by_partition(table: pa.Table, by: Sequence[str], start: Any) -> list[pa.Table]:
-    from ddflow.columns.hashing import Secret, identities, partition_of
+    from ddflow.columns.hashing import Secret, assign_partitions, compute_identities
 
-    high, _ = identities(table.select(list(by)), Secret(*start.secret), table.num_rows)
-    to = partition_of(high, start.partitions)
+    high, _ = compute_identities(table.select(list(by)), Secret(*start.secret), table.num_rows)
+    to = assign_partitions(high, start.partitions)
     edges = np.searchsorted(np.sort(to), np.arange(start.partitions + 1))
     ordered = table.take(pa.array(np.argsort(to, kind="stable")))
     return [ordered.slice(edges[n], edges[n + 1] - edges[n]) for n in range(start.partitions)]

@@ -306,10 +306,10 @@ def _sums(engine: Any, keys: int) -> tuple[int, ...]:
 
 def _live(engine: Any) -> tuple[int, int]:
     """How many files the newest version of an engine's state has, and their bytes."""
-    from ddflow.engine.garbage import list_blobs
+    from ddflow.engine.garbage import list_version_blobs
 
     log = engine.durable.log.manifest_log
-    lengths = {blob.name: blob.length for blob in list_blobs(log.store, log.manifest)}
+    lengths = {blob.name: blob.length for blob in list_version_blobs(log.store, log.manifest)}
     return len(lengths), sum(lengths.values())
 
 

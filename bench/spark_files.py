@@ -159,16 +159,16 @@ def newest(contender: str, folder: str) -> int:
 
 def _ddflow(folder: str) -> int:
     """Of a state whose outputs are elsewhere."""
-    from ddflow.engine.garbage import list_blobs
-    from ddflow.storage.inventory_text import inside
+    from ddflow.engine.garbage import list_version_blobs
+    from ddflow.storage.inventory_text import is_state_file
     from ddflow.storage.manifest import load_newest as newest_manifest
     from ddflow.storage.opening import open_store
 
     store = open_store(folder, create=False, readonly=True)
     try:
         manifest = newest_manifest(store)
-        named = list_blobs(store, manifest) if manifest is not None else ()
-        return sum({blob.name: blob.length for blob in named if inside(blob)}.values())
+        named = list_version_blobs(store, manifest) if manifest is not None else ()
+        return sum({blob.name: blob.length for blob in named if is_state_file(blob)}.values())
     finally:
         store.close()
 

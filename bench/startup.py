@@ -80,7 +80,7 @@ PROGRAMS: Final = {
     "ddflow diff of two rows": DIFF,
     IDENTITY_LINE: IDENTITY + SPARK,
     BATCH_LINE: BATCH + SPARK,
-    "all kernels": "from ddflow.tools.warmup import warm; warm(None)",
+    "all kernels": "from ddflow.tools.warmup import compile_all_kernels; compile_all_kernels(None)",
 }
 TIMED: Final = """
 import json, resource, time

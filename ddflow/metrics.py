@@ -30,13 +30,13 @@ Look = Callable[[int], None]
 """For progress: called with the number of rows, events or bytes that were done since its last call."""
 
 
-def mask_record(record: logging.LogRecord) -> bool:
+def mask_log_record(record: logging.LogRecord) -> bool:
     """Leave secrets out of a record.  A filter of ddflow's loggers."""
     record.msg, record.args = mask_secrets(record.getMessage()), ()
     return True
 
 
-LOG.addFilter(mask_record)
+LOG.addFilter(mask_log_record)
 
 
 class SinkLag(NamedTuple):
@@ -120,14 +120,14 @@ class CallMetrics(NamedTuple):
 Metrics = Callable[[CallMetrics], object]
 
 
-def publish_call(listeners: Iterable[Metrics], call: CallMetrics) -> None:
+def publish_call_metrics(listeners: Iterable[Metrics], call: CallMetrics) -> None:
     """Hand over the figures of a call, and log them at DEBUG; what goes wrong then is logged.
 
     O(listeners) beside what they do.
     """
     if LOG.isEnabledFor(logging.DEBUG):
         rows = format_count(sum(call.rows.values()), "row")
-        LOG.debug("%s: %s in, %.1f ms", call.kind, rows, call.seconds * 1e3, extra=log_fields(call))
+        LOG.debug("%s: %s in, %.1f ms", call.kind, rows, call.seconds * 1e3, extra=build_log_fields(call))
     for take in listeners:
         try:
             take(call)
@@ -135,10 +135,10 @@ def publish_call(listeners: Iterable[Metrics], call: CallMetrics) -> None:
             LOG.exception("metrics= of a ddflow engine failed; %s itself took effect", call.kind)
 
 
-def log_fields(figures: NamedTuple, **more: object) -> dict[str, object]:
+def build_log_fields(figures: NamedTuple, **more: object) -> dict[str, object]:
     """Convert figures to the fields of a log record: plain values under ``ddflow``, for logs in JSON.
 
-    >>> log_fields(SourceLag(3, "files"), source="orders")
+    >>> build_log_fields(SourceLag(3, "files"), source="orders")
     {'ddflow': {'source': 'orders', 'amount': 3, 'unit': 'files', 'failing': False, 'seconds': None, 'gathered': 0}}
     """
     plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in figures._asdict().items()}

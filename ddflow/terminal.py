@@ -71,7 +71,7 @@ def make_console(**settings: Any) -> Console:
     return EscapingConsole(**settings)
 
 
-def guard_log(hide: Callable[[str], str] = str) -> None:
+def escape_logs(hide: Callable[[str], str] = str) -> None:
     """Escape logs and warnings that have no other formatter: for programs, not for libraries.
 
     ``hide``: removes secrets from a text, because other libraries may log them.

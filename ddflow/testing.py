@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.declared import to_schema
-from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.columns.hashing import Secret, compute_value_hashes
 from ddflow.columns.rows import row_values
 from ddflow.connectors.to_arrow import to_table
 from ddflow.engine.engine import Flow
@@ -87,12 +87,12 @@ def invariance(
         cuts = sorted({0, n, *(draw.randrange(n + 1) for _ in range(draw.randint(1, 6)))})
         calls = [rows[begin:end] for begin, end in pairwise(cuts)]
         if trial.compute_outcome(calls) != whole:
-            _raise_smallest(trial, calls, "cut into calls")
+            _raise_smallest_example(trial, calls, "cut into calls")
     shuffle = spec.order_free if shuffled is None else shuffled
     for _ in range(rounds if shuffle else 0):
         draw.shuffle(rows)
         if trial.compute_outcome([rows]) != whole:
-            _raise_smallest(trial, [list(rows)], "in another order of arrival")
+            _raise_smallest_example(trial, [list(rows)], "in another order of arrival")
     return Invariance(n, rounds, rounds if shuffle else 0)
 
 
@@ -130,12 +130,12 @@ class _Trial:
 
 
 def _add_rows(total: Counter[int], updates: pa.Table, names: list[str]) -> None:
-    rows, diffs = value_hashes(updates.select(names), SECRET).tolist(), updates.column("_diff").to_pylist()
+    rows, diffs = compute_value_hashes(updates.select(names), SECRET).tolist(), updates.column("_diff").to_pylist()
     for row, diff in zip(rows, diffs, strict=True):
         total[row] += diff
 
 
-def _raise_smallest(trial: _Trial, calls: list[list[int]], how: str) -> None:
+def _raise_smallest_example(trial: _Trial, calls: list[list[int]], how: str) -> None:
     """Leave out what is not needed for a difference, and raise."""
     size = max(sum(map(len, calls)) // 2, 1)
     while True:

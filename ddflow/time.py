@@ -17,7 +17,7 @@ Traceback (most recent call last):
 ddflow.errors.TimeWentBack: cannot advance to 4: the frontier is already 7; times may not go back
 >>> Description(0, 5, 0).meets(Description(5, 9, 3))
 True
->>> format_time(19725, pa.date32()), as_int64("read", date(2024, 1, 3), CLOSED, pa.date32())
+>>> format_time(19725, pa.date32()), time_to_int64("read", date(2024, 1, 3), CLOSED, pa.date32())
 ('2024-01-03', 19725)
 """
 
@@ -84,22 +84,22 @@ def format_time(time: int, kind: pa.DataType = INT64) -> str:
     if kind == INT64:
         return str(time)
     with suppress(OverflowError, ValueError):
-        return str(_scalar(time, kind).as_py())
+        return str(_build_time_scalar(time, kind).as_py())
     return str(time)
 
 
-def _scalar(time: int, kind: pa.DataType) -> pa.Scalar:
+def _build_time_scalar(time: int, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(time, pa.int32() if kind.bit_width == 32 else INT64).cast(kind)
 
 
-def format_given_time(time: Any, kind: pa.DataType = INT64) -> str:
+def format_time_argument(time: Any, kind: pa.DataType = INT64) -> str:
     """Format a given time for a message; ``repr`` for a value that is no time. ``kind``: the type of times."""
     if isinstance(time, Integral) and not isinstance(time, bool) and NEVER <= int(time) <= CLOSED:
         return format_time(int(time), kind)
     return str(time) if isinstance(time, date) else repr(time)
 
 
-def as_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -> int:
+def time_to_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -> int:
     """Convert a time or frontier to an int. Raises `SchemaMismatch` for a value that is no time or above ``most``.
 
     ``kind``: the type of times. A date or timestamp may be a Python value or text.
@@ -136,13 +136,13 @@ def find_time_type(time: Any) -> pa.DataType | None:
     return None
 
 
-def as_value(time: int, kind: pa.DataType) -> Time:
+def time_to_value(time: int, kind: pa.DataType) -> Time:
     """Convert a time to the value whose type `find_time_type` recognizes.
 
-    >>> as_value(19725, pa.date32()), as_value(19725, INT64)
+    >>> time_to_value(19725, pa.date32()), time_to_value(19725, INT64)
     (datetime.date(2024, 1, 3), 19725)
     """
-    value: Time = time if kind == INT64 else _scalar(time, kind).as_py()
+    value: Time = time if kind == INT64 else _build_time_scalar(time, kind).as_py()
     return value
 
 
@@ -153,7 +153,7 @@ def parse_time(asked: str, text: str, kind: pa.DataType) -> int:
     (19725, 19725)
     """
     number = re.fullmatch(r"\s*-?\d+\s*", text)
-    return as_int64(asked, text.strip() if number is None else int(text), CLOSED, kind)
+    return time_to_int64(asked, text.strip() if number is None else int(text), CLOSED, kind)
 
 
 def parse_seconds(text: str, asked: str) -> float:

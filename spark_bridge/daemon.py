@@ -17,7 +17,7 @@ from ddflow.errors import DdflowError
 LOG = logging.getLogger("ddflow")
 
 
-def preload() -> None:
+def preload_kernels() -> None:
     """Import what tasks import, and load the kernels if all of them are compiled.  About a second; never fails.
 
     Where some are missing, tasks load or interpret what they call: compiling all of them here would keep the first
@@ -27,10 +27,10 @@ def preload() -> None:
         import spark_bridge.tasks  # noqa: F401
         from ddflow.kernels.cache import is_filled
         from ddflow.kernels.compile import cache_directory
-        from ddflow.tools.warmup import warm
+        from ddflow.tools.warmup import compile_all_kernels
 
         if is_filled(cache_directory()):
-            warm()
+            compile_all_kernels()
         # Spark collects garbage after every task, and what is loaded here never is any.
         gc.collect()
         gc.freeze()
@@ -45,7 +45,7 @@ def main() -> None:
     # Spark reads the port from the standard output; whatever loading prints must not come before it.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
-        preload()
+        preload_kernels()
     finally:
         sys.stdout = out
     manager()

@@ -33,7 +33,7 @@ NAME: Final = "messages"
 
 
 @dataclass(frozen=True)
-class Decode(Task):
+class DecodeTask(Task):
     """Messages in, rows out, in types that travel.
 
     ``names``: of the columns that come. ``beside``: those that go along. O(bytes). Raises `BadMessage`.
@@ -81,9 +81,10 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
     Returns
     -------
     pyspark.sql.DataFrame
-        The columns of ``schema``; ``_position`` and, in most formats, ``_row``, by which events of a key are ordered;
-        ``_deleted``, true where only the key (and an order of your own) is there; ``_absent``, the cells that an event
-        lacks, for a format with ``unavailable=True``; ``_bad``, for one with ``on_bad="drop"``; and those to ``keep``.
+        The columns of ``schema``; ``_position`` and, in most formats, ``_row``, by which events of a key are
+        ordered; ``_deleted``, true where only the key (and an order of your own) is there; ``_absent``, the cells that
+        an event lacks, for a format with ``unavailable=True``; ``_bad``, for one with ``on_bad="drop"``; and those to
+        ``keep``.
 
     Raises
     ------
@@ -120,7 +121,7 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
     kept = pa.schema([given.field(name) for name in keep])
     columns = spark_schema(pa.schema([*bound.schema, *kept]), "rows of messages")
     numbered = frame.toDF(*(f"c{i}" for i in range(len(given))))  # Spark minds case, dots and quotes
-    task = Decode(bound.format, bound.target._replace(history=True), tuple(given.names), tuple(keep))
+    task = DecodeTask(bound.format, bound.message_target._replace(history=True), tuple(given.names), tuple(keep))
     return map_arrow(numbered, task, columns)
 
 

@@ -30,12 +30,12 @@ from ddflow.engine.run.sync import Synced
 from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.driver_epochs import sync_state
-from ddflow.partitions.receipt import Committed
+from ddflow.partitions.receipt import EpochResult
 from ddflow.partitions.stages import Stages, cut_stages
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.inputs.spec import KeyedFrame
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.explain import Explained
+from ddflow.plan.text.explain import PlanExplanation
 from spark_bridge.job import (
     KEEP,
     ROWS,
@@ -51,8 +51,8 @@ from spark_bridge.job import (
 )
 from spark_bridge.monitoring import EpochStats, report_epoch
 from spark_bridge.session import context_of
-from spark_bridge.tasks import OnlyStage, RunStage
-from spark_bridge.types import arrow_schema, name_frames, shapes
+from spark_bridge.tasks import SingleStage, StatelessStage
+from spark_bridge.types import arrow_schema, build_output_schemas, map_frames_to_inputs
 
 _NAMES = "name string, length bigint, digest binary"
 OUT: Final = "out"
@@ -68,7 +68,7 @@ class Ran(Mapping[str, DataFrame]):
     its sink has.
     """
 
-    def __init__(self, job: Job, session: Any, done: Committed) -> None:
+    def __init__(self, job: Job, session: Any, done: EpochResult) -> None:
         self._shapes, self._done, self._session = job.shapes, done, session
         self._readers = {name: job.file_reader(done.epoch, name, shape.arrow) for name, shape in job.shapes.items()}
         self.epoch, self.time, self.frontier, self.replayed = done.epoch, done.time, done.frontier, done.replayed
@@ -187,7 +187,7 @@ def run(
     Epoch mode is one step, stamped 0; hold-back mode takes all events in and closes the input.  Where arrival decides
     (``tie="last"`` or ``"first"``), it is by partition of the frame, then by row.  Null keys and ties fail the job.
     """
-    frames = name_frames(flow, frames)
+    frames = map_frames_to_inputs(flow, frames)
     if state is None:
         given = {"epoch": epoch, "outputs": outputs, "memory": memory, "close": close or None, "sinks": sinks}
         return _run_lazily(flow, frames, partitions, given)
@@ -196,7 +196,7 @@ def run(
     return _run_epoch(flow, frames, options, epoch, close)
 
 
-def stage(flow: Flow) -> OnlyStage:
+def stage(flow: Flow) -> SingleStage:
     """Return the one stage of a flow as a function for ``mapInArrow``. You bring each key into one partition.
 
     Parameters
@@ -221,7 +221,7 @@ def stage(flow: Flow) -> OnlyStage:
 
         df.repartition(8, "id").mapInArrow(spark_bridge.stage(flow), schema=spark_bridge.schema(flow))
     """
-    return OnlyStage(_cut_single_stage(flow.frozen()), Secret.fresh())
+    return SingleStage(_cut_single_stage(flow.frozen()), Secret.fresh())
 
 
 def schema(flow: Flow) -> StructType:
@@ -243,7 +243,7 @@ def schema(flow: Flow) -> StructType:
             f"it has the outputs {list(flow.outputs)}",
             "name one output; run(flow, ...) gives frames, which have their schemas",
         )
-    return shapes(flow)[next(iter(flow.outputs))].spark
+    return build_output_schemas(flow)[next(iter(flow.outputs))].spark
 
 
 def _cut_single_stage(flow: Plan) -> Stages:
@@ -274,7 +274,7 @@ def _cut_single_stage(flow: Plan) -> Stages:
     return stages
 
 
-class _Frames(dict[str, DataFrame]):
+class _OutputFrames(dict[str, DataFrame]):
     """A frame for each output.  Raises `NoSuchOutput`, a `KeyError`, for another name."""
 
     def __missing__(self, name: str) -> DataFrame:
@@ -291,7 +291,7 @@ def _run_lazily(
     for name in (name for name, value in given.items() if value is not None):
         raise SpecError(f"run with {name}=", "there is no state", Phrase("give ", Option("state"), ", or leave it out"))
     cut_stages(flow)
-    flow, outputs = flow.frozen(), shapes(flow)
+    flow, outputs = flow.frozen(), build_output_schemas(flow)
     columns = {name: check_columns(flow, name, frame, streaming=False) for name, frame in frames.items()}
     for name in flow.inputs:
         if name not in frames:
@@ -305,7 +305,7 @@ def _run_lazily(
     routers = (make_partitioner(flow, name, wide, secret, columns[name]) for name in flow.inputs)
     chunks = {each.input: route_rows(frames[each.input], each, None) for each in routers}
     known: dict[tuple[Any, ...], DataFrame] = {}
-    out = _Frames()
+    out = _OutputFrames()
     for name, shape in outputs.items():
         stages, key = cut_stages(flow, only=name), _list_inputs(flow, name)
         frame = known.setdefault(key, union_chunks(chunks[each] for each in key))
@@ -313,7 +313,7 @@ def _run_lazily(
             last = stage == stages.stages - 1
             key = (*key, stages.active[stage], *([name] if last else stages.list_exchanges(stage)))
             if key not in known:
-                task = RunStage(stages, stage, secret, wide, columns, name if last else None)
+                task = StatelessStage(stages, stage, secret, wide, columns, name if last else None)
                 known[key] = map_arrow(frame.repartitionById(wide, "to"), task, shape.spark if last else ROWS)
             frame = known[key]
         out[name] = frame
@@ -355,13 +355,13 @@ def _run_epoch(
     columns = {name: check_columns(flow, name, frame, streaming=False) for name, frame in frames.items()}
     session = session_of(frames)
     with closing(Job(flow, columns, options, session)) as job:
-        job.sinks.pump()  # before the epoch: a sink may refuse
-        job.sinks.make_room()
-        committed = job.commit(session, job.route(frames) if frames else None, close=close, epoch=epoch)
+        job.sinks.deliver_waiting_epochs()  # before the epoch: a sink may refuse
+        job.sinks.reduce_backlog()
+        committed = job.commit_epoch(session, job.route_frames(frames) if frames else None, close=close, epoch=epoch)
         try:
-            job.drain()
+            job.drain_sinks()
         finally:
-            stats = EpochStats.of(committed, None, flow.time_type)
+            stats = EpochStats.from_commit(committed, None, flow.time_type)
             report_epoch(job.name, stats, options.metrics, job.sinks.measure_lags())
         return Ran(job, session, committed)
 
@@ -442,7 +442,7 @@ def sql(
     return out
 
 
-def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | None = None) -> Explained:
+def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | None = None) -> PlanExplanation:
     """Describe the operators of a flow like `Flow.explain`, and below them the stages that run them.
 
     Parameters
@@ -485,7 +485,7 @@ def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | Non
     """
     of = plan_query(flow, frames)[0] if isinstance(flow, str) else flow
     stages = cut_stages(of)
-    return Explained(f"{of.explain()}\n\n{stages}")
+    return PlanExplanation(f"{of.explain()}\n\n{stages}")
 
 
 def plan_query(query: str, frames: Any) -> tuple[Flow, dict[str, Any]]:

@@ -1,12 +1,12 @@
 """Carry ddflow's errors across Spark: the refusal of a task or a batch is raised again on the other side.
 
-An error that a task raised inside `attach_errors` leaves a block of `translate_errors` as the same class with the same
-three parts; any other error of Spark's stays unchanged. All that Spark carries to the driver is the text of a
+An error that a task raised inside `attach_error_notes` leaves a block of `translate_errors` as the same class with the
+same three parts; any other error of Spark's stays unchanged. All that Spark carries to the driver is the text of a
 traceback, so each error carries itself along, in a note below its message, which is parsed and never run.
 
 >>> from ddflow.errors import NullKey
 >>> try:
-...     with attach_errors():
+...     with attach_error_notes():
 ...         raise NullKey("a step", "row 7 has no key", "mend it")
 ... except NullKey as error:
 ...     parse_error("".join(traceback.format_exception(error)))
@@ -27,49 +27,50 @@ from ddflow import errors
 from ddflow.errors import (
     Command,
     DdflowError,
-    Declare,
+    DeclareFix,
     DeleteRule,
-    Evolve,
+    EvolveFix,
     FileFix,
+    FixSyntax,
     InputTypes,
     Option,
     Phrase,
     PhrasePart,
     Row,
-    Widen,
-    Words,
+    WidenFix,
 )
-from ddflow.errors.base import name_rows, replace_texts
+from ddflow.errors.base import replace_texts, set_error_row_names
 
 PARTS: Final = {
-    each.__name__: each for each in (Row, Option, Declare, InputTypes, Evolve, Widen, Command, FileFix, DeleteRule)
+    each.__name__: each
+    for each in (Row, Option, DeclareFix, InputTypes, EvolveFix, WidenFix, Command, FileFix, DeleteRule)
 }
 """What a text may have in it."""
 WHERE: Final = ("input", "file", "offset", "column", "row")
 MARK: Final = "as an error of ddflow: "
 
 
-class SparkWords(Words):
+class SparkSyntax(FixSyntax):
     """Write the data of an error as it is typed on Spark."""
 
-    def evolve(self, fix: Evolve) -> str:
-        """See `Words.evolve`."""
-        return super().evolve(fix).replace("dd.", "spark_bridge.", 1)
+    def format_evolve(self, fix: EvolveFix) -> str:
+        """See `Words.format_evolve`."""
+        return super().format_evolve(fix).replace("dd.", "spark_bridge.", 1)
 
-    def evolve_engine(self, fix: Evolve) -> str:
-        """See `Words.evolve_engine`: Spark has no open engine."""
+    def format_engine_evolve(self, fix: EvolveFix) -> str:
+        """See `Words.format_engine_evolve`: Spark has no open engine."""
         return ""
 
-    def verb(self, name: str) -> str:
-        """See `Words.verb`."""
-        return f"spark_bridge.{name}" if name == "evolve" else super().verb(name)
+    def format_verb(self, name: str) -> str:
+        """See `Words.format_verb`."""
+        return f"spark_bridge.{name}" if name == "evolve" else super().format_verb(name)
 
 
-SPARK: Final = SparkWords()
+SPARK: Final = SparkSyntax()
 
 
 @contextmanager
-def attach_errors() -> Iterator[None]:
+def attach_error_notes() -> Iterator[None]:
     """Attach ddflow errors that leave the block to themselves as a note, without a row number.
 
     A task or a batch counts rows from Spark's split, and this number means nothing in the DataFrame. An error that has
@@ -79,7 +80,7 @@ def attach_errors() -> Iterator[None]:
         yield
     except DdflowError as error:
         found = error.found
-        name_rows(error, lambda row: "").row = None
+        set_error_row_names(error, lambda row: "").row = None
         replace_texts(
             error, found=error.found + f", such as {error.cells}" if error.cells and found != error.found else None
         )

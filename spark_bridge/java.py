@@ -131,10 +131,10 @@ def _write_shim(java: Java) -> Path:
     """Write a home whose ``bin/java`` starts ``java`` without the option, in the first place where it can run."""
     script = _SHIM.format(option=shlex.quote(OPTION), java=shlex.quote(str(java.home / "bin" / "java")))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-    places = cache.list_places()
+    places = cache.list_cache_directories()
     for place in places:
         with suppress(OSError):
-            binary = cache.make_private(place, name) / "bin" / "java"
+            binary = cache.make_private_folder(place, name) / "bin" / "java"
             binary.parent.mkdir(exist_ok=True)
             aside = binary.with_name(f"java.{os.getpid()}")
             aside.write_text(script)

@@ -26,38 +26,45 @@ from pyspark.sql.types import StructType
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import conform
+from ddflow.columns.schema import conform_to_schema
 from ddflow.connectors.api import TableSink
 from ddflow.connectors.parquet.sink import check_target
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.engine import Flow
-from ddflow.engine.run.delivery import Deliveries, Delivery, warn_of_detached
+from ddflow.engine.run.delivery import Deliveries, Delivery, warn_of_missing_sinks
 from ddflow.engine.run.options import RunOptions
 from ddflow.errors import DdflowError, MissingExtra, Option, Phrase, SchemaMismatch, SpecError, WrongMode
 from ddflow.errors.base import replace_texts
 from ddflow.kernels import cache
 from ddflow.kernels.compile import cache_directory
 from ddflow.metrics import Metrics
-from ddflow.partitions.chunks import PACKED, ChunkLimits, add_digests, chunk_limits, chunk_schema
+from ddflow.partitions.chunks import PACKED, ChunkLimits, add_digests, choose_chunk_limits, select_chunk_schema
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.driver_epochs import DriverEpochs
-from ddflow.partitions.epoch_start import EpochStart, Version
+from ddflow.partitions.epoch_start import EpochStart, StateVersion
 from ddflow.partitions.messages import KnownMessages
-from ddflow.partitions.partitioner import Partitioner, PastDigests, find_arrival_columns, find_present_columns
-from ddflow.partitions.receipt import Committed, Receipt
+from ddflow.partitions.partitioner import Partitioner, PastSchemaDigests, find_arrival_columns, find_present_columns
+from ddflow.partitions.receipt import EpochResult, Receipt
 from ddflow.plan.evolve import PastSchemas
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe_plan, fingerprint_plan, rebuild_plan
-from ddflow.storage.closing import on_failure
+from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.manifest import Epoch
 from ddflow.storage.opening import check_state_address
 from ddflow.storage.protocol import Blob
 from spark_bridge.errors import translate_errors
 from spark_bridge.monitoring import LOG, watch_jobs
 from spark_bridge.part_cache import AUTO, WATCH, CacheLimit
-from spark_bridge.session import context_of, describe_jobs, settings
-from spark_bridge.tasks import EpochStage, MakeOfFiles, ReadFiles, Redigest, Route
-from spark_bridge.types import arrow_schema, compare_types, from_spark, make_nullable, shapes, spark_schema
+from spark_bridge.session import context_of, describe_jobs, set_batch_sizes
+from spark_bridge.tasks import ConvertFilesTask, EpochStage, ReadFilesTask, RedigestTask, RouteTask
+from spark_bridge.types import (
+    arrow_schema,
+    build_output_schemas,
+    describe_type_difference,
+    from_spark,
+    make_nullable,
+    spark_schema,
+)
 
 ROWS: Final = spark_schema(PACKED, "packed rows")
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
@@ -117,9 +124,9 @@ class Job:
     """
 
     def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, session: Any) -> None:
-        self.flow, self.options, self.shapes, self.columns = flow.frozen(), options, shapes(flow), columns
-        self.memory, self.part_cache = parse_size(options.memory), cache_limit(options.part_cache, session)
-        self.stamp = _compute_stamp(flow)
+        self.flow, self.options, self.shapes, self.columns = flow.frozen(), options, build_output_schemas(flow), columns
+        self.memory, self.part_cache = parse_size(options.memory), choose_cache_limit(options.part_cache, session)
+        self.stamp = _compute_flow_fingerprint(flow)
         self.name = options.name or ", ".join(flow.inputs)
         self.coordinator = EpochDriver.open(
             self.flow,
@@ -137,70 +144,72 @@ class Job:
         self.flow = self.coordinator.flow
         self.store = self.coordinator.log.manifest_log.store.where
 
-        with on_failure(self.coordinator.close):
-            self.session, self.epochs = session, DriverEpochs(self.coordinator, self._stage_files)
+        with undo_on_failure(self.coordinator.close):
+            self.session, self.epochs = session, DriverEpochs(self.coordinator, self._make_sink_files)
             sinks = options.sinks or {}
             each = {name: Delivery(self.epochs, name, sink) for name, sink in sinks.items()}
             self.sinks = Deliveries(each, options.delivery.backlog_bytes, options.delivery.retry_seconds)
-            warn_of_detached(self.coordinator.log.sinks, sinks, self.store)
+            warn_of_missing_sinks(self.coordinator.log.sinks, sinks, self.store)
 
     def close(self, acknowledge: bool = False) -> None:
         """Close sinks and state; twice is harmless. ``acknowledge``: say in the state what sinks have, not later."""
         with suppress(DdflowError):
             if acknowledge:
-                self.epochs.publish_attached()
+                self.epochs.publish_connector_positions()
         self.sinks.close()
         self.coordinator.close()
 
-    def drain(self) -> None:
+    def drain_sinks(self) -> None:
         """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""
         self.sinks.drain()
-        self.epochs.publish_attached()
+        self.epochs.publish_connector_positions()
 
-    def file_reader(self, epoch: int, name: str, schema: pa.Schema) -> ReadFiles:
+    def file_reader(self, epoch: int, name: str, schema: pa.Schema) -> ReadFilesTask:
         """Make the reader of an epoch's files of an output."""
         past, folder = self.coordinator.log.find_past_schemas(epoch), self.coordinator.manifest.folder
         there = None if past is None else past.outputs.get(name)
-        return ReadFiles(self.store, self.options.trust, folder, name, epoch, schema, there)
+        return ReadFilesTask(self.store, self.options.trust, folder, name, epoch, schema, there)
 
-    def _stage_files(
+    def _make_sink_files(
         self, receipt: Epoch, name: str, blobs: tuple[Blob, ...], make: Callable[[pa.Table], bytes]
     ) -> list[bytes]:
         """Run a task for each file of an output's updates."""
-        task = MakeOfFiles(self.file_reader(receipt.epoch, name, self.epochs.output_schema(name)), blobs, make)
+        task = ConvertFilesTask(self.file_reader(receipt.epoch, name, self.epochs.output_schema(name)), blobs, make)
         numbers = self.session.range(0, len(blobs), 1, len(blobs))
         with self.job_context(self.session, f"epoch {receipt.epoch}, files for the sink of {name}"):
             collected = numbers.mapInArrow(task, "made binary").collect()
         return [bytes(each) for (each,) in collected]
 
-    def route(self, frames: Mapping[str, DataFrame]) -> DataFrame:
+    def route_frames(self, frames: Mapping[str, DataFrame]) -> DataFrame:
         """Combine frames into one of chunks, each with its partition. Runs nothing.
 
         Raises `MissingExtra` if pandas is missing or does not fit.
         """
         manifest, partitions = self.coordinator.manifest, self.coordinator.partitions
         secret = Secret(*manifest.secret)
-        version = Version(self.store, self.options.trust, manifest.number, self.coordinator.log.manifest_log.digest)
-        limits = chunk_limits(partitions)
+        version = StateVersion(
+            self.store, self.options.trust, manifest.number, self.coordinator.log.manifest_log.digest
+        )
+        limits = choose_chunk_limits(partitions)
         if self.memory is not None:
             limits = limits._replace(bytes=min(limits.bytes, max(self.memory // 16, 1 << 20)))
         how = {name: (self.columns[name], limits, self.coordinator.heard.get(name)) for name in frames}
         routers = (make_partitioner(self.flow, name, partitions, secret, *each) for name, each in how.items())
         return union_chunks(route_rows(frames[each.input], each, version) for each in routers)
 
-    def commit(
+    def commit_epoch(
         self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None, epoch: int | None = None
-    ) -> Committed:
+    ) -> EpochResult:
         """Commit an epoch of such chunks or of no rows, unless it is committed: then compare its rows.
 
         Raises what tasks and coordinator raise.
         """
         before = self.coordinator.committed(epoch=epoch, feed=feed, adopt=self.options.adopt)
         if before is not None:
-            return self.replay(session, packed, before)
+            return self.replay_epoch(session, packed, before)
         began = perf_counter_ns()
         if self.coordinator.growing is not None:
-            self._grow(session)
+            self._backfill_plan_additions(session)
         start = self.coordinator.begin(epoch=epoch, feed=feed, close=close, adopt=self.options.adopt)
         ready = perf_counter_ns()
         stages = "stage 0" if self.coordinator.cut.stages == 1 else f"stages 0 to {self.coordinator.cut.stages - 1}"
@@ -215,18 +224,18 @@ class Job:
             LOG.warning("%s: %s", self.name, said)
         return committed._replace(figures={**committed.figures, **more})
 
-    def _grow(self, session: Any) -> None:
+    def _backfill_plan_additions(self, session: Any) -> None:
         """Have tasks make what the plan has more than the state."""
-        start = self.coordinator.begin_growth()
+        start = self.coordinator.begin_backfill()
         with self.job_context(session, f"what is new, before epoch {start.epoch}"):
-            self.coordinator.finish_growth(start, self._run_stages(session, None, start))
+            self.coordinator.finish_backfill(start, self._run_stages(session, None, start))
 
-    def replay(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> Committed:
+    def replay_epoch(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> EpochResult:
         """Return the result of a committed epoch after comparing its rows. Raises `ReplayMismatch` for others."""
         chunks: list[Any] = []
         past = self.coordinator.log.find_past_schemas(epoch.epoch)
         if packed is not None and past is not None:
-            packed = map_arrow(packed, Redigest(self._past_digests(past)))
+            packed = map_arrow(packed, RedigestTask(self._past_digests(past)))
         if packed is not None:
             with self.job_context(session, f"epoch {epoch.epoch}, again"):
                 chunks = packed.select("what", "rows", "digest").collect()
@@ -238,11 +247,14 @@ class Job:
             digests[name] = add_digests(digests.get(name, bytes(16)), bytes(digest))
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
 
-    def _past_digests(self, past: PastSchemas) -> PastDigests:
+    def _past_digests(self, past: PastSchemas) -> PastSchemaDigests:
         """Make the function that digests chunks by the columns of an earlier epoch."""
-        now = {name: chunk_schema(each.bound.schema, self.columns.get(name)) for name, each in self.flow.inputs.items()}
-        then = {name: chunk_schema(past.inputs.get(name, schema), schema.names) for name, schema in now.items()}
-        return PastDigests(tuple(now.values()), tuple(then.values()), Secret(*self.coordinator.manifest.secret))
+        now = {
+            name: select_chunk_schema(each.bound.schema, self.columns.get(name))
+            for name, each in self.flow.inputs.items()
+        }
+        then = {name: select_chunk_schema(past.inputs.get(name, schema), schema.names) for name, schema in now.items()}
+        return PastSchemaDigests(tuple(now.values()), tuple(then.values()), Secret(*self.coordinator.manifest.secret))
 
     def _run_stages(self, session: Any, packed: DataFrame | None, start: EpochStart) -> list[Receipt]:
         """Run all stages, for every partition.  All of it again, a few times, where Spark gives a job up.
@@ -254,7 +266,7 @@ class Job:
             try:
                 receipts = [] if packed is None else self._collect_receipts(packed, start)
                 # A relation that is empty for certain has no tasks.
-                return receipts or self._collect_receipts(self._make_calls(session), start)
+                return receipts or self._collect_receipts(self._make_empty_chunks(session), start)
             except Exception as error:  # py4j's own, or Spark's
                 if not left or _GIVEN_UP not in str(error):
                     raise
@@ -269,7 +281,7 @@ class Job:
         collected = frame.select("payload").collect()
         return [Receipt.from_json(bytes(row[0]), "the receipt of a task") for row in collected]
 
-    def _make_calls(self, session: Any) -> DataFrame:
+    def _make_empty_chunks(self, session: Any) -> DataFrame:
         """Make an empty call for each partition, so that its task runs."""
         to = F.col("id").cast("int").alias("to")
         nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in ROWS.fields[1:]]
@@ -281,7 +293,7 @@ class Job:
         """Set the settings and the description of a job of ddflow, and translate its errors."""
         text = f"ddflow {self.name}: {what}"
         watched = watch_jobs(session, text.partition(", stage")[0])  # ours are not Spark's, which are counted there
-        with settings(session, self.memory), describe_jobs(session, text), watched, translate_errors():
+        with set_batch_sizes(session, self.memory), describe_jobs(session, text), watched, translate_errors():
             yield
 
 
@@ -300,10 +312,10 @@ def make_partitioner(
     return Partitioner(flow, name, partitions, secret, columns, limits, restore, heard)
 
 
-def route_rows(frame: DataFrame, by: Partitioner, version: Version | None) -> DataFrame:
+def route_rows(frame: DataFrame, by: Partitioner, version: StateVersion | None) -> DataFrame:
     """Send the rows of an input to chunks. ``version``: of the state that tasks must see. Raises `MissingExtra`."""
     numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
-    return map_arrow(numbered, Route(by, version, tuple(frame.columns)))
+    return map_arrow(numbered, RouteTask(by, version, tuple(frame.columns)))
 
 
 def union_chunks(frames: Iterable[DataFrame]) -> DataFrame:
@@ -343,16 +355,18 @@ def check_columns(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[s
     own = given.empty_table().drop_columns(find_arrival_columns(given, bound.schema))
     declared = pa.schema([field.with_nullable(True) for field in make_nullable(bound.schema)])
     try:
-        conform(from_spark(own, declared, what), declared, repr(name), bound.needed_columns)
+        conform_to_schema(from_spark(own, declared, what), declared, repr(name), bound.needed_columns)
     except SchemaMismatch as error:
         for field in declared:
             if error.asked == f"column {field.name!r} of {what}":
-                replace_texts(error, found=error.found + compare_types(frame.schema[field.name].dataType, field))
+                replace_texts(
+                    error, found=error.found + describe_type_difference(frame.schema[field.name].dataType, field)
+                )
         raise
     return there
 
 
-def cache_limit(given: str | int | None, session: Any) -> CacheLimit:
+def choose_cache_limit(given: str | int | None, session: Any) -> CacheLimit:
     """How much of the parts a worker keeps open: as given, or by Spark's memory of workers.  Raises `SpecError`."""
     if given != AUTO:
         return CacheLimit(parse_size(given, "part_cache=") or 0)
@@ -386,7 +400,7 @@ def _default_partitions(session: Any) -> int:
     return most if context is None else max(min(int(context.defaultParallelism), most), 1)
 
 
-def _compute_stamp(flow: Flow) -> str:
+def _compute_flow_fingerprint(flow: Flow) -> str:
     """Compute a stamp shared by flows that can use each other's open parts; unique for a flow with functions."""
     description = describe_plan(flow)
     try:

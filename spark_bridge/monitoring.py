@@ -28,11 +28,11 @@ import pyarrow as pa
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from ddflow.dataflow.result import PRINTED, Verdicts
-from ddflow.metrics import CallMetrics, Metrics, SinkLag, publish_call
-from ddflow.partitions.receipt import ROWS, Committed
+from ddflow.metrics import CallMetrics, Metrics, SinkLag, publish_call_metrics
+from ddflow.partitions.receipt import ROWS, EpochResult
 from ddflow.plan.text.codec import read_time_type
 from ddflow.storage.manifest import Epoch, load_newest
-from ddflow.storage.opening import opened_store
+from ddflow.storage.opening import open_existing_store
 from ddflow.terminal import StatusLine, escape_text, format_count, format_size, html_table, text_table
 from ddflow.time import INT64, NEVER, format_time
 from spark_bridge.session import context_of
@@ -67,7 +67,7 @@ class EpochStats(NamedTuple):
     time_type: pa.DataType = INT64
 
     @classmethod
-    def of(cls, done: Committed, batch: int | None, time_type: pa.DataType) -> EpochStats:
+    def from_commit(cls, done: EpochResult, batch: int | None, time_type: pa.DataType) -> EpochStats:
         """Make the figures of an epoch that this process committed. O(files)."""
         written = sum(blob.length for output in done.outputs.values() for blob in output.blobs)
         return cls(
@@ -90,10 +90,10 @@ class EpochStats(NamedTuple):
         each = []
         for call in epoch.calls:
             rows = {name.removeprefix(ROWS): n for name, n in call.figures.items() if name.startswith(ROWS)}
-            done = Committed(
+            done = EpochResult(
                 epoch.epoch, call.time, call.frontier, call.counts, rows, call.outputs, call.figures, False
             )
-            each.append(cls.of(done, epoch.batch, time_type))
+            each.append(cls.from_commit(done, epoch.batch, time_type))
         return sum_epochs(each)
 
     @property
@@ -108,7 +108,7 @@ class EpochStats(NamedTuple):
         names = DRIVER | {name: name for name in TASKS}
         return {stage: self.figures[name] for stage, name in names.items() if name in self.figures}
 
-    def to_call(self, sinks: Mapping[str, SinkLag]) -> CallMetrics:
+    def to_call_metrics(self, sinks: Mapping[str, SinkLag]) -> CallMetrics:
         """Convert the figures for exporters of `Flow.open`. ``sinks``: their lags. O(names)."""
         seconds = {stage: micros / 1e6 for stage, micros in self.stages.items() if stage in DRIVER}
         return CallMetrics(
@@ -217,7 +217,7 @@ class QueryStats(tuple[EpochStats, ...]):
 
         ``trust``: as in `Flow.open`. Raises `StateRefused`, `CorruptState`, and the errors of the store.
         """
-        with opened_store(state, trust=trust) as store:
+        with open_existing_store(state, trust=trust) as store:
             manifest = load_newest(store)
         if manifest is None:
             return cls([], NOTHING, 0)
@@ -375,14 +375,14 @@ class Listener(StreamingQueryListener):
         """Do nothing: the query's last progress may be still to come."""
 
 
-class QueryAccount:
+class QueryHistory:
     """A process's record of a query's epochs: the last `KEPT`, and the total. One thread adds, others may read."""
 
     def __init__(self) -> None:
         self._batches: deque[EpochStats] = deque(maxlen=KEPT)
         self._total, self._epochs = NOTHING, 0
 
-    def add(self, batch: EpochStats) -> None:
+    def add_epoch(self, batch: EpochStats) -> None:
         """Take in an epoch that is committed; one that was before counts in no total.  O(names)."""
         self._batches.append(batch)
         if not batch.replayed:
@@ -393,16 +393,16 @@ class QueryAccount:
         return QueryStats(self._batches.copy(), self._total, self._epochs)
 
 
-class QueryAccounts(OrderedDict[str, Any]):
+class QueryHistories(OrderedDict[str, Any]):
     """Accounts of queries by their ids, each with ``stats()``: the last `QUERIES`.
 
-    >>> accounts = QueryAccounts()
-    >>> accounts.put("a", QueryAccount())
+    >>> accounts = QueryHistories()
+    >>> accounts.add_query("a", QueryHistory())
     >>> accounts.get("a") is not None, accounts.get("b")
     (True, None)
     """
 
-    def put(self, query: str, account: Any) -> None:
+    def add_query(self, query: str, account: Any) -> None:
         """Keep what has ``stats()`` of a query.  O(1).  A query without an id is left out."""
         if query:
             self[query] = account
@@ -411,7 +411,7 @@ class QueryAccounts(OrderedDict[str, Any]):
                 self.popitem(last=False)
 
 
-ACCOUNTS: Final = QueryAccounts()
+ACCOUNTS: Final = QueryHistories()
 """Of this process."""
 
 
@@ -421,7 +421,7 @@ def report_epoch(name: str, batch: EpochStats, metrics: Metrics | None, sinks: M
     ``metrics``: takes the figures of an epoch that is new.  ``sinks``: what they lack.
     """
     if metrics is not None and not batch.replayed:
-        publish_call([metrics], batch.to_call(sinks))
+        publish_call_metrics([metrics], batch.to_call_metrics(sinks))
     if LOG.isEnabledFor(logging.INFO):
         LOG.info("%s: %s", name, batch, extra={"ddflow": {"name": name, **batch.progress()}})
 
@@ -435,13 +435,13 @@ class StageProgress(NamedTuple):
     nbytes: int = 0
 
 
-def progress_text(what: str, stages: Iterable[StageProgress], seconds: float) -> str:
+def format_progress(what: str, stages: Iterable[StageProgress], seconds: float) -> str:
     """Return one line for a terminal.  Pure.
 
     >>> stages = [StageProgress(12, 12, 900_000), StageProgress(20, 3, 0), StageProgress(20, 0, 0)]
-    >>> progress_text("ddflow orders: epoch 1", stages, 75.2)
+    >>> format_progress("ddflow orders: epoch 1", stages, 75.2)
     'ddflow orders: epoch 1; 1 of 3 stages, 15 of 52 tasks, 900,000 rows read, 75 s'
-    >>> progress_text("ddflow orders: epoch 1", [], 75.2)
+    >>> format_progress("ddflow orders: epoch 1", [], 75.2)
     'ddflow orders: epoch 1; 75 s'
     """
     known = list(stages)
@@ -470,7 +470,7 @@ def watch_jobs(session: Any, what: str) -> Iterator[None]:
             last = ended.wait(LOOK)
             if monotonic() - began >= SILENT:
                 with suppress(Exception):  # of the session, which may be gone with the job
-                    line.show(progress_text(what, stages(), monotonic() - began))
+                    line.show(format_progress(what, stages(), monotonic() - began))
 
     with _watch_stages(session) as stages:
         thread = Thread(target=show_progress, args=(stages,), name="ddflow progress", daemon=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ddflow.errors import DdflowError
-from ddflow.partitions.step import StagePart
+from ddflow.partitions.step import StagePartition
 from ddflow.terminal import format_size
 
 AUTO: Final = "auto"
@@ -41,7 +41,7 @@ _GROUPS: Final = (
 class CachedPart(NamedTuple):
     """A part, how many bytes it takes, and the round that put it."""
 
-    part: StagePart
+    part: StagePartition
     nbytes: int
     round: int
 
@@ -50,7 +50,7 @@ class PartCache:
     """Parts by key, least recently used first.  One thread at a time, as a worker has.
 
     >>> from types import SimpleNamespace
-    >>> def part(name: str) -> StagePart:
+    >>> def part(name: str) -> StagePartition:
     ...     return SimpleNamespace(at=name, close=lambda: None)
     >>> cache, found = PartCache(), []
     >>> for epoch in range(4):  # a scan of four parts, of which two fit
@@ -70,7 +70,7 @@ class PartCache:
         """Bytes of all parts."""
         return sum(each.nbytes for each in self._parts.values())
 
-    def take(self, key: Key, held: Collection[str]) -> StagePart | None:
+    def take(self, key: Key, held: Collection[str]) -> StagePartition | None:
         """Take the part of a key if it holds one of these inventories; else close it and return None. O(held)."""
         cached = self._parts.pop(key, None)
         if cached is None:
@@ -80,7 +80,7 @@ class PartCache:
         close_part(cached.part)
         return None
 
-    def put(self, key: Key, part: StagePart, nbytes: int, most: int, epoch: int) -> None:
+    def put(self, key: Key, part: StagePartition, nbytes: int, most: int, epoch: int) -> None:
         """Keep a part, if it fits into ``most`` bytes beside those that are asked for.  O(parts).
 
         Parts that were not used for `ROUNDS` epochs are closed first, then the part itself, then the newest others.
@@ -140,7 +140,7 @@ class CacheLimit(NamedTuple):
         return min(total // 4 // self.workers, cached + free)
 
 
-def read_memory(root: Path = Path("/")) -> MachineMemory:
+def measure_machine_memory(root: Path = Path("/")) -> MachineMemory:
     """Read the memory of the machine, or of the container if that has less.  O(1)."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = total // 2
@@ -156,7 +156,7 @@ def read_memory(root: Path = Path("/")) -> MachineMemory:
     return MachineMemory(total, max(available, 0))
 
 
-class CacheWatch:
+class CacheMissMonitor:
     """Finds the first time that opening the parts of a state again takes most of the time of some epochs."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class CacheWatch:
     def __call__(self, state: str, figures: Mapping[str, int], given: str | int | None) -> str | None:
         """Return a warning, once for a state; None otherwise.  ``given``: the option, as the user gave it.
 
-        >>> watch, figures = CacheWatch(), {"miss": 19, "hit": 1, "parts": 520_000_000, "part_cache": 128_000_000}
+        >>> watch, figures = CacheMissMonitor(), {"miss": 19, "hit": 1, "parts": 520_000_000, "part_cache": 128_000_000}
         >>> said = [watch("state", figures | {"open": 91, "step": 9}, "auto") for _ in range(9)]
         >>> [each is not None for each in said]
         [False, False, False, True, False, False, False, False, False]
@@ -193,7 +193,7 @@ class CacheWatch:
         )
 
 
-def close_part(part: StagePart) -> None:
+def close_part(part: StagePartition) -> None:
     """Close a part that is no longer needed. Never fails: its files are in the state, or garbage there."""
     with suppress(DdflowError, OSError):
         part.close()
@@ -201,5 +201,5 @@ def close_part(part: StagePart) -> None:
 
 PARTS: Final = PartCache()
 """Of this process."""
-WATCH: Final = CacheWatch()
+WATCH: Final = CacheMissMonitor()
 """Of this process, which commits."""

@@ -4,7 +4,7 @@ Invariant: the state says what it said, in another number of partitions or in wi
 ``ddflow.partitions.rescale`` and ``evolve``, whose tasks these are; a task that Spark runs twice wrote files that
 nobody names, and only the driver publishes. The caller decides when; opening a state never rewrites it.
 
->>> RunRewrite.__call__.__doc__
+>>> RewriteTask.__call__.__doc__
 'Run the tasks of these numbers; yield the result of each.'
 """
 
@@ -20,14 +20,14 @@ from ddflow.dataflow.budget import parse_size
 from ddflow.engine.engine import Flow
 from ddflow.errors import SpecError
 from ddflow.partitions.epoch_start import RewriteStart
-from ddflow.partitions.evolve import Evolution, Evolved, evolve as evolve_alone, explain_inexact
-from ddflow.partitions.receipt import TaskShares
+from ddflow.partitions.evolve import ColumnEvolution, EvolutionResult, evolve as evolve_alone, explain_inexact_value
+from ddflow.partitions.receipt import RewriteTaskResult
 from ddflow.partitions.rescale import plan_rescale
-from ddflow.partitions.rewrite import Rewrite, Rewritten
+from ddflow.partitions.rewrite import Rewrite, RewriteResult
 from ddflow.partitions.rewrite_task import run_task
-from spark_bridge.errors import attach_errors, translate_errors
+from spark_bridge.errors import attach_error_notes, translate_errors
 from spark_bridge.job import check_address
-from spark_bridge.session import describe_jobs, settings
+from spark_bridge.session import describe_jobs, set_batch_sizes
 
 LARGE: Final = 64 << 20
 """The size of a state in bytes from which tasks are worth their start."""
@@ -35,7 +35,7 @@ _MADE: Final = pa.schema([("made", pa.binary())])
 
 
 @dataclass(frozen=True)
-class RunRewrite:
+class RewriteTask:
     """The task: shares out old partitions.  ``tasks``: (stage, number) of each, by number."""
 
     start: RewriteStart
@@ -43,7 +43,7 @@ class RunRewrite:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the tasks of these numbers; yield the result of each."""
-        with attach_errors(), explain_inexact("a state"):
+        with attach_error_notes(), explain_inexact_value("a state"):
             for batch in batches:
                 for each in batch.column(0).to_pylist():
                     made = run_task(self.start, *self.tasks[each])
@@ -58,7 +58,7 @@ def rescale(
     session: Any = None,
     memory: str | int | None = None,
     trust: Literal["owner", "group"] = "owner",
-) -> Rewritten:
+) -> RewriteResult:
     """Split or join the partitions of a state, like ``ddflow rescale``.
 
     Stop the writer of the state first; otherwise it is `Fenced`.
@@ -110,7 +110,7 @@ def evolve(
     session: Any = None,
     memory: str | int | None = None,
     trust: Literal["owner", "group"] = "owner",
-) -> Evolved:
+) -> EvolutionResult:
     """Rewrite a state so that columns have wider types, or drop outputs and inputs, as ``ddflow evolve`` does.
 
     Stop the writer of the state first; otherwise it is `Fenced`.
@@ -145,28 +145,28 @@ def evolve(
     if drop_outputs or drop_inputs:
         drops: dict[str, Any] = {"drop_outputs": drop_outputs, "drop_inputs": drop_inputs}
         return evolve_alone(address, types, **drops, flow=flow, trust=trust, memory=size)
-    change = Evolution(types, flow)
-    opened = Rewrite.open(address, change.find_new_state, trust=trust, memory=size)
-    with explain_inexact(address):
+    change = ColumnEvolution(types, flow)
+    opened = Rewrite.open(address, change.plan_new_state, trust=trust, memory=size)
+    with explain_inexact_value(address):
         done = _run_tasks(
             opened, f"evolve {address}", size, session or SparkSession.getActiveSession(), "ddflow evolve"
         )
-    return change.make_report(done)
+    return change.build_result(done)
 
 
 def _run_tasks(
     opened: AbstractContextManager[Rewrite], asked: str, size: int | None, session: Any, instead: str
-) -> Rewritten:
+) -> RewriteResult:
     """Run the tasks, in a job where the state is large, and publish what they made.  ``instead``: without Spark."""
     if session is None:
         raise SpecError(asked, "there is no active session", f"give session=, or use {instead}")
-    with opened as rewrite, settings(session, size), describe_jobs(session, f"ddflow: {asked}"):
+    with opened as rewrite, set_batch_sizes(session, size), describe_jobs(session, f"ddflow: {asked}"):
         n = len(rewrite.tasks)
         if not n or sum(entry.length for entry in rewrite.store.list_blobs()) < LARGE:
-            rewrite.run()
+            rewrite.run_tasks()
         else:
-            task = RunRewrite(rewrite.start, tuple(rewrite.tasks))
+            task = RewriteTask(rewrite.start, tuple(rewrite.tasks))
             with translate_errors():
                 collected = session.range(0, n, 1, n).mapInArrow(task, "made binary").collect()
-            rewrite.made += [TaskShares.from_json(bytes(each), "what a task made") for (each,) in collected]
+            rewrite.made += [RewriteTaskResult.from_json(bytes(each), "what a task made") for (each,) in collected]
         return rewrite.finish()

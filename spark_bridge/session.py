@@ -156,7 +156,7 @@ def context_of(session: Any) -> Any:
 
 
 @contextmanager
-def settings(session: Any, memory: int | None) -> Iterator[None]:
+def set_batch_sizes(session: Any, memory: int | None) -> Iterator[None]:
     """Set how much Spark hands to a task together in a block; more rows if the session says so."""
     most = BATCH_BYTES if memory is None else max(min(BATCH_BYTES, memory // 8), 1 << 20)
     rows = int(session.conf.get(_ROWS_SETTING, "10000"))

@@ -30,29 +30,29 @@ from ddflow.engine.run.delivery import NAP
 from ddflow.engine.run.options import RunOptions
 from ddflow.errors import SpecError, WrongMode, shorten
 from ddflow.metrics import Metrics
-from ddflow.partitions.receipt import Committed
-from ddflow.storage.closing import on_failure
+from ddflow.partitions.receipt import EpochResult
+from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.manifest import Feed
 from ddflow.time import CLOSED
 from spark_bridge.epochs import Ran, session_of
-from spark_bridge.errors import attach_errors, fail_query, translate_errors
+from spark_bridge.errors import attach_error_notes, fail_query, translate_errors
 from spark_bridge.job import KEEP, Job, StateOptions, check_address, check_columns
-from spark_bridge.monitoring import ACCOUNTS, EpochStats, QueryAccount, QueryStats, report_epoch
-from spark_bridge.session import context_of, settings
-from spark_bridge.types import name_frames
+from spark_bridge.monitoring import ACCOUNTS, EpochStats, QueryHistory, QueryStats, report_epoch
+from spark_bridge.session import context_of, set_batch_sizes
+from spark_bridge.types import map_frames_to_inputs
 
 Then = Callable[[Mapping[str, DataFrame], int], Any]
 """Is called with the outputs of an epoch and its number."""
 _QUERY: Final = "sql.streaming.queryId"
 
 
-class Feeder:
+class BatchFeeder:
     """The function of ``foreachBatch``.
 
     ``account``: the commits of this process. ``fail``: ends the query with an error, if the query is in this process.
     ``failure``: the sink error that ended it.
 
-    >>> feeder = Feeder(Flow(), {}, StateOptions("state"), None)
+    >>> feeder = BatchFeeder(Flow(), {}, StateOptions("state"), None)
     >>> [name for name, travels in feeder.__getstate__().items() if travels is None]
     ['then', 'fail', 'failure', '_job', '_lock', '_thread']
     """
@@ -61,7 +61,7 @@ class Feeder:
         self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, then: Then | None
     ) -> None:
         self.flow, self.columns, self.options, self.then = flow, columns, options, then
-        self.account, self.at = QueryAccount(), dict[str, int]()
+        self.account, self.at = QueryHistory(), dict[str, int]()
         self.fail: Callable[[Exception], Any] | None = None
         self.failure: Exception | None = None
         self._job: Job | None = None
@@ -71,7 +71,7 @@ class Feeder:
     def __getstate__(self) -> dict[str, Any]:
         mine = dict.fromkeys(("fail", "_job", "_lock", "_thread"))
         options = self.options._replace(metrics=None)  # which takes figures in this process
-        return {**self.__dict__, **mine, "account": QueryAccount(), "options": options}
+        return {**self.__dict__, **mine, "account": QueryHistory(), "options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -87,7 +87,7 @@ class Feeder:
 
     def __call__(self, packed: DataFrame, batch: int) -> None:
         # Where it fails the query ends, and another one reads the state anew.
-        with self._lock, on_failure(self.close_job), attach_errors():
+        with self._lock, undo_on_failure(self.close_job), attach_error_notes():
             self._commit_batch(packed, int(batch))
 
     def _commit_batch(self, packed: DataFrame, batch: int) -> None:
@@ -99,20 +99,20 @@ class Feeder:
         if self.failure is not None:
             raise self.failure
         job = self.open_job(session)
-        job.sinks.make_room()
-        committed = job.commit(session, packed, feed=feed)
-        ACCOUNTS.put(feed.query, self.account)
+        job.sinks.reduce_backlog()
+        committed = job.commit_epoch(session, packed, feed=feed)
+        ACCOUNTS.add_query(feed.query, self.account)
         self._report_commit(job, session, committed, feed.batch)
 
-    def pump(self, session: Any) -> bool:
+    def write_to_sinks(self, session: Any) -> bool:
         """Write waiting epochs to the sinks and return whether nothing waits. A thread retries a sink that fails.
 
         Raises the error of a sink that is refused, or has failed for too long.
         """
         sinks = self.open_job(session).sinks
-        drained = sinks.pump()
+        drained = sinks.deliver_waiting_epochs()
         self.at = sinks.delivered_epochs
-        sinks.give_up()
+        sinks.give_up_if_overdue()
         if not drained and self._thread is None:
             self._thread = Thread(target=self._retry_sinks, args=(session,), name="ddflow sinks", daemon=True)
             self._thread.start()
@@ -124,7 +124,7 @@ class Feeder:
             sleep(NAP)
             with self._lock:  # in which another thread is begun, where this one has ended
                 try:
-                    if self._job is None or self.pump(session):
+                    if self._job is None or self.write_to_sinks(session):
                         self._thread = None
                         return
                 except Exception as error:
@@ -132,7 +132,7 @@ class Feeder:
         if self.fail is not None:
             self.fail(self.failure)
 
-    def drain(self, session: Any) -> None:
+    def drain_sinks(self, session: Any) -> None:
         """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""
         if not self.options.sinks:
             return
@@ -140,10 +140,10 @@ class Feeder:
             if self.failure is not None:
                 raise self.failure
             job = self.open_job(session)
-            job.drain()
+            job.drain_sinks()
             self.at = job.sinks.delivered_epochs
 
-    def finish(self, session: Any) -> None:
+    def close_open_times(self, session: Any) -> None:
         """Close all open times, or report again how they were closed. Raises the errors of an epoch.
 
         The second case follows a process that died after the close and before its report.
@@ -160,16 +160,16 @@ class Feeder:
                 and each.calls[-1].frontier == CLOSED
             ]
             if manifest.frontier < CLOSED:
-                self._report_commit(job, session, job.commit(session, None, close=True), None)
+                self._report_commit(job, session, job.commit_epoch(session, None, close=True), None)
             elif closing:
-                self._report_commit(job, session, job.replay(session, None, closing[-1]), None)
+                self._report_commit(job, session, job.replay_epoch(session, None, closing[-1]), None)
 
-    def _report_commit(self, job: Job, session: Any, committed: Committed, number: int | None) -> None:
+    def _report_commit(self, job: Job, session: Any, committed: EpochResult, number: int | None) -> None:
         """Report what was committed: to the account, the log and the caller's function."""
-        batch = EpochStats.of(committed, number, job.flow.time_type)
-        self.account.add(batch)
+        batch = EpochStats.from_commit(committed, number, job.flow.time_type)
+        self.account.add_epoch(batch)
         try:
-            self.pump(session)
+            self.write_to_sinks(session)
         finally:
             report_epoch(job.name, batch, self.options.metrics, job.sinks.measure_lags())
         if self.then is not None:
@@ -292,14 +292,14 @@ def stream(
     """
     check_trigger(trigger)
     place = check_address(state, outputs)
-    frames = name_frames(flow, frames)
+    frames = map_frames_to_inputs(flow, frames)
     columns = _check_streams(flow, frames)
     checkpoint = checkpoint or _default_checkpoint(place)
-    _check_close(flow, trigger, close)
+    _check_close_option(flow, trigger, close)
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
     options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint, metrics)
     options = options._replace(sinks=sinks, delivery=RunOptions(sink_backlog=sink_backlog, give_up_after=give_up_after))
-    return Stream(Feeder(flow, columns, options, then), frames, trigger, close)
+    return Stream(BatchFeeder(flow, columns, options, then), frames, trigger, close)
 
 
 def _check_streams(flow: Flow, frames: Mapping[str, DataFrame]) -> dict[str, tuple[str, ...]]:
@@ -309,7 +309,7 @@ def _check_streams(flow: Flow, frames: Mapping[str, DataFrame]) -> dict[str, tup
     return {input: check_columns(flow, input, frame, streaming=True) for input, frame in frames.items()}
 
 
-def _check_close(flow: Flow, trigger: Mapping[str, Any] | None, close: bool) -> None:
+def _check_close_option(flow: Flow, trigger: Mapping[str, Any] | None, close: bool) -> None:
     """Raise `WrongMode` or `SpecError` if times are to be closed at an end that there is not."""
     if close and not flow.holds_back:
         raise WrongMode(
@@ -340,7 +340,7 @@ class Stream:
     """A query that is not started yet.  `stream` makes it."""
 
     def __init__(
-        self, feeder: Feeder, frames: Mapping[str, DataFrame], trigger: Mapping[str, Any] | None, close: bool
+        self, feeder: BatchFeeder, frames: Mapping[str, DataFrame], trigger: Mapping[str, Any] | None, close: bool
     ) -> None:
         self.feeder, self.frames, self.trigger, self.close = feeder, frames, trigger, close
 
@@ -365,11 +365,11 @@ class Stream:
         # Of this query alone: an earlier one may still be at its end.
         session, feeder = session_of(self.frames), copy(self.feeder)
         feeder.options = self.feeder.options  # with metrics=, which a copy for another process leaves out
-        with on_failure(feeder.close_job):
+        with undo_on_failure(feeder.close_job):
             job, elsewhere = feeder.open_job(session), context_of(session) is None
             if not elsewhere:
-                feeder.pump(session)  # before the first batch: a sink may refuse
-            writer = job.route(self.frames).writeStream.foreachBatch(feeder)
+                feeder.write_to_sinks(session)  # before the first batch: a sink may refuse
+            writer = job.route_frames(self.frames).writeStream.foreachBatch(feeder)
             writer = writer.option("checkpointLocation", feeder.options.checkpoint)
             if self.trigger:
                 writer = writer.trigger(**self.trigger)
@@ -377,7 +377,7 @@ class Stream:
                 writer = writer.queryName(feeder.options.name)
             if elsewhere:
                 feeder.close_job()
-            with settings(session, job.memory):  # a query keeps those that it was started with
+            with set_batch_sizes(session, job.memory):  # a query keeps those that it was started with
                 started = writer.start()
         feeder.fail = None if elsewhere else partial(fail_query, session, started)
         return Query(started, feeder, session, self.close)
@@ -386,7 +386,7 @@ class Stream:
 class Epochs:
     """The epochs of a query.  ``elsewhere``: whether another process commits them, as on Spark Connect."""
 
-    def __init__(self, feeder: Feeder, elsewhere: bool) -> None:
+    def __init__(self, feeder: BatchFeeder, elsewhere: bool) -> None:
         self._feeder, self._elsewhere = feeder, elsewhere
 
     def stats(self) -> QueryStats:
@@ -438,11 +438,11 @@ class Query:
         The figures of its epochs.
     """
 
-    def __init__(self, started: Any, feeder: Feeder, session: Any, close: bool) -> None:
+    def __init__(self, started: Any, feeder: BatchFeeder, session: Any, close: bool) -> None:
         self._query, self._feeder, self._session, self._close = started, feeder, session, close
         self._stopped = False
         self.ddflow = Epochs(feeder, elsewhere=context_of(session) is None)
-        ACCOUNTS.put(str(started.id), self.ddflow if context_of(session) is None else feeder.account)
+        ACCOUNTS.add_query(str(started.id), self.ddflow if context_of(session) is None else feeder.account)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._query, name)
@@ -489,9 +489,9 @@ class Query:
         """Close times that are to be closed, and wait for sinks, unless another process feeds them."""
         if self._close:
             self._close = False
-            self._feeder.finish(self._session)
+            self._feeder.close_open_times(self._session)
         if context_of(self._session) is not None and not self._stopped:
-            self._feeder.drain(self._session)
+            self._feeder.drain_sinks(self._session)
 
     def processAllAvailable(self) -> None:
         """Wait until all that the inputs have now is committed.  Raises what ended the query."""

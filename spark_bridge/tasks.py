@@ -8,7 +8,7 @@ Limits: an executor may see another folder under the state's name, which is foun
 >>> import ddflow as dd
 >>> flow = dd.Flow()
 >>> _ = flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id"))
->>> route = Route(Partitioner(flow, "people", 1, Secret(1, 2)), None, ("id",))
+>>> route = RouteTask(Partitioner(flow, "people", 1, Secret(1, 2)), None, ("id",))
 >>> [chunk.select(["to", "rows"]).to_pylist() for chunk in route([pa.record_batch({"x": [7]})])]
 [[{'to': 0, 'rows': 1}]]
 """
@@ -32,19 +32,19 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.widening import fill_columns
 from ddflow.connectors.parquet.sink import Fragment, open_outputs
 from ddflow.errors import SnapshotExpired
-from ddflow.partitions.chunks import ShuffleReader, pack_receipts, pack_sums
-from ddflow.partitions.epoch_start import EpochStart, Version
-from ddflow.partitions.partitioner import Partitioner, PastDigests
+from ddflow.partitions.chunks import ShuffleReader, pack_exchange_sums, pack_receipts
+from ddflow.partitions.epoch_start import EpochStart, StateVersion
+from ddflow.partitions.partitioner import Partitioner, PastSchemaDigests
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import Stages
-from ddflow.partitions.step import StagePart, compute_stage, make_idle_receipt
-from ddflow.storage.closing import on_failure
+from ddflow.partitions.step import StagePartition, compute_stage, make_idle_receipt
+from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.inventory_text import inside
+from ddflow.storage.inventory_text import is_state_file
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob
-from spark_bridge.errors import attach_errors
-from spark_bridge.part_cache import PARTS, CacheLimit, close_part, read_memory
+from spark_bridge.errors import attach_error_notes
+from spark_bridge.part_cache import PARTS, CacheLimit, close_part, measure_machine_memory
 from spark_bridge.types import from_spark, make_nullable, to_spark
 
 Batches = Iterable[pa.RecordBatch]
@@ -52,11 +52,11 @@ BATCH_ROWS, BATCH_BYTES = 65_536, 32 << 20
 """The most bytes of one yielded batch (a single row may be larger)."""
 WAYS: Final = ("hit", "behind", "miss")
 """How a task may find its part."""
-_SEEN: Final = set[Version]()
+_SEEN: Final = set[StateVersion]()
 """The versions that this process has seen."""
 
 
-def check_version(version: Version) -> None:
+def check_state_visible(version: StateVersion) -> None:
     """Raise `StateRefused`, naming this host, unless it sees the state: that manifest, or a later one. O(1).
 
     A later manifest may belong to another state; the task compares its own files itself.
@@ -72,7 +72,7 @@ class Task:
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Run the task."""
-        with attach_errors():
+        with attach_error_notes():
             yield from self.run(batches)
 
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -81,7 +81,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Route(Task):
+class RouteTask(Task):
     """Rows of one input, packed for their partitions.
 
     ``names``: of the columns that come, by position. ``version``: of the state, which must be seen; None: it is not
@@ -89,21 +89,21 @@ class Route(Task):
     """
 
     router: Partitioner
-    version: Version | None
+    version: StateVersion | None
     names: tuple[str, ...]
 
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Pack the rows."""
         if self.version is not None:
-            check_version(self.version)
+            check_state_visible(self.version)
         return self.router((batch.rename_columns(list(self.names)) for batch in batches), _task_number())
 
 
 @dataclass(frozen=True)
-class Redigest(Task):
+class RedigestTask(Task):
     """Chunks of a replayed epoch, digested by the columns of its first commit. O(rows)."""
 
-    digests: PastDigests
+    digests: PastSchemaDigests
 
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Digest the chunks."""
@@ -137,38 +137,40 @@ class EpochStage(Task):
             )
             inputs, sums = _read_chunks(shuffle, batches)
             taken = (perf_counter_ns() - began) // 1000
-            yield from shuffle.later_chunks
+            yield from shuffle.later_stage_chunks
             receipt = None if inputs or sums else make_idle_receipt(self.cut, start, self.stage, number)
             if receipt is None:
                 part, way = self._open_part(number)
-                with on_failure(close_part, part):  # half way through, or nobody wants the rest
+                with undo_on_failure(close_part, part):  # half way through, or nobody wants the rest
                     done = part.step(start, inputs, sums, shuffle.rows, shuffle.digests, shuffle.said)
                     size = done.receipt.figures["memory"]
-                    most = self.most.compute_bytes(read_memory(), PARTS.nbytes + (size if way != "miss" else 0))
+                    most = self.most.compute_bytes(
+                        measure_machine_memory(), PARTS.nbytes + (size if way != "miss" else 0)
+                    )
                     figures = {
                         **done.receipt.figures,
                         "take": taken,
                         "parts": size,
                         "part_cache": most,
                         **{each: int(each == way) for each in WAYS},
-                        "pending": part.dataflow.pending,
+                        "pending": part.dataflow.pending_count,
                     }
-                    yield from pack_sums(done.sums, self.cut, start.partitions, Secret(*start.secret))
+                    yield from pack_exchange_sums(done.sums, self.cut, start.partitions, Secret(*start.secret))
                     yield self._pack_receipts(shuffle, replace(done.receipt, figures=figures), number)
                 PARTS.put(self._part_key(number), part, size, most, start.epoch)
             else:
                 yield self._pack_receipts(shuffle, receipt, number)
 
-    def _open_part(self, number: int) -> tuple[StagePart, str]:
+    def _open_part(self, number: int) -> tuple[StagePartition, str]:
         """Find the part and say how: "hit" if it was open, "behind" if it had to catch up, "miss" if it was opened."""
         start, stage = self.start, self.stage
         at = start.inventory_name(stage, number)
-        found = PARTS.take(self._part_key(number), (at, *start.find_past(stage, number)))
+        found = PARTS.take(self._part_key(number), (at, *start.list_past_inventories(stage, number)))
         if found is None:
-            return StagePart(self.cut, start, stage, number), "miss"
+            return StagePartition(self.cut, start, stage, number), "miss"
         if found.at == at:
             return found, "hit"
-        with on_failure(close_part, found):
+        with undo_on_failure(close_part, found):
             found.catch_up(start)
         return found, "behind"
 
@@ -182,7 +184,7 @@ class EpochStage(Task):
 
 
 @dataclass(frozen=True)
-class RunStage(Task):
+class StatelessStage(Task):
     """One partition of a stage of a run without a state: chunks in, sums for later stages out, or updates.
 
     ``output``: the output of the last stage, whose updates come in types that travel; None for stages before it.
@@ -209,21 +211,21 @@ class RunStage(Task):
         with ShuffleReader(self.cut, self.stage, number, columns=self.columns) as shuffle:
             inputs, sums = _read_chunks(shuffle, batches)
             rows = {name: reader.read_all() for name, reader in inputs.items()}
-            yield from shuffle.later_chunks
+            yield from shuffle.later_stage_chunks
         if not rows and not sums:
             return
         done = compute_stage(self.cut, self.stage, self.secret, rows, sums)
         if self.output is None:
-            yield from pack_sums(done.sent, self.cut, self.partitions, self.secret)
+            yield from pack_exchange_sums(done.sent, self.cut, self.partitions, self.secret)
         else:
             yield from batches_for_spark(done.outputs[self.output], self.output)
 
 
 @dataclass(frozen=True)
-class OnlyStage(Task):
+class SingleStage(Task):
     """The stage of a flow that has one, of one input and one output: rows in, updates out.
 
-    Each key is in one partition, and columns have their names.  O(rows) expected.  Raises as `RunStage`.
+    Each key is in one partition, and columns have their names.  O(rows) expected.  Raises as `StatelessStage`.
     """
 
     cut: Stages
@@ -263,14 +265,14 @@ class UpdatesFile:
         """
         there = schema if self.columns is None else self.columns
         if self.folder is None:
-            table = store().table(self.blob, there, None)
+            table = store().read_table(self.blob, there, None)
         else:
-            table = open_outputs(self.folder).read(self.epoch, Fragment(output, self.blob), there)
+            table = open_outputs(self.folder).read_fragment(self.epoch, Fragment(output, self.blob), there)
         return table if self.columns is None else pa.Table.from_batches([fill_columns(table, schema)])
 
 
 @dataclass(frozen=True)
-class ReadFiles(Task):
+class ReadFilesTask(Task):
     """The rows of committed files of one output: batches of (name, length, digest) in, rows out in types that travel.
 
     ``folder``: of Parquet files, else None. ``there``: the columns of the files, if they differ from ``schema``.
@@ -288,10 +290,10 @@ class ReadFiles(Task):
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Read the files."""
         named = (zip(*(column.to_pylist() for column in batch.columns), strict=True) for batch in batches)
-        for table in self.tables(Blob(*each) for batch in named for each in batch):
+        for table in self.read_tables(Blob(*each) for batch in named for each in batch):
             yield from batches_for_spark(table, self.name)
 
-    def tables(self, blobs: Iterable[Blob]) -> Iterator[pa.Table]:
+    def read_tables(self, blobs: Iterable[Blob]) -> Iterator[pa.Table]:
         """Read the rows of files, one after the other."""
         with ExitStack() as stack:
 
@@ -302,15 +304,15 @@ class ReadFiles(Task):
                 return BatchStore(store)
 
             for blob in blobs:
-                file = UpdatesFile(self.epoch, blob, None if inside(blob) else self.folder, self.there)
+                file = UpdatesFile(self.epoch, blob, None if is_state_file(blob) else self.folder, self.there)
                 yield file.read(self.name, self.schema, open_batches)
 
 
 @dataclass(frozen=True)
-class MakeOfFiles(Task):
+class ConvertFilesTask(Task):
     """Something made of each of some committed files: numbers of them in, bytes out.  Raises what ``make`` raises."""
 
-    read: ReadFiles
+    read: ReadFilesTask
     blobs: tuple[Blob, ...]
     make: Callable[[pa.Table], bytes]
 
@@ -318,7 +320,7 @@ class MakeOfFiles(Task):
         """Make the bytes."""
         freeze_objects()
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
-        for table in self.read.tables(self.blobs[number] for number in numbers):
+        for table in self.read.read_tables(self.blobs[number] for number in numbers):
             made = pa.array([self.make(table)], pa.binary())
             yield pa.RecordBatch.from_arrays([made], names=["made"])
 
@@ -328,10 +330,10 @@ def _read_chunks(
 ) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:
     """Take all chunks in and return the rows of each input and the sums of each exchange for this stage."""
     for batch in batches:
-        shuffle.take_chunks(batch)
+        shuffle.add_chunks(batch)
     inputs = {name: reader for name in shuffle.cut.flow.inputs if (reader := shuffle.read_input(name)) is not None}
     here = [each.number for each in shuffle.cut.exchanges if each.stage == shuffle.stage]
-    return inputs, {number: table for number in here if (table := shuffle.read_sums(number)).num_rows}
+    return inputs, {number: table for number in here if (table := shuffle.read_exchange_sums(number)).num_rows}
 
 
 def batches_for_spark(table: pa.Table, output: str) -> Iterator[pa.RecordBatch]:

@@ -4,7 +4,7 @@
 unsigned integers, one unit of time and no fixed widths. A type that cannot travel is an error that names the column,
 before a job runs, because ``mapInArrow`` fails late. Nested fields are nullable: a null struct has no children.
 
->>> find_carrier(pa.struct({"n": pa.uint64(), "at": pa.timestamp("s", "Europe/Zurich")}))
+>>> find_transfer_type(pa.struct({"n": pa.uint64(), "at": pa.timestamp("s", "Europe/Zurich")}))
 StructType(struct<n: decimal128(20, 0), at: timestamp[us, tz=UTC]>)
 >>> there = to_spark(pa.record_batch({"n": pa.array([2**64 - 1], pa.uint64())}), "the example")
 >>> there.column(0).type, from_spark(pa.table(there), pa.schema({"n": pa.uint64()}), "the example").to_pylist()
@@ -51,7 +51,7 @@ _FIXED: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
 )
 
 
-def find_carrier(kind: pa.DataType) -> pa.DataType | None:
+def find_transfer_type(kind: pa.DataType) -> pa.DataType | None:
     """Return the Arrow type in which values of ``kind`` travel to and from Spark; None if Spark has none. Pure."""
     if any(test(kind) for test in _ITSELF):
         return kind
@@ -64,39 +64,39 @@ def find_carrier(kind: pa.DataType) -> pa.DataType | None:
     if pat.is_timestamp(kind):
         return pa.timestamp("us", None if kind.tz is None else "UTC")
     if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
-        element = find_carrier(kind.value_type)
+        element = find_transfer_type(kind.value_type)
         return None if element is None else pa.list_(pa.field("element", element))
     if pat.is_map(kind):
-        key, value = find_carrier(kind.key_type), find_carrier(kind.item_type)
+        key, value = find_transfer_type(kind.key_type), find_transfer_type(kind.item_type)
         return None if key is None or value is None else pa.map_(key, value)
     if pat.is_struct(kind):
-        children = [(field.name, child) for field in kind if (child := find_carrier(field.type)) is not None]
+        children = [(field.name, child) for field in kind if (child := find_transfer_type(field.type)) is not None]
         return pa.struct(children) if len(children) == len(kind) else None
     return None
 
 
 def make_nullable(schema: pa.Schema) -> pa.Schema:
     """Make everything inside the columns nullable."""
-    return pa.schema([field.with_type(_make_nullable(field.type)) for field in schema])
+    return pa.schema([field.with_type(_make_type_nullable(field.type)) for field in schema])
 
 
-def _make_nullable(kind: pa.DataType) -> pa.DataType:
+def _make_type_nullable(kind: pa.DataType) -> pa.DataType:
     if pat.is_struct(kind):
-        return pa.struct([(field.name, _make_nullable(field.type)) for field in kind])
+        return pa.struct([(field.name, _make_type_nullable(field.type)) for field in kind])
     if pat.is_map(kind):
-        return pa.map_(_make_nullable(kind.key_type), _make_nullable(kind.item_type))
+        return pa.map_(_make_type_nullable(kind.key_type), _make_type_nullable(kind.item_type))
     if pat.is_fixed_size_list(kind):
-        return pa.list_(_make_nullable(kind.value_type), kind.list_size)
+        return pa.list_(_make_type_nullable(kind.value_type), kind.list_size)
     if pat.is_large_list(kind):
-        return pa.large_list(_make_nullable(kind.value_type))
-    return pa.list_(_make_nullable(kind.value_type)) if pat.is_list(kind) else kind
+        return pa.large_list(_make_type_nullable(kind.value_type))
+    return pa.list_(_make_type_nullable(kind.value_type)) if pat.is_list(kind) else kind
 
 
-def carrier_schema(schema: pa.Schema, what: str) -> pa.Schema:
+def build_transfer_schema(schema: pa.Schema, what: str) -> pa.Schema:
     """Return the columns in which rows of ``schema`` travel. Raises `SpecError` for a column without a Spark type."""
     fields = []
     for field in schema:
-        kind = find_carrier(field.type)
+        kind = find_transfer_type(field.type)
         if kind is None:
             raise SpecError(
                 f"column {field.name!r} of {what}",
@@ -110,33 +110,33 @@ def carrier_schema(schema: pa.Schema, what: str) -> pa.Schema:
 
 def to_spark(batch: pa.RecordBatch, what: str) -> pa.RecordBatch:
     """Convert a batch to the types that travel. O(rows) for the columns that need it. Raises `SchemaMismatch`."""
-    schema = carrier_schema(batch.schema, what)
-    columns = [_cast(c, f.type, f.name, what) for c, f in zip(batch.columns, schema, strict=True)]
+    schema = build_transfer_schema(batch.schema, what)
+    columns = [_cast_column(c, f.type, f.name, what) for c, f in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def from_spark(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     """Convert columns from Spark back to their types in ``schema``, by name, if they came in those types' carriers.
 
-    The others stay unchanged, for `ddflow.columns.schema.conform` to judge. O(rows) for the columns that need it.
-    ``schema``: loose. Raises `SchemaMismatch` if a value does not fit.
+    The others stay unchanged, for `ddflow.columns.schema.conform_to_schema` to judge. O(rows) for the columns that need
+    it. ``schema``: loose. Raises `SchemaMismatch` if a value does not fit.
     """
     for i, name in enumerate(table.column_names):
         at = schema.get_field_index(name)
         if at < 0:
             continue
         kind, came = schema.field(at).type, table.column(i).type
-        if came != kind and find_carrier(came) == find_carrier(kind) is not None:
-            table = table.set_column(i, name, _cast(table.column(i), kind, name, what))
+        if came != kind and find_transfer_type(came) == find_transfer_type(kind) is not None:
+            table = table.set_column(i, name, _cast_column(table.column(i), kind, name, what))
     return table
 
 
-def _cast(column: Any, kind: pa.DataType, name: str, what: str) -> pa.Array:
+def _cast_column(column: Any, kind: pa.DataType, name: str, what: str) -> pa.Array:
     chunked = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
     return cast_losslessly(chunked, pa.field(name, kind), what)
 
 
-def name_frames(flow: Any, frames: Any) -> Mapping[str, DataFrame]:
+def map_frames_to_inputs(flow: Any, frames: Any) -> Mapping[str, DataFrame]:
     """Map DataFrames to a flow's inputs: ``frames``, or a single DataFrame if there is one input.
 
     They are sorted by name, because Spark's checkpoint identifies the sources of a query by their places. Raises
@@ -185,10 +185,10 @@ def arrow_schema(frame: Any) -> pa.Schema:
     return pa.schema(fields)
 
 
-def compare_types(given: T.DataType, declared: pa.Field) -> str:
+def describe_type_difference(given: T.DataType, declared: pa.Field) -> str:
     """Name the Spark type of a column and of its declaration, as the end of an error's text.
 
-    >>> compare_types(T.TimestampType(), pa.field("at", pa.timestamp("us")))
+    >>> describe_type_difference(T.TimestampType(), pa.field("at", pa.timestamp("us")))
     ' (in Spark timestamp, declared timestamp_ntz)'
     """
     try:
@@ -200,20 +200,20 @@ def compare_types(given: T.DataType, declared: pa.Field) -> str:
 
 def spark_schema(schema: pa.Schema, what: str) -> T.StructType:
     """Return the Spark columns, all nullable, for rows of an Arrow schema. Raises `SpecError` if there is none."""
-    kinds = {f.name: from_arrow_type(f.type, prefer_timestamp_ntz=True) for f in carrier_schema(schema, what)}
+    kinds = {f.name: from_arrow_type(f.type, prefer_timestamp_ntz=True) for f in build_transfer_schema(schema, what)}
     return T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
 
 
-class Shape(NamedTuple):
+class OutputSchemas(NamedTuple):
     """An output's columns in the flow's types and in Spark's."""
 
     arrow: pa.Schema
     spark: T.StructType
 
 
-def shapes(flow: Plan) -> dict[str, Shape]:
+def build_output_schemas(flow: Plan) -> dict[str, OutputSchemas]:
     """Return the shape of every output, side outputs included. Raises `SpecError` if Spark has no type for a column."""
     schemas = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
     for name, (_, schema) in flow.side_outputs().items():
         schemas[name] = updates_schema(schema, flow.time_type)
-    return {name: Shape(each, spark_schema(each, f"output {name!r}")) for name, each in schemas.items()}
+    return {name: OutputSchemas(each, spark_schema(each, f"output {name!r}")) for name, each in schemas.items()}

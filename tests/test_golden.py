@@ -21,7 +21,7 @@ from chance import SOAK, seeded
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
-from ddflow.engine.garbage import list_blobs
+from ddflow.engine.garbage import list_version_blobs
 from ddflow.errors import CorruptState
 from ddflow.storage import backlog, inventory_text
 from ddflow.storage.epochs import AttachedSink
@@ -218,13 +218,13 @@ def test_a_golden_state_reads_as_when_it_was_written_and_goes_on(
     with dd.Snapshot.open(state) as snapshot:
         assert (snapshot.epoch, answers(snapshot)) == (epoch, expected)
     with plan(kind).open(state, memory=budget, retain=KINDS[kind].get("retain", 0)) as engine:
-        engine._check()
+        engine._check_invariants()
         assert (engine.epoch, answers(engine)) == (epoch, expected)
         # The last epoch is replayed.
         again = engine.advance_to(108, epoch=epoch) if kind == "held-back" else engine.step({"things": events(12)}, 12)
         assert sum(again.verdicts.counts.values()) > 0
         assert gone_on(engine, kind) == follows
-        engine._check()
+        engine._check_invariants()
 
 
 @pytest.mark.parametrize(("form", "kind"), golden())
@@ -244,7 +244,7 @@ def test_a_flip_of_any_byte_and_a_cut_at_any_length_of_any_file_is_named(form: s
     draw, share = seeded(__name__, kind), 1 if SOAK else 5
     manifest = load_newest(real)
     assert manifest is not None
-    for blob in list_blobs(real, manifest):
+    for blob in list_version_blobs(real, manifest):
         data = bytearray((state / "blobs" / blob.name).read_bytes())
         for at in range(draw.randrange(share), 2 * len(data), share):
             if at < len(data):

@@ -14,7 +14,7 @@ from ddflow.dataflow.result import Verdicts
 from ddflow.engine.run.report import RunDone
 from ddflow.engine.run.sync import Synced
 from ddflow.plan.inputs.input import Input
-from ddflow.plan.text.explain import Explained, Picture
+from ddflow.plan.text.explain import Picture, PlanExplanation
 
 flow = dd.Flow()
 orders = flow.upserts("orders", {"id": int, "city": str, "amount": int}, dd.Upsert(key="id", order_by="id"))
@@ -26,7 +26,7 @@ assert_type(flow.output("by_city", by_city), dd.Collection)
 assert_type(flow.sql("select city from orders"), dd.Collection)
 assert_type(orders.join(log, on="id", how="anti"), dd.Collection)
 assert_type(orders.top(3, by=["amount desc"], partition_by="city"), dd.Collection)
-assert_type(flow.explain(), Explained)
+assert_type(flow.explain(), PlanExplanation)
 assert_type(flow.explain(format="svg"), Picture)
 
 with flow.open("state", memory="1GB", commit_every="50ms", metrics=dd.exporters.prometheus("shop")) as engine:

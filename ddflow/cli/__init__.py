@@ -28,9 +28,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ddflow.cli.say import say
-from ddflow.cli.words import VERB, in_shell
+from ddflow.cli.words import VERB, format_for_shell
 from ddflow.errors import DdflowError, mask_secrets
-from ddflow.terminal import escape_lines, guard_log
+from ddflow.terminal import escape_lines, escape_logs
 from ddflow.version import __version__
 
 VERBS: Final = (
@@ -137,12 +137,12 @@ class Verbs(UntypedHelp, TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb, guarded."""
-        with guard(bool(ctx.params.get("debug")), self._line):
+        with exit_on_errors(bool(ctx.params.get("debug")), self._line):
             return super().invoke(ctx)
 
 
 @contextmanager
-def guard(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
+def exit_on_errors(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
     """Turn the exception that ends a verb into one message and its exit code.  ``line``: words that may be
     addresses."""
     try:
@@ -158,7 +158,7 @@ def guard(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(NO_READER) from None
     except DdflowError as error:
-        _say_error(in_shell(error.message), debug)
+        _say_error(format_for_shell(error.message), debug)
         raise typer.Exit(REFUSED) from None
     except MemoryError as error:
         _say_error(
@@ -242,7 +242,7 @@ def stop_on_signals() -> None:
 
 def main() -> None:
     """Run the ``ddflow`` program."""
-    guard_log(mask_secrets)
+    escape_logs(mask_secrets)
     stop_on_signals()
     warnings.showwarning = _show_warning
     try:
@@ -256,7 +256,7 @@ def main() -> None:
 def _show_warning(message: Warning | str, *where: Any, **how: Any) -> None:
     """Show a warning on one line, without its line of Python."""
     given = message.args[0] if isinstance(message, Warning) and message.args else message
-    say(f"ddflow: {in_shell(given if isinstance(given, str) else str(given))}", err=True)
+    say(f"ddflow: {format_for_shell(given if isinstance(given, str) else str(given))}", err=True)
 
 
 def _exit_process(code: Any) -> None:

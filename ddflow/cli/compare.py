@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import OF_TEXT, Output, Types, VerbOptions, with_options
-from ddflow.cli.say import say, show_amount
+from ddflow.cli.say import say, show_amount_progress
 from ddflow.terminal import format_count
 
 DIFFERENT, TROUBLE = 1, 2
@@ -76,19 +76,19 @@ def compare(
 
     * `ddflow compare old.parquet new.parquet --key id,region --ignore updated_at -o changes.parquet`
     """
-    from ddflow.cli.input_files import file_options, say_doubts
-    from ddflow.cli.plan import parse_names
-    from ddflow.cli.words import in_shell
+    from ddflow.cli.input_files import build_file_options, warn_of_text_columns
+    from ddflow.cli.plan import parse_column_names
+    from ddflow.cli.words import format_for_shell
     from ddflow.columns.casts import parse_types
     from ddflow.errors import DdflowError
     from ddflow.tools.compare import compare_tables
 
     try:
-        files = file_options(ask)
-        columns = parse_names(key), parse_names(ignore or []), parse_types(types or ())
-        with show_amount("reading") as tick:
+        files = build_file_options(ask)
+        columns = parse_column_names(key), parse_column_names(ignore or []), parse_types(types or ())
+        with show_amount_progress("reading") as tick:
             done = compare_tables(before, after, *columns, files, tick, null_key)  # type: ignore[arg-type]
-        say_doubts(done.doubts)
+        warn_of_text_columns(done.doubts)
         for note in done.notes:
             say(note, err=True)
         if output is not None or not as_json:
@@ -96,7 +96,7 @@ def compare(
     except DdflowError as error:
         if not exit_code:
             raise
-        say(f"ddflow: {in_shell(error.message)}", err=True)
+        say(f"ddflow: {format_for_shell(error.message)}", err=True)
         raise typer.Exit(TROUBLE) from None
     if as_json:
         say(json.dumps({**done.counts, "before": done.rows[0], "after": done.rows[1], "output": output}))
@@ -111,7 +111,7 @@ def _write_differences(done: Any, output: str | None, overwrite: bool) -> None:
     """Write the differences as a table on a terminal, as JSON lines, or to a file."""
     import sys
 
-    from ddflow.cli.output import open_rows
+    from ddflow.cli.output import open_row_output
     from ddflow.connectors.files.kinds import CSV, TSV, find_kind
     from ddflow.tools.compare import CHANGED
 
@@ -123,7 +123,7 @@ def _write_differences(done: Any, output: str | None, overwrite: bool) -> None:
         place = table.column_names.index(CHANGED)
         named = [None if each is None else ",".join(each) for each in table.column(CHANGED).to_pylist()]
         table = table.set_column(place, CHANGED, [named])
-    with open_rows(output, table.schema, overwrite) as file:
+    with open_row_output(output, table.schema, overwrite) as file:
         file.write(table)
 
 

@@ -1,7 +1,7 @@
 """``ddflow count``: upserts in, counts by group out, as differences or, at the end, net.
 
 Invariant: at each time a group's old count leaves and its new one enters; a group at zero leaves.  The work is in
-``run``.
+``run_files``.
 
 >>> count.__name__
 'count'
@@ -42,6 +42,6 @@ def count(
 
     * `ddflow count 'beds/*.csv' --full --key bed_id --by ward --net`
     """
-    from ddflow.cli.file_run import run
+    from ddflow.cli.file_run import run_files
 
-    run(dataclasses.replace(ask, counts=True, whole=full))
+    run_files(dataclasses.replace(ask, counts=True, whole=full))

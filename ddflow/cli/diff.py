@@ -1,7 +1,7 @@
 """``ddflow diff``: upserts in, differences out.
 
 Invariant: the output holds the updates of the collection that the options describe, times ascending; accumulated they
-are the collection.  The work is in ``run``.
+are the collection.  The work is in ``run_files``.
 
 >>> diff.__name__
 'diff'
@@ -47,6 +47,6 @@ def diff(ask: VerbOptions) -> None:
 
     * `ddflow diff wednesday.csv --state state/orders --key id --order-by updated_at -o wednesday.parquet`
     """
-    from ddflow.cli.file_run import run
+    from ddflow.cli.file_run import run_files
 
-    run(ask)
+    run_files(ask)

@@ -34,9 +34,9 @@ def errors(
     """
     from difflib import get_close_matches
 
-    from ddflow.errors import GROUPS, SpecError, entry
+    from ddflow.errors import GROUPS, SpecError, parse_error_entry
 
-    groups = {title: [entry(each) for each in of] for title, of in GROUPS.items()}
+    groups = {title: [parse_error_entry(each) for each in of] for title, of in GROUPS.items()}
     every = {each.name: each for entries in groups.values() for each in entries}
     name = None if name is None else name.removeprefix("ddflow.errors.")
     if name is not None and name not in every:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddflow.cli.arguments import Input, Rewriting, State, Trust
-from ddflow.cli.say import say, show_amount
+from ddflow.cli.say import say, show_amount_progress
 from ddflow.terminal import format_count, format_size
 
 if TYPE_CHECKING:
-    from ddflow.partitions.evolve import Evolved
+    from ddflow.partitions.evolve import EvolutionResult
 
 Types = Annotated[
     list[str] | None,
@@ -114,7 +114,7 @@ def evolve(
     choices: dict[str, Any] = {"trust": trust, "memory": memory}
     given: Any = parse_types(types) if types else None
     given = given if input is None else {input: given}
-    with show_amount("rewriting") as tick:
+    with show_amount_progress("rewriting") as tick:
         done = evolve(state, given, drop_outputs=drop_output or (), drop_inputs=drop_input or (), **choices, look=tick)
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))
@@ -122,7 +122,7 @@ def evolve(
         _say_result(state, done)
 
 
-def _say_result(state: str, done: Evolved) -> None:
+def _say_result(state: str, done: EvolutionResult) -> None:
     """Report the result."""
     from ddflow.storage.address import mask_address
 

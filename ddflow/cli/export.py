@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import AsOf, State, Trust
-from ddflow.cli.say import say, show_amount
+from ddflow.cli.say import say, show_amount_progress
 from ddflow.terminal import format_count
 
 
@@ -66,7 +66,7 @@ def export(
         paths = {name: _choose_path(name, output, len(wanted)) for name in wanted}
         opened = {name: stack.enter_context(open_output(paths[name], read[name][0], overwrite)) for name in wanted}
         for name in wanted:
-            with show_amount(f"writing {name}") as tick:
+            with show_amount_progress(f"writing {name}") as tick:
                 for table in read[name][1]:
                     opened[name].write(table)
                     tick(table.num_rows)

@@ -31,20 +31,20 @@ from ddflow.cli.arguments import VerbOptions
 from ddflow.cli.input_files import (
     ReadyFile,
     SkippedFiles,
+    build_run_file_options,
     locate_errors,
-    read_ahead,
+    read_files_ahead,
     read_rows,
-    run_options,
-    say_doubts,
+    warn_of_text_columns,
 )
-from ddflow.cli.output import FileRunResult, FullFileHint, JsonLines, RowOutput, WrittenEpochs, open_rows
+from ddflow.cli.output import FileRunResult, FullFileHint, JsonLines, RowOutput, WrittenEpochs, open_row_output
 from ddflow.cli.plan import (
     INPUT,
     OUT,
     check_usage,
-    message_columns,
+    find_message_columns,
+    parse_column_names,
     parse_format,
-    parse_names,
     plan_flow,
     say_bad_messages,
 )
@@ -56,17 +56,17 @@ from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_
 from ddflow.dataflow.inflow import add_counts
 from ddflow.dataflow.result import Verdicts
 from ddflow.engine.lineage.log_parts import MARKS
-from ddflow.engine.replace import AbsenceLimit, check_times_numbered
+from ddflow.engine.replace import AbsenceLimit, check_time_is_numeric
 from ddflow.errors import OutputExists, PlanChanged, SpecError, StateRefused
 from ddflow.errors.base import replace_texts
-from ddflow.plan.evolve import set_time_type
+from ddflow.plan.evolve import build_plan_with_time_type
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.text.codec import read_bindings
 from ddflow.storage.address import mask_address
 from ddflow.storage.manifest import Epoch, load_newest
-from ddflow.storage.opening import opened_store
-from ddflow.time import CLOSED, INT64, NEVER, Time, as_value, find_time_type
-from ddflow.tools.merge_on_read import take_part
+from ddflow.storage.opening import open_existing_store
+from ddflow.time import CLOSED, INT64, NEVER, Time, find_time_type, time_to_value
+from ddflow.tools.merge_on_read import feed_log_part
 
 FULL: Final = {True: "add --full", False: "use ddflow replace"}
 """What to do, by whether rows are counted."""
@@ -84,27 +84,27 @@ class FileRun:
         self.ask, self.skipped = ask, SkippedFiles(ask.skip_bad_files)
         self.bound = None if ask.state is None else load_state_input(ask.state, ask.trust)
         self.files = self._open_files()
-        _check_at(ask, self.files.files)
+        _check_at_option(ask, self.files.files)
         self.flow = self._build_flow()
 
     def _open_files(self) -> FilesSource:
         """Open the files in their columns and those of the state; say which columns come up and go."""
-        ask, how = self.ask, run_options(self.ask, self.skipped)
+        ask, how = self.ask, build_run_file_options(self.ask, self.skipped)
         if parse_format(ask.format) is None:
-            required = [*parse_names(ask.key), *([ask.time] if ask.time else [])]
+            required = [*parse_column_names(ask.key), *([ask.time] if ask.time else [])]
             files = open_files(ask.inputs, parse_types(ask.types or ()), required, self._state_columns(), how)
         else:
             files = open_files(ask.inputs, how=how)
-        self.skipped.check_rest(files.files)
+        self.skipped.check_files_remain(files.files)
         if files.changes:
             say(f"columns: {files.changes.summary}", err=True)
-        say_doubts(files.doubts)
+        warn_of_text_columns(files.doubts)
         return files
 
     def _state_columns(self) -> pa.Schema | None:
         if self.bound is None:
             return None
-        return self.bound.target.columns if self.bound.format is not None else self.bound.schema
+        return self.bound.message_target.columns if self.bound.format is not None else self.bound.schema
 
     def _build_flow(self) -> dd.Flow:
         """Build the flow, with the type of times of its state; for a new state that of ``--at``."""
@@ -112,12 +112,12 @@ class FileRun:
         if ask.format is None or parse_format(ask.format) is None:
             columns = self.files.schema
         elif columns is None:
-            columns = message_columns(self.files, ask.format, parse_types(ask.types or ()))
+            columns = find_message_columns(self.files, ask.format, parse_types(ask.types or ()))
         flow = plan_flow(ask, columns)
         kind = INT64 if self.bound is None else self.bound.time_type
         if kind == INT64 and ask.at is not None:
             kind = find_time_type(_parse_time(ask.at)) or kind
-        return flow if kind == INT64 else dd.Flow.of(set_time_type(flow, kind)[0])
+        return flow if kind == INT64 else dd.Flow.of(build_plan_with_time_type(flow, kind)[0])
 
     def open_engine(self) -> dd.Engine:
         """Open the engine, on the state if there is one.  Raises as `Flow.open`."""
@@ -137,20 +137,22 @@ class FileRun:
         """Open the output of the rows.  Raises `OutputExists`, `UnwritableOutput`."""
         ask, rows = self.ask, self.flow.outputs[OUT].schema
         if ask.output not in (None, "-"):
-            self._check_no_input(Path(str(ask.output)))
-        return open_rows(ask.output, rows if ask.net else updates_schema(rows, self.flow.time_type), ask.overwrite)
+            self._refuse_input_as_output(Path(str(ask.output)))
+        return open_row_output(
+            ask.output, rows if ask.net else updates_schema(rows, self.flow.time_type), ask.overwrite
+        )
 
-    def open_sides(self) -> dict[str, FileOutput]:
+    def open_side_outputs(self) -> dict[str, FileOutput]:
         """Open the files for the outputs that ``--stale`` and ``--on-bad`` add, by output."""
         out = dict[str, FileOutput]()
         for name, (_, schema) in self.flow.side_outputs().items():
             path = self.ask.bad_output if name == f"{INPUT}.bad" else self.ask.stale_output
             if path is not None:
-                self._check_no_input(path)
+                self._refuse_input_as_output(path)
                 out[name] = open_output(path, updates_schema(schema, self.flow.time_type), self.ask.overwrite)
         return out
 
-    def _check_no_input(self, path: Path) -> None:
+    def _refuse_input_as_output(self, path: Path) -> None:
         if path.exists() and any(path.samefile(file) for file in self.files.files if os.path.exists(file)):
             raise OutputExists(f"write {path}", "it is one of the inputs", "choose another name")
 
@@ -164,11 +166,11 @@ class FileFeed:
         self.first = None if engine.durable is None else run.ask.epoch or engine.epoch + 1
 
     @property
-    def number(self) -> int | None:
+    def next_epoch(self) -> int | None:
         """The epoch that the next file is; None without a state."""
         return None if self.first is None else self.first + self.done
 
-    def take_files(self, replayed: Sequence[Any] | None = None, least: int = NEVER) -> Iterator[dd.Step]:
+    def ingest_files(self, replayed: Sequence[Any] | None = None, least: int = NEVER) -> Iterator[dd.Step]:
         """Take in each file, as an epoch of a state, which is committed before its last step comes.
 
         ``replayed``: the files as parts of a log, by default as the options say.  ``least``: the time of the last file
@@ -178,7 +180,7 @@ class FileFeed:
         if parts is None:
             parts = [dd.Full(file, self.ask.scope) if self.ask.whole else file for file in files]
         if self.ask.holds_back and not any(isinstance(part, MARKS) for part in parts):
-            for ready in read_ahead(self.files, skipped, self.tick):
+            for ready in read_files_ahead(self.files, skipped, self.tick):
                 yield from self._push_file(ready)
                 self.done += 1
             return
@@ -188,11 +190,11 @@ class FileFeed:
                 self._check_time(file)
             time = self.engine.last + 1 if self.engine.last > NEVER else 1
             time = receipt.calls[0].time if receipt is not None else max(time, least if n == len(files) else time)
-            with skipped.skip_refused(file):
+            with skipped.skip_file_on_error(file):
                 step = self._step_file(file, part, time)
-                if self.number is not None:
+                if self.next_epoch is not None:
                     self.warned = self.warned or (receipt is None and self._warn_of_same_rows(file, step))
-                    self.written.committed = self.number, files[n:]
+                    self.written.committed = self.next_epoch, files[n:]
                 self.done += 1
                 yield step
 
@@ -202,9 +204,11 @@ class FileFeed:
         reader = pa.RecordBatchReader.from_batches(self.files.columns(file), read_rows(self.files, file, self.tick))
         part = replace(part, rows=reader) if isinstance(part, MARKS) else reader
         with locate_errors(self.files, FilePosition(file)), engine.calls.attribute_to_files([file]):
-            at = as_value(time, engine.flow.time_type) if ask.at is None else _parse_time(ask.at)
+            at = time_to_value(time, engine.flow.time_type) if ask.at is None else _parse_time(ask.at)
             with warnings.catch_warnings(action="ignore"):  # which columns a file lacks was said already
-                step = take_part(engine, INPUT, part, at, self.number, AbsenceLimit(ask.max_absent, ask.allow_empty))
+                step = feed_log_part(
+                    engine, INPUT, part, at, self.next_epoch, AbsenceLimit(ask.max_absent, ask.allow_empty)
+                )
         self._flush_epoch()
         return step
 
@@ -219,17 +223,17 @@ class FileFeed:
             calls = 1
         if receipt is not None:
             for call in receipt.calls[calls:]:
-                yield engine.advance_to(call.time, epoch=self.number)
+                yield engine.advance_to(call.time, epoch=self.next_epoch)
             return
         until = self._find_close_time(ready)
-        closed = None if until is None else engine.advance_to(until, epoch=self.number)
+        closed = None if until is None else engine.advance_to(until, epoch=self.next_epoch)
         self._flush_epoch()
         if closed is not None:
             yield closed
 
     def _push_rows(self, file: str, row: int, rows: dict[str, Any]) -> dd.Step:
         with locate_errors(self.files, FilePosition(file, row)), self.engine.calls.attribute_to_files([file]):
-            return self.engine.push(rows, epoch=self.number)
+            return self.engine.push(rows, epoch=self.next_epoch)
 
     def _find_close_time(self, ready: ReadyFile) -> int | None:
         """Return the time to close up to after a file; None to close none.  Without a state nothing comes later."""
@@ -247,7 +251,7 @@ class FileFeed:
         if self.engine.durable is None:
             return None
         receipts = self.engine.durable.log.manifest_log.manifest.receipts
-        return next((each for each in receipts if each.epoch == self.number), None)
+        return next((each for each in receipts if each.epoch == self.next_epoch), None)
 
     def _check_time(self, file: str) -> None:
         """Refuse a file without a time that the state asks for, and one whose time is of another type."""
@@ -261,7 +265,7 @@ class FileFeed:
             remedy = "say of this type what its time is: --at TIME; or begin another state"
             raise SpecError(f"take in {file}", found, remedy)
         if at is None:
-            check_times_numbered(self.engine.calls, f"take in {file}", ASK)
+            check_time_is_numeric(self.engine.calls, f"take in {file}", ASK)
 
     def _warn_of_same_rows(self, file: str, step: dd.Step) -> bool:
         """Warn if a file changed something and an earlier epoch had its rows; return whether it did."""
@@ -279,12 +283,12 @@ class FileFeed:
         return same is not None
 
 
-def run(ask: VerbOptions) -> None:
+def run_files(ask: VerbOptions) -> None:
     """Do what is asked, and say what was done.  Raises `DdflowError`, `typer.BadParameter`."""
     check_usage(ask)
     began, request = perf_counter(), FileRun(ask)
     files, skipped = request.files, request.skipped
-    out, sides = request.open_output(), request.open_sides()
+    out, sides = request.open_output(), request.open_side_outputs()
     updates, counts = 0, dict[str, int]()
     with ExitStack() as stack:
         stack.callback(files.close)
@@ -293,7 +297,7 @@ def run(ask: VerbOptions) -> None:
         stack.enter_context(written.explain_stop(engine))
         for each in (out, *sides.values()):
             stack.enter_context(each)
-        stack.enter_context(written.keep_outputs([out, *sides.values()]))
+        stack.enter_context(written.keep_partial_outputs([out, *sides.values()]))
         shown = stack.enter_context(show_progress(files.rows, isinstance(out, JsonLines) and sys.stdout.isatty()))
 
         def tick(rows: int, updates: int) -> None:
@@ -301,7 +305,7 @@ def run(ask: VerbOptions) -> None:
             shown(rows, updates)
 
         looks = FullFileHint(not (ask.whole or ask.holds_back or ask.state or ask.tombstone or ask.delete or ask.merge))
-        for step in FileFeed(request, engine, tick, written).take_files():
+        for step in FileFeed(request, engine, tick, written).ingest_files():
             if looks.alike:
                 looks.add_file(sum(step.verdicts.counts.values()), engine.dataflow.graph.arrangements[INPUT].keys)
             with written.write_epoch():
@@ -316,7 +320,7 @@ def run(ask: VerbOptions) -> None:
             out.write(_read_final_counts(engine))
         epoch, pending = engine.epoch, engine.verdicts.pending
         assert ask.state is not None or not pending, f"{pending} events have no verdict"
-        skipped.check_rest(files.files)
+        skipped.check_files_remain(files.files)
     inputs = [file for file in files.files if file not in skipped]
     done = FileRunResult(
         inputs,
@@ -359,14 +363,14 @@ def _read_final_counts(engine: dd.Engine) -> pa.Table:
 def load_state_input(state: str, trust: str) -> Binding | None:
     """Return the input of these verbs in a state; None if there is no state yet, or another one."""
     try:
-        with opened_store(state, trust=trust) as store:
+        with open_existing_store(state, trust=trust) as store:
             manifest = load_newest(store)
             return None if manifest is None else read_bindings(manifest.plan, store.where).get(INPUT)
     except StateRefused:
         return None  # made, or refused in full words, when it is opened to be written to
 
 
-def _check_at(ask: VerbOptions, files: Sequence[str]) -> None:
+def _check_at_option(ask: VerbOptions, files: Sequence[str]) -> None:
     """Raise `typer.BadParameter` if ``--at`` is no time, or if the run has more than one step."""
     if ask.at is None:
         return

@@ -14,7 +14,7 @@ import typer
 
 from ddflow.cli import REFUSED
 from ddflow.cli.arguments import State, Trust
-from ddflow.cli.say import say, show_amount
+from ddflow.cli.say import say, show_amount_progress
 from ddflow.terminal import format_size
 
 
@@ -39,13 +39,13 @@ def fsck(
 
     * `ddflow fsck s3://bucket/orders --json`
     """
-    from ddflow.cli.words import in_shell
+    from ddflow.cli.words import format_for_shell
     from ddflow.tools.fsck import fsck as checked
 
-    with show_amount("reading", None, format_size) as tick:
+    with show_amount_progress("reading", None, format_size) as tick:
         report = checked(state, trust=trust, look=tick)  # type: ignore[arg-type]
     if not as_json:
         report.where = state  # as it was written
-    say(json.dumps(report.to_dict()) if as_json else in_shell(report.text))
+    say(json.dumps(report.to_dict()) if as_json else format_for_shell(report.text))
     if not report.ok:
         raise typer.Exit(REFUSED)

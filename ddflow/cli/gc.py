@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import State, Trust
-from ddflow.cli.say import say, show_amount
+from ddflow.cli.say import say, show_amount_progress
 from ddflow.terminal import format_size
 
 
@@ -57,7 +57,7 @@ def gc(
     if forget and dry_run:
         raise typer.BadParameter("--forget rewrites the state, and --dry-run writes nothing: give one of them")
     if forget:
-        _forget_deleted(state, trust)
+        _erase_deleted_rows(state, trust)
 
     from ddflow.engine.garbage import gc
 
@@ -79,14 +79,14 @@ def gc(
     say(f"kept versions {', '.join(map(str, done.kept)) or 'none'}")
 
 
-def _forget_deleted(state: str, trust: str) -> None:
+def _erase_deleted_rows(state: str, trust: str) -> None:
     from ddflow.engine.compact import compact
     from ddflow.engine.engine import Flow
     from ddflow.engine.snapshot import find_version
     from ddflow.plan.text.codec import rebuild_plan
-    from ddflow.storage.opening import opened_store
+    from ddflow.storage.opening import open_existing_store
 
-    with opened_store(state, trust=trust, readonly=False) as store:
+    with open_existing_store(state, trust=trust, readonly=False) as store:
         flow = Flow.of(rebuild_plan(find_version(store).plan, store.where))
-        with show_amount("compacting") as tick, flow.open(store) as engine:
+        with show_amount_progress("compacting") as tick, flow.open(store) as engine:
             compact(engine.calls, forget=True, look=tick)

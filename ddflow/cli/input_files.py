@@ -3,8 +3,8 @@
 Guarantees: batches are those of the file, in their order. An error of the engine keeps its class, and names the place
 in the file where its step began.
 In epoch mode a step is one file, so nothing of a bad one is taken in. In hold-back mode a file is read to its end
-before its first row is taken in (`read_ahead`): in memory, and beyond `IN_MEMORY` in a temporary file. Standard input
-is taken as it comes, because it may never end.
+before its first row is taken in (`read_files_ahead`): in memory, and beyond `IN_MEMORY` in a temporary file. Standard
+input is taken as it comes, because it may never end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.cli.arguments import VerbOptions
-from ddflow.cli.plan import FORMATS, KCAT, parse_format, parse_names
+from ddflow.cli.plan import FORMATS, KCAT, parse_column_names, parse_format
 from ddflow.cli.say import Tick, say
-from ddflow.cli.words import in_shell
+from ddflow.cli.words import format_for_shell
 from ddflow.columns.wider import suggest_evolve
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import MESSAGES, Dialect, FileKind, find_kind_by_ending
@@ -39,7 +39,7 @@ from ddflow.errors import (
     TieRefused,
     UnreadableInput,
 )
-from ddflow.errors.base import name_rows, replace_texts
+from ddflow.errors.base import replace_texts, set_error_row_names
 from ddflow.storage.address import mask_address
 
 BAD: Final = (
@@ -66,13 +66,13 @@ class SkippedFiles(dict[str, str]):
         super().__init__()
         self.allowed, self.rows = allowed, 0
 
-    def note_skipped(self, file: str, error: DdflowError) -> None:
+    def add_file(self, file: str, error: DdflowError) -> None:
         """Say that a file is left out."""
-        self[file] = in_shell(error.message)
+        self[file] = format_for_shell(error.message)
         say(f"skipped {self[file] if self[file].startswith(file) else f'{file}: {self[file]}'}", err=True)
 
     @contextmanager
-    def skip_refused(self, file: str) -> Iterator[None]:
+    def skip_file_on_error(self, file: str) -> Iterator[None]:
         """Skip a file whose rows are refused inside the block."""
         before = self.rows
         try:
@@ -81,21 +81,21 @@ class SkippedFiles(dict[str, str]):
             if not self.allowed:
                 raise
             self.rows = before
-            self.note_skipped(file, error)
+            self.add_file(file, error)
 
-    def check_rest(self, files: Sequence[str]) -> None:
+    def check_files_remain(self, files: Sequence[str]) -> None:
         """Raise `UnreadableInput` if no file is left."""
         if self and not set(files) - self.keys():
             raise UnreadableInput("the files", f"all {len(self)} are bad and were skipped", "mend at least one")
 
 
-def file_options(ask: VerbOptions) -> FileOptions:
+def build_file_options(ask: VerbOptions) -> FileOptions:
     """Build the options of the files of a command line.  Raises `SpecError`."""
-    nulls, dates, kind = tuple(ask.null or ()), tuple(ask.dates or ()), parse_kind(ask.format)
+    nulls, dates, kind = tuple(ask.null or ()), tuple(ask.dates or ()), parse_file_kind(ask.format)
     return FileOptions(dialect=Dialect(ask.delimiter, nulls, ask.encoding, ask.decimal, dates, ask.thousands, kind))
 
 
-def parse_kind(format: str | None) -> FileKind | None:
+def parse_file_kind(format: str | None) -> FileKind | None:
     """Return the kind of all files.  Raises `SpecError`."""
     if format is None:
         return None
@@ -106,30 +106,30 @@ def parse_kind(format: str | None) -> FileKind | None:
         raise replace_texts(error, fix=error.fix + f"; of messages: {words}") from None
 
 
-def run_options(ask: VerbOptions, skipped: SkippedFiles) -> FileOptions:
+def build_run_file_options(ask: VerbOptions, skipped: SkippedFiles) -> FileOptions:
     """Build the options of the files of a run, which may have a state.  Raises `SpecError`."""
 
     def suggest_type(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
         if ask.state is None:
             return suggest_declaration(name, was, to)
         # A key and an order never change in a state, and a double is never text.
-        fixed = {*parse_names(ask.key), *parse_names(ask.order_by), ask.time, ask.seq}
+        fixed = {*parse_column_names(ask.key), *parse_column_names(ask.order_by), ask.time, ask.seq}
         fix = suggest_evolve(name, was, to)
         return replace(fix, state=mask_address(ask.state), moves=fix.moves or name in fixed)
 
     return replace(
-        file_options(ask),
+        build_file_options(ask),
         strict=ask.strict_columns,
         empty=ask.whole and ask.allow_empty,
-        skip=skipped.note_skipped if skipped.allowed else None,
+        skip=skipped.add_file if skipped.allowed else None,
         retype=suggest_type,
     )
 
 
-def say_doubts(doubts: Iterable[str]) -> None:
+def warn_of_text_columns(doubts: Iterable[str]) -> None:
     """Say which columns of files became text because of a few values."""
     for each in doubts:
-        say(in_shell(each), err=True)
+        say(format_for_shell(each), err=True)
 
 
 def read_rows(given: FilesSource, file: str, tick: Tick = lambda rows, updates: None) -> Iterator[pa.RecordBatch]:
@@ -151,12 +151,12 @@ class ReadyFile(NamedTuple):
     last: bool
 
 
-def read_ahead(given: FilesSource, skipped: SkippedFiles, tick: Tick) -> Iterator[ReadyFile]:
+def read_files_ahead(given: FilesSource, skipped: SkippedFiles, tick: Tick) -> Iterator[ReadyFile]:
     """Yield the files that can be read to their end; an error comes after the files before it.  O(rows)."""
     waiting: ReadyFile | None = None
     try:
         for file in given.files:
-            with skipped.skip_refused(file):
+            with skipped.skip_file_on_error(file):
                 batches = read_rows(given, file, tick)
                 batches = batches if file == STDIN else _spool_batches(given.columns(file), batches)
                 if waiting is not None:
@@ -210,5 +210,5 @@ def locate_errors(given: FilesSource, at: FilePosition) -> Iterator[None]:
     except DdflowError as error:
         if at.file in error.asked:
             raise
-        name_rows(error, partial(given.name_row, at), at.file)
-        raise replace_texts(error, asked=Phrase(f"{given.name_position(at)}: ", error.asked)) from None
+        set_error_row_names(error, partial(given.describe_row, at), at.file)
+        raise replace_texts(error, asked=Phrase(f"{given.describe_position(at)}: ", error.asked)) from None

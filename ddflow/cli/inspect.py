@@ -55,7 +55,7 @@ def inspect(
 def _show_sections(found: Mapping[str, Any]) -> None:
     person = sys.stdout.isatty()
     console = terminal.make_console(highlight=False, width=None if person else 1000)
-    for title, head, given in sections(found):
+    for title, head, given in build_sections(found):
         if not (rows := [[_format_value(value) for value in row] for row in given]):
             continue
         widths = [max(map(len, column)) for column in zip(head or rows[0], *rows, strict=True)]
@@ -111,7 +111,7 @@ _WAYS = {"events": "events", "full": "full contents", "restated": "a history, re
 Section = tuple[str, Sequence[str], Iterator[Sequence[Any]]]
 
 
-def sections(found: Mapping[str, Any]) -> Iterator[Section]:
+def build_sections(found: Mapping[str, Any]) -> Iterator[Section]:
     """Yield title, head and rows of each table."""
     yield found["state"], (), _state_rows(found)
     yield from _attachment_sections(found)
@@ -142,7 +142,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
             for name, each in found["inputs"].items()
         ),
     )
-    yield "How inputs were fed", ("input", "epochs", "calls", "by", "scope"), _feed_rows(found["inputs"])
+    yield "How inputs were fed", ("input", "epochs", "calls", "by", "scope"), _input_feed_rows(found["inputs"])
     folders = (found["folder"] or {}).get("of", {})
     yield (
         "Outputs",
@@ -219,7 +219,7 @@ def _attachment_sections(found: Mapping[str, Any]) -> Iterator[Section]:
             of["kind"],
             of["target"],
             shorten(json.dumps(of["position"]), 80),
-            *(_join_columns(of[what]) for what in columns),
+            *(_format_columns(of[what]) for what in columns),
         )
         for name, of in found["sources"].items()
     )
@@ -235,7 +235,7 @@ def _attachment_sections(found: Mapping[str, Any]) -> Iterator[Section]:
     yield "Sinks", ("output", "kind", "where", "mode", "has", "waiting", "bytes"), sinks
 
 
-def _join_columns(of: Mapping[str, Sequence[str]]) -> str:
+def _format_columns(of: Mapping[str, Sequence[str]]) -> str:
     """Format columns by input as text; names the input if there are several."""
     several = {name: ", ".join(columns) for name, columns in of.items() if columns}
     return "; ".join(text if len(of) == 1 else f"{name}: {text}" for name, text in several.items())
@@ -274,7 +274,7 @@ def _partition_rows(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any
         yield row(stage, f"largest, number {largest}", here[largest])
 
 
-def _feed_rows(inputs: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+def _input_feed_rows(inputs: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     """Yield the last runs of calls that fed an input alike, the newest first; then the numbers of older calls."""
     for name, each in inputs.items():
         runs, before = each["fed"]["runs"][::-1], each["fed"]["before"]

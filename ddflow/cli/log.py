@@ -26,7 +26,7 @@ import pyarrow as pa
 import typer
 
 from ddflow.cli.input_files import read_rows
-from ddflow.cli.say import Tick, say, show_amount
+from ddflow.cli.say import Tick, say, show_amount_progress
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text
 from ddflow.connectors.files import AS_USUAL, FileOptions, FilesSource, open_files
@@ -36,12 +36,12 @@ from ddflow.engine.snapshot import find_version
 from ddflow.errors import NotReadable, SchemaMismatch
 from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts
 from ddflow.plan.text.codec import read_bindings
-from ddflow.storage.opening import opened_store
+from ddflow.storage.opening import open_existing_store
 
 
 def find_input(state: str, name: str | None, trust: str) -> BoundUpserts:
     """Find an input of a state; the only one by default.  Raises `NotReadable`, and as opening a state does."""
-    with opened_store(state, trust=trust) as store:
+    with open_existing_store(state, trust=trust) as store:
         manifest = find_version(store)
     known = read_bindings(manifest.plan, store.where)
     if name is None and len(known) != 1:
@@ -80,9 +80,9 @@ def stream_log(
 ) -> Iterator[Any]:
     """Yield a reader for each file, to be read in order; full contents come in a mark.
 
-    ``full``, ``scope``: as in `mark_full`.  ``shown``: called with the number of rows read since its last call.
+    ``full``, ``scope``: as in `mark_full_files`.  ``shown``: called with the number of rows read since its last call.
     """
-    for part in mark_full(given.files, full, scope):
+    for part in mark_full_files(given.files, full, scope):
         file = part.rows if isinstance(part, Full) else part
         rows = pa.RecordBatchReader.from_batches(
             given.columns(file), read_rows(given, file, lambda rows, _: shown(rows))
@@ -90,7 +90,7 @@ def stream_log(
         yield replace(part, rows=rows) if isinstance(part, Full) else rows
 
 
-def mark_full(files: Sequence[str], full: Sequence[str] | None, scope: str | None) -> list[Any]:
+def mark_full_files(files: Sequence[str], full: Sequence[str] | None, scope: str | None) -> list[Any]:
     """Mark the files of a log.  ``full``: names, folders or patterns of files with full contents, of a ``scope``.
 
     O(files * names).  Raises `typer.BadParameter` for a name that matches no file, and for a scope without files.
@@ -122,7 +122,7 @@ def parse_key(text: str, bound: BoundUpserts) -> dict[str, Any]:
         given = {name.strip(): value for name, _, value in pairs}
     else:
         given = dict(zip(names, parts, strict=False)) if len(parts) == len(names) else {}
-    _check_equals(asked, pairs, names, bound)
+    _refuse_misspelled_key(asked, pairs, names, bound)
     if sorted(given) != sorted(names):
         raise NotReadable(asked, f"its columns are {names}", f"write {','.join(f'{name}=...' for name in names)}")
     try:
@@ -136,7 +136,9 @@ def parse_key(text: str, bound: BoundUpserts) -> dict[str, Any]:
         ) from None
 
 
-def _check_equals(asked: str, pairs: Sequence[tuple[str, str, str]], names: Sequence[str], bound: BoundUpserts) -> None:
+def _refuse_misspelled_key(
+    asked: str, pairs: Sequence[tuple[str, str, str]], names: Sequence[str], bound: BoundUpserts
+) -> None:
     """Refuse ``idd=7`` for a key ``id`` of text, if it looks like a mistake; otherwise say how ``x=7`` is read."""
     name = pairs[0][0].strip()
     if len(names) > 1 or not pairs[0][1] or name in names or not is_text(bound.key_schema.field(0).type):
@@ -176,5 +178,5 @@ class FilesLog:
         self.how = given, full, scope
 
     def __iter__(self) -> Iterator[Any]:
-        with show_amount("reading the log") as tick:
+        with show_amount_progress("reading the log") as tick:
             yield from stream_log(*self.how, tick)

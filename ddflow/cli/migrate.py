@@ -20,7 +20,7 @@ from ddflow.cli.arguments import OF_FULL_FILES, OF_MERGES, Full, Scope, VerbOpti
 from ddflow.cli.say import say, show_progress
 
 if TYPE_CHECKING:
-    from ddflow.tools.migrate import FedLog
+    from ddflow.tools.migrate import LogMarker
 
 
 @with_options(
@@ -65,34 +65,34 @@ def migrate(
     * `ddflow migrate state/orders state/orders2 log/ --key id,region --order-by updated_at -o changes.parquet`
     """
     ask = dataclasses.replace(ask, inputs=log, counts=counts or ask.by is not None, state=new)
-    _migrate(ask, old, whole, full, scope)
+    _replay_log(ask, old, whole, full, scope)
 
 
-def _migrate(ask: VerbOptions, old: str, whole: bool, full: list[str] | None, scope: str | None) -> None:
+def _replay_log(ask: VerbOptions, old: str, whole: bool, full: list[str] | None, scope: str | None) -> None:
     """Replay the log, and report the result."""
     from ddflow.cli.plan import OUT, check_usage
 
     check_usage(ask, sides=False)
 
     from ddflow.cli.file_run import FileFeed, FileRun
-    from ddflow.cli.log import mark_full
+    from ddflow.cli.log import mark_full_files
     from ddflow.cli.output import WrittenEpochs
     from ddflow.cli.plan import INPUT
-    from ddflow.tools.migrate import Migration, replay
+    from ddflow.tools.migrate import MigrationOptions, replay_migration
 
     request, new = FileRun(ask), str(ask.state)
     files, flow, out = request.files, request.flow, request.open_output()
-    parts = mark_full(files.files, full, scope)
+    parts = mark_full_files(files.files, full, scope)
 
-    def feed(engine: Any, least: int, told: FedLog) -> None:
+    def feed(engine: Any, least: int, told: LogMarker) -> None:
         with show_progress(files.rows) as tick:
             log = FileFeed(request, engine, tick, WrittenEpochs(engine.epoch))
-            for step in log.take_files(list(told(INPUT, parts)), least):
+            for step in log.ingest_files(list(told(INPUT, parts)), least):
                 tick(0, step[OUT].num_rows)
 
     trust: Any = ask.trust
-    options = Migration(output=OUT, whole=whole, retain=ask.retain, memory=ask.memory, trust=trust)
-    with closing(files), replay(old, new, flow, feed, options) as done:
+    options = MigrationOptions(output=OUT, whole=whole, retain=ask.retain, memory=ask.memory, trust=trust)
+    with closing(files), replay_migration(old, new, flow, feed, options) as done:
         with out:
             out.write(done.tables[OUT])
         about = {

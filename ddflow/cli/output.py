@@ -148,7 +148,7 @@ class WrittenEpochs:
             self.epoch, self.rest = self.committed
 
     @contextmanager
-    def keep_outputs(self, outputs: Iterable[Any]) -> Iterator[None]:
+    def keep_partial_outputs(self, outputs: Iterable[Any]) -> Iterator[None]:
         """Complete output files under new names if a run stops between two epochs."""
         try:
             yield
@@ -167,7 +167,7 @@ class WrittenEpochs:
         except STOPS as error:
             if engine.epoch == self.before:
                 raise
-            more = self._next_run(engine.epoch)
+            more = self._describe_next_run(engine.epoch)
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(more) from None
             if isinstance(error, SystemExit):  # SIGTERM, which says nothing of itself
@@ -175,7 +175,7 @@ class WrittenEpochs:
                 raise
             raise replace_texts(error, fix=error.fix + f"; {more}") from None
 
-    def _next_run(self, epoch: int) -> str:
+    def _describe_next_run(self, epoch: int) -> str:
         """Tell how to go on from the epoch of the state."""
         first = self.before + 1
         done = f"epochs {first} to {epoch} are committed" if epoch > first else f"epoch {first} is committed"
@@ -264,7 +264,7 @@ class Preview:
 RowOutput = FileOutput | JsonLines | Preview
 
 
-def open_rows(output: str | None, schema: pa.Schema, overwrite: bool) -> RowOutput:
+def open_row_output(output: str | None, schema: pa.Schema, overwrite: bool) -> RowOutput:
     """Open the output of rows: a file, JSON lines on stdout, or without a name a table if stdout is a terminal.
 
     Raises `OutputExists`, `UnwritableOutput`.

@@ -2,7 +2,7 @@
 
 Guarantees: a wrong option is an error that names it as it was typed. Options mean what the same ones of Python mean.
 
->>> parse_names(["id,region", '"a,b"']), parse_projection(["city", "total=price * 2"])
+>>> parse_column_names(["id,region", '"a,b"']), parse_projection(["city", "total=price * 2"])
 (['id', 'region', 'a,b'], {'city': 'city', 'total': 'price * 2'})
 >>> parse_lateness("1500ms", "at", pa.timestamp("us")), parse_lateness("2d", "on", pa.date32())
 (1500000, 2)
@@ -29,7 +29,7 @@ from ddflow.connectors.files import FilesSource
 from ddflow.connectors.formats import Format
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.row_columns import guess_schema
-from ddflow.engine.replace import count_most_absent
+from ddflow.engine.replace import compute_absence_limit
 from ddflow.errors import SpecError
 from ddflow.plan.merge.strategy import MAKERS, Strategy
 from ddflow.terminal import format_count
@@ -60,7 +60,7 @@ def parse_format(text: str | None, on_bad: Any = "stop") -> Format | None:
     return of if text == word else formats.kcat(of)
 
 
-def check_bad(format: str | None, on_bad: str, output: Path | None) -> None:
+def check_bad_message_options(format: str | None, on_bad: str, output: Path | None) -> None:
     """Raise `typer.BadParameter` for options of bad messages that contradict each other."""
     if on_bad != "stop" and parse_format(format) is None:
         raise typer.BadParameter("--on-bad is of messages: say which they are, such as --format debezium")
@@ -77,7 +77,7 @@ def say_bad_messages(messages: int, output: Path | None) -> None:
         )
 
 
-def message_columns(given: FilesSource, asked: str, types: Mapping[str, pa.DataType]) -> pa.Schema:
+def find_message_columns(given: FilesSource, asked: str, types: Mapping[str, pa.DataType]) -> pa.Schema:
     """Find the columns of the rows in files of messages.  ``asked``: their format's word.  O(bytes looked at).
 
     Raises `SpecError` if messages show no types, and as `open_files` does.
@@ -126,10 +126,10 @@ def check_usage(ask: VerbOptions, sides: bool = True) -> None:
         raise typer.BadParameter("--stale mark or side and --stale-output FILE need each other")
     if ask.whole and parse_format(ask.format) is not None:
         raise typer.BadParameter(f"--format {ask.format} is of messages, which are no full contents: use ddflow diff")
-    check_bad(ask.format, ask.on_bad, ask.bad_output)
-    check_apart({"--output": ask.output, "--stale-output": ask.stale_output, "--bad-output": ask.bad_output})
+    check_bad_message_options(ask.format, ask.on_bad, ask.bad_output)
+    check_distinct_outputs({"--output": ask.output, "--stale-output": ask.stale_output, "--bad-output": ask.bad_output})
     if ask.max_absent is not None:
-        count_most_absent(ask.max_absent, 0)
+        compute_absence_limit(ask.max_absent, 0)
     if ask.counts and not ask.whole and (given := ask.list_given_options(OF_FULL_FILES)):
         raise typer.BadParameter(f"{given[0]} is of full files: give --full too")
     if ask.counts and ask.whole and (given := ask.list_given_options(OF_EVENTS)):
@@ -138,14 +138,14 @@ def check_usage(ask: VerbOptions, sides: bool = True) -> None:
         raise typer.BadParameter(f"{given[0]} is of a state: give --state FOLDER too")
 
 
-def check_apart(outputs: Mapping[str, Any]) -> None:
+def check_distinct_outputs(outputs: Mapping[str, Any]) -> None:
     """Raise `typer.BadParameter` if two options name one file."""
     for one, other in combinations([name for name, file in outputs.items() if file is not None], 2):
         if str(outputs[one]) == str(outputs[other]):
             raise typer.BadParameter(f"{one} and {other} name the same file: give each its own")
 
 
-def parse_names(texts: Iterable[str] | None) -> list[str]:
+def parse_column_names(texts: Iterable[str] | None) -> list[str]:
     """Parse column names in texts like ``a,b``; quotes as in CSV around names that hold a comma.  Raises
     `SpecError`."""
     out: list[str] = []
@@ -162,7 +162,11 @@ def parse_projection(texts: Iterable[str]) -> dict[str, str]:
     out: dict[str, str] = {}
     for text in texts:
         match = _NAMED.fullmatch(text)
-        parts = [(match[1] or match[2], match[3].strip())] if match else [(name, name) for name in parse_names([text])]
+        parts = (
+            [(match[1] or match[2], match[3].strip())]
+            if match
+            else [(name, name) for name in parse_column_names([text])]
+        )
         for name, expression in parts:
             if name in out:
                 raise SpecError(
@@ -223,10 +227,10 @@ def parse_groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ...], Seq
     out: dict[str | tuple[str, ...], Sequence[str]] = {}
     for text in texts or ():
         order, equals, columns = text.partition("=")
-        if not equals or not parse_names([order]):
+        if not equals or not parse_column_names([order]):
             remedy = "write ORDER=COLUMNS, such as paid_at=amount"
             raise SpecError(f"--group {text}", "it names no order column", remedy)
-        out[tuple(parse_names([order]))] = parse_names([columns])
+        out[tuple(parse_column_names([order]))] = parse_column_names([columns])
     return out
 
 
@@ -245,14 +249,14 @@ def build_spec(ask: VerbOptions, schema: pa.Schema) -> dd.Upsert:
         "versions": ask.versions,
     }
     return dd.Upsert(
-        key=parse_names(ask.key),
-        order_by=parse_names(ask.order_by),
+        key=parse_column_names(ask.key),
+        order_by=parse_column_names(ask.order_by),
         seq=ask.seq,
         time=ask.time,
         delete=delete,
         lateness=parse_lateness(ask.lateness, ask.time, schema.field(place).type if place >= 0 else None),
-        noop_ignore=parse_names(ask.noop_ignore),
-        track=None if ask.track is None else parse_names(ask.track),
+        noop_ignore=parse_column_names(ask.noop_ignore),
+        track=None if ask.track is None else parse_column_names(ask.track),
         merge=parse_merge(ask.merge),
         groups=parse_groups(ask.group),
         derive=parse_projection(ask.derive or ()),
@@ -274,6 +278,6 @@ def plan_flow(ask: VerbOptions, schema: pa.Schema) -> dd.Flow:
     if ask.project:
         rows = rows.project(parse_projection(ask.project))
     if ask.counts:
-        rows = rows.count(parse_names(ask.by), name=ask.name)
+        rows = rows.count(parse_column_names(ask.by), name=ask.name)
     flow.output(OUT, rows)
     return flow

@@ -1,7 +1,7 @@
 """``ddflow replace``: full files in, differences out.
 
 Invariant: after each file the collection holds what the file says (within the scope), and nothing else; the output
-holds the updates that lead from one to the next, times ascending.  The work is in ``run``.
+holds the updates that lead from one to the next, times ascending.  The work is in ``run_files``.
 
 >>> replace.__name__
 'replace'
@@ -37,6 +37,6 @@ def replace(ask: VerbOptions) -> None:
 
     * `ddflow replace packages/ --key name --noop-ignore checked_at -o changes.jsonl`
     """
-    from ddflow.cli.file_run import run
+    from ddflow.cli.file_run import run_files
 
-    run(dataclasses.replace(ask, whole=True))
+    run_files(dataclasses.replace(ask, whole=True))

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import Rewriting, State, Trust
-from ddflow.cli.say import say, show_amount
+from ddflow.cli.say import say, show_amount_progress
 from ddflow.terminal import format_count
 
 
@@ -45,7 +45,7 @@ def rescale(
     from ddflow.partitions.rescale import rescale
 
     choices: dict[str, Any] = {"trust": trust, "memory": memory}
-    with show_amount("moving") as tick:
+    with show_amount_progress("moving") as tick:
         done = rescale(state, partitions, **choices, look=tick)
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddflow.cli.arguments import State, Trust
-from ddflow.cli.say import say, show_amount
+from ddflow.cli.say import say, show_amount_progress
 from ddflow.terminal import format_size
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def rollback(
             say(_format_version(each), err=True)
         where = "the last whole version before the newest" if to_epoch is None else f"epoch {to_epoch}"
         typer.confirm(f"go back to {where}, and lose all later epochs?", abort=True, err=True)
-    with show_amount("reading and copying", None, format_size) as tick:
+    with show_amount_progress("reading and copying", None, format_size) as tick:
         done = tool.rollback(state, to_epoch, **choices, look=tick)
     _say_result(state, done, as_json)
 
@@ -116,15 +116,15 @@ def _say_result(state: State, done: Any, as_json: bool) -> None:
 
 def _describe_version(version: OldVersion) -> dict[str, Any]:
     of = version.manifest
-    about = {} if of is None else {"epoch": of.epoch, "written": _format_written(of.written), "note": of.note}
+    about = {} if of is None else {"epoch": of.epoch, "written": _format_write_time(of.written), "note": of.note}
     return {"manifest": version.number, **about, "wrong": version.wrong}
 
 
 def _format_version(version: OldVersion) -> str:
     of = version.manifest
-    about = "" if of is None else f"  epoch {of.epoch:>8}  {_format_written(of.written)}  {of.note}"
+    about = "" if of is None else f"  epoch {of.epoch:>8}  {_format_write_time(of.written)}  {of.note}"
     return f"manifest {version.number:>8}{about}" + (f"  DAMAGED: {version.wrong}" if version.wrong else "")
 
 
-def _format_written(milliseconds: int) -> str:
+def _format_write_time(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

@@ -3,7 +3,7 @@
 Guarantees: one run at a time holds a state. A state that the run created is removed if the run fails before its first
 epoch. The first signal ends the run after the epoch in progress.
 
->>> split_names(["orders=files:landing/*.csv"], "--from")
+>>> split_named_values(["orders=files:landing/*.csv"], "--from")
 {'orders': ['files:landing/*.csv']}
 """
 
@@ -26,7 +26,7 @@ import typer
 from ddflow.cli.arguments import Trust
 from ddflow.cli.say import say
 from ddflow.errors import DdflowError, SpecError, StateRefused
-from ddflow.metrics import mask_record
+from ddflow.metrics import mask_log_record
 from ddflow.terminal import format_count
 
 if TYPE_CHECKING:
@@ -86,10 +86,10 @@ class StateLock:
     def _has_commits(self) -> bool:
         """Return whether the state has commits, or may have some."""
         from ddflow.storage.manifest import load_newest
-        from ddflow.storage.opening import opened_store
+        from ddflow.storage.opening import open_existing_store
 
         try:
-            with opened_store(self.state, trust=self.trust) as store:
+            with open_existing_store(self.state, trust=self.trust) as store:
                 manifest = load_newest(store)
         except DdflowError:
             return bool(os.listdir(self.state))
@@ -246,10 +246,10 @@ def run(
       another)
     """
     from ddflow.connectors.address import parse_source
-    from ddflow.engine.run.options import RunOptions, check_run
+    from ddflow.engine.run.options import RunOptions, check_run_arguments
 
     _enable_log(verbose)
-    spelled = split_names(from_, "--from").items()
+    spelled = split_named_values(from_, "--from").items()
     sources = {name: parse_source(first, name, *more, follow=follow, lines=lines) for name, (first, *more) in spelled}
     targets, given = make_sinks(to, mode), load_flow(flow)
     how: dict[str, Any] = {
@@ -264,13 +264,13 @@ def run(
         "evolve": evolve,
         "max_absent": max_absent,
     }
-    check_run(given, sources, targets, RunOptions(**how))  # before there is a state
-    _say_unfed(given, sources)
+    check_run_arguments(given, sources, targets, RunOptions(**how))  # before there is a state
+    _say_unfed_inputs(given, sources)
     served = metrics and _serve_metrics(flow, metrics)
     choices: dict[str, Any] = {"memory": memory, "retain": retain, "trust": trust, "metrics": served}
     with StateLock(state, trust) as held, given.open(state, **choices) as engine:
         held.acquire()
-        _say_events(engine, sources)
+        _warn_of_event_files(engine, sources)
         done, epoch = engine.run(sources, targets, **how), engine.epoch
     _report_run(epoch, done, as_json)
 
@@ -280,23 +280,23 @@ def _enable_log(verbose: bool) -> None:
     if verbose:
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
         for handler in logging.getLogger().handlers:  # also of what other libraries log
-            handler.addFilter(mask_record)
+            handler.addFilter(mask_log_record)
         logging.getLogger("ddflow").setLevel(logging.INFO)
 
 
-def _say_unfed(given: "dd.Flow", sources: "dict[str, Source]") -> None:
+def _say_unfed_inputs(given: "dd.Flow", sources: "dict[str, Source]") -> None:
     """Say which inputs have no source."""
     fed = {each for name, source in sources.items() for each in source.inputs(name)}
     if unfed := [each for each in given.inputs if each not in fed]:
         say(f"ddflow: no source feeds {', '.join(map(repr, unfed))}, so nothing comes there: see --from", err=True)
 
 
-def _say_events(engine: "dd.Engine", sources: "dict[str, Source]") -> None:
+def _warn_of_event_files(engine: "dd.Engine", sources: "dict[str, Source]") -> None:
     """Warn if files are read as events for the first time, into an input that was fed full contents."""
     assert engine.durable is not None
     for name, source in sources.items():
         fed, known = engine.dataflow.fed.get(name), name in engine.durable.log.sources
-        if source.kind == "files" and not getattr(source, "full", False) and not known and fed and fed.full_calls:
+        if source.kind == "files" and not getattr(source, "full", False) and not known and fed and fed.full_call_count:
             held = f"the state was fed full contents of {name!r}, and files are read as events"
             say(f"{held}; where each file holds all rows, write files:PATTERN:full", err=True)
 
@@ -325,21 +325,21 @@ def make_sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[st
     """Make the sinks of a command line.  Raises `typer.BadParameter`, `SpecError`."""
     from ddflow.connectors.address import parse_sink
 
-    modes: dict[str, list[Any]] = split_names(mode, "--mode")
-    targets = split_names(to, "--to")
+    modes: dict[str, list[Any]] = split_named_values(mode, "--mode")
+    targets = split_named_values(to, "--to")
     for name, (each,) in modes.items():
         if name not in targets:
             raise typer.BadParameter(f"--mode {name}={each}: there is no --to {name}=...")
     return {name: parse_sink(text, name, *modes.get(name, [None])) for name, (text,) in targets.items()}
 
 
-def split_names(given: Sequence[str] | None, option: str) -> dict[str, list[str]]:
+def split_named_values(given: Sequence[str] | None, option: str) -> dict[str, list[str]]:
     """Split ``NAME=REST`` by name; ``--from`` may have several, and ``@FILE`` gives its lines.  Raises
     `typer.BadParameter`."""
     from ddflow.storage.address import mask_address
 
     found = dict[str, list[str]]()
-    for text in chain.from_iterable(map(_expand_file, given or ())):
+    for text in chain.from_iterable(map(_expand_file_argument, given or ())):
         name, equals, rest = text.partition("=")
         # An address without its name may have a "=", too.
         if not equals or not name or not rest or ":" in name or "@" in name:
@@ -351,7 +351,7 @@ def split_names(given: Sequence[str] | None, option: str) -> dict[str, list[str]
     return found
 
 
-def _expand_file(text: str) -> list[str]:
+def _expand_file_argument(text: str) -> list[str]:
     """Return the lines of a file after ``@``, which no list of processes shows.  Raises `typer.BadParameter`."""
     if not text.startswith("@"):
         return [text]
@@ -370,13 +370,13 @@ def load_flow(text: str) -> "dd.Flow":
         path, _, name = text.rpartition(":")
     if not os.path.isfile(path):
         raise SpecError(f"run {path}", "there is no such file", "give a file of Python that makes a flow")
-    found = _run_file(path).get(name)
+    found = _run_python_file(path).get(name)
     if not isinstance(found, Flow):
         raise SpecError(f"run {path}", f"{name!r} is no flow in it", "write flow = dd.Flow(), or FILE:NAME")
     return found
 
 
-def _run_file(path: str) -> dict[str, Any]:
+def _run_python_file(path: str) -> dict[str, Any]:
     """Run a file of Python, which may import its neighbours; return its names.  Raises `SpecError` for its own
     mistakes."""
 

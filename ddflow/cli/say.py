@@ -36,7 +36,10 @@ def say(text: str = "", err: bool = False, drawn: bool = False) -> None:
 def show_progress(total: int | None, hidden: bool = False) -> AbstractContextManager[Tick]:
     """Show the rows read and the updates put out, while the block runs.  ``total``: of rows; None: unknown."""
     return _show_bar(
-        _first_text, total, lambda rate, rows, updates: f"{rows:,} rows, {rate:,} rows/s, {updates:,} updates", hidden
+        _choose_initial_text,
+        total,
+        lambda rate, rows, updates: f"{rows:,} rows, {rate:,} rows/s, {updates:,} updates",
+        hidden,
     )
 
 
@@ -45,7 +48,7 @@ def format_rows(amount: int) -> str:
     return f"{amount:,} rows"
 
 
-def show_amount(
+def show_amount_progress(
     doing: str, total: int | None = None, unit: Callable[[int], str] = format_rows, hidden: bool = False
 ) -> AbstractContextManager[Tick]:
     """Show how much was read, while the block runs.  ``unit``: how an amount is written."""
@@ -77,7 +80,7 @@ def _show_bar(
         yield tick
 
 
-def _first_text() -> str:
+def _choose_initial_text() -> str:
     from ddflow.kernels.compile import cache_directory
 
     directory = cache_directory()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from ddflow.cli.arguments import OF_MESSAGES, OF_TEXT, Output, Types, VerbOptions, with_options
-from ddflow.cli.say import say, show_amount
+from ddflow.cli.say import say, show_amount_progress
 from ddflow.errors import SpecError
 from ddflow.terminal import format_count
 
@@ -45,7 +45,7 @@ class NamedTable(NamedTuple):
 
     >>> parse_table("orders=s3://logs/orders.parquet:key=id,region:order-by=at")
     NamedTable(name='orders', file='s3://logs/orders.parquet', options={'key': ['id,region'], 'order-by': ['at']})
-    >>> table_options("z", group_tables(["z=1.csv:key=id:delimiter=|", "z=2.csv:full:null=NA:null=-"])["z"])
+    >>> collect_table_options("z", group_tables(["z=1.csv:key=id:delimiter=|", "z=2.csv:full:null=NA:null=-"])["z"])
     {'key': ['id'], 'delimiter': ['|'], 'full': [''], 'null': ['NA', '-']}
     """
 
@@ -76,7 +76,7 @@ def group_tables(texts: Sequence[str]) -> dict[str, list[NamedTable]]:
     return out
 
 
-def table_options(name: str, parts: Sequence[NamedTable]) -> Options:
+def collect_table_options(name: str, parts: Sequence[NamedTable]) -> Options:
     """Collect the options of a table.  Raises `typer.BadParameter`."""
     from ddflow.connectors.files.file_path import FULL, WRITING
 
@@ -91,9 +91,9 @@ def table_options(name: str, parts: Sequence[NamedTable]) -> Options:
     return options
 
 
-def table_files(options: Options, of_all: "FileOptions") -> "FileOptions":
+def build_table_file_options(options: Options, of_all: "FileOptions") -> "FileOptions":
     """Return the options of a table's files: the common ones, and its own.  Raises `SpecError`."""
-    from ddflow.cli.input_files import parse_kind
+    from ddflow.cli.input_files import parse_file_kind
     from ddflow.connectors.files.file_path import RENAME, collect_text_options
 
     said: dict[str, Any] = {
@@ -102,21 +102,23 @@ def table_files(options: Options, of_all: "FileOptions") -> "FileOptions":
     if RENAME in said:
         said[RENAME] = tuple(said[RENAME].items())
     if "format" in said:
-        said["kind"] = parse_kind(said.pop("format"))
+        said["kind"] = parse_file_kind(said.pop("format"))
     return replace(of_all, dialect=of_all.dialect._replace(**said))
 
 
-def table_spec(options: Options) -> "dd.Upsert":
+def build_table_spec(options: Options) -> "dd.Upsert":
     """Build the spec by which the events of a table upsert."""
     import ddflow as dd
-    from ddflow.cli.plan import parse_names
+    from ddflow.cli.plan import parse_column_names
 
     delete: Any = None
     if "tombstone" in options:
         column, equals, value = options["tombstone"][-1].partition("=")
         delete = dd.tombstone(column.strip(), value if equals else None)
     return dd.Upsert(
-        key=parse_names(options["key"][-1:]), order_by=parse_names(options.get("order-by", [])[-1:]), delete=delete
+        key=parse_column_names(options["key"][-1:]),
+        order_by=parse_column_names(options.get("order-by", [])[-1:]),
+        delete=delete,
     )
 
 
@@ -170,17 +172,17 @@ def sql(
     if as_json and output in (None, "-"):
         raise typer.BadParameter("--json: rows go to stdout; write them to a file with -o")
     import ddflow as dd
-    from ddflow.cli.input_files import file_options
-    from ddflow.cli.output import open_rows
-    from ddflow.cli.plan import check_apart, check_bad, parse_format
+    from ddflow.cli.input_files import build_file_options
+    from ddflow.cli.output import open_row_output
+    from ddflow.cli.plan import check_bad_message_options, check_distinct_outputs, parse_format
 
-    named = {name: (parts, table_options(name, parts)) for name, parts in group_tables(tables).items()}
+    named = {name: (parts, collect_table_options(name, parts)) for name, parts in group_tables(tables).items()}
     words = {name: told["format"][-1] if "format" in told else ask.format for name, (_, told) in named.items()}
-    check_bad(next(filter(parse_format, words.values()), None), ask.on_bad, ask.bad_output)
-    check_apart({"--output": output, "--bad-output": ask.bad_output})
+    check_bad_message_options(next(filter(parse_format, words.values()), None), ask.on_bad, ask.bad_output)
+    check_distinct_outputs({"--output": output, "--bad-output": ask.bad_output})
     flow, read, bad = dd.Flow(), 0, 0
     full = {name for name, (_, told) in named.items() if "full" in told}
-    options = file_options(ask)
+    options = build_file_options(ask)
     given = {
         n: _declare_table(flow, n, *each, types or (), options, (words[n], ask.on_bad)) for n, each in named.items()
     }
@@ -188,12 +190,12 @@ def sql(
     rows = flow.output(OUT, answer.of)
     schema = rows.updates_schema(flow.time_type) if diff else rows.schema.empty_table().select(answer.columns).schema
     with flow.open() as engine, ExitStack() as stack:
-        out: Any = stack.enter_context(open_rows(output, schema, overwrite))
+        out: Any = stack.enter_context(open_row_output(output, schema, overwrite))
         aside = _open_bad_output(flow, ask.bad_output, overwrite, stack)
         tick = stack.enter_context(_show_progress(given, out))
         for files in zip_longest(*(source.files for source in given.values())):
             readers, counts = _open_readers(given, files, full, tick)
-            for step in _take_files(engine, readers, full):
+            for step in _ingest_files(engine, readers, full):
                 if diff:
                     out.write(step[OUT])
                 for side in flow.side_outputs():
@@ -216,22 +218,22 @@ def _declare_table(
     messages: tuple[str | None, str],
 ) -> "FilesSource":
     """Open the files of a table and make it an input of the flow.  ``messages``: the arguments of `parse_format`."""
-    from ddflow.cli.input_files import say_doubts
-    from ddflow.cli.plan import message_columns, parse_format
+    from ddflow.cli.input_files import warn_of_text_columns
+    from ddflow.cli.plan import find_message_columns, parse_format
     from ddflow.columns.casts import parse_types
     from ddflow.connectors.files import open_files
 
-    paths, options = [each.file for each in parts], table_files(told, options)
-    spec, of, declared = table_spec(told) if "key" in told else None, parse_format(*messages), parse_types(types)
+    paths, options = [each.file for each in parts], build_table_file_options(told, options)
+    spec, of, declared = build_table_spec(told) if "key" in told else None, parse_format(*messages), parse_types(types)
     if of is not None:
         if spec is None:
             raise typer.BadParameter(f"messages are upserts: write {name}=FILE:key=COLUMNS")
         found = open_files(paths, how=options)
-        flow.upserts(name, message_columns(found, str(messages[0]), declared), spec, format=of)
+        flow.upserts(name, find_message_columns(found, str(messages[0]), declared), spec, format=of)
         return found
     required = told["diff"][-1:] if "diff" in told else [] if spec is None else [*spec.key, *spec.order_by]
     found = open_files(paths, declared, required, None, options)
-    say_doubts(found.doubts)
+    warn_of_text_columns(found.doubts)
     if spec is None:
         flow.updates(name, found.schema, *told.get("diff", ())[-1:])
     else:
@@ -241,13 +243,13 @@ def _declare_table(
 
 def _plan_query(flow: "dd.Flow", query: str, diff: bool) -> "tuple[PlannedAnswer, Sequence[OrderColumn]]":
     """Plan the query: return its collection, which can be read unless ``diff``, and the order of its rows."""
-    from ddflow.operators.row_order import ordered_by
+    from ddflow.operators.row_order import parse_order_columns
     from ddflow.plan.sql import PlannedAnswer, plan_answer
 
     answer = PlannedAnswer(flow.sql(query), [], []) if diff else plan_answer(flow, query)
     if not diff and not _has_all_rows(answer.of):
         answer = answer._replace(of=answer.of.arrange([]))
-    return answer, ordered_by(answer.by, answer.of.schema, "ORDER BY")
+    return answer, parse_order_columns(answer.by, answer.of.schema, "ORDER BY")
 
 
 def _has_all_rows(of: Any) -> bool:
@@ -274,7 +276,7 @@ def _open_bad_output(flow: "dd.Flow", path: Path | None, overwrite: bool, stack:
     return stack.enter_context(open_output(path, updates_schema(schema, flow.time_type), overwrite))
 
 
-def _take_files(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "Iterator[dd.Step]":
+def _ingest_files(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "Iterator[dd.Step]":
     """Take in full files as one step, and the others as another one."""
     whole = {name: readers.pop(name) for name in list(readers) if name in full}
     if whole:
@@ -307,7 +309,7 @@ def _show_progress(given: "dict[str, FilesSource]", out: Any) -> "AbstractContex
 
     counts = [source.rows for source in given.values()]
     total = sum(n or 0 for n in counts) if None not in counts else None
-    return show_amount("reading", total, hidden=isinstance(out, JsonLines) and sys.stdout.isatty())
+    return show_amount_progress("reading", total, hidden=isinstance(out, JsonLines) and sys.stdout.isatty())
 
 
 def _open_readers(
@@ -329,12 +331,12 @@ def _open_readers(
             shown(rows)
 
         rows = read_rows(source, file, tick)
-        rows = _refuse_empty(rows, file) if name in full else rows
+        rows = _refuse_empty_file(rows, file) if name in full else rows
         out[name] = pa.RecordBatchReader.from_batches(source.columns(file), rows)
     return out, counts
 
 
-def _refuse_empty(rows: "Iterator[pa.RecordBatch]", file: str) -> "Iterator[pa.RecordBatch]":
+def _refuse_empty_file(rows: "Iterator[pa.RecordBatch]", file: str) -> "Iterator[pa.RecordBatch]":
     """Yield the rows of a full file.  Raises `UnreadableInput` if there are none."""
     from ddflow.errors import UnreadableInput
 
@@ -349,8 +351,8 @@ def _repeat_rows(rows: "pa.Table", order: "Sequence[OrderColumn]") -> "pa.Table"
     """Repeat each row by its ``_diff``, in the order of the query if it has one."""
     import numpy as np
 
-    from ddflow.operators.row_order import sort_places
+    from ddflow.operators.row_order import argsort_rows
 
     times, rows = rows.column("_diff").to_numpy(), rows.drop_columns(["_diff"])
-    places = sort_places(rows, order) if order else np.arange(len(times))
+    places = argsort_rows(rows, order) if order else np.arange(len(times))
     return rows.take(np.repeat(places, np.maximum(times[places], 0)))

@@ -15,7 +15,7 @@ import typer
 
 from ddflow.cli.arguments import Trust
 from ddflow.cli.run import FlowFile, Modes, OwnState, To, load_flow, make_sinks
-from ddflow.cli.say import say, show_amount
+from ddflow.cli.say import say, show_amount_progress
 from ddflow.terminal import escape_text, format_count
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def sync(
         raise typer.BadParameter("--to: name at least one sink")
     choices: dict[str, Any] = {"trust": trust}
     forget = tuple(detach or () if yes else ())
-    with show_amount("comparing and writing" if yes else "comparing") as tick:
+    with show_amount_progress("comparing and writing" if yes else "comparing") as tick:
         if _count_partitions(state, trust) > 1:
             with closing(EpochDriver.open(given, state, DriverOptions(**choices))) as driver:
                 done = sync_state(driver, targets, adopt, not yes, forget, tick)
@@ -83,12 +83,12 @@ def sync(
         did = "deleted" if yes else "would be deleted"
         said = f"{format_count(each.deleted, 'row')} {did}, {each.changed:,} changed, {each.added:,} added"
         say(f"{name} ({targets[name].target}): {said}")
-        _say_keys(each)
+        _say_changed_keys(each)
     if not yes:
         say("nothing was written; do it with --yes", err=True)
 
 
-def _say_keys(found: "Synced") -> None:
+def _say_changed_keys(found: "Synced") -> None:
     """List the keys of rows that go or change."""
     keys = found.keys
     if keys is None or not keys.num_columns:
@@ -103,8 +103,8 @@ def _say_keys(found: "Synced") -> None:
 def _count_partitions(state: str, trust: str) -> int:
     """Return how many partitions a state has."""
     from ddflow.storage.manifest import load_newest
-    from ddflow.storage.opening import opened_store
+    from ddflow.storage.opening import open_existing_store
 
-    with opened_store(state, trust=trust) as store:
+    with open_existing_store(state, trust=trust) as store:
         manifest = load_newest(store)
         return 1 if manifest is None else manifest.partitions

@@ -15,7 +15,7 @@ import typer
 
 from ddflow.cli import REFUSED
 from ddflow.cli.arguments import OF_TEXT, Full, Input, Scope, State, Trust, VerbOptions, with_options
-from ddflow.cli.say import say, show_amount
+from ddflow.cli.say import say, show_amount_progress
 
 
 @with_options(only=OF_TEXT)
@@ -60,15 +60,15 @@ def verify(
 
     * `ddflow verify state/places full.csv monday.csv tuesday.csv --full full.csv`
     """
-    from ddflow.cli.input_files import file_options
+    from ddflow.cli.input_files import build_file_options
     from ddflow.cli.log import find_input, open_log, stream_log
     from ddflow.tools.verify import verify as compared
 
     bound = find_input(state, input, trust)
-    options = file_options(ask)
+    options = build_file_options(ask)
     with (
         closing(open_log(log, bound, options)) as given,
-        show_amount(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick,
+        show_amount_progress(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick,
     ):
         found = compared(state, {bound.name: stream_log(given, full, scope)}, memory=memory, trust=trust, look=tick)  # type: ignore[arg-type]
     say(json.dumps(found.to_dict(), default=str) if as_json else str(found))

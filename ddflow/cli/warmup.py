@@ -33,14 +33,16 @@ def warmup(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from ddflow.connectors.files import UnwritableOutput
-    from ddflow.tools.warmup import warm
+    from ddflow.tools.warmup import compile_all_kernels
 
     began = perf_counter()
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     shown = sys.stderr.isatty()
     with Progress(*columns, console=make_console(stderr=True), transient=True, disable=not shown) as bar:
         task = bar.add_task("loading", total=None)
-        warmed = warm(lambda done, total, doing: bar.update(task, completed=done, total=total, description=doing))
+        warmed = compile_all_kernels(
+            lambda done, total, doing: bar.update(task, completed=done, total=total, description=doing)
+        )
     if warmed.directory is None:
         raise UnwritableOutput(
             "keep compiled kernels",

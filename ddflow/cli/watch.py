@@ -50,7 +50,7 @@ def watch(
     from ddflow.engine.read.live_view import LiveRows
     from ddflow.engine.snapshot import Snapshot
     from ddflow.storage.manifest import load_newest
-    from ddflow.storage.opening import opened_store
+    from ddflow.storage.opening import open_existing_store
     from ddflow.time import INT64, format_time, parse_seconds
 
     live, pause = LiveRows(output, by, rows), parse_seconds(every, "--every")
@@ -73,7 +73,7 @@ def watch(
         return
     with (
         Live(_draw_table(head, seen), console=console, auto_refresh=False) as screen,
-        opened_store(state, **options) as store,
+        open_existing_store(state, **options) as store,
     ):
         number = -1
         while True:

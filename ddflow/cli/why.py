@@ -3,11 +3,11 @@
 Invariant: what is told of the state is read from it, what is told of events is resolved again from the log. The work
 is in `ddflow.engine.lineage.key_history` and `ddflow.engine.lineage.rows`.
 
->>> split_words("by_city", ["city=Bern", "log.csv"], ["orders"], ["by_city"])
+>>> split_arguments("by_city", ["city=Bern", "log.csv"], ["orders"], ["by_city"])
 ('by_city', ['city=Bern'], ['log.csv'])
->>> split_words("7", ["log.csv"], ["orders"], ["by_city"])
+>>> split_arguments("7", ["log.csv"], ["orders"], ["by_city"])
 (None, [], ['log.csv'])
->>> split_words("orders", ["7", "log.csv"], ["orders"], ["by_city"])
+>>> split_arguments("orders", ["7", "log.csv"], ["orders"], ["by_city"])
 ('orders', ['7'], ['log.csv'])
 """
 
@@ -87,20 +87,20 @@ def why(
 
     * `ddflow why state/shop by_city city=Bern --between 1 2`
     """
-    from ddflow.cli.input_files import file_options
+    from ddflow.cli.input_files import build_file_options
     from ddflow.cli.log import FilesLog, find_input, open_log, parse_key, parse_values
     from ddflow.engine.snapshot import Snapshot
 
     with ExitStack() as stack:
         snapshot = stack.enter_context(Snapshot.open(state, trust=trust))  # type: ignore[arg-type]
         inputs, outputs = _find_collections(snapshot.flow, key)
-        name, values, files = split_words(key, log or [], inputs, outputs)
+        name, values, files = split_arguments(key, log or [], inputs, outputs)
         times = _parse_times(as_of, between, snapshot.flow.time_type)
         given = dict[str, FilesLog]()
         if name is None or name in inputs or files:
             bound = find_input(state, name if name in inputs else input, trust)
             if files:
-                options = file_options(ask)
+                options = build_file_options(ask)
                 source = stack.enter_context(closing(open_log(files, bound, options)))
                 given[bound.name] = FilesLog(source, full, scope)
         told: Story | Origins
@@ -108,7 +108,7 @@ def why(
             told = snapshot.why(bound.name, parse_key(",".join(values) or key, bound), given.get(bound.name), **times)
         else:
             asked = parse_values(values, outputs[name].schema, f"why of {name!r}")
-            hint_at_words(told := snapshot.why(name, asked, given or None, **times), values)
+            hint_at_separate_values(told := snapshot.why(name, asked, given or None, **times), values)
     say(json.dumps(told.to_dict(), default=str) if as_json else str(told))
 
 
@@ -120,7 +120,7 @@ def _parse_times(as_of: str | None, between: tuple[str, str] | None, kind: Any) 
     return {"as_of": None if as_of is None else parse_time(f"--as-of {as_of}", as_of, kind), "between": span}
 
 
-def hint_at_words(told: "Story | Origins", values: Sequence[str]) -> None:
+def hint_at_separate_values(told: "Story | Origins", values: Sequence[str]) -> None:
     """Explain how to give values if no row has them and one looks like several."""
     shown = getattr(told, "shown", None)
     if shown is not None and not shown.num_rows and any(has_second_value(each, shown.column_names) for each in values):
@@ -136,7 +136,7 @@ def has_second_value(value: str, names: Sequence[str]) -> bool:
     return any(part.partition("=")[0].strip() in names for part in value.split(",")[1:] if "=" in part)
 
 
-def split_words(
+def split_arguments(
     key: str, rest: Sequence[str], inputs: Collection[str], outputs: Collection[str]
 ) -> tuple[str | None, list[str], list[str]]:
     """Split the words into a name, if values follow it, the values, and files.  Raises `NotReadable`."""

@@ -1,13 +1,13 @@
 """Write the data of errors as a shell's command line is typed.
 
-The library names options and calls by their names in Python, because it does not know the caller. `ShellWords` writes
+The library names options and calls by their names in Python, because it does not know the caller. `ShellSyntax` writes
 them as options of the verb that runs, if it has them. All other text stays as it is.
 
->>> from ddflow.errors import Declare, Evolve, Option, Phrase, write_text
->>> words = ShellWords({"null_key": "--null-key", "types": "--types"})
->>> write_text("choose " + Option("null_key", "drop") + ", declare " + Declare({"n": "double"}), words)
+>>> from ddflow.errors import DeclareFix, EvolveFix, Option, Phrase, format_phrase
+>>> words = ShellSyntax({"null_key": "--null-key", "types": "--types"})
+>>> format_phrase("choose " + Option("null_key", "drop") + ", declare " + DeclareFix({"n": "double"}), words)
 'choose --null-key drop, declare --types n=double'
->>> write_text(Phrase(Evolve({"n": "int64"}, state="my state")), words), write_text("null_key='drop'", words)
+>>> format_phrase(Phrase(EvolveFix({"n": "int64"}, state="my state")), words), format_phrase("null_key='drop'", words)
 ("ddflow evolve 'my state' --types n=int64", "null_key='drop'")
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Final
 
-from ddflow.errors import Evolve, Words, write_text
+from ddflow.errors import EvolveFix, FixSyntax, format_phrase
 
 OTHERWISE: Final = {"group": "groups"}
 """Options that have another name in Python."""
@@ -24,57 +24,61 @@ VERB: Final[ContextVar[Any]] = ContextVar("VERB", default=None)
 """The verb that runs, as Typer has it."""
 
 
-class ShellWords(Words):
+class ShellSyntax(FixSyntax):
     """``options``: those of the verb, by their names in Python.  ``tables``: whether they stand behind each file."""
 
     def __init__(self, options: Mapping[str, str], tables: bool = False) -> None:
         self.options, self.tables = options, tables
 
-    def option(self, name: str, value: Any = ...) -> str:
-        """See `Words.option`."""
+    def format_option(self, name: str, value: Any = ...) -> str:
+        """See `Words.format_option`."""
         if name not in self.options:
-            return super().option(name, value)
+            return super().format_option(name, value)
         if value is ... or value is None or isinstance(value, bool):
             return self.options[name]
         if isinstance(value, list):
             return f"{self.options[name]} {shlex.quote(','.join(map(str, value)))}"
         return f"{self.options[name]} {_quote_value(str(value))}"
 
-    def declare(self, types: Mapping[str, str]) -> str:
-        """See `Words.declare`."""
-        return _format_types(types) if "types" in self.options else super().declare(types)
+    def format_types(self, types: Mapping[str, str]) -> str:
+        """See `Words.format_types`."""
+        return _format_types(types) if "types" in self.options else super().format_types(types)
 
-    def input_types(self, input: str) -> str:
-        """See `Words.input_types`."""
+    def format_input_types(self, input: str) -> str:
+        """See `Words.format_input_types`."""
         return (
-            f"{self.options['input']} {_quote_value(input)}" if "input" in self.options else super().input_types(input)
+            f"{self.options['input']} {_quote_value(input)}"
+            if "input" in self.options
+            else super().format_input_types(input)
         )
 
-    def evolve(self, fix: Evolve) -> str:
-        """See `Words.evolve`."""
+    def format_evolve(self, fix: EvolveFix) -> str:
+        """See `Words.format_evolve`."""
         given = [f"--input {shlex.quote(fix.input)}"] if fix.input else []
         given += [_format_types(fix.types)] if fix.types else []
         given += [
-            f"--{name[:-1].replace('_', '-')} {shlex.quote(each)}" for name, all in fix.drops.items() for each in all
+            f"--{name[:-1].replace('_', '-')} {shlex.quote(each)}"
+            for name, all in fix.drop_options.items()
+            for each in all
         ]
         return f"ddflow evolve {' '.join(['STATE' if fix.state is None else shlex.quote(fix.state), *given])}"
 
-    def migrate(self, fix: Evolve) -> str:
-        """See `Words.migrate`."""
+    def format_migrate(self, fix: EvolveFix) -> str:
+        """See `Words.format_migrate`."""
         if fix.state is None:
-            return super().migrate(fix)
+            return super().format_migrate(fix)
         return f"ddflow migrate {shlex.quote(fix.state)} NEW LOG... --whole {_format_types(fix.types)}"
 
-    def evolve_engine(self, fix: Evolve) -> str:
-        """See `Words.evolve_engine`: a shell has no open engine."""
+    def format_engine_evolve(self, fix: EvolveFix) -> str:
+        """See `Words.format_engine_evolve`: a shell has no open engine."""
         return ""
 
-    def verb(self, name: str) -> str:
-        """See `Words.verb`."""
+    def format_verb(self, name: str) -> str:
+        """See `Words.format_verb`."""
         return f"ddflow {name}"
 
-    def file(self, path: str, options: Mapping[str, Any]) -> str:
-        """See `Words.file`: options of the verb, or an end of a file's or a source's name."""
+    def format_file(self, path: str, options: Mapping[str, Any]) -> str:
+        """See `Words.format_file`: options of the verb, or an end of a file's or a source's name."""
         after = "".join(f":{name}={value}" for name, value in _flatten_options(options))
         if self.tables:
             return f"'NAME=FILE{after}'" if shlex.quote(after) == after else shlex.quote(f"NAME=FILE{after}")
@@ -82,24 +86,24 @@ class ShellWords(Words):
             return " ".join(f"{self.options[name]} {_quote_value(value)}" for name, value in _flatten_options(options))
         if "from" in self.options:
             return f"{self.options['from']} {_quote_value(f'INPUT=files:PATTERN{after}')}"
-        return super().file(path, options)
+        return super().format_file(path, options)
 
-    def tombstone(self, column: str, value: Any = None) -> str:
-        """See `Words.tombstone`."""
+    def format_tombstone(self, column: str, value: Any = None) -> str:
+        """See `Words.format_tombstone`."""
         rule = column if value is None else f"{column}={value}"
         if self.tables:
             return f":tombstone={rule}"
         if "tombstone" in self.options:
             return f"{self.options['tombstone']} {_quote_value(rule)}"
-        return super().tombstone(column, value)
+        return super().format_tombstone(column, value)
 
 
-def in_shell(text: str) -> str:
+def format_for_shell(text: str) -> str:
     """Return a text of the library as the verb that runs says it.  O(text)."""
     given = VERB.get()
     options = () if given is None else [each for each in given.params if each.opts and each.opts[0].startswith("-")]
     names = {OTHERWISE.get(each.name, each.name.rstrip("_")): each.opts[0] for each in options}
-    return write_text(text, ShellWords(names, tables=given is not None and given.name == "sql"))
+    return format_phrase(text, ShellSyntax(names, tables=given is not None and given.name == "sql"))
 
 
 def _flatten_options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

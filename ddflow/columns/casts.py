@@ -6,7 +6,7 @@ value. A type written as text reads back as the same type.
 >>> import pyarrow as pa
 >>> cast_exactly(pa.array([1.0, None, 2.0]), pa.int64()).to_pylist(), cast_exactly(pa.array([1.0, 2.5]), pa.int64())
 ([1, None, 2], None)
->>> find_misfit(pa.array([1.0, 2.5, 3.5]), pa.int64()), suggest_type(pa.float64(), pa.int64())
+>>> find_uncastable_row(pa.array([1.0, 2.5, 3.5]), pa.int64()), suggest_type(pa.float64(), pa.int64())
 (1, DataType(double))
 """
 
@@ -119,7 +119,7 @@ def cast_exactly(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
         return None
 
 
-def find_misfit(array: pa.Array, kind: pa.DataType) -> int:
+def find_uncastable_row(array: pa.Array, kind: pa.DataType) -> int:
     """Find the first row whose value has no equal in ``kind``; the number of rows if all have.  O(values)."""
     low, high = 0, len(array)  # all rows before ``low`` fit, and one of those before ``high`` does not
     if cast_exactly(array, kind) is not None:

@@ -32,8 +32,8 @@ from typing import Any, Final, get_args, get_origin
 import pyarrow as pa
 
 from ddflow.columns.casts import parse_type
-from ddflow.columns.names import check_names
-from ddflow.columns.schema import normal_type, usual_type
+from ddflow.columns.names import check_column_names
+from ddflow.columns.schema import normalize_type, to_declared_type
 from ddflow.errors import DdflowError, NotArrow, SpecError
 
 _PYTHON: Final[dict[Any, pa.DataType]] = {
@@ -85,8 +85,8 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
             raise
         remedy = "give a pyarrow.Schema, a frame, {name: type}, or anything with __arrow_c_schema__"
         raise NotArrow(f"{what} from {type(given).__name__}", str(error), remedy) from None
-    check_names(schema.names, what)
-    usual = normal_type if isinstance(given, pa.Schema | Mapping) else usual_type
+    check_column_names(schema.names, what)
+    usual = normalize_type if isinstance(given, pa.Schema | Mapping) else to_declared_type
     return pa.schema([field.with_type(usual(field.type)) for field in schema])
 
 
@@ -140,7 +140,7 @@ def to_arrow_type(kind: Any, what: str) -> pa.DataType:
         raise NotArrow(what, "Decimal has no precision", 'write "decimal(12,2)", for example')
     if type(kind).__module__.startswith("polars."):
         made: pa.DataType = pa.schema(sys.modules["polars"].Schema({"type": kind})).field(0).type
-        return usual_type(made)
+        return to_declared_type(made)
     if hasattr(kind, "jsonValue") and not isinstance(kind, type):
         return (
             _convert_spark_schema({"fields": [{"name": "type", "type": kind.jsonValue(), "nullable": True}]}, what)

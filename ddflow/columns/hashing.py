@@ -1,15 +1,15 @@
 """Arrow columns to words: the identity of rows, the hash of values, the words that order compares.
 
 Invariant: canonical equality. Two rows get the same identity exactly when their values are equal under the one rule of
-docs/semantics.md: one NaN, -0.0 == 0.0, null distinct from "" and 0, encodings invisible (``schema.conform`` decoded
-them), decimals by value (a column has one scale). A key of one non-null word is mixed bijectively and cannot collide;
-a nullable one carries "is null" in a second word, so it cannot either; all other keys, and the values of rows, are
-hashed with the state's secret (see ``kernels.identity`` for the odds). Which layout applies is decided by the schema
-alone, never by a batch, since it is fixed for the life of a state.
+docs/semantics.md: one NaN, -0.0 == 0.0, null distinct from "" and 0, encodings invisible (``schema.conform_to_schema``
+decoded them), decimals by value (a column has one scale). A key of one non-null word is mixed bijectively and cannot
+collide; a nullable one carries "is null" in a second word, so it cannot either; all other keys, and the values of rows,
+are hashed with the state's secret (see ``kernels.identity`` for the odds). Which layout applies is decided by the
+schema alone, never by a batch, since it is fixed for the life of a state.
 
 >>> import pyarrow as pa
 >>> keys = pa.table({"k": pa.array([0.0, -0.0, float("nan"), None])})
->>> high, low = identities(keys, Secret(1, 2))
+>>> high, low = compute_identities(keys, Secret(1, 2))
 >>> int(high[0]) == int(high[1]), low.tolist()
 (True, [0, 0, 0, 1])
 """
@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.layout import buffer_address, fixed_width, make_writable, offset_width
-from ddflow.columns.schema import column_arrays, decode_array, is_word, normal_type
+from ddflow.columns.schema import column_arrays, decode_array, is_word_type, normalize_type
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels import identity as kernels
 
@@ -71,27 +71,27 @@ class Secret(NamedTuple):
 
 def has_wide_identities(schema: pa.Schema) -> bool:
     """Whether identities of rows with these columns take two words: all but one non-null word."""
-    return not (len(schema) == 1 and is_word(schema.field(0).type) and not schema.field(0).nullable)
+    return not (len(schema) == 1 and is_word_type(schema.field(0).type) and not schema.field(0).nullable)
 
 
-def partition_of(high: Words, partitions: int) -> Narrow:
+def assign_partitions(high: Words, partitions: int) -> Narrow:
     """int32[n]: the partition, of so many, of each identity by its first word: equal ranges of a mix of it.  O(n).
 
     Of a mix, and not of the word, since sorting and the index go by leading bits, and filters by the last ones: within
     a partition those must be spread as they are in the whole.
 
-    >>> partition_of(np.array([0, 2**63, 1, 2**64 - 1], np.uint64), 4).tolist()
+    >>> assign_partitions(np.array([0, 2**63, 1, 2**64 - 1], np.uint64), 4).tolist()
     [0, 2, 2, 1]
     """
-    return (mix_words(high) * np.uint64(partitions) >> np.uint64(32)).astype(np.int32)
+    return (compute_partition_hashes(high) * np.uint64(partitions) >> np.uint64(32)).astype(np.int32)
 
 
-def mix_words(high: Words) -> Words:
+def compute_partition_hashes(high: Words) -> Words:
     """uint64[n], below 2**32: what partitions are ranges of.  O(n)."""
     return high * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
 
 
-def validity(column: pa.Array) -> Flags:
+def unpack_validity(column: pa.Array) -> Flags:
     """uint8[n] of 1 where a value is not null; of size 0 when none is null."""
     if not column.null_count:
         return ALL_VALID
@@ -102,17 +102,17 @@ def validity(column: pa.Array) -> Flags:
     return out
 
 
-def true_flags(column: pa.Array) -> Flags:
+def unpack_booleans(column: pa.Array) -> Flags:
     """uint8[n] of 1 where a boolean column is true; null counts as not true."""
     out = np.empty(len(column), np.uint8)
     if len(column):
         kernels.unpack_bits(np.uint64(column.buffers()[1].address), np.int64(column.offset), out)
     if column.null_count:
-        out &= validity(column)
+        out &= unpack_validity(column)
     return out
 
 
-def canonical_words(column: pa.Array) -> Words:
+def compute_canonical_words(column: pa.Array) -> Words:
     """uint64[n]: the canonical word of each value of a word type; what null values hold is unspecified.
 
     It may be the column's own memory: not to be written to.
@@ -121,19 +121,19 @@ def canonical_words(column: pa.Array) -> Words:
 
 
 def build_word_reader(kind: pa.DataType) -> Read:
-    """Return a function that reads `canonical_words` of columns of a word type."""
+    """Return a function that reads `compute_canonical_words` of columns of a word type."""
     if pat.is_boolean(kind):
-        return lambda column: true_flags(column).astype(np.uint64)
+        return lambda column: unpack_booleans(column).astype(np.uint64)
     signed = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
     dtype = np.dtype(f"{signed}{kind.bit_width // 8}")
     if signed == "f":
-        return lambda column: _canonicalize(view_values(column, dtype).astype(np.float64).view(np.uint64))
+        return lambda column: _canonicalize_floats(view_values(column, dtype).astype(np.float64).view(np.uint64))
     if kind.bit_width == 64:
         return partial(view_values, dtype=np.dtype(np.uint64))
     return lambda column: view_values(column, dtype).astype(np.int64).view(np.uint64)
 
 
-def _canonicalize(floats: Words) -> Words:
+def _canonicalize_floats(floats: Words) -> Words:
     kernels.canonicalize_floats(floats)
     return floats
 
@@ -146,60 +146,64 @@ def view_values(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return found if found.flags.writeable else make_writable(found)
 
 
-def sortable_words(column: pa.Array) -> Ints:
+def compute_sortable_words(column: pa.Array) -> Ints:
     """int64[n]: words of a word type whose order is the order of the values, NaN largest; nulls unspecified."""
-    out = canonical_words(column)
+    out = compute_canonical_words(column)
     if pat.is_floating(column.type):
-        kernels.order_floats(out)
+        kernels.make_floats_sortable(out)
     elif pat.is_uint64(column.type):
         out = out ^ np.uint64(1 << 63)
     return out.view(np.int64)
 
 
-def identities(table: pa.Table | pa.RecordBatch, secret: Secret, rows: int | None = None) -> tuple[Words, Words]:
-    """Compute the identities of all rows by all columns: see `RowHashes.identities`.
+def compute_identities(
+    table: pa.Table | pa.RecordBatch, secret: Secret, rows: int | None = None
+) -> tuple[Words, Words]:
+    """Compute the identities of all rows by all columns: see `RowHasher.compute_identities`.
 
     ``rows``: the number of rows, if there may be no columns.
     """
-    return RowHashes(table.schema, secret).identities(column_arrays(table), table.num_rows if rows is None else rows)
+    return RowHasher(table.schema, secret).compute_identities(
+        column_arrays(table), table.num_rows if rows is None else rows
+    )
 
 
-def value_hashes(table: pa.Table | pa.RecordBatch, secret: Secret) -> Words:
-    """uint64[n]: a keyed hash of all columns of each row: see `RowHashes.values`."""
-    return RowHashes(table.schema, secret).values(column_arrays(table), table.num_rows)
+def compute_value_hashes(table: pa.Table | pa.RecordBatch, secret: Secret) -> Words:
+    """uint64[n]: a keyed hash of all columns of each row: see `RowHasher.compute_value_hashes`."""
+    return RowHasher(table.schema, secret).compute_value_hashes(column_arrays(table), table.num_rows)
 
 
-class RowHashes:
+class RowHasher:
     """Hashes rows of one schema: how each column is read is chosen when this is made, since types alone decide it."""
 
     def __init__(self, schema: pa.Schema, secret: Secret, threads: Threads = ALONE) -> None:
-        self.threads, self.cost = threads, sum(1 if is_word(field.type) else 15 for field in schema)
+        self.threads, self.cost = threads, sum(1 if is_word_type(field.type) else 15 for field in schema)
         """Nanoseconds a row, about."""
-        self.least = threads.least_rows(self.cost or 1)
+        self.least = threads.compute_min_rows_to_split(self.cost or 1)
         self.secret, self.wide, self.names = secret.words, has_wide_identities(schema), schema.names
-        alone = len(schema) == 1 and is_word(schema.field(0).type)
+        alone = len(schema) == 1 and is_word_type(schema.field(0).type)
         self.word = build_word_reader(schema.field(0).type) if alone else None
         self.absorb = [build_absorber(field.type, secret) for field in schema]
 
     def identify_rows(self, rows: Any) -> tuple[Words, Words]:
         """Compute the identities of a table, batch or view that has these columns, in any order."""
-        return self.identities(column_arrays(rows, self.names), rows.num_rows)
+        return self.compute_identities(column_arrays(rows, self.names), rows.num_rows)
 
-    def identities(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
+    def compute_identities(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
         """Compute the identities of n rows: (high, low), uint64[n] each, low of size 0 if one word is enough.
 
         O(n) a column; about 1 ns a row for one word, 15 for a short text.
         """
         if n < self.least:
-            return self._identities(columns, n)
+            return self._compute_identities(columns, n)
         spans = self.threads.cut_spans(n, self.cost)
         found = self.threads.run_each(
-            lambda begin, end: self._identities(slice_columns(columns, begin, end), end - begin), spans
+            lambda begin, end: self._compute_identities(slice_columns(columns, begin, end), end - begin), spans
         )
         high, low = map(np.concatenate, zip(*found, strict=True))
         return high, low
 
-    def _identities(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
+    def _compute_identities(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
         high = np.empty(n, np.uint64)
         if self.word is None:
             low = np.empty(n, np.uint64)
@@ -207,32 +211,32 @@ class RowHashes:
             return high, low
         given, present = self.word(columns[0]), ALL_VALID
         if columns[0].null_count:
-            present = validity(columns[0])
+            present = unpack_validity(columns[0])
             given = np.where(present != 0, given, np.uint64(0))
         kernels.mix_words(given, *self.secret, high)
         if not self.wide:
             return high, NONE
         return high, (np.uint64(1) - present.astype(np.uint64)) if present.size else np.zeros(n, np.uint64)
 
-    def values(self, columns: Sequence[pa.Array], n: int) -> Words:
+    def compute_value_hashes(self, columns: Sequence[pa.Array], n: int) -> Words:
         """uint64[n]: a keyed hash of each row, equal for equal rows.
 
         Of one column of words it is a bijection, in which null meets a value with odds of 2**-64.  O(n) a column.
         """
         if n < self.least:
-            return self._values(columns, n)
+            return self._compute_value_hashes(columns, n)
         spans = self.threads.cut_spans(n, self.cost)
         found = self.threads.run_each(
-            lambda begin, end: self._values(slice_columns(columns, begin, end), end - begin), spans
+            lambda begin, end: self._compute_value_hashes(slice_columns(columns, begin, end), end - begin), spans
         )
         return np.concatenate(found)
 
-    def _values(self, columns: Sequence[pa.Array], n: int) -> Words:
+    def _compute_value_hashes(self, columns: Sequence[pa.Array], n: int) -> Words:
         high = np.empty(n, np.uint64)
         if self.word is not None:
             kernels.mix_words(self.word(columns[0]), *self.secret, high)
             if columns[0].null_count:
-                high[validity(columns[0]) == 0] = self.secret[0] ^ np.uint64(0x9E3779B97F4A7C15)
+                high[unpack_validity(columns[0]) == 0] = self.secret[0] ^ np.uint64(0x9E3779B97F4A7C15)
         elif columns:
             kernels.finish_hashes(self._absorb_columns(columns, n), high, NONE)
         else:
@@ -243,7 +247,7 @@ class RowHashes:
         state = np.empty((n, 4), np.uint64)
         kernels.start_hashes(*self.secret, state)
         for absorb, column in zip(self.absorb, columns, strict=True):
-            absorb(state, column, validity(column) if column.null_count else ALL_VALID)
+            absorb(state, column, unpack_validity(column) if column.null_count else ALL_VALID)
         return state
 
 
@@ -255,21 +259,21 @@ def slice_columns(columns: Sequence[pa.Array], begin: int, end: int) -> Sequence
 def build_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
     """Return a function that absorbs columns of any type into the states of rows."""
     if isinstance(kind, pa.BaseExtensionType):
-        inner = build_absorber(normal_type(kind.storage_type), secret)
+        inner = build_absorber(normalize_type(kind.storage_type), secret)
         return lambda state, column, present: inner(state, decode_array(column.storage), present)
-    if is_word(kind):
+    if is_word_type(kind):
         read = build_word_reader(kind)
         return lambda state, column, present: kernels.absorb_words(state, read(column), present)
     if pat.is_null(kind):
         return lambda state, column, present: kernels.absorb_words(state, np.zeros(len(column), np.uint64), present)
     if size := fixed_width(kind):
-        return partial(_absorb_fixed, size)
+        return partial(_absorb_fixed_width, size)
     if pat.is_union(kind):
-        return partial(_absorb_union, [_build_element_hasher(normal_type(field.type), secret) for field in kind])
+        return partial(_absorb_union, [_build_element_hasher(normalize_type(field.type), secret) for field in kind])
     if pat.is_struct(kind):
         return partial(_absorb_struct, [build_absorber(field.type, secret) for field in kind])
     if pat.is_nested(kind):
-        return _list_absorber(kind, secret)
+        return _build_list_absorber(kind, secret)
     if not (wide := offset_width(kind)):
         return partial(_absorb_fixed_bytes, kind.byte_width)
     dtype = np.dtype(f"i{wide}")
@@ -283,7 +287,7 @@ def build_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
     return absorb
 
 
-def _list_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
+def _build_list_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
     """Of lists, of any kind, and maps: how many children a row has, and a hash of each."""
     pairs = pa.struct([("k", kind.key_type), ("v", kind.item_type)]) if pat.is_map(kind) else None
     hashed = _build_element_hasher(kind.value_type if pairs is None else pairs, secret)
@@ -310,14 +314,14 @@ def _list_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
 
 def _build_element_hasher(kind: pa.DataType, secret: Secret) -> Read:
     """Return a function that hashes an array of a type, a word per value."""
-    hashes = RowHashes(pa.schema([pa.field("", kind)]), secret)
-    return lambda column: hashes.values([column], len(column))
+    hashes = RowHasher(pa.schema([pa.field("", kind)]), secret)
+    return lambda column: hashes.compute_value_hashes([column], len(column))
 
 
 def _absorb_struct(inner: Sequence[Absorb], state: Words, column: pa.Array, present: Flags) -> None:
     kernels.absorb_words(state, np.zeros(len(column), np.uint64), present)
     for absorb, child in zip(inner, column.flatten(), strict=True):
-        absorb(state, child, validity(child))
+        absorb(state, child, unpack_validity(child))
 
 
 def _absorb_union(inner: Sequence[Read], state: Words, column: pa.Array, present: Flags) -> None:
@@ -334,7 +338,7 @@ def _absorb_union(inner: Sequence[Read], state: Words, column: pa.Array, present
     kernels.absorb_words(state, found, ALL_VALID)
 
 
-def _absorb_fixed(size: int, state: Words, column: pa.Array, present: Flags) -> None:
+def _absorb_fixed_width(size: int, state: Words, column: pa.Array, present: Flags) -> None:
     """Decimals and other types of whole words: word by word."""
     if size < 8:
         kernels.absorb_words(state, view_values(column, np.dtype(f"i{size}")).astype(np.int64).view(np.uint64), present)

@@ -3,9 +3,9 @@
 Invariant: what comes back is text, and in an order that somebody gave: a set has none, so what is made of it would
 change from process to process.  Whether there are such columns is asked by whoever knows the schema.
 
->>> column_names("id", "an upsert spec", "key"), column_names(["id", "at"], "an upsert spec", "key")
+>>> parse_column_names("id", "an upsert spec", "key"), parse_column_names(["id", "at"], "an upsert spec", "key")
 (('id',), ('id', 'at'))
->>> column_name(["id"], "an upsert spec", "seq")
+>>> check_column_name(["id"], "an upsert spec", "seq")
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: an upsert spec: seq= is ['id']; name one column, as text
@@ -54,7 +54,7 @@ def _unquote(name: str) -> str:
     return name[1:-1].replace('""', '"') if re.fullmatch(_QUOTED, name) else name
 
 
-def column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
+def parse_column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
     """Columns as an option names them: one as text, or several in their order.  Raises `SpecError`."""
     unordered = isinstance(given, Mapping | Set | bytes) or not isinstance(given, Iterable)
     names = (given,) if isinstance(given, str) or unordered else tuple(given)
@@ -65,14 +65,14 @@ def column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
     return names
 
 
-def column_name(given: Any, asked: str, option: str) -> str:
+def check_column_name(given: Any, asked: str, option: str) -> str:
     """Check that an option names one column.  Raises `SpecError`."""
     if not isinstance(given, str) or not given:
         raise SpecError(asked, Option(option) + f" is {given!r:.200}", "name one column, as text")
     return given
 
 
-def check_names(names: Sequence[str], what: str) -> None:
+def check_column_names(names: Sequence[str], what: str) -> None:
     """Refuse duplicate names, those that updates use themselves, and what is none.  Raises `SpecError`."""
     for name in names:
         if not isinstance(name, str):
@@ -87,7 +87,7 @@ def check_names(names: Sequence[str], what: str) -> None:
         )
 
 
-def check_known(names: Iterable[str], known: Sequence[str], asked: str, option: str = "") -> None:
+def check_columns_exist(names: Iterable[str], known: Sequence[str], asked: str, option: str = "") -> None:
     """Refuse names of columns that there are not.  ``option``: that holds them.  Raises `SpecError`."""
     for name in names:
         if name not in known:

@@ -5,10 +5,10 @@ tie.
 
 >>> import pyarrow as pa
 >>> rows = pa.table({"at": pa.array([3, None, -1], pa.int32()), "city": ["Bern", "Chur", None]})
->>> words = order_words(rows, [OrderColumn("at", descending=True, nulls_first=False)])
+>>> words = compute_order_words(rows, [OrderColumn("at", descending=True, nulls_first=False)])
 >>> words.shape, np.lexsort(words.T[::-1]).tolist()
 ((3, 1), [0, 2, 1])
->>> order_words(rows, [OrderColumn("city", False, True), OrderColumn("at", False, True)]).shape
+>>> compute_order_words(rows, [OrderColumn("city", False, True), OrderColumn("at", False, True)]).shape
 (3, 3)
 """
 
@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Words, sortable_words, validity, view_values
+from ddflow.columns.hashing import Words, compute_sortable_words, unpack_validity, view_values
 from ddflow.columns.layout import Array, offset_width
-from ddflow.columns.schema import decode_array, is_flat, is_word, normal_type
+from ddflow.columns.schema import decode_array, is_flat_type, is_word_type, normalize_type
 from ddflow.errors import SpecError
 
 PREFIX = 2
@@ -72,10 +72,10 @@ def has_exact_words(kind: pa.DataType) -> bool:
     >>> has_exact_words(pa.decimal128(38, 2)), has_exact_words(pa.string_view())
     (True, False)
     """
-    return not offset_width(normal_type(kind))
+    return not offset_width(normalize_type(kind))
 
 
-def word_count(kind: pa.DataType, name: str) -> int:
+def count_order_words(kind: pa.DataType, name: str) -> int:
     """How many words a value of a type takes, the place for null among them.  O(1).
 
     Parameters
@@ -98,11 +98,12 @@ def word_count(kind: pa.DataType, name: str) -> int:
 
     Examples
     --------
-    >>> [word_count(kind, "x") for kind in (pa.int32(), pa.int64(), pa.float64(), pa.decimal128(18), pa.binary(16))]
+    >>> [count_order_words(kind, "x") for kind in (pa.int32(), pa.int64(), pa.float64(), pa.decimal128(18),
+    ...     pa.binary(16))]
     [1, 2, 1, 1, 3]
     """
-    normal = normal_type(kind)
-    if not is_flat(normal):
+    normal = normalize_type(kind)
+    if not is_flat_type(normal):
         remedy = "use numbers, text, binary, dates, decimals"
         raise SpecError(f"order by {name!r}", f"it is {kind}, which has no order", remedy)
     if offset_width(normal):
@@ -114,7 +115,7 @@ def word_count(kind: pa.DataType, name: str) -> int:
     return int(bits) // 64 + 1
 
 
-def order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColumn]) -> Words:
+def compute_order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColumn]) -> Words:
     """Compute the words that rows are ordered by.
 
     Parameters
@@ -128,8 +129,8 @@ def order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColumn]) -> W
     -------
     numpy.ndarray
         uint64[n, words], C-contiguous: rows compare as these do, word by word, up to what `has_exact_words` says.
-        ``words`` is the sum of the columns' `word_count`, so the declared types decide it alone, not the values and not
-        whether a field is nullable.
+        ``words`` is the sum of the columns' `count_order_words`, so the declared types decide it alone, not the values
+        and not whether a field is nullable.
 
     Raises
     ------
@@ -140,7 +141,7 @@ def order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColumn]) -> W
     -----
     O(n words); about 2 ns a number, 7 a decimal of two words, 30 a text.
     """
-    counts = [word_count(rows.schema.field(column.name).type, column.name) for column in by]
+    counts = [count_order_words(rows.schema.field(column.name).type, column.name) for column in by]
     out, at = np.empty((rows.num_rows, sum(counts)), np.uint64), 0
     for column, count in zip(by, counts, strict=True):
         found, begin = rows.column(column.name), 0
@@ -154,8 +155,8 @@ def order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColumn]) -> W
 
 def _write_words(values: pa.Array, column: OrderColumn, out: Words) -> None:
     kind = values.type
-    if is_word(kind):
-        np.bitwise_xor(sortable_words(values).view(np.uint64), SIGN, out=out[:, 0])
+    if is_word_type(kind):
+        np.bitwise_xor(compute_sortable_words(values).view(np.uint64), SIGN, out=out[:, 0])
         out[:, 1:] = SPARE
     elif pat.is_decimal(kind):
         _write_decimals(values, out)
@@ -172,7 +173,7 @@ def _write_words(values: pa.Array, column: OrderColumn, out: Words) -> None:
     if column.descending:
         np.invert(out, out=out)
     if values.null_count:
-        out[validity(values) == 0] = 0 if column.nulls_first else ALL
+        out[unpack_validity(values) == 0] = 0 if column.nulls_first else ALL
 
 
 def _write_decimals(values: pa.Array, out: Words) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Flags, Ints, RowHashes, Secret
+from ddflow.columns.hashing import Flags, Ints, RowHasher, Secret
 from ddflow.columns.schema import column_arrays
 
 
@@ -23,7 +23,7 @@ class RowMatcher(NamedTuple):
 
     secret: Secret
 
-    def number_rows(self, *parts: tuple[pa.Table, Sequence[str]]) -> list[Ints]:
+    def assign_row_numbers(self, *parts: tuple[pa.Table, Sequence[str]]) -> list[Ints]:
         """Assign a number to each row of each table: equal if the named columns are equal.  O(n log n)."""
         every = [self._identify_rows(table, names) for table, names in parts]
         found = np.unique(np.concatenate(every), axis=0, return_inverse=True)[1].reshape(-1)
@@ -48,7 +48,7 @@ class RowMatcher(NamedTuple):
         if names:
             fields = [table.schema.field(name).with_nullable(True) for name in names]
             unnamed = pa.schema([field.with_name(str(i)) for i, field in enumerate(fields)])
-            high, low = RowHashes(unnamed, self.secret).identities(column_arrays(table, names), table.num_rows)
+            high, low = RowHasher(unnamed, self.secret).compute_identities(column_arrays(table, names), table.num_rows)
             words[:, 0] = high
             words[:, 1] = low if low.size else 0
         return words

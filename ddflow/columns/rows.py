@@ -9,7 +9,7 @@ not known here.
 >>> import numpy as np, pyarrow as pa
 >>> old, new = (Rows(pa.table({"city": [name], "n": [n]})) for name, n in (("Bern", 1), ("Basel", 2)))
 >>> references = np.array([(1 << 40) | 0, 0], np.int64)  # row 0 of batch 1, row 0 of batch 0
->>> gather(RowPool(old.table.schema, [old, new]), references, old.table.schema).to_pylist()
+>>> gather_table(RowPool(old.table.schema, [old, new]), references, old.table.schema).to_pylist()
 [{'city': 'Basel', 'n': 2}, {'city': 'Bern', 'n': 1}]
 """
 
@@ -36,7 +36,7 @@ from ddflow.columns.layout import (
 from ddflow.columns.schema import column_arrays
 from ddflow.columns.threads import ALONE
 from ddflow.errors import TooLarge
-from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_columns, gather_sizes
+from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_columns, gather_offsets
 
 MOVED = 8
 """Nanoseconds that it takes to gather a value, about."""
@@ -157,8 +157,8 @@ class RowPool:
 class RowView:
     """Rows named by reference; a column is gathered when somebody asks for it, and then kept.
 
-    ``references``: int64[n], as `gather` takes them.  ``near``: gives a column otherwise where that is cheaper, else
-    None.  It has the methods of a table that operators use.
+    ``references``: int64[n], as `gather_table` takes them.  ``near``: gives a column otherwise where that is cheaper,
+    else None.  It has the methods of a table that operators use.
     """
 
     def __init__(
@@ -184,13 +184,13 @@ class RowView:
     @property
     def columns(self) -> list[pa.Array]:
         """All columns.  O(n) each, once."""
-        return self.gather_named(self.schema.names)
+        return self.gather_by_name(self.schema.names)
 
     def column(self, name: str) -> pa.Array:
         """One column.  O(n), once."""
-        return self.gather_named([name])[0]
+        return self.gather_by_name([name])[0]
 
-    def gather_named(self, names: Sequence[str]) -> list[pa.Array]:
+    def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
         """Gather some columns.  O(n) each, once."""
         made, near = self._made, self.near
         missing: list[pa.Field] = []
@@ -218,10 +218,10 @@ class RowView:
 
     def select(self, names: Sequence[str]) -> pa.Table:
         """Build a table of some columns."""
-        return pa.table(self.gather_named(names), schema=pa.schema([self.schema.field(n) for n in names]))
+        return pa.table(self.gather_by_name(names), schema=pa.schema([self.schema.field(n) for n in names]))
 
 
-def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
+def gather_table(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
     """Gather the rows at ``references``, in their order.
 
     ``references``: int64[n], batch number and row packed as in ``kernels.gather``; flags above are ignored. ``schema``:
@@ -231,17 +231,17 @@ def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
 
 
 def gather_arrays(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
-    """Gather columns as `gather` does, of a schema or of some fields."""
+    """Gather columns as `gather_table` does, of a schema or of some fields."""
     return to_arrays(gather_buffers(pool, references, fields))
 
 
 def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array:
-    """One column of `gather`."""
+    """One column of `gather_table`."""
     return gather_arrays(pool, references, [field])[0]
 
 
 def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[Column]:
-    """Gather columns as `gather` does, for `Rows`."""
+    """Gather columns as `gather_table` does, for `Rows`."""
     columns: list[Column] = []
     plan: list[tuple[int, int, int, int]] = []
     read: list[pa.Buffer] = []
@@ -268,7 +268,7 @@ def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field])
             buffers = [validity, pa.py_buffer(values)]
         else:
             ends = np.empty(n + 1, np.int64)
-            moved = _allocate_text(gather_sizes(references, bases[1], np.int64(wide), ends), wide, field.name)
+            moved = _allocate_text(gather_offsets(references, bases[1], np.int64(wide), ends), wide, field.name)
             read.append(pa.py_buffer(ends))
             plan.append((at, wide, moved.address, read[-1].address))
             buffers = [validity, read[-1] if wide == 8 else pa.py_buffer(ends.astype(np.int32)), moved]
@@ -367,16 +367,16 @@ class PairedRows:
     @property
     def columns(self) -> list[pa.Array]:
         """All columns.  O(n) each, once."""
-        return self.gather_named(self.schema.names)
+        return self.gather_by_name(self.schema.names)
 
     def column(self, name: str) -> pa.Array:
         """One column.  O(n), once."""
-        return self.gather_named([name])[0]
+        return self.gather_by_name([name])[0]
 
-    def gather_named(self, names: Sequence[str]) -> list[pa.Array]:
+    def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
         """Gather some columns.  O(n) each, once."""
         read = [[of for side, of in map(self.at.__getitem__, names) if side == each] for each in range(len(self.sides))]
-        found = [iter(view.gather_named(some)) for view, some in zip(self.sides, read, strict=True)]
+        found = [iter(view.gather_by_name(some)) for view, some in zip(self.sides, read, strict=True)]
         return [next(found[self.at[name][0]]) for name in names]
 
     def take(self, places: pa.Array) -> PairedRows:
@@ -389,4 +389,4 @@ class PairedRows:
 
     def select(self, names: Sequence[str]) -> pa.Table:
         """Build a table of some columns."""
-        return pa.table(self.gather_named(names), schema=pa.schema([self.schema.field(name) for name in names]))
+        return pa.table(self.gather_by_name(names), schema=pa.schema([self.schema.field(name) for name in names]))

@@ -1,17 +1,17 @@
 """What columns may be: types in their normal form, and tables that are made to have the declared columns.
 
-Invariant: after ``conform`` a table has exactly the declared columns, in the declared order, in their *normal* types
-(dictionary, run-end and view encodings are decoded), without a null where the schema forbids one, and with values that
-its types have: Arrow takes times outside a day, and text that is no UTF-8, without a look. Everything above
-relies on it and checks nothing again. Producers disagree on encodings of the same values (``string``,
+Invariant: after ``conform_to_schema`` a table has exactly the declared columns, in the declared order, in their
+*normal* types (dictionary, run-end and view encodings are decoded), without a null where the schema forbids one, and
+with values that its types have: Arrow takes times outside a day, and text that is no UTF-8, without a look. Everything
+above relies on it and checks nothing again. Producers disagree on encodings of the same values (``string``,
 ``large_string``, ``string_view``, dictionaries) and on their types; which casts lose nothing is known to ``casts``.
 This module knows nothing of keys, orders or deletes: that is ``spec``.
 
 >>> import pyarrow as pa
->>> normal_type(pa.dictionary(pa.int32(), pa.string()))
+>>> normalize_type(pa.dictionary(pa.int32(), pa.string()))
 DataType(string)
 >>> declared = pa.schema({"id": pa.int64(), "city": pa.string()})
->>> conform(pa.table({"city": ["Bern"], "id": pa.array([1], pa.int16())}), declared, "orders").to_pylist()
+>>> conform_to_schema(pa.table({"city": ["Bern"], "id": pa.array([1], pa.int16())}), declared, "orders").to_pylist()
 [{'id': 1, 'city': 'Bern'}]
 """
 
@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.casts import build_lists, cast_exactly, find_misfit, format_type, may_cast, suggest_type
+from ddflow.columns.casts import build_lists, cast_exactly, find_uncastable_row, format_type, may_cast, suggest_type
 from ddflow.columns.names import DIFF, RESERVED, TIME, did_you_mean, find_nearest_name
 from ddflow.columns.wider import suggest_widening
-from ddflow.errors import Phrase, SchemaMismatch, TooLarge, Widen, shorten
+from ddflow.errors import Phrase, SchemaMismatch, TooLarge, WidenFix, shorten
 
 INTERVAL: Final[pa.DataType] = pa.month_day_nano_interval()  # type: ignore[attr-defined]
 """Months, days and nanoseconds: the one flat type that writes equal values in several ways."""
@@ -35,61 +35,61 @@ _PARTS: Final = np.dtype([("months", np.int32), ("days", np.int32), ("rest", np.
 _DAY: Final = 86_400_000_000_000
 
 
-def normal_type(kind: pa.DataType) -> pa.DataType:
+def normalize_type(kind: pa.DataType) -> pa.DataType:
     """Return the type whose values ``kind`` encodes: dictionaries, run ends and views are encodings, not types."""
     if pat.is_dictionary(kind) or pat.is_run_end_encoded(kind):
-        return normal_type(kind.value_type)
+        return normalize_type(kind.value_type)
     if kind == pa.string_view():
         return pa.string()
     if kind == pa.binary_view():
         return pa.binary()
     if pat.is_struct(kind):
-        return pa.struct([normal_field(kind.field(i)) for i in range(kind.num_fields)])
+        return pa.struct([normalize_field(kind.field(i)) for i in range(kind.num_fields)])
     if pat.is_map(kind):
-        return pa.map_(normal_type(kind.key_type), normal_type(kind.item_type))
+        return pa.map_(normalize_type(kind.key_type), normalize_type(kind.item_type))
     if pat.is_fixed_size_list(kind):
-        return pa.list_(normal_field(kind.value_field), kind.list_size)
+        return pa.list_(normalize_field(kind.value_field), kind.list_size)
     if pat.is_large_list(kind) or pat.is_large_list_view(kind):
-        return pa.large_list(normal_field(kind.value_field))
+        return pa.large_list(normalize_field(kind.value_field))
     if pat.is_list(kind) or pat.is_list_view(kind):
-        return pa.list_(normal_field(kind.value_field))
+        return pa.list_(normalize_field(kind.value_field))
     return kind
 
 
-def usual_type(kind: pa.DataType) -> pa.DataType:
+def to_declared_type(kind: pa.DataType) -> pa.DataType:
     """Return the type that a declaration uses for a frame's ``large_string`` and other encodings.
 
     It has no wide offsets.
 
-    >>> usual_type(pa.large_list(pa.large_string()))
+    >>> to_declared_type(pa.large_list(pa.large_string()))
     ListType(list<item: string>)
     """
-    kind = normal_type(kind)
+    kind = normalize_type(kind)
     if pat.is_large_string(kind):
         return pa.string()
     if pat.is_large_binary(kind):
         return pa.binary()
     if pat.is_struct(kind):
-        return pa.struct([field.with_type(usual_type(field.type)) for field in kind])
+        return pa.struct([field.with_type(to_declared_type(field.type)) for field in kind])
     if pat.is_map(kind):
-        return pa.map_(usual_type(kind.key_type), usual_type(kind.item_type))
+        return pa.map_(to_declared_type(kind.key_type), to_declared_type(kind.item_type))
     if not (pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind)):
         return kind
-    value = kind.value_field.with_type(usual_type(kind.value_type))
+    value = kind.value_field.with_type(to_declared_type(kind.value_type))
     return pa.list_(value, kind.list_size) if pat.is_fixed_size_list(kind) else pa.list_(value)
 
 
-def normal_field(field: pa.Field) -> pa.Field:
-    """Return the column in its `normal_type`."""
-    return field.with_type(normal_type(field.type))
+def normalize_field(field: pa.Field) -> pa.Field:
+    """Return the column in its `normalize_type`."""
+    return field.with_type(normalize_type(field.type))
 
 
 def decode_array(array: pa.Array) -> pa.Array:
-    """Convert values to their `normal_type`; no copy if they have it.  O(values).
+    """Convert values to their `normalize_type`; no copy if they have it.  O(values).
 
     It works level by level, since Arrow's own casts know no nested run ends, and lose values of list views.
     """
-    kind, normal = array.type, normal_type(array.type)
+    kind, normal = array.type, normalize_type(array.type)
     if kind == normal:
         return array
     if pat.is_dictionary(kind):
@@ -117,7 +117,7 @@ def decode_array(array: pa.Array) -> pa.Array:
     return build_lists(normal, ends, decode_array(children), gone)
 
 
-def decoded_size(rows: pa.Table | pa.RecordBatch) -> int:
+def compute_decoded_size(rows: pa.Table | pa.RecordBatch) -> int:
     """Bytes that rows take once they are in their normal types.  O(columns), and O(rows) for those that are encoded.
 
     A slice of a dictionary's or of views' rows refers to all values, so Arrow would tell the bytes of them all.
@@ -127,7 +127,7 @@ def decoded_size(rows: pa.Table | pa.RecordBatch) -> int:
 
 
 def _decoded_array_size(array: pa.Array) -> int:
-    kind, normal, n = array.type, normal_type(array.type), len(array)
+    kind, normal, n = array.type, normalize_type(array.type), len(array)
     if kind == normal:
         return int(array.nbytes)
     if kind in (pa.string_view(), pa.binary_view()):
@@ -137,7 +137,7 @@ def _decoded_array_size(array: pa.Array) -> int:
     bytes_of = is_text(normal) or pat.is_binary(normal) or pat.is_large_binary(normal)
     if pat.is_dictionary(kind) and kind.value_type == normal and bytes_of:
         return (pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0) + 4 * n
-    return 8 * n if is_word(normal) else int(decode_array(array).nbytes)
+    return 8 * n if is_word_type(normal) else int(decode_array(array).nbytes)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -150,7 +150,7 @@ def is_bytes(kind: pa.DataType) -> bool:
     return bool(pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind))
 
 
-def is_word(kind: pa.DataType) -> bool:
+def is_word_type(kind: pa.DataType) -> bool:
     """Whether a value fits one 64-bit word: booleans, integers, floats, dates, times, timestamps, durations."""
     return bool(
         pat.is_boolean(kind)
@@ -163,17 +163,17 @@ def is_word(kind: pa.DataType) -> bool:
     )
 
 
-def is_flat(kind: pa.DataType) -> bool:
+def is_flat_type(kind: pa.DataType) -> bool:
     """Whether values have one part and an order: words, decimals, text, binary of any width."""
-    return bool(is_word(kind) or is_text(kind) or pat.is_decimal(kind) or is_bytes(kind))
+    return bool(is_word_type(kind) or is_text(kind) or pat.is_decimal(kind) or is_bytes(kind))
 
 
-def is_key(kind: pa.DataType) -> bool:
+def is_key_type(kind: pa.DataType) -> bool:
     """Whether values can be keys: flat ones, and UUIDs, each taken as its 16 bytes."""
-    return is_flat(kind) or bool(kind == pa.uuid())
+    return is_flat_type(kind) or bool(kind == pa.uuid())
 
 
-def is_time(kind: pa.DataType) -> bool:
+def is_time_type(kind: pa.DataType) -> bool:
     """Whether a column may be a ``time``: int64 and what is kept as one (timestamps, dates)."""
     return bool(kind == pa.int64() or pat.is_timestamp(kind) or pat.is_date(kind))
 
@@ -186,10 +186,10 @@ MANY: Final = 1 << 12
 
 
 @cache
-def _real_range(kind: pa.DataType) -> tuple[int, int] | None:
+def _find_valid_range(kind: pa.DataType) -> tuple[int, int] | None:
     """Return the least number of a type of times that is real, and the one behind the greatest; None for other types.
 
-    >>> _real_range(pa.time32("s")), _real_range(pa.int64())
+    >>> _find_valid_range(pa.time32("s")), _find_valid_range(pa.int64())
     ((0, 86400), None)
     """
     if pat.is_time(kind):
@@ -204,7 +204,7 @@ def _real_range(kind: pa.DataType) -> tuple[int, int] | None:
 
 def find_invalid_time(array: pa.Array) -> int:
     """Find the first row with a time outside a day, or a moment outside the years 1 to 9999; -1 for none.  O(n)."""
-    limits = _real_range(array.type)
+    limits = _find_valid_range(array.type)
     if limits is None or array.null_count == len(array):
         return -1
     array.validate()
@@ -292,7 +292,7 @@ def _find_invalid_value(array: pa.Array) -> tuple[pa.Array, int] | None:
     return next((found for child in children if (found := _find_invalid_value(child)) is not None), None)
 
 
-def conform(
+def conform_to_schema(
     table: pa.Table,
     schema: pa.Schema,
     what: str,
@@ -341,7 +341,7 @@ def conform(
             elif find_nearest_name(name, schema.names) is not None:
                 remedy += ", or declare it in the flow, too"
             elif input:
-                types = {input: {name: format_type(usual_type(table.schema.field(name).type))}}
+                types = {input: {name: format_type(to_declared_type(table.schema.field(name).type))}}
                 remedy += f", or take it in with engine.evolve({types})"
             raise SchemaMismatch(
                 f"rows for {what}", f"there is a column {name!r} that was not declared", remedy, column=name
@@ -400,7 +400,7 @@ def _check_nulls(table: pa.Table, what: str) -> pa.Table:
 
 
 def cast_losslessly(
-    column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[..., Widen] | None = None
+    column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[..., WidenFix] | None = None
 ) -> pa.Array:
     """``column`` as one array of the field's type.  Raises `SchemaMismatch` for a value that has no equal there.
 
@@ -409,18 +409,18 @@ def cast_losslessly(
     source = column.type
     if source == field.type:
         return to_array(column)
-    array = to_array(pa.chunked_array([decode_array(chunk) for chunk in column.chunks], normal_type(source)))
+    array = to_array(pa.chunked_array([decode_array(chunk) for chunk in column.chunks], normalize_type(source)))
     made = cast_exactly(array, field.type)
     if made is not None:
         return made
-    asked, kind = f"column {field.name!r} of {what}", usual_type(source)
+    asked, kind = f"column {field.name!r} of {what}", to_declared_type(source)
     if kind == field.type and array.nbytes > 2**31 - 1:
         found = f"its text takes {array.nbytes:,} bytes, 32-bit offsets reach 2 GiB"
         raise TooLarge(asked, found, "take smaller steps, or declare the column large_string")
     if may_cast(array.type, field.type):
-        row = find_misfit(array, field.type)
+        row = find_uncastable_row(array, field.type)
         found = f"row {row:,} holds {_format_value(array, row)} ({kind}), which does not fit {field.type}"
-        fits = usual_type(suggest_type(array.type, field.type))
+        fits = to_declared_type(suggest_type(array.type, field.type))
         rounds = pat.is_decimal(array.type) and pat.is_floating(field.type)
         mend = f"cast the column to {field.type} yourself, which rounds" if rounds else "mend the row"
         fix = Phrase(f"{mend}, or declare {fits}", how(field, fits) if how else "")
@@ -462,7 +462,7 @@ def column_arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Arra
     if isinstance(rows, pa.Table | pa.RecordBatch):
         columns = rows.columns if names is None else map(rows.column, names)
     else:
-        columns = rows.columns if names is None else rows.gather_named(names)
+        columns = rows.columns if names is None else rows.gather_by_name(names)
     return [to_array(column) if isinstance(column, pa.ChunkedArray) else column for column in columns]
 
 

@@ -17,13 +17,13 @@ from ddflow.columns.hashing import NONE, Ints, Narrow, Words
 from ddflow.columns.layout import Arena
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.sort import (
-    begin_buckets,
+    compute_bucket_starts,
     count_buckets,
     fill_buckets,
     find_group_starts,
     sort_buckets,
-    sort_ordered,
     sort_rows,
+    sort_within_groups,
 )
 
 FILLED, RESOLVED = 4, 25
@@ -67,7 +67,7 @@ def sort_by_identity(high: Words, low: Words, arena: Arena | None = None, thread
         return SortedRows(permutation, ids, seconds, starts[: groups + 1])
     size = np.int64(bits)
     threads.run_each(count_buckets, [(high[a:b], size, at[i]) for i, (a, b) in enumerate(spans)])
-    begin_buckets(at)
+    compute_bucket_starts(at)
     rows = [(high[a:b], low[a:b], np.int64(a), size, at[i], *written) for i, (a, b) in enumerate(spans)]
     threads.run_each(fill_buckets, rows)
     cuts = [np.int64((i << bits) // len(spans)) for i in range(len(spans) + 1)]
@@ -80,5 +80,5 @@ def sort_by_words(high: Words, low: Words, order: Ints, arena: Arena | None = No
     """Sort rows by identities of more than two words, ``order`` int64[n, w] being the others, unsigned.  O(n log n)."""
     by = sort_by_identity(high, NONE, arena)
     more, starts = np.ascontiguousarray(order).view(np.uint64), np.empty(high.size + 1, np.int32)
-    n = sort_ordered(by.permutation, by.starts, low, more, np.empty(high.size, np.int32), starts)
+    n = sort_within_groups(by.permutation, by.starts, low, more, np.empty(high.size, np.int32), starts)
     return SortedRows(by.permutation, by.high, low.take(by.permutation), starts[: n + 1])

@@ -58,7 +58,7 @@ class Threads:
             self._pool.shutdown()
             self._pool = None
 
-    def least_rows(self, cost: float) -> float:
+    def compute_min_rows_to_split(self, cost: float) -> float:
         """From how many rows on work is cut, where one takes ``cost`` nanoseconds, about."""
         return 2 * self.waking / cost if self.size > 1 else inf
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.casts import format_type
-from ddflow.errors import Evolve, Widen
+from ddflow.errors import EvolveFix, WidenFix
 
 Widening = Literal["read", "rewrite"]
 UNITS: Final = ("s", "ms", "us", "ns")
@@ -100,7 +100,7 @@ def list_changed_types(old: pa.Schema, new: pa.Schema) -> list[str]:
     return [f.name for f in old if f.name in new.names and new.field(f.name).type != f.type]
 
 
-def suggest_widening(field: pa.Field, kind: pa.DataType, input: str = "", fixed: bool = False) -> Widen:
+def suggest_widening(field: pa.Field, kind: pa.DataType, input: str = "", fixed: bool = False) -> WidenFix:
     """Say how a column of a state becomes one of a type, behind a remedy that names the type.
 
     ``fixed``: whether it decides, as a key does.
@@ -112,16 +112,16 @@ def suggest_widening(field: pa.Field, kind: pa.DataType, input: str = "", fixed:
     """
     how = None if fixed else find_widening(field.type, kind)
     types = {} if how is None else {field.name: format_type(kind)}
-    return Widen(types, input, declared=True, reads=how == "read")
+    return WidenFix(types, input, declared=True, reads=how == "read")
 
 
-def suggest_evolve(name: str, was: pa.DataType, to: pa.DataType) -> Evolve:
+def suggest_evolve(name: str, was: pa.DataType, to: pa.DataType) -> EvolveFix:
     """Return what to type to declare another type of a column that a state has.
 
     >>> str(suggest_evolve("c", pa.int32(), pa.float64())), str(suggest_evolve("c", pa.float64(), pa.string()))
     ("dd.evolve(STATE, {'c': 'double'})", "{'c': 'string'}, in a new state")
     """
-    return Evolve({name: format_type(to)}, moves=find_widening(was, to) is None)
+    return EvolveFix({name: format_type(to)}, moves=find_widening(was, to) is None)
 
 
 def widen_for_value(kind: pa.DataType, value: str) -> pa.DataType | None:

@@ -23,9 +23,9 @@ from ddflow.connectors import sinks, sources
 from ddflow.connectors.api import Mode, Source, TableSink
 from ddflow.connectors.files.file_path import FULL, WRITING, FilePath, collect_text_options, split_options
 from ddflow.connectors.kafka.source import CONFIG
-from ddflow.connectors.landing.source import LandedFiles
+from ddflow.connectors.landing.source import LandingSource
 from ddflow.errors import SpecError
-from ddflow.storage.address import check_encoded, mask_address, refuse_secret
+from ddflow.storage.address import check_percent_encoding, mask_address, refuse_embedded_secret
 
 SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
     "files": lambda where, name, follow, lines: sources.files(**_parse_files(where), follow=follow, lines=lines),
@@ -52,7 +52,7 @@ def parse_source(text: str, name: str, *more: str, follow: bool, lines: bool) ->
     made = SOURCES[kind](where, name, follow, lines)
     for each in more:
         other = parse_source(each, name, follow=follow, lines=lines)
-        if not isinstance(made, LandedFiles) or not isinstance(other, LandedFiles) or made.full != other.full:
+        if not isinstance(made, LandingSource) or not isinstance(other, LandingSource) or made.full != other.full:
             found = "only patterns of files are given several times, each with :full or none"
             raise SpecError(f"{name}={mask_address(each)}", f"{name!r} is given twice, and {found}", "give one source")
         made = replace(made, patterns=(*made.patterns, *other.patterns))
@@ -94,7 +94,7 @@ def _parse_kafka(where: str, name: str) -> dict[str, Any]:
     >>> _parse_kafka("//b:1/t", "orders")
     {'servers': 'b:1', 'topic': 't'}
     """
-    refuse_secret(f"kafka:{where}", CONFIG)
+    refuse_embedded_secret(f"kafka:{where}", CONFIG)
     place, _, tables = where.partition("#")
     place, _, others = place.partition("?others=")
     servers, topic = _split_topic(place, name)
@@ -117,14 +117,14 @@ def _parse_tables(text: str, only: str) -> dict[str, str]:
 
 def _split_topic(where: str, name: str) -> tuple[str, str]:
     """Split brokers from the topic after ``/``; by default the topic has the given name."""
-    refuse_secret(f"kafka:{where}", CONFIG)
+    refuse_embedded_secret(f"kafka:{where}", CONFIG)
     servers, _, topic = where.removeprefix("//").partition("/")
     return servers, topic or name
 
 
 def _split_table(where: str, name: str) -> tuple[str, str]:
     """Split a file from the table after ``#``; by default the table has the given name."""
-    check_encoded(where, f"attach {name!r}")
+    check_percent_encoding(where, f"attach {name!r}")
     path, _, table = where.partition("#")
     return path, table or name
 
@@ -140,7 +140,7 @@ def _parse_postgres(where: str, name: str) -> dict[str, Any]:
     >>> _parse_postgres("//me@db/shop?slot=s&sslmode=require#orders", "orders")
     {'url': 'postgresql://me@db/shop?sslmode=require', 'tables': {'orders': ''}, 'slot': 's'}
     """
-    check_encoded(f"postgres:{where}", f"read {name!r} from Postgres")
+    check_percent_encoding(f"postgres:{where}", f"read {name!r} from Postgres")
     path, tables = _split_table(where, name)
     address, _, query = path.partition("?")
     given = [each for each in query.split("&") if each]
@@ -160,7 +160,7 @@ def _parse_postgres_table(where: str, name: str) -> dict[str, Any]:
     >>> _parse_postgres_table("//me@db/shop#reports.by_city", "by_city")
     {'url': 'postgresql://me@db/shop', 'table': 'by_city', 'schema': 'reports'}
     """
-    check_encoded(f"postgres:{where}", f"write {name!r} to Postgres")
+    check_percent_encoding(f"postgres:{where}", f"write {name!r} to Postgres")
     path, table = _split_table(where, name)
     schema, table = split_qualified(table)
     return {"url": f"postgresql:{path}", "table": table, "schema": schema}

@@ -338,7 +338,7 @@ def check_result_type(asked: str, call: str, made: Any, kind: type) -> None:
         raise SpecError(asked, f"its {call}(...) returned {found}", remedy)
 
 
-def check_polled(asked: str, found: Polled, *, typed: bool) -> None:
+def check_polled_rows(asked: str, found: Polled, *, typed: bool) -> None:
     """Raise `SpecError` for rows instead of batches, and for a position that is no JSON.  O(batches).
 
     ``typed``: whether the source tells the type of its positions.

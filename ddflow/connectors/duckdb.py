@@ -25,7 +25,7 @@ from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetReco
 from ddflow.connectors.file_database import FileDatabase, FileDatabaseSink, split_columns
 from ddflow.connectors.sql_table import SqlTable
 from ddflow.errors import SourceFailed, UnreadableInput, import_extra
-from ddflow.storage.address import refuse_secret
+from ddflow.storage.address import refuse_embedded_secret
 
 __all__ = ["DuckDBSink", "DuckDBSource", "TableChanges", "TargetRecord"]
 
@@ -34,7 +34,7 @@ _GIVEN: Final = "_ddflow_given"
 """What rows are called in a statement, as no table is."""
 
 
-def driver() -> Any:
+def import_duckdb() -> Any:
     """Import the library of DuckDB.  Raises `MissingExtra`."""
     return import_extra("speak to DuckDB", "duckdb", "duckdb")
 
@@ -46,21 +46,21 @@ class DuckDBSource(FileDatabase):
     kind: ClassVar[str] = "duckdb"
 
     def __post_init__(self) -> None:
-        refuse_secret(self.path, TOKEN)
+        refuse_embedded_secret(self.path, TOKEN)
 
     def needs(self) -> None:
         """Import the driver."""
-        driver()
+        import_duckdb()
 
     def read_rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
         """See `FileDatabase`."""
-        duckdb = driver()
+        duckdb = import_duckdb()
         try:
             with self._connect_to_read(duckdb) as connection:
-                there = connection.sql(f"select * from {self.from_operand} limit 0").to_arrow_table().schema
+                there = connection.sql(f"select * from {self.table_expression} limit 0").to_arrow_table().schema
                 schema, others = split_columns(schema, there.names, all_of_it)
                 names = ", ".join(quote_name(name) for name in schema.names)
-                rows = connection.sql(f"select {names} from {self.from_operand}").to_arrow_table()
+                rows = connection.sql(f"select {names} from {self.table_expression}").to_arrow_table()
                 return rows.rename_columns(schema.names), {name: there.field(name).type for name in others}
         except duckdb.Error as error:
             # No such table or column: waiting does not help.
@@ -83,11 +83,11 @@ class DuckDBSink(FileDatabaseSink):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_secret(self.path, TOKEN)
+        refuse_embedded_secret(self.path, TOKEN)
 
     def needs(self) -> None:
         """Import the driver."""
-        driver()
+        import_duckdb()
 
     def open(self, shape: TableShape) -> OpenSink:
         """Connect."""
@@ -95,9 +95,9 @@ class DuckDBSink(FileDatabaseSink):
 
 
 @cache
-def _type_of(kind: pa.DataType) -> str | None:
-    """See `DuckDBTable.type_of`.  Asks a database in memory: some 20 ms, once for each type in a process."""
-    duckdb, empty = driver(), pa.table({"a": pa.array([], kind)})
+def _find_duckdb_type(kind: pa.DataType) -> str | None:
+    """See `DuckDBTable.find_sql_type`.  Asks a database in memory: some 20 ms, once for each type in a process."""
+    duckdb, empty = import_duckdb(), pa.table({"a": pa.array([], kind)})
     try:
         with duckdb.connect() as connection:
             connection.register("empty", empty)
@@ -113,7 +113,7 @@ class DuckDBTable(SqlTable):
     indexed: ClassVar[bool] = False
 
     def __init__(self, of: DuckDBSink, shape: TableShape) -> None:
-        self._duckdb = driver()
+        self._duckdb = import_duckdb()
         type(self).failures = (self._duckdb.Error,)
         type(self).refusals = (self._duckdb.IntegrityError, self._duckdb.ProgrammingError, self._duckdb.DataError)
         super().__init__(None, of.table, shape, of.target)
@@ -129,9 +129,9 @@ class DuckDBTable(SqlTable):
             finally:
                 self.connection.close()
 
-    def type_of(self, kind: pa.DataType) -> str | None:
+    def find_sql_type(self, kind: pa.DataType) -> str | None:
         """Return DuckDB's type for Arrow's, if values survive the way back."""
-        return _type_of(kind)
+        return _find_duckdb_type(kind)
 
     def read_column_types(self, table: str) -> dict[str, str]:
         """Read the columns from the catalog."""
@@ -145,14 +145,14 @@ class DuckDBTable(SqlTable):
     def insert_rows(self, table: str, rows: pa.Table) -> None:
         """Add rows."""
         names = self._quote_names(rows.schema.names)
-        self._execute_with(rows, f"insert into {quote_name(table)} ({names}) select {names} from {_GIVEN}")
+        self._execute_with_rows(rows, f"insert into {quote_name(table)} ({names}) select {names} from {_GIVEN}")
 
     def delete_keys(self, table: str, keys: pa.Table) -> None:
         """Delete the rows of keys."""
         same = " and ".join(
             f"t.{quote_name(name)} is not distinct from {_GIVEN}.{quote_name(name)}" for name in keys.schema.names
         )
-        self._execute_with(keys, f"delete from {quote_name(table)} t using {_GIVEN} where {same}")
+        self._execute_with_rows(keys, f"delete from {quote_name(table)} t using {_GIVEN} where {same}")
 
     def read(self) -> pa.Table:
         """Read all rows."""
@@ -167,7 +167,7 @@ class DuckDBTable(SqlTable):
     def _quote_names(self, names: Sequence[str]) -> str:
         return ", ".join(map(quote_name, names))
 
-    def _execute_with(self, rows: pa.Table, text: str) -> None:
+    def _execute_with_rows(self, rows: pa.Table, text: str) -> None:
         self.connection.register(_GIVEN, rows)
         try:
             self.connection.execute(text)

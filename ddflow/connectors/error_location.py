@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from ddflow.connectors.api import BatchStart
 from ddflow.errors import DdflowError, Phrase
-from ddflow.errors.base import name_rows, replace_texts
+from ddflow.errors.base import replace_texts, set_error_row_names
 
 FEW: Final = 3
 """So many files an error names at most, where it may be of any of them; of more the first and the last."""
@@ -42,7 +42,7 @@ def is_path(given: Any) -> bool:
 def add_file_to_error(given: Any, error: DdflowError) -> DdflowError:
     """Make an error of rows from the path ``given`` name its file and row.  O(1), and looks at the file."""
     from ddflow.connectors.files import FileOptions, FilePosition, open_files  # its readers take time to load
-    from ddflow.connectors.files.file_path import dialect_of
+    from ddflow.connectors.files.file_path import build_dialect
     from ddflow.connectors.files.places import STDIN, list_places
 
     path = os.fspath(given)
@@ -50,13 +50,13 @@ def add_file_to_error(given: Any, error: DdflowError) -> DdflowError:
     if path == STDIN:  # which cannot be looked at again
         return error
     with suppress(DdflowError, OSError):
-        files = [each.name for each in list_places([path], dialect_of(given).kind)]
+        files = [each.name for each in list_places([path], build_dialect(given).kind)]
     if len(files) == 1 and error.row is not None:
         with (
             suppress(DdflowError, OSError),
-            closing(open_files([path], how=FileOptions(dialect=dialect_of(given)))) as of,
+            closing(open_files([path], how=FileOptions(dialect=build_dialect(given)))) as of,
         ):
-            name_rows(error, partial(of.name_row, FilePosition(files[0])), files[0])
+            set_error_row_names(error, partial(of.describe_row, FilePosition(files[0])), files[0])
     if any(each in error.asked or each in error.found for each in files):
         return error
     return replace_texts(error, asked=Phrase(f"{files[0] if len(files) == 1 else path}: ", error.asked))
@@ -78,7 +78,9 @@ def add_file_to_errors(spots: Sequence[tuple[BatchStart, int]]) -> Iterator[None
         if files:
             if error.row is not None:
                 files = [_find_file_row(spots, error.row)[0]]
-            name_rows(error, lambda row: f"row {_find_file_row(spots, row)[1]:,}", files[0] if len(files) == 1 else "")
+            set_error_row_names(
+                error, lambda row: f"row {_find_file_row(spots, row)[1]:,}", files[0] if len(files) == 1 else ""
+            )
             replace_texts(error, asked=Phrase(f"{format_files(files)}: ", error.asked))
         raise
 

@@ -75,7 +75,7 @@ class FileDatabase(Source):
         return DatabaseReader(self, name, schema, position)
 
     @property
-    def from_operand(self) -> str:
+    def table_expression(self) -> str:
         """Operand of ``from``: a table or a query."""
         return self.table if self.table.startswith("(") else ".".join(map(quote_name, self.table.split(".")))
 

@@ -71,7 +71,7 @@ def lake_schema(schema: pa.Schema, own: TypeRule = lambda kind: None) -> pa.Sche
 class LakeTable(OpenSink):
     """``place``: the target, for messages.  ``schema``: the columns of the table, in types of the format.
 
-    >>> set(LakeTable.__abstractmethods__) >= {"_load", "_record", "_scan", "write"}
+    >>> set(LakeTable.__abstractmethods__) >= {"_load", "_find_record", "_scan", "write"}
     True
     """
 
@@ -88,7 +88,7 @@ class LakeTable(OpenSink):
         """Load the newest version of the table; None if there is no table."""
 
     @abstractmethod
-    def _record(self, table: Any) -> TargetRecord | None:
+    def _find_record(self, table: Any) -> TargetRecord | None:
         """Return the record of the last epoch."""
 
     @abstractmethod
@@ -115,7 +115,7 @@ class LakeTable(OpenSink):
         """Read the record of the last epoch."""
         with self._translate_errors("ask"):
             table = self._load()
-            return None if table is None else self._record(table)
+            return None if table is None else self._find_record(table)
 
     def missing(self) -> bool:
         """Return whether there is no table."""
@@ -152,14 +152,14 @@ class LakeTable(OpenSink):
             rows = self._scan(table).cast(self.schema)
             return rows.cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
 
-    def _load_behind(self, now: TargetRecord, before: TargetRecord | None) -> Any:
+    def _load_for_epoch(self, now: TargetRecord, before: TargetRecord | None) -> Any:
         """Load the table that is to take an epoch; None if it has ``now`` already.
 
         Raises `SinkAhead` for another epoch, `SinkRefused` if there is no table or it lost a column.
         """
         if (table := self._load()) is None:
             raise build_vanished_error(now.output, self.place, now.epoch if before is None else before.epoch)
-        if is_written(self._record(table), now, before, self.place):
+        if is_written(self._find_record(table), now, before, self.place):
             return None
         self._find_new_columns(self.shape._replace(had=frozenset(self.schema.names)), table)
         return table

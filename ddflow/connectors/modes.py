@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Ints, Secret, identities
+from ddflow.columns.hashing import Ints, Secret, compute_identities
 from ddflow.columns.names import DELETED, DIFF, TIME
 from ddflow.columns.rows import row_values
 from ddflow.columns.schema import to_array
@@ -29,7 +29,7 @@ from ddflow.connectors.files.writers import format_json_objects
 from ddflow.connectors.formats.cells import CellForm, cast_cells, json_shape
 from ddflow.connectors.formats.parse import parse_objects
 from ddflow.errors import CountOverflow, NotUnique, SinkRefused
-from ddflow.kernels.accumulate import net_changes
+from ddflow.kernels.accumulate import consolidate_diffs
 
 MESSAGES: Final = pa.schema({"key": pa.string(), "value": pa.string()})
 """The columns of messages."""
@@ -200,7 +200,7 @@ def to_table_changes(
     of = _sum_diffs(updates, key, secret)
     schema = mode_schema(mode, updates.schema)
     if mode == "upsert":
-        return _net_to_upserts(of, key or (), schema)
+        return _convert_net_to_upserts(of, key or (), schema)
     if mode == "debezium":
         return TableChanges(None, build_messages(of, key, epoch, output), of.diffs.size)
     if mode == "retract":
@@ -221,7 +221,7 @@ def to_table_changes(
     return TableChanges(None, _repeat_rows(rows, of.diffs).cast(schema), kinds.size)
 
 
-def rows_with_diff(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
+def read_rows_with_diff(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
     """Read the rows of a table in a mode, with ``_diff``, for an output with these updates.
 
     O(n).  Raises `SinkRefused`.
@@ -255,9 +255,9 @@ def merge_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.
     return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables])
 
 
-def mark_known_rows(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
+def mark_rows_with_keys(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
     """Mark the rows that equal some key; null equals null.  Both have the same columns.  O(n log keys)."""
-    (high, low), (of, beside) = (identities(each.combine_chunks(), secret) for each in (rows, keys))
+    (high, low), (of, beside) = (compute_identities(each.combine_chunks(), secret) for each in (rows, keys))
     found = np.isin(high, of)
     if low.size and beside.size:
         at = np.flatnonzero(found)
@@ -266,7 +266,7 @@ def mark_known_rows(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
     return found
 
 
-def net_updates(updates: pa.Table, secret: Secret) -> pa.Table:
+def consolidate_updates(updates: pa.Table, secret: Secret) -> pa.Table:
     """Net the updates of one time.  O(n)."""
     of = _sum_diffs(updates, None, secret)
     times = updates.column(TIME).slice(0, 1).take(pa.array(np.zeros(of.diffs.size, np.int64)))
@@ -282,7 +282,7 @@ def _keep_last_upserts(upserts: pa.Table, key: Sequence[str], secret: Secret) ->
     return TableChanges(last.select(list(key)), rows, last.num_rows)
 
 
-def _net_to_upserts(of: NetUpdates, key: Sequence[str], schema: pa.Schema) -> TableChanges:
+def _convert_net_to_upserts(of: NetUpdates, key: Sequence[str], schema: pa.Schema) -> TableChanges:
     there, every = np.flatnonzero(of.diffs > 0), np.arange(of.diffs.size)
     times = np.bincount(of.keys[there], of.diffs[there], every.size)
     if (twice := np.flatnonzero(times > 1)).size:
@@ -295,9 +295,9 @@ def _net_to_upserts(of: NetUpdates, key: Sequence[str], schema: pa.Schema) -> Ta
 def _sum_diffs(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> NetUpdates:
     rows = updates.drop_columns([TIME, DIFF])
     diffs, n = np.array(to_array(updates.column(DIFF)), np.int64), updates.num_rows
-    by = sort_by_identity(*identities(rows.combine_chunks(), secret, n))
+    by = sort_by_identity(*compute_identities(rows.combine_chunks(), secret, n))
     ranks, places, sums = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64)
-    written, refused = net_changes(by.permutation, by.starts, np.zeros(n, np.int32), diffs, ranks, places, sums)
+    written, refused = consolidate_diffs(by.permutation, by.starts, np.zeros(n, np.int32), diffs, ranks, places, sums)
     if refused >= 0:
         raise CountOverflow("add up an epoch", "a sum of diffs leaves int64", "write it in mode 'updates'")
     if written < n:
@@ -312,7 +312,7 @@ def _sum_diffs(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> 
 
 def _number_keys(keys: pa.Table, secret: Secret, n: int | None = None) -> Ints:
     """Map each key to the number of the first row that has it."""
-    by = sort_by_identity(*identities(keys.combine_chunks(), secret, n))
+    by = sort_by_identity(*compute_identities(keys.combine_chunks(), secret, n))
     out: Ints = np.empty(by.permutation.size, np.int64)
     out[by.permutation] = np.repeat(by.permutation[by.starts[:-1]], np.diff(by.starts))
     return out

@@ -18,11 +18,11 @@ from typing import Any
 from msgspec import ValidationError, convert
 
 from ddflow.connectors.api import Source
-from ddflow.connectors.delta.source import FollowedTable
-from ddflow.connectors.files.file_path import dialect_of
+from ddflow.connectors.delta.source import DeltaSource
+from ddflow.connectors.files.file_path import build_dialect
 from ddflow.connectors.formats.routes import Others
 from ddflow.connectors.kafka.source import KafkaTopic
-from ddflow.connectors.landing.source import LandedFiles
+from ddflow.connectors.landing.source import LandingSource
 from ddflow.connectors.postgres.source import PostgresTables
 from ddflow.connectors.sqlite import SQLiteSource
 from ddflow.errors import shorten
@@ -89,8 +89,8 @@ def files(
     >>> shops = files([dd.FilePath("a/*.csv", delimiter=";"), dd.FilePath("b/*.tsv", rename={"ID": "id"})])
     """
     several = [pattern] if isinstance(pattern, str | PathLike) else pattern
-    patterns = tuple((fspath(each), dialect_of(each)) for each in several)
-    return LandedFiles(patterns, follow, parse_seconds(settle, "settle="), lines, tables, others, full)
+    patterns = tuple((fspath(each), build_dialect(each)) for each in several)
+    return LandingSource(patterns, follow, parse_seconds(settle, "settle="), lines, tables, others, full)
 
 
 def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> Source:
@@ -233,7 +233,7 @@ def delta(
     >>> delta("lake/orders", follow=True).kind
     'delta'
     """
-    return FollowedTable(fspath(path), start, follow, dict(storage_options or {}))
+    return DeltaSource(fspath(path), start, follow, dict(storage_options or {}))
 
 
 def kafka(
@@ -294,11 +294,11 @@ def kafka(
     return KafkaTopic(servers, topic, start, follow, dict(config or {}), group, tables, others)
 
 
-def _find_class(kind: str) -> type[Source]:
+def _find_source_class(kind: str) -> type[Source]:
     """Return the class of a kind of source; `Source` for an unknown kind."""
     from ddflow.connectors.duckdb import DuckDBSource
 
-    kinds: list[type[Source]] = [LandedFiles, KafkaTopic, PostgresTables, SQLiteSource, DuckDBSource, FollowedTable]
+    kinds: list[type[Source]] = [LandingSource, KafkaTopic, PostgresTables, SQLiteSource, DuckDBSource, DeltaSource]
     return next((each for each in kinds if each.kind == kind), Source)
 
 
@@ -308,7 +308,7 @@ def describe_position(kind: str, position: Any) -> str:
     >>> describe_position("delta", {"table": "0", "version": 7, "rows": None}), describe_position("others", [7])
     ('version 7', '[7]')
     """
-    return shorten((Source if find_position_error(kind, position) else _find_class(kind)).said(position))
+    return shorten((Source if find_position_error(kind, position) else _find_source_class(kind)).said(position))
 
 
 def drop_inputs(kind: str, position: Any, inputs: Collection[str]) -> Any:
@@ -317,7 +317,7 @@ def drop_inputs(kind: str, position: Any, inputs: Collection[str]) -> Any:
     >>> drop_inputs("files", [7], ["orders"])
     [7]
     """
-    return position if find_position_error(kind, position) else _find_class(kind).without(position, inputs)
+    return position if find_position_error(kind, position) else _find_source_class(kind).without(position, inputs)
 
 
 def describe_place(kind: str, place: int) -> int | str:
@@ -326,13 +326,13 @@ def describe_place(kind: str, place: int) -> int | str:
     >>> describe_place("postgres", 23803720), describe_place("files", 7)
     ('0/16B3748', 7)
     """
-    return _find_class(kind).placed(place)
+    return _find_source_class(kind).placed(place)
 
 
 def find_position_error(kind: str, position: Any) -> str | None:
     """Return why a position in a manifest is invalid for a kind of source; None if it is valid.  O(its size)."""
     try:
-        convert(position, _find_class(kind).positions)
+        convert(position, _find_source_class(kind).positions)
     except ValidationError as error:
         return shorten(str(error))
     return None

@@ -22,9 +22,9 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import quote_name
 from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
-from ddflow.connectors.modes import mark_known_rows
+from ddflow.connectors.modes import mark_rows_with_keys
 from ddflow.connectors.table_shape import build_refusal, build_vanished_error, find_missing_columns, is_written
-from ddflow.errors import SinkFailed, SinkRefused, SpecError, first_line, translate
+from ddflow.errors import SinkFailed, SinkRefused, SpecError, convert_errors, first_line
 
 RECORDS: Final = "_ddflow_written"
 PIECE: Final = 1 << 17
@@ -50,12 +50,12 @@ class SqlTable(OpenSink):
         self.connection, self.table, self.shape, self.place = connection, table, shape, place
 
     @abstractmethod
-    def type_of(self, kind: pa.DataType) -> str | None:
+    def find_sql_type(self, kind: pa.DataType) -> str | None:
         """Return the declared type of a column of Arrow's type; None if the target has no such type."""
 
     @abstractmethod
     def read_column_types(self, table: str) -> dict[str, str]:
-        """Return the columns of a table, with types as `type_of` writes them; none if it does not exist."""
+        """Return the columns of a table, with types as `find_sql_type` writes them; none if it does not exist."""
 
     @abstractmethod
     def insert_rows(self, table: str, rows: pa.Table) -> None:
@@ -69,19 +69,19 @@ class SqlTable(OpenSink):
     def read(self) -> pa.Table:
         """Read all rows."""
 
-    def replace(self, gone: pa.Table, rows: pa.Table) -> None:
+    def replace_rows(self, gone: pa.Table, rows: pa.Table) -> None:
         """Give keys the rows that they have now, none or one; of no columns: the table."""
-        self.clear(gone)
-        self.insert_pieces(self.table, rows)
+        self.delete_rows(gone)
+        self.insert_in_batches(self.table, rows)
 
-    def clear(self, keys: pa.Table) -> None:
+    def delete_rows(self, keys: pa.Table) -> None:
         """Delete the rows of some keys; of no columns: all."""
         if not keys.num_columns:
             self.execute(f"delete from {quote_name(self.table)}")
         elif keys.num_rows:
             self.delete_keys(self.table, keys)
 
-    def insert_pieces(self, table: str, rows: pa.Table) -> None:
+    def insert_in_batches(self, table: str, rows: pa.Table) -> None:
         """Add rows, piece by piece."""
         for start in range(0, rows.num_rows, PIECE):
             piece = rows.slice(start, PIECE)
@@ -111,7 +111,7 @@ class SqlTable(OpenSink):
                 return build_refusal(self.shape, self.place, said, self.refusal_remedy(error))
             return SinkFailed(f"{asked} {self.place}", said, self.failure_remedy(error))
 
-        return translate((*self.refusals, *self.failures), to_ours)
+        return convert_errors((*self.refusals, *self.failures), to_ours)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -127,9 +127,9 @@ class SqlTable(OpenSink):
     def written(self) -> TargetRecord | None:
         """Read the record."""
         with self.translate_errors("ask"):
-            return self._record()
+            return self._find_record()
 
-    def _record(self) -> TargetRecord | None:
+    def _find_record(self) -> TargetRecord | None:
         if not self.read_column_types(RECORDS):
             return None
         found = self.execute(f"select state, output, epoch, digest from {RECORDS} where table_name = ?", [self.table])
@@ -161,25 +161,25 @@ class SqlTable(OpenSink):
                 shown = ", ".join(f"{quote_name(column)} {kind}" for column, kind in wanted.items())
                 key = ", ".join(map(quote_name, self.shape.key or ())) if self.indexed else ""
                 with self.transaction():
-                    if self._record() is not None:
+                    if self._find_record() is not None:
                         self.execute(f"delete from {RECORDS} where table_name = ?", [self.table])
-                    self.execute(f"create table {name} ({shown}{f', primary key ({key})' * self._primary})")
-                    if key and not self._primary:
+                    self.execute(f"create table {name} ({shown}{f', primary key ({key})' * self._has_primary_key})")
+                    if key and not self._has_primary_key:
                         kind = "index" if self.unique is None else "unique index"
                         called = quote_name(self.table + self.index) if self.index else ""
                         made = f"create {kind} {called} on {name} ({key})"
                         self.execute(made + (self.unique or ""))
                 return
-            for column in find_missing_columns(self.shape, there, wanted, self.place, self.type_of):
+            for column in find_missing_columns(self.shape, there, wanted, self.place, self.find_sql_type):
                 self.execute(f"alter table {name} add column {quote_name(column)} {wanted[column]}")
 
     @property
-    def _primary(self) -> bool:
+    def _has_primary_key(self) -> bool:
         """Whether the key of a table that is made is its primary key."""
         return self.indexed and bool(self.shape.key) and self.shape.certain
 
     def _require_type(self, field: pa.Field) -> str:
-        kind = self.type_of(field.type)
+        kind = self.find_sql_type(field.type)
         if kind is None:
             raise build_refusal(
                 self.shape,
@@ -196,14 +196,14 @@ class SqlTable(OpenSink):
                 f"create table if not exists {RECORDS} (table_name varchar(255) primary key, state varchar(32), "
                 "output varchar(255), epoch bigint, digest varchar(32))"
             )
-            if is_written(self._record(), now, before, self.place):
+            if is_written(self._find_record(), now, before, self.place):
                 return
             if not self.read_column_types(self.table):
                 raise build_vanished_error(now.output, self.place, now.epoch if before is None else before.epoch)
             if changes.gone is None:
-                self.insert_pieces(self.table, changes.rows)
+                self.insert_in_batches(self.table, changes.rows)
             else:
-                self.replace(changes.gone, changes.rows)
+                self.replace_rows(changes.gone, changes.rows)
             self.execute(f"delete from {RECORDS} where table_name = ?", [self.table])
             self.execute(f"insert into {RECORDS} values (?, ?, ?, ?, ?)", [self.table, *now])
 
@@ -248,7 +248,7 @@ class KeyMatch(NamedTuple):
 class InPlaceTable(SqlTable):
     """See `SqlTable`.
 
-    >>> set(InPlaceTable.__abstractmethods__) >= {"find_keys", "delete_keys"}, InPlaceTable.staged
+    >>> set(InPlaceTable.__abstractmethods__) >= {"build_key_matches", "delete_keys"}, InPlaceTable.staged
     (True, '')
     """
 
@@ -258,7 +258,7 @@ class InPlaceTable(SqlTable):
     """What an update raises whose rows have values of each other."""
 
     @abstractmethod
-    def find_keys(self, keys: pa.Table) -> Sequence[KeyMatch]:
+    def build_key_matches(self, keys: pa.Table) -> Sequence[KeyMatch]:
         """Return the ways to find the given keys; each key is found in one way."""
 
     @abstractmethod
@@ -278,32 +278,32 @@ class InPlaceTable(SqlTable):
         """Return whether foreign keys point at the table's rows."""
         return False
 
-    def count_changed(self, text: str) -> int:
+    def execute_and_count(self, text: str) -> int:
         """Run a statement, and say of how many rows it was."""
         return int(self.connection.execute(text).rowcount)
 
-    def replace(self, gone: pa.Table, rows: pa.Table) -> None:
-        """See `SqlTable.replace`."""
+    def replace_rows(self, gone: pa.Table, rows: pa.Table) -> None:
+        """See `SqlTable.replace_rows`."""
         keys = rows.select(list(self.shape.key or ()))
         if not self.execute(f"select 1 from {quote_name(self.table)} limit 1"):
-            self.insert_pieces(self.table, rows)
+            self.insert_in_batches(self.table, rows)
             return
         if gone.num_columns:
-            gone = gone.filter(pc.invert(pa.array(mark_known_rows(gone, keys, Secret.fresh()))))
+            gone = gone.filter(pc.invert(pa.array(mark_rows_with_keys(gone, keys, Secret.fresh()))))
         if gone.num_columns or not rows.num_rows:
-            self.clear(gone)
+            self.delete_rows(gone)
         if not rows.num_rows:
             return
         typed = ", ".join(f"{quote_name(field.name)} {self._require_type(field)}" for field in self.shape.schema)
         self.execute(f"create temporary table if not exists {GIVEN} ({typed}){self.staged}")
         self.execute(f"delete from {GIVEN}")
-        self.insert_pieces(GIVEN, rows)
-        if not self._try_update(rows, self.find_keys(keys)):
-            self.clear(keys)
+        self.insert_in_batches(GIVEN, rows)
+        if not self._try_upsert(rows, self.build_key_matches(keys)):
+            self.delete_rows(keys)
             names = ", ".join(map(quote_name, rows.schema.names))
             self.execute(f"insert into {quote_name(self.table)} ({names}) select {names} from {GIVEN}")
 
-    def _try_update(self, rows: pa.Table, matches: Sequence[KeyMatch]) -> bool:
+    def _try_upsert(self, rows: pa.Table, matches: Sequence[KeyMatch]) -> bool:
         """Update and insert the given rows.  Return False if that would not give the same table."""
         table, names = quote_name(self.table), [quote_name(name) for name in rows.schema.names]
         sets = ", ".join(
@@ -317,7 +317,7 @@ class InPlaceTable(SqlTable):
             for each in matches:
                 where = f"from {GIVEN} as g where {each.of} and {each.same}"
                 if sets:
-                    found += self.count_changed(f"update {table} as t set {sets} {where}")
+                    found += self.execute_and_count(f"update {table} as t set {sets} {where}")
                 else:
                     found += self.execute(f"select count(*) from {table} as t, {where.removeprefix('from ')}")[0][0]
         except self.clashes:
@@ -327,7 +327,7 @@ class InPlaceTable(SqlTable):
             return False
         for each in matches:  # also where as many were updated: of a key that is there twice two are
             given = ", ".join(f"g.{name}" for name in names)
-            found += self.count_changed(
+            found += self.execute_and_count(
                 f"insert into {table} ({', '.join(names)}) select {given} from {GIVEN} as g where {each.of} and "
                 f"not exists (select 1 from {table} as t where {each.same})"
             )

@@ -50,11 +50,11 @@ class SQLiteSource(FileDatabase):
             place = f"file:{quote(self.path)}?mode=ro"
             with closing(sqlite3.connect(place, uri=True, isolation_level=None)) as connection:
                 connection.execute("begin")
-                described = connection.execute(f"select * from {self.from_operand} limit 0").description
+                described = connection.execute(f"select * from {self.table_expression} limit 0").description
                 schema, others = split_columns(schema, [each[0] for each in described], all_of_it)
                 names = ", ".join(quote_name(name) for name in schema.names)
-                found = connection.execute(f"select {names} from {self.from_operand}").fetchall()
-                beside = {name: self._find_type(connection, name) for name in others}
+                found = connection.execute(f"select {names} from {self.table_expression}").fetchall()
+                beside = {name: self._find_column_type(connection, name) for name in others}
         except sqlite3.Error as error:
             # "no such table", "no such column": waiting does not help.
             kind = UnreadableInput if str(error).startswith("no such") else SourceFailed
@@ -63,10 +63,12 @@ class SQLiteSource(FileDatabase):
         arrays = [_cast_column(each, field, self.target) for each, field in zip(columns, schema, strict=True)]
         return pa.table(arrays, schema=schema), beside
 
-    def _find_type(self, connection: sqlite3.Connection, name: str) -> pa.DataType | None:
+    def _find_column_type(self, connection: sqlite3.Connection, name: str) -> pa.DataType | None:
         """Return the type of an undeclared column: the type of its values, else the declared one."""
         column = quote_name(name)
-        there = {each for (each,) in connection.execute(f"select distinct typeof({column}) from {self.from_operand}")}
+        there = {
+            each for (each,) in connection.execute(f"select distinct typeof({column}) from {self.table_expression}")
+        }
         if there - {"null"}:
             return next((kind for kinds, kind in _VALUES.items() if there - {"null"} <= kinds), pa.string())
         asked = "select type from pragma_table_info(?) where name = ?"
@@ -154,7 +156,7 @@ class SQLiteTable(InPlaceTable):
     clashes = (sqlite3.IntegrityError,)
     begin = "begin immediate"
 
-    def type_of(self, kind: pa.DataType) -> str | None:
+    def find_sql_type(self, kind: pa.DataType) -> str | None:
         """Return one of SQLite's four types."""
         if pat.is_boolean(kind) or pat.is_duration(kind) or (pat.is_integer(kind) and kind != pa.uint64()):
             return "INTEGER"
@@ -170,14 +172,16 @@ class SQLiteTable(InPlaceTable):
         """Add rows."""
         names = ", ".join(map(quote_name, rows.schema.names))
         marks = ", ".join("?" * rows.num_columns)
-        self.connection.executemany(f"insert into {quote_name(table)} ({names}) values ({marks})", _to_rows(rows))
+        self.connection.executemany(
+            f"insert into {quote_name(table)} ({names}) values ({marks})", _convert_to_tuples(rows)
+        )
 
     def delete_keys(self, table: str, keys: pa.Table) -> None:
         """Delete the rows of keys."""
         same = " and ".join(f"{quote_name(name)} is ?" for name in keys.schema.names)
-        self.connection.executemany(f"delete from {quote_name(table)} where {same}", _to_rows(keys))
+        self.connection.executemany(f"delete from {quote_name(table)} where {same}", _convert_to_tuples(keys))
 
-    def find_keys(self, keys: pa.Table) -> Sequence[KeyMatch]:
+    def build_key_matches(self, keys: pa.Table) -> Sequence[KeyMatch]:
         """Compare keys by ``is``, so that an index serves."""
         same = (f"t.{name} is g.{name}" for name in map(quote_name, keys.schema.names))
         return [KeyMatch("1", " and ".join(same) or "1")]
@@ -187,12 +191,12 @@ class SQLiteTable(InPlaceTable):
         return _cast_values(values, kind)
 
 
-def _to_rows(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+def _convert_to_tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Convert rows to values for SQLite."""
-    return zip(*(_to_values(column) for column in rows.columns), strict=True)
+    return zip(*(_convert_to_sqlite_values(column) for column in rows.columns), strict=True)
 
 
-def _to_values(column: pa.ChunkedArray) -> list[Any]:
+def _convert_to_sqlite_values(column: pa.ChunkedArray) -> list[Any]:
     kind = column.type
     if pat.is_nested(kind):
         return [None if value is None else json.dumps(value, default=str) for value in column.to_pylist()]

@@ -65,10 +65,10 @@ def to_arrow_rows(given: Any, what: str, schema: pa.Schema, guessed: Collection[
             FileOptions,
             open_files,
         )
-        from ddflow.connectors.files.file_path import dialect_of
+        from ddflow.connectors.files.file_path import build_dialect
 
         known = schema if len(schema) else None
-        how = FileOptions(dialect=dialect_of(given), converts={*schema.names} - {*guessed})
+        how = FileOptions(dialect=build_dialect(given), converts={*schema.names} - {*guessed})
         return read_files(open_files([os.fspath(given)], known=known, how=how))
     if hasattr(given, "collect_schema") and hasattr(given, "lazy") and not hasattr(given, "__arrow_c_stream__"):
         given = given.collect()

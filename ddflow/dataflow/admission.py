@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Flags, Ints, build_word_reader, validity
+from ddflow.columns.hashing import Flags, Ints, build_word_reader, unpack_validity
 from ddflow.columns.rows import row_values
 from ddflow.columns.schema import (
     INTERVAL,
     MANY,
     check_values,
-    conform,
+    conform_to_schema,
     is_long_ascii,
     is_text,
     needs_validation,
@@ -50,8 +50,8 @@ from ddflow.connectors.formats.base import (
 )
 from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.result import NAMES
-from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, around, shorten
-from ddflow.kernels.sort import find_extent
+from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, shorten, wrap_place
+from ddflow.kernels.sort import find_range_and_order
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.inputs.input import Binding
 from ddflow.time import CLOSED, NEVER, format_time
@@ -76,7 +76,7 @@ class RefusedRows(NamedTuple):
 
 
 @dataclass
-class MessagesRead:
+class DecodeProgress:
     """The messages of an input that a call has read so far.
 
     ``table``: the table of the messages, None until one names it; ``count``: their number.
@@ -111,7 +111,7 @@ class Admission:
         self.certain = [field.name for field in bound.schema if not field.nullable]
         self.spelled = INTERVAL in bound.schema.types
         """Whether values of a column may be written in several ways; the column keeps one."""
-        self.key = [name for name in bound.required_columns if name not in self.certain]
+        self.key = [name for name in bound.non_null_columns if name not in self.certain]
         """The columns that may not be null in an event."""
         self.words = None if bound.spec.time is None else build_word_reader(bound.time_type)
         """Reads the events' times."""
@@ -119,20 +119,22 @@ class Admission:
         """Whether events have other columns than rows."""
         self.given = bound.schema if bound.format is None else pa.schema([])
         """The columns that rows are given in, as far as they are declared: messages say theirs."""
-        self.format, self.marks = bound.format, bound.has_bad_marks
+        self.format, self.marks = bound.format, bound.has_bad_event_column
         self.unseen = (
-            UnseenColumns(()) if bound.format is None else UnseenColumns(bound.target.columns.names, bound.format.asked)
+            UnseenColumns(())
+            if bound.format is None
+            else UnseenColumns(bound.message_target.columns.names, bound.format.asked)
         )
         """The columns that no message has had."""
 
     @property
-    def lacking_columns(self) -> tuple[str, ...]:
+    def missing_columns(self) -> tuple[str, ...]:
         """The columns that the last rows lacked and are null there; under a merge, and of messages, they are not."""
         if self.format is not None or self.bound.merging is not None:
             return ()
         return tuple(name for name in self.bound.schema.names if name not in self.columns)
 
-    def decode(self, given: Any, read: MessagesRead) -> Sequence[DecodedRows]:
+    def decode(self, given: Any, read: DecodeProgress) -> Sequence[DecodedRows]:
         """Return rows unchanged, and the events of messages, split at each truncate.
 
         ``read``: the earlier messages. O(1), O(bytes) of messages. Raises `BadMessage`, and `SchemaMismatch` for a
@@ -147,17 +149,17 @@ class Admission:
         begin, before, parts = 0, None, []
         for each in (*made.truncates, None):
             end = made.rows.num_rows if each is None else each.row
-            where = partial(self._name_message, given, first, made.at[begin:])
+            where = partial(self._locate_message, given, first, made.at[begin:])
             parts.append(DecodedRows(made.rows.slice(begin, end - begin), before, where))
             begin, before = end, each
         return parts
 
-    def decode_whole(self, given: Any, read: MessagesRead | None = None) -> Any:
+    def decode_without_truncates(self, given: Any, read: DecodeProgress | None = None) -> Any:
         """Return rows unchanged, and the events of messages. Like `decode`, and raises `BadMessage` for a truncate."""
-        made = self._decode_messages(given, read or MessagesRead(self.table))
+        made = self._decode_messages(given, read or DecodeProgress(self.table))
         return refuse_truncates(made, self.what).rows if isinstance(made, DecodedEvents) else made
 
-    def _decode_messages(self, given: Any, read: MessagesRead) -> Any:
+    def _decode_messages(self, given: Any, read: DecodeProgress) -> Any:
         """Decode messages to events, `DecodedEvents`; return rows and decoded events unchanged."""
         format = self.format
         if format is None:
@@ -166,9 +168,9 @@ class Admission:
         if DELETED in table.column_names:
             return table
         first = read.count
-        made = decode_messages(format, table, self.bound.target._replace(table=read.table), first)
+        made = decode_messages(format, table, self.bound.message_target._replace(table=read.table), first)
         read.count, read.table = first + table.num_rows, made.table
-        self.unseen.search(format, table, made, self.what)
+        self.unseen.search_messages(format, table, made, self.what)
         if format.of_rows:
             there = (*table.column_names, *OWN)
             made = made._replace(rows=made.rows.select([name for name in made.rows.column_names if name in there]))
@@ -184,19 +186,21 @@ class Admission:
         if self.marks:
             lacking &= np.asarray(made.rows.column(MARK).is_null())
         if lacking.any():
-            place = partial(self._name_message, given, first, made.at)
+            place = partial(self._locate_message, given, first, made.at)
             self._raise_null_error(
                 lacking,
                 lambda row: Phrase.join_texts("; ", [place(row), *self.unseen.list_warnings(self.key)]),
                 made.rows,
             )
 
-    def _name_message(self, given: Any, first: int, at: Ints, row: int) -> str | Row:
+    def _locate_message(self, given: Any, first: int, at: Ints, row: int) -> str | Row:
         """Name the message of an event. ``given``: messages after ``first`` others. ``at``: each event's message."""
         assert self.format is not None
-        return wrap_messages(self.format, to_table(given, self.what, self.given), self.what, first).place(int(at[row]))
+        return wrap_messages(self.format, to_table(given, self.what, self.given), self.what, first).locate_message(
+            int(at[row])
+        )
 
-    def events(self, given: Any) -> pa.RecordBatch:
+    def build_event_batch(self, given: Any) -> pa.RecordBatch:
         """Convert rows to the columns of events without a copy if they have them, in one chunk. O(rows) else.
 
         Raises `NotArrow`, `SchemaMismatch`.
@@ -219,7 +223,7 @@ class Admission:
                 batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         else:
             batch = to_batch(
-                conform(table, schema, self.what, self.required, self.bound.name, self.bound.deciding_columns)
+                conform_to_schema(table, schema, self.what, self.required, self.bound.name, self.bound.deciding_columns)
             )
         return self.bound.add_event_columns(batch, table.column_names) if self.notes else batch
 
@@ -239,12 +243,12 @@ class Admission:
 
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
         """
-        bound, rows, where = self.bound, self.events(given), where or (lambda row: Row(before + row))
+        bound, rows, where = self.bound, self.build_event_batch(given), where or (lambda row: Row(before + row))
         for look in looks:
             look(rows)
         n, first = rows.num_rows, self.arrived + before
         arrival = np.arange(first, first + n)
-        keyless = self._mark_keyless(rows, where)
+        keyless = self._mark_bad_rows(rows, where)
         if time is None:
             times, least, ascending = self._read_times(rows, keyless, where)
         else:
@@ -252,29 +256,29 @@ class Admission:
             times.fill(time)
         original = times
         if bound.spec.exclusive and bound.merging is not None:
-            misordered = bound.merging.mark_misordered(rows)
+            misordered = bound.merging.mark_misordered_events(rows)
             keyless = misordered if keyless is None else keyless | misordered
         codes = None if keyless is None else np.where(keyless != 0, np.int8(BAD), np.int8(-1))
         if time is None and least < frontier:
             codes = np.full(n, -1, np.int8) if codes is None else codes
             late = (original < frontier) & (codes < 0)
             if late.any():
-                times = self._stamp_late(late, original, frontier, codes, where)
+                times = self._stamp_late_events(late, original, frontier, codes, where)
         events, refused = Events(rows, times, original, arrival), None
         if codes is not None and (codes >= 0).any():
             gone = np.flatnonzero(codes >= 0)
             refused = RefusedRows(events.take(gone), codes[gone].astype(np.int64))
             events = events.take(np.flatnonzero(codes < 0))
-        return events if times is original and ascending else events.in_order(), refused
+        return events if times is original and ascending else events.sort_by_time(), refused
 
-    def _mark_keyless(self, events: pa.RecordBatch, where: Where) -> Flags | None:
+    def _mark_bad_rows(self, events: pa.RecordBatch, where: Where) -> Flags | None:
         """Which events lack their key or are marked as bad, None when none.  Raises `NullKey` when that is an error."""
         marked = None
         if self.marks and events.column(MARK).null_count < events.num_rows:
             marked = np.asarray(events.column(MARK).is_valid()).astype(np.uint8)
         for name in self.key:
             if events.column(name).null_count:
-                keyless = self.bound.mark_keyless(events)
+                keyless = self.bound.mark_events_without_key(events)
                 if marked is not None:
                     keyless = keyless & (marked ^ np.uint8(1))
                 if keyless.any():
@@ -291,20 +295,20 @@ class Admission:
         assert name is not None
         column = events.column(name)
         here = True if keyless is None else keyless == 0
-        if column.null_count and (rows := np.flatnonzero((validity(column) == 0) & here)).size:
+        if column.null_count and (rows := np.flatnonzero((unpack_validity(column) == 0) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                Phrase(f"{name!r} is null in {rows.size:,} rows", around(", first in ", where(int(rows[0])))),
+                Phrase(f"{name!r} is null in {rows.size:,} rows", wrap_place(", first in ", where(int(rows[0])))),
                 "every event needs a time: mend the rows; nothing was taken in",
                 column=name,
             )
         assert self.words is not None
         times = self.words(column).view(np.int64)
-        least, greatest, ascending = find_extent(times) if times.size else (CLOSED, NEVER, True)
+        least, greatest, ascending = find_range_and_order(times) if times.size else (CLOSED, NEVER, True)
         if greatest == CLOSED and (beyond := np.flatnonzero((times == CLOSED) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                Phrase(f"{beyond.size:,} rows have time {CLOSED}", around(", first ", where(int(beyond[0])))),
+                Phrase(f"{beyond.size:,} rows have time {CLOSED}", wrap_place(", first ", where(int(beyond[0])))),
                 "that is the closed frontier itself; use smaller times",
                 column=name,
             )
@@ -319,8 +323,8 @@ class Admission:
             error = self.bound.null_error(
                 f"rows for {self.bound.name!r}",
                 Phrase(
-                    f"{self.bound.missing_part} is null in {rows.size:,} rows",
-                    around(", first in ", where(int(rows[0]))),
+                    f"{self.bound.missing_part_name} is null in {rows.size:,} rows",
+                    wrap_place(", first in ", where(int(rows[0]))),
                 ),
                 Phrase("mend them, or choose ", Option("null_key", "drop"), others, "; nothing was taken in"),
                 input=self.bound.name,
@@ -329,7 +333,7 @@ class Admission:
             error.cells = shorten(str(row_values(events, int(rows[0]))))
             raise error
 
-    def _stamp_late(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:
+    def _stamp_late_events(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:
         """Return the stamps of the events, some of them late. Raises `LateEvent` if late events are an error."""
         rule = self.bound.spec.late
         if rule == "error":
@@ -338,7 +342,7 @@ class Admission:
                 f"rows for {self.bound.name!r}",
                 Phrase(
                     f"{rows.size:,} events are behind the frontier {format_time(frontier, kind)}",
-                    around(", first ", where(int(rows[0]))),
+                    wrap_place(", first ", where(int(rows[0]))),
                     f", at time {format_time(int(original[rows[0]]), kind)}",
                 ),
                 Phrase(

@@ -4,8 +4,8 @@ Invariant: an event comes out of exactly one ``seal``, the first whose upper is 
 order of times and, within a time, of arrival. Pushes arrive in any order of times, most of them nearly sorted. A seal
 costs what it releases, not what waits, be it ten million events or more than memory holds. A step that may still be
 refused releases nothing: the engine peeks, resolves, and seals when it is sure; the batcher keeps what was peeked for
-that. It does not resolve events, nor look at their columns. `take` writes what waits as plain values and files, a run
-once, and `restore` makes a batcher of them that releases the same.
+that. It does not resolve events, nor look at their columns. `checkpoint_batcher` writes what waits as plain values and
+files, a run once, and `restore_batcher` makes a batcher of them that releases the same.
 
 >>> import numpy as np
 >>> import pyarrow as pa
@@ -25,28 +25,28 @@ import pyarrow as pa
 from ddflow.dataflow.pending_runs import (
     LARGE,
     PendingRun,
-    Runs,
+    PendingRuns,
+    choose_runs_to_spill,
+    count_rows_for_bytes,
     from_record,
-    rows_of,
     split_by_time,
     to_record,
-    to_spill,
 )
 from ddflow.errors import CorruptState, shorten
 from ddflow.operators.upsert.events import Events, join_events
-from ddflow.storage.fields import MEND, Natural, Positive, Strict
+from ddflow.storage.fields import MEND, Natural, Positive, StrictRecord
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob
 
 PIECE: Final = 1 << 16
-"""Events that `Batcher.release_until` hands out at a time, at most."""
+"""Events that `Batcher.peek_in_chunks` hands out at a time, at most."""
 
 
 class Batcher:
     """Pending events; ``len`` is how many."""
 
-    def __init__(self, runs: Runs | None = None, pending: int = 0) -> None:
-        self.runs, self.pending = Runs() if runs is None else runs, pending
+    def __init__(self, runs: PendingRuns | None = None, pending: int = 0) -> None:
+        self.runs, self.pending = PendingRuns() if runs is None else runs, pending
         self._peeked: tuple[int, Events | None] | None = None
         """The result of the last peek, until the next change."""
 
@@ -70,14 +70,14 @@ class Batcher:
         """
         if run.times.size:
             self._peeked = None
-            self.runs.push(PendingRun.resident(run.in_order()))
+            self.runs.push(PendingRun.from_events(run.sort_by_time()))
             self.pending += run.times.size
 
     def copy(self) -> Batcher:
         """Return what waits now; runs are shared.  O(runs)."""
         return Batcher(self.runs.copy(), self.pending)
 
-    def with_run(self, run: Events) -> Batcher:
+    def copy_with_events(self, run: Events) -> Batcher:
         """Copy the batcher and add these events to the copy. Runs are shared. O(runs) more than `add`."""
         both = self.copy()
         both.add(run)
@@ -89,7 +89,7 @@ class Batcher:
         The result is kept for a `seal` with the same upper, until the next other call.
         """
         if self._peeked is None or self._peeked[0] != upper:
-            parts = [run.slice_events(run.place(upper)) for run in self.runs.below(upper)]
+            parts = [run.slice_events(run.find_first_at(upper)) for run in self.runs.list_runs_before(upper)]
             self._peeked = (upper, join_events(parts) if parts else None)
         return self._peeked[1]
 
@@ -98,26 +98,30 @@ class Batcher:
         events = self.peek(upper)
         self._peeked = None
         if events is not None:
-            self.runs.advance(upper)
+            self.runs.drop_events_before(upper)
             self.pending -= events.times.size
         return events
 
-    def release_until(self, upper: int) -> tuple[int, Iterator[Events]]:
+    def peek_in_chunks(self, upper: int) -> tuple[int, Iterator[Events]]:
         """Count the events that ``seal`` would release, and return them in pieces, because they may exceed the memory.
 
         A piece has at most 65,536 events and some 8 MB, refers to its run's columns, and is in order by itself; pieces
         overlap in time. Nothing is consumed; the pieces stay valid when the batcher changes. O(runs that release
         something), and O(1) a piece.
         """
-        parts = [(run, run.place(upper)) for run in self.runs.below(upper)]
-        pieces = (piece for run, end in parts for piece in run.pieces(end, min(PIECE, rows_of([run], LARGE))))
+        parts = [(run, run.find_first_at(upper)) for run in self.runs.list_runs_before(upper)]
+        pieces = (
+            piece
+            for run, end in parts
+            for piece in run.iterate_slices(end, min(PIECE, count_rows_for_bytes([run], LARGE)))
+        )
         return sum(end - run.begin for run, end in parts), pieces
 
     def discard(self, upper: int) -> int:
-        """Drop the events that ``release_until`` counts, and return how many.  O(runs that release something)."""
+        """Drop the events that ``peek_in_chunks`` counts, and return how many.  O(runs that release something)."""
         self._peeked = None
-        number = sum(run.place(upper) - run.begin for run in self.runs.below(upper))
-        self.runs.advance(upper)
+        number = sum(run.find_first_at(upper) - run.begin for run in self.runs.list_runs_before(upper))
+        self.runs.drop_events_before(upper)
         self.pending -= number
         return number
 
@@ -130,11 +134,11 @@ class Batcher:
         """
         self._peeked = None
         chunk = min(chunk, LARGE)
-        if not (chosen := to_spill(self.runs, at_most, chunk)):
+        if not (chosen := choose_runs_to_spill(self.runs, at_most, chunk)):
             return
         written: list[PendingRun] = []
         try:
-            for events in split_by_time(chosen, rows_of(chosen, chunk)):
+            for events in split_by_time(chosen, count_rows_for_bytes(chosen, chunk)):
                 written.append(PendingRun.spill_events(batch_store, events))
                 del events  # before the next takes memory
         except BaseException:
@@ -142,16 +146,16 @@ class Batcher:
                 assert run.file is not None
                 run.file.drop()
             raise
-        self.runs.swap(chosen, written)
+        self.runs.replace_runs(chosen, written)
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         """Assert the invariant."""
-        self.runs._check()
+        self.runs._check_invariants()
         # Pending is what the runs hold.
         assert self.pending == sum(map(len, self.runs.by_least))
 
 
-class PendingRecord(Strict, frozen=True):
+class PendingRunRecord(StrictRecord, frozen=True):
     """A run of pending events.
 
     ``rows``: of its file; those from ``begin`` on are pending. ``advanced``: whether events have later times than they
@@ -171,22 +175,22 @@ class PendingRecord(Strict, frozen=True):
             raise ValueError(f"it begins at row {self.begin:,} of {self.rows:,}")
 
 
-def take(batcher: Batcher, batch_store: BatchStore) -> list[PendingRecord]:
+def checkpoint_batcher(batcher: Batcher, batch_store: BatchStore) -> list[PendingRunRecord]:
     """Write the runs that are in no file yet; all of them as records.  O(bytes not written yet + runs).
 
     Raises `StorageFull`, `StorageFailed`; the batcher is then as before.
     """
     out = []
     for run in batcher.runs.by_least:
-        run.stored = stored = run.stored or batch_store.save(to_record(run.events))
+        run.stored = stored = run.stored or batch_store.write_unmapped(to_record(run.events))
         advanced, columns = run.events.original is not run.events.times, run.events.rows.schema.names
         rows = int(run.events.times.size)
-        out.append(PendingRecord(stored.blob, rows, int(run.begin), advanced, run.final, columns, stored.compressed))
+        out.append(PendingRunRecord(stored.blob, rows, int(run.begin), advanced, run.final, columns, stored.compressed))
     return out
 
 
-def restore(
-    records: list[PendingRecord],
+def restore_batcher(
+    records: list[PendingRunRecord],
     what: str,
     schema: pa.Schema,
     batch_store: BatchStore,
@@ -211,21 +215,21 @@ def restore(
             continue
         run = _restore_run(each, schema, batch_store, spilled, what)
         if home is not None and each.compressed:
-            run = PendingRun.spill_events(home, run.waiting)
+            run = PendingRun.spill_events(home, run.pending_events)
         batcher.runs.add(run)
         batcher.pending += len(run)
     return batcher
 
 
 def _restore_run(
-    record: PendingRecord, schema: pa.Schema, batch_store: BatchStore, spilled: bool, what: str
+    record: PendingRunRecord, schema: pa.Schema, batch_store: BatchStore, spilled: bool, what: str
 ) -> PendingRun:
     names, rows = record.columns, record.rows
     if not set(names) <= set(schema.names):
         raise CorruptState(what, f"its file has the columns {shorten(str(names))}, which the plan has not", MEND)
     own = ["_time", "_arrival", *(["_original"] if record.advanced else [])]
     fields = [*(pa.field(name, pa.int64()) for name in own), *(schema.field(name) for name in names)]
-    kept = batch_store.open(record.file, pa.schema(fields), rows, record.compressed)
+    kept = batch_store.open_batch(record.file, pa.schema(fields), rows, record.compressed)
     if any(column.null_count for column in kept.batch.columns[: len(own)]):
         raise CorruptState(what, f"a time of {record.file.name} is null", MEND)
     events = from_record(kept.batch, record.advanced)

@@ -65,14 +65,16 @@ class Budget:
                     "that is too small to work in",
                     f"with spill= give {format_size(LEAST)} or more",
                 )
-            self.scratch = BatchStore(state.scratch() if spill is None and state is not None else ScratchStore(spill))
+            self.scratch = BatchStore(
+                state.open_scratch_store() if spill is None and state is not None else ScratchStore(spill)
+            )
         self.home = self.scratch
         total = memory or 0
         self.state, self.pending, self.buffered, self.piece = total // 2, total // 8, total // 8, total // 4
         self.chunk = self.pending // 4
 
     @property
-    def spills(self) -> bool:
+    def can_spill(self) -> bool:
         """Whether there is somewhere to spill to."""
         return self.scratch is not None
 
@@ -81,13 +83,13 @@ class Budget:
         if self.scratch is not None:
             self.scratch.store.close()
 
-    def rows(self, width: float) -> int:
+    def max_rows(self, width: float) -> int:
         """How many events of some bytes a row are resolved together."""
         return max(int(self.piece / (SCRATCH + 3 * width)), 1024)
 
-    def check(self, needed: int) -> None:
+    def check_state_size(self, needed: int) -> None:
         """Raise `BudgetExceeded` when the state would outgrow a budget that cannot be spilled."""
-        if self.memory is not None and not self.spills and needed > self.memory:
+        if self.memory is not None and not self.can_spill and needed > self.memory:
             found = f"the state would take {format_size(needed)}, the budget is {format_size(self.memory)}"
             remedy = Phrase("open with a larger ", Option("memory"), ", or with spill= a folder; nothing was changed")
             raise BudgetExceeded("a step", found, remedy)

@@ -5,9 +5,9 @@ files. A step in pieces gives each output in pieces, each in the order of times,
 as a whole. So the pieces are merged by windows of times, none larger than the share, straight into the file that the
 caller's table is mapped from. Within a time, retractions come first. Without scratch everything stays in memory.
 
->>> from ddflow.operators.updates import few, ints
->>> pieces = [Updates(pa.table({"v": [v, v]}), few(0, 1), ints(1, -1), ints(5, 9)) for v in (1, 2)]
->>> UpdateBuffer(None, 0).output(pieces, pieces[0].rows.schema, pa.int64()).to_pydict()
+>>> from ddflow.operators.updates import narrow_ints, ints
+>>> pieces = [Updates(pa.table({"v": [v, v]}), narrow_ints(0, 1), ints(1, -1), ints(5, 9)) for v in (1, 2)]
+>>> UpdateBuffer(None, 0).merge_to_table(pieces, pieces[0].rows.schema, pa.int64()).to_pydict()
 {'v': [1, 2, 1, 2], '_time': [5, 5, 9, 9], '_diff': [1, 1, -1, -1]}
 """
 
@@ -31,7 +31,7 @@ class UpdateBuffer:
     def __init__(self, scratch: BatchStore | None, share: int, home: BatchStore | None = None) -> None:
         self.scratch, self.share, self.bytes_resident, self.home = scratch, share, 0, home
 
-    def keep(self, updates: Updates) -> Updates:
+    def store_copy(self, updates: Updates) -> Updates:
         """Copy updates to memory or a file of the buffer, because their source may change. O(n)."""
         rows = updates.rows.select(updates.rows.schema.names)
         own = Updates(rows, updates.ranks.copy(), updates.diffs, updates.times)
@@ -47,7 +47,7 @@ class UpdateBuffer:
         ranks, diffs = (make_writable(there.column(width + i).to_numpy()) for i in range(2))  # they are read-only
         return Updates(kept, ranks, diffs, updates.times)
 
-    def output(
+    def merge_to_table(
         self,
         pieces: Sequence[Updates],
         schema: pa.Schema,
@@ -57,9 +57,9 @@ class UpdateBuffer:
         """Merge the pieces into one table in the order of times; otherwise like `Updates.to_table`. O(n)."""
         if len(pieces) == 1:
             return pieces[0].to_table(schema, time_type, shown)
-        return self.table(self._merge_pieces(pieces, schema, time_type))
+        return self.concat_tables(self._merge_by_window(pieces, schema, time_type))
 
-    def table(self, tables: Iterable[pa.Table]) -> pa.Table:
+    def concat_tables(self, tables: Iterable[pa.Table]) -> pa.Table:
         """Tables one behind the other: in memory, or mapped when they are more than the share."""
         read: list[pa.Table] = []
         rest, size = iter(tables), 0
@@ -70,7 +70,7 @@ class UpdateBuffer:
                 return self.scratch.write_mapped(_drain_batches(read, rest), table.schema)
         return pa.concat_tables(read)
 
-    def _merge_pieces(
+    def _merge_by_window(
         self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None
     ) -> Iterable[pa.Table]:
         """Yield the output window by window."""
@@ -91,7 +91,7 @@ class UpdateBuffer:
             edges = np.array([begin, end], np.int32)  # as ranks are: else all of them would be converted
             cuts = [(piece, *piece.ranks.searchsorted(edges).tolist()) for piece in pieces]
             window = self._merge_window([cut for cut in cuts if cut[1] < cut[2]], begin, end, schema, time_type)
-            yield from together(window, most)
+            yield from coalesce_tables(window, most)
             begin = end
 
     def _merge_window(
@@ -119,7 +119,7 @@ class UpdateBuffer:
             order_by_rank(ranks - np.int32(begin), (diffs > 0).astype(np.int64), np.int64(end - begin), order)
             rows = pa.concat_tables([part.rows for part in parts]).combine_chunks()
             whole = Updates(rows, ranks, diffs, parts[0].times)
-            yield whole.pick(order).to_table(schema, time_type)
+            yield whole.take(order).to_table(schema, time_type)
 
 
 def _slice_updates(updates: Updates, begin: int, end: int) -> Updates:
@@ -136,7 +136,7 @@ def _drain_batches(read: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[p
         yield from table.to_batches()
 
 
-def together(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+def coalesce_tables(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
     """Join tables to tables of one chunk and at least ``rows`` rows, except the last: thousands are slow to use."""
     read: list[pa.Table] = []
     for table in tables:

@@ -1,15 +1,15 @@
 """CallGuard: one writer of an engine at a time, readers in between, and nobody after its end.
 
-Invariant: between `use` and the end of its ``with`` no other thread is in a call, nor is a thread of the engine's own:
-those wait for a call, and a call for them. A second writer does not wait; it is refused. A reader (`look`) waits for a
-call in hand, at most to its end, and holds the turn only while it takes what it will read. An engine that was closed,
-or whose step was interrupted while it changed the state, admits no further call. A forked child never makes a call: it
-has none of the threads, and a lock that was held at the fork is held for ever. The guard is its own context manager,
-because one made by a generator would take a tenth of the time of a step of one event.
+Invariant: between `writer_turn` and the end of its ``with`` no other thread is in a call, nor is a thread of the
+engine's own: those wait for a call, and a call for them. A second writer does not wait; it is refused. A reader
+(`look`) waits for a call in hand, at most to its end, and holds the turn only while it takes what it will read. An
+engine that was closed, or whose step was interrupted while it changed the state, admits no further call. A forked child
+never makes a call: it has none of the threads, and a lock that was held at the fork is held for ever. The guard is its
+own context manager, because one made by a generator would take a tenth of the time of a step of one event.
 
 >>> turns = CallGuard()
->>> with turns.use("step"):
-...     turns.use("replace")
+>>> with turns.writer_turn("step"):
+...     turns.writer_turn("replace")
 Traceback (most recent call last):
     ...
 ddflow.errors.ConcurrentUse: replace: another call writes to this engine; give every thread its own, or a lock
@@ -53,13 +53,13 @@ class CallGuard:
         self.failure = self.untold = cast("BaseException | None", None)
 
     @property
-    def here(self) -> bool:
+    def is_owner_process(self) -> bool:
         """Whether this process opened the engine; False in a forked child."""
         return os.getpid() == self._process
 
     def take_turn(self, what: str) -> CallGuard:
         """Take the turn in any state of the engine. Raises `ConcurrentUse`."""
-        return self._acquire_turn(what, self.here)
+        return self._acquire_turn(what, self.is_owner_process)
 
     def _acquire_turn(self, what: str, here: bool) -> CallGuard:
         if self._runner and self._runner != threading.get_ident():
@@ -67,13 +67,13 @@ class CallGuard:
         if not self._calls.acquire(blocking=False):
             raise ConcurrentUse(what, "another call writes to this engine", "give every thread its own, or a lock")
         try:
-            self._enter(here)
+            self._wait_for_turn(here)
         except BaseException:
             self._end_call()
             raise
         return self
 
-    def _enter(self, here: bool = True) -> None:
+    def _wait_for_turn(self, here: bool = True) -> None:
         """Wait for the turn; a forked child takes it only if it is free, because its holder may not exist there."""
         if not here:
             self._turn.acquire(blocking=False)
@@ -83,34 +83,34 @@ class CallGuard:
             self._owner = threading.get_ident()
 
     @contextmanager
-    def engine_turn(self) -> Iterator[bool]:
+    def background_turn(self) -> Iterator[bool]:
         """Take the turn for a thread of the engine; yield whether the engine is open. ``untold`` keeps an error."""
         try:
-            with self.look("commit", closed=True):
+            with self.reader_turn("commit", closed=True):
                 yield self.state == "open"
         except BaseException as error:
             self.untold = error
 
     @contextmanager
-    def look(self, what: str, *, closed: bool = False, nests: bool = True) -> Iterator[None]:
+    def reader_turn(self, what: str, *, closed: bool = False, nests: bool = True) -> Iterator[None]:
         """Take the turn of a reader while it collects references. Raises `EngineClosed`, unless ``closed``.
 
         Within a call of its own thread, such as a callback, it sees the state before the call's changes. While the call
         changes the state (a signal's handler can run then) it raises `ConcurrentUse`, and always unless it ``nests``.
         """
-        self._check_here(what)
+        self._check_process(what)
         nested = self._owner == threading.get_ident()
         if nested and (self.state == "interrupted" or not nests):
             raise ConcurrentUse(what, "a call of this thread is at work", "do it when that has returned")
         if not nested:
-            self._enter()
+            self._wait_for_turn()
         try:
             if not closed:
                 self._check_open(what)
             yield
         finally:
             if not nested:
-                self._give_turn_back()
+                self._release_turn()
 
     @contextmanager
     def claim_run(self) -> Iterator[None]:
@@ -118,7 +118,7 @@ class CallGuard:
         if not self._runs.acquire(blocking=False):
             raise ConcurrentUse("run", "another run works on this engine", "end that first: engine.stop()")
         try:
-            with self.use("run"):
+            with self.writer_turn("run"):
                 self._runner = threading.get_ident()
             yield
         finally:
@@ -126,7 +126,7 @@ class CallGuard:
             self._runs.release()
 
     @contextmanager
-    def idle(self, what: str, stop: Callable[[], None]) -> Iterator[None]:
+    def block_runs(self, what: str, stop: Callable[[], None]) -> Iterator[None]:
         """Wait for the end of a run, which ``stop`` ends, and let none begin.
 
         Raises `ConcurrentUse` on the run's own thread.
@@ -135,17 +135,17 @@ class CallGuard:
             raise ConcurrentUse(what, "its run works on this thread", "call engine.stop() here, and this behind run()")
         if not (taken := self._runs.acquire(blocking=False)):
             stop()
-            taken = self._runs.acquire(blocking=self.here)
+            taken = self._runs.acquire(blocking=self.is_owner_process)
         try:
             yield
         finally:
             if taken:
                 self._runs.release()
 
-    def use(self, what: str) -> CallGuard:
+    def writer_turn(self, what: str) -> CallGuard:
         """Take the turn of an open engine. Raises `ConcurrentUse`, and `EngineClosed`, also in a forked child."""
         if os.getpid() != self._process:
-            self._check_here(what)
+            self._check_process(what)
         self._acquire_turn(what, True)
         if self.state != "open":
             self.untold = None
@@ -153,8 +153,8 @@ class CallGuard:
             self._check_open(what)
         return self
 
-    def _check_here(self, what: str) -> None:
-        if not self.here:
+    def _check_process(self, what: str) -> None:
+        if not self.is_owner_process:
             raise EngineClosed(
                 what,
                 f"it was opened by process {self._process}, before this one was forked from it",
@@ -167,10 +167,10 @@ class CallGuard:
             raise EngineClosed(what, WHY[self.state], f"open a new engine{committed}") from self.failure
 
     def _end_call(self) -> None:
-        self._give_turn_back()
+        self._release_turn()
         self._calls.release()
 
-    def _give_turn_back(self) -> None:
+    def _release_turn(self) -> None:
         if self._owner == threading.get_ident():
             self._owner = 0
         with FOREIGN:
@@ -181,12 +181,12 @@ class CallGuard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Give the turn back, and replace an error for lack of memory by `OutOfMemory`."""
-        self._give_turn_back()
+        self._release_turn()
         self._calls.release()
         if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
-            raise self.out_of_memory(error) from error
+            raise self.build_memory_error(error) from error
 
-    def out_of_memory(self, error: MemoryError) -> OutOfMemory:
+    def build_memory_error(self, error: MemoryError) -> OutOfMemory:
         """Make the error for memory that a call could not get."""
         whole = "nothing was changed" if self.state == "open" else "the engine goes no further: open a new one"
         found = str(error).strip() or "no more memory could be had"

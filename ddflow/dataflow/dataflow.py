@@ -30,17 +30,17 @@ from ddflow.columns.layout import keep_freed_memory
 from ddflow.columns.schema import empty_table
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.connectors.error_location import add_file_to_error, is_path
-from ddflow.dataflow.admission import Admission, Look, MessagesRead
+from ddflow.dataflow.admission import Admission, DecodeProgress, Look
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.call_guard import CallGuard
 from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents
 from ddflow.dataflow.holds import HistoryHolds, RecentSteps
-from ddflow.dataflow.inflow import Inflow, add_counts, lateness_frontier, make_deletes, split_rows
+from ddflow.dataflow.inflow import Inflow, add_counts, build_truncate_deletes, compute_lateness_frontier, split_rows
 from ddflow.dataflow.result import NAMES, Step, Verdicts, count_resolved
-from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, resolved_rows
-from ddflow.dataflow.spill import EventRelease, make_room
+from ddflow.dataflow.side_outputs import SideOutputs, build_bad_messages, build_resolved_verdicts
+from ddflow.dataflow.spill import EventRelease, spill_excess
 from ddflow.dataflow.step import Computation
 from ddflow.errors import (
     DdflowError,
@@ -51,14 +51,14 @@ from ddflow.errors import (
     StorageFailed,
     StorageFull,
 )
-from ddflow.errors.base import name_input, replace_texts
+from ddflow.errors.base import replace_texts, set_error_input
 from ddflow.operators.inputs import ResolvedDifferences
 from ddflow.operators.upsert.resolution import Resolved
 from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import node_ids
+from ddflow.plan.text.codec import compute_node_ids
 from ddflow.storage.epochs import AttachedSource
-from ddflow.storage.feeding import FeedRecord
+from ddflow.storage.feeding import FeedHistory
 from ddflow.time import CLOSED, NEVER, advance_frontier, format_time
 
 NOTHING: Final = np.zeros(len(NAMES), np.int64)
@@ -94,14 +94,14 @@ class Dataflow:
         self.batchers = {name: Batcher() for name in flow.inputs}
         outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
         self.sides = flow.side_outputs()
-        none = SideOutputs(self.sides, flow.time_type).tables()
+        none = SideOutputs(self.sides, flow.time_type).build_tables()
         self.nothing = {**{name: empty_table(schema) for name, schema in outputs.items()}, **none}
         self.frontier = self.last = self.since = self.before = NEVER
         self.claimed = CLOSED
         """The least time that readers held before the last step."""
         self.totals: dict[str, int] = {}
         """Events by verdict, since the state began; and how many of them are `GONE`."""
-        self.fed: Mapping[str, FeedRecord] = {}
+        self.fed: Mapping[str, FeedHistory] = {}
         """By input, how it was fed."""
         self.sources: dict[str, AttachedSource] = {}
         """By name, the sources that are attached, with their committed positions."""
@@ -109,12 +109,12 @@ class Dataflow:
         """The rows of new outputs, which the next step gives."""
 
     @cached_property
-    def ids(self) -> dict[Collection, str]:
-        """The ids of collections, once.  Raises what `node_ids` raises."""
-        return node_ids(self.flow)
+    def collection_ids(self) -> dict[Collection, str]:
+        """The ids of collections, once.  Raises what `compute_node_ids` raises."""
+        return compute_node_ids(self.flow)
 
     @property
-    def pending(self) -> int:
+    def pending_count(self) -> int:
         """How many events wait for their time."""
         return sum(map(len, self.batchers.values()))
 
@@ -133,25 +133,25 @@ class Dataflow:
         and `SpillFailed`, each before any change.
         """
         if self.budget.home is not None:
-            make_room(self.budget, self.graph, self.batchers)
+            spill_excess(self.budget, self.graph, self.batchers)
         return {name: self._admit_input(name, rows, time, looks.get(name, ())) for name, rows in inputs.items()}
 
     def _admit_input(self, name: str, rows: Any, time: int | None, looks: Sequence[Look]) -> Inflow:
         """Admit the rows of one input."""
         admission, budget = self.admissions[name], self.budget
         batcher = None if time is not None and budget.scratch is None else self.batchers[name]
-        inflow = Inflow(admission, batcher, MessagesRead(admission.table), self.frontier, time, budget)
+        inflow = Inflow(admission, batcher, DecodeProgress(admission.table), self.frontier, time, budget)
         inflow.listed = [] if self.lists else None
         try:
-            for portion in split_rows(rows, admission, budget.piece // 2) if budget.spills else (rows,):
+            for portion in split_rows(rows, admission, budget.piece // 2) if budget.can_spill else (rows,):
                 for part in admission.decode(portion, inflow.read):
                     if part.truncate is not None:
-                        upsert = self.graph.inputs[name].keyed_for(f"messages for {name!r}")
-                        for deleted in list(make_deletes(upsert, inflow, part.truncate)):
+                        upsert = self.graph.inputs[name].require_keys(f"messages for {name!r}")
+                        for deleted in list(build_truncate_deletes(upsert, inflow, part.truncate)):
                             inflow.admit(deleted)
                     inflow.admit(part.rows, looks, part.where)
         except DdflowError as error:
-            name_input(error, name, len(self.admissions) > 1)
+            set_error_input(error, name, len(self.admissions) > 1)
             if is_path(rows):
                 raise add_file_to_error(rows, error) from None
             raise
@@ -160,11 +160,11 @@ class Dataflow:
     def step(self, inflows: Mapping[str, Inflow], time: int) -> Step:
         """Epoch mode: take in all that was admitted, stamped ``time``."""
         if self.budget.scratch is None:
-            released = {name: ReleasedEvents.of(*inflow.chunks) for name, inflow in inflows.items()}
-            return self.take(inflows, self.compute(released, time), time + 1, time)
+            released = {name: ReleasedEvents.from_parts(*inflow.chunks) for name, inflow in inflows.items()}
+            return self.apply_step(inflows, self.compute_step(released, time), time + 1, time)
         batchers = {name: inflow.batcher for name, inflow in inflows.items() if inflow.batcher is not None}
         with EventRelease(CLOSED, batchers, self.graph.inputs, self.budget) as released:
-            return self.take(inflows, self.compute(released, time), time + 1, time)
+            return self.apply_step(inflows, self.compute_step(released, time), time + 1, time)
 
     def push(self, inflows: Mapping[str, Inflow], to: int | None = None) -> Step:
         """Take admitted rows in, in hold-back mode, and close the times before ``to``, if it is later.
@@ -172,11 +172,11 @@ class Dataflow:
         ``to``: None for the frontier that the lateness of the inputs gives.
         """
         if to is None:
-            to = lateness_frontier(self.admissions, inflows)
+            to = compute_lateness_frontier(self.admissions, inflows)
         if to > self.frontier:
             return self.advance(inflows, to)
         self.check_budget(None, inflows)
-        return self.take(inflows, None, self.frontier, self.last)
+        return self.apply_step(inflows, None, self.frontier, self.last)
 
     def advance(self, inflows: Mapping[str, Inflow], to: int) -> Step:
         """Close the times before ``to``. Raises `TimeWentBack` if it is below the frontier."""
@@ -187,13 +187,13 @@ class Dataflow:
             if to == CLOSED:
                 last = max([self.last, *(int(r.times[-1]) for r in released.values() if r.total)])
             try:
-                computed = self.compute(released, last)
+                computed = self.compute_step(released, last)
             except (ExpressionError, NotSingle) as error:
                 if not any(each.total for each in released.values()):
                     raise
                 times = np.unique(np.concatenate([each.times for each in released.values()]))
                 raise self._find_earliest_error(batchers, times, error) from None
-            return self.take(inflows, computed, to, last)
+            return self.apply_step(inflows, computed, to, last)
 
     def _find_earliest_error(
         self, batchers: Mapping[str, Batcher], times: Ints, error: ExpressionError | NotSingle
@@ -207,7 +207,7 @@ class Dataflow:
             middle = (low + high) // 2
             try:
                 with EventRelease(int(times[middle]) + 1, batchers, self.graph.inputs, self.budget) as released:
-                    self.compute(released, int(times[middle]))
+                    self.compute_step(released, int(times[middle]))
                 low = middle + 1
             except (ExpressionError, NotSingle) as earlier:
                 error, high = earlier, middle
@@ -224,66 +224,68 @@ class Dataflow:
         self.recent.end_steps()
 
     @contextmanager
-    def read_at_rest(self, what: str) -> Iterator[Dataflow]:
+    def open_read_copy(self, what: str) -> Iterator[Dataflow]:
         """Yield a copy of the state after the last closed step, to read on any thread while this one continues.
 
         Waits for a running step, and then for no other. O(runs). Raises `EngineClosed`.
         """
         try:
-            with self.guard.look(what):
+            with self.guard.reader_turn(what):
                 out, graph, held = copy(self), self.graph, self.graph.freeze_state()
                 out.sources = dict(self.sources)
                 out.batchers = {name: each.copy() for name, each in self.batchers.items()}
             with graph.reading_graph(held) as out.graph:
                 yield out
         except MemoryError as error:
-            raise error if isinstance(error, DdflowError) else self.guard.out_of_memory(error) from error
+            raise error if isinstance(error, DdflowError) else self.guard.build_memory_error(error) from error
 
-    def committed(self, tables: Mapping[str, pa.Table], counts: Mapping[str, int], frontier: int) -> Step:
+    def build_committed_step(self, tables: Mapping[str, pa.Table], counts: Mapping[str, int], frontier: int) -> Step:
         """Make the step of a committed call from its outputs that are not empty and its verdicts."""
-        return Step({**self.nothing, **tables}, Verdicts.of(counts, self.pending), frontier)
+        return Step({**self.nothing, **tables}, Verdicts.of(counts, self.pending_count), frontier)
 
-    def since_after(self, last: int) -> int:
+    def compute_since(self, last: int) -> int:
         """Compute ``since`` for the moment when ``last`` is closed."""
         since = last - self.retain if last > NEVER + self.retain else NEVER
-        self.claimed = self.holds.least()
+        self.claimed = self.holds.least_time()
         return max(self.since, min(since, self.claimed))
 
-    def compute(self, released: Mapping[str, ReleasedEvents], last: int) -> ComputedStep:
+    def compute_step(self, released: Mapping[str, ReleasedEvents], last: int) -> ComputedStep:
         """Compute a step; nothing changes.  ``last``: the last time that it closes."""
         listed: dict[str, list[pa.Table]] = {}
-        budget, since = self.budget, self.since_after(last)
+        budget, since = self.budget, self.compute_since(last)
         sides = SideOutputs(self.sides, self.time_type) if self.sides else None
 
         def observe(resolved: Resolved | ResolvedDifferences) -> None:
             if sides is not None:
                 sides.add(resolved)
             if self.lists:
-                listed.setdefault(resolved.bound.name, []).append(resolved_rows(resolved))
+                listed.setdefault(resolved.bound.name, []).append(build_resolved_verdicts(resolved))
 
         if self.graph.forgets:
-            released = self.graph.add_expired(released, last, budget.rows(64) if budget.spills else None)
+            released = self.graph.add_expiry_deletes(released, last, budget.max_rows(64) if budget.can_spill else None)
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
         looks = observe if self.lists or self.sides else None
         computation = self.computation(self.graph, released, since, buffer, looks)
         if computation.many:
-            make_room(budget, self.graph, {}, 0)
+            spill_excess(budget, self.graph, {}, 0)
         computed = computation.run()
         computed.listed = listed
         if sides is not None:
-            computed.outputs |= sides.tables()
+            computed.outputs |= sides.build_tables()
         return computed
 
     def check_budget(self, computed: ComputedStep | None, inflows: Mapping[str, Inflow]) -> None:
         """Raise `BudgetExceeded` if the rows would exceed the budget and there is no folder to spill to."""
-        if self.budget.memory is None or self.budget.spills:
+        if self.budget.memory is None or self.budget.can_spill:
             return
         more = 0 if computed is None else computed.nbytes
         for name, inflow in inflows.items():
             more += 0 if inflow.batcher is None else inflow.batcher.nbytes - self.batchers[name].nbytes
-        self.budget.check(self.nbytes + more)
+        self.budget.check_state_size(self.nbytes + more)
 
-    def take(self, inflows: Mapping[str, Inflow], computed: ComputedStep | None, frontier: int, last: int) -> Step:
+    def apply_step(
+        self, inflows: Mapping[str, Inflow], computed: ComputedStep | None, frontier: int, last: int
+    ) -> Step:
         """Make it so: nothing below can be refused any more but by the budget, which is looked at first."""
         self.check_budget(computed, inflows)
         counts: dict[str, int] = {}
@@ -305,17 +307,19 @@ class Dataflow:
             self.before = CLOSED if self.owed else self.last
             self.frontier, self.last, self.since = frontier, last, computed.since
         add_counts(self.totals, counts)
-        pending = self.pending if self.holds_back else 0
+        pending = self.pending_count if self.holds_back else 0
         arrived = sum([admission.arrived for admission in self.admissions.values()])
         assert arrived == count_resolved(self.totals) + pending, "events in are not resolved + pending"
         if self.budget.home is not None:
             with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
                 # And if there is none: the next call asks again, before it takes anything in.
-                make_room(self.budget, self.graph, self.batchers)
+                spill_excess(self.budget, self.graph, self.batchers)
         tables = {**self.nothing, **(computed.outputs if computed else {})}
         for name, inflow in inflows.items():
             if inflow.bad:
-                tables[f"{name}.bad"] = bad_rows(inflow.bad, self._default_time(frontier, last), self.time_type)
+                tables[f"{name}.bad"] = build_bad_messages(
+                    inflow.bad, self._default_time(frontier, last), self.time_type
+                )
         for name, owed in self.owed.items():
             tables[name] = pa.concat_tables([owed, tables[name]])
         listed = self._list_verdicts(inflows, computed) if self.lists else None
@@ -343,8 +347,8 @@ class Dataflow:
         """Bytes in memory of its state and its pending events."""
         return self.graph.nbytes + sum(batcher.nbytes for batcher in self.batchers.values())
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         """Assert the invariants of everything below."""
-        self.graph._check()
+        self.graph._check_invariants()
         for batcher in self.batchers.values():
-            batcher._check()
+            batcher._check_invariants()

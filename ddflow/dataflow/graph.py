@@ -30,9 +30,9 @@ from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.schema import empty_table
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import Command, Option, Phrase, PlanChanged
-from ddflow.operators.base import Context, Readable, Running, as_updates
+from ddflow.operators.base import OperatorContext, ReadableNode, RunningOperator, as_updates
 from ddflow.operators.inputs import open_input
-from ddflow.operators.updates import Updates, compute_netted, consolidate, few, ints
+from ddflow.operators.updates import Updates, compute_with_net_retry, consolidate, ints, narrow_ints
 from ddflow.operators.upsert.events import Events, ExpiryChange, join_events
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
@@ -59,7 +59,7 @@ class ReleasedEvents(NamedTuple):
     """All events of some range of identities each, ranges ascending."""
 
     @classmethod
-    def of(cls, *parts: Events | None) -> Self:
+    def from_parts(cls, *parts: Events | None) -> Self:
         """Join all events to one piece."""
         events = join_events([part for part in parts if part]) if len(parts) > 1 else next(iter(parts), None)
         if events is None or not events.times.size:
@@ -81,7 +81,7 @@ class ComputedStep:
     changes: dict[str, list[Change]] = field(default_factory=dict)
     """By input."""
     kept: dict[Collection, list[Any]] = field(default_factory=dict)
-    """By operator that holds a state, what `Running.apply` takes in."""
+    """By operator that holds a state, what `RunningOperator.apply` takes in."""
     counts: dict[str, Ints] = field(default_factory=dict)
     """By input, int64[8]: events by verdict."""
     expiry: dict[str, ExpiryChange] = field(default_factory=dict)
@@ -108,13 +108,13 @@ class Graph:
         """Whether keys of an input expire."""
         self.needed, self.time_type = find_read_columns(plan), plan.time_type
         self.names: dict[Collection, str] = {each: name for name, each in plan.inputs.items()}
-        self.running: dict[Collection, Running] = {}
-        self.opened: dict[Collection, Readable] = {each: self.inputs[each.name] for each in plan.inputs.values()}
+        self.running: dict[Collection, RunningOperator] = {}
+        self.opened: dict[Collection, ReadableNode] = {each: self.inputs[each.name] for each in plan.inputs.values()}
         """All of it, by collection."""
         for node in plan.nodes:
             if node in self.needed and node.inputs:
                 wanted, inputs = frozenset(self.needed[node].names), tuple(self.opened[of] for of in node.inputs)
-                self.running[node] = node.open(Context(secret, self.time_type, wanted, threads, inputs))
+                self.running[node] = node.open(OperatorContext(secret, self.time_type, wanted, threads, inputs))
                 self.opened[node] = self.running[node]
         self.keeping = {node: each for node, each in self.running.items() if node.keeps}
         """The operators that hold a state."""
@@ -134,9 +134,9 @@ class Graph:
         """Graphs of the same plan that nobody reads with now: operators' scratch memory is one thread's."""
         self._ways: dict[tuple[Collection, frozenset[str]], Names | None] = {}
 
-    def _name_states(self) -> dict[str, Readable]:
+    def _name_states(self) -> dict[str, ReadableNode]:
         """List the parts that hold a state, by a readable name."""
-        out: dict[str, Readable] = {name: each for name, each in self.inputs.items() if each.bound.is_kept}
+        out: dict[str, ReadableNode] = {name: each for name, each in self.inputs.items() if each.bound.is_kept}
         seen: dict[str, int] = {}
         for node, each in self.keeping.items():
             number = seen[node.verb] = seen.get(node.verb, -1) + 1
@@ -153,7 +153,7 @@ class Graph:
         """Bytes in memory of all that."""
         return sum(each.nbytes for each in self.opened.values())
 
-    def add_expired(
+    def add_expiry_deletes(
         self, released: Mapping[str, ReleasedEvents], time: int, most: int | None
     ) -> dict[str, ReleasedEvents]:
         """Add to the events released at ``time`` an event for each key that expires then and is deleted.
@@ -165,10 +165,10 @@ class Graph:
             due = input.expiring.find_due_keys() if input.expiring is not None else (NONE, NONE)
             if input.expiring is None or not due[0].size:
                 continue
-            given = out.get(name, ReleasedEvents.of())
+            given = out.get(name, ReleasedEvents.from_parts())
             total = given.total + due[0].size
             many = not isinstance(given.pieces, list | tuple) or (most is not None and total > most)
-            pieces = input.expiring.weave_deletions(given.pieces, due, time, (most or total) if many else None)
+            pieces = input.expiring.add_deletions(given.pieces, due, time, (most or total) if many else None)
             out[name] = ReleasedEvents(total, np.union1d(given.times, [time]), pieces if many else list(pieces))
         return out
 
@@ -177,38 +177,40 @@ class Graph:
         for name, input in self.inputs.items():
             changes = computed.changes.get(name, ())
             if input.expiring is not None and name in computed.expiry:
-                input.expiring.take(changes, computed.expiry[name])
-            input.arranged.apply(changes, upper, computed.since)
+                input.expiring.record_changes(changes, computed.expiry[name])
+            input.output_arrangement.apply(changes, upper, computed.since)
         for node, each in self.keeping.items():
             each.apply(computed.kept.get(node, ()), upper, computed.since)
 
-    def refill(self, node: Collection, last: int, upper: int, since: int) -> None:
+    def rebuild_state(self, node: Collection, last: int, upper: int, since: int) -> None:
         """Rebuild the state of an operator that has no file from the rows of its inputs. O(rows of the inputs).
 
         ``last``: the last closed time. Raises the errors of operators if a new part of the plan cannot be computed.
         """
-        if lost := [name for name in self.list_unkept(*node.inputs) if not self.inputs[name].unfed]:
+        if lost := [name for name in self.list_stateless_inputs(*node.inputs) if not self.inputs[name].unfed]:
             raise self.no_state_error(f"{node.verb}({', '.join(node.schema.names)})", lost)
         # A state that is filled has had events.
-        some = Updates(pa.table({}), few(0), ints(1), ints(last))
+        some = Updates(pa.table({}), narrow_ints(0), ints(1), ints(last))
         inputs = [some if node.of_events else self.accumulate(of)._replace(times=ints(last)) for of in node.inputs]
         running = self.running[node]
-        change = compute_netted(partial(running.compute_filling, since=since), inputs, self.secret)
+        change = compute_with_net_retry(partial(running.compute_initial_change, since=since), inputs, self.secret)
         running.apply([] if change is None else [change], upper, since)
 
-    def list_unkept(self, *nodes: Collection) -> list[str]:
+    def list_stateless_inputs(self, *nodes: Collection) -> list[str]:
         """List the inputs without kept rows that reading some collections would need. O(nodes)."""
-        seen = self._list_read_nodes(nodes)
+        seen = self._list_nodes_to_read(nodes)
         return [name for name, each in self.inputs.items() if not each.bound.is_kept and self.plan.inputs[name] in seen]
 
     def read_new_outputs(self, names: Sequence[str], time: int) -> dict[str, pa.Table]:
         """All that new outputs hold, by name, as their tables, stamped ``time``.  O(rows).  Raises `PlanChanged`."""
         for name in names:
-            if lost := [each for each in self.list_unkept(self.plan.outputs[name]) if not self.inputs[each].unfed]:
+            if lost := [
+                each for each in self.list_stateless_inputs(self.plan.outputs[name]) if not self.inputs[each].unfed
+            ]:
                 raise self.no_state_error(f"output {name!r}", lost)
-        return {name: self.output(self.plan.outputs[name], time) for name in names}
+        return {name: self.read_output(self.plan.outputs[name], time) for name in names}
 
-    def _list_read_nodes(self, nodes: Iterable[Collection]) -> list[Collection]:
+    def _list_nodes_to_read(self, nodes: Iterable[Collection]) -> list[Collection]:
         """Return what is read to read some collections, each behind its inputs."""
         found = walk_inputs(nodes, lambda node: () if self.opened[node].arrangements else node.inputs)
         return [node for node in self.plan.nodes if node in found]
@@ -272,38 +274,40 @@ class Graph:
                     done[each] = graph._compute_rows(each, done, as_of)
         if exact:
             return done[node]
-        return pick_alike(done[node], pa.table(dict(given)), {name: name for name in given}, RowMatcher(self.secret))
+        return select_matching(
+            done[node], pa.table(dict(given)), {name: name for name in given}, RowMatcher(self.secret)
+        )
 
     def _find_lookups(self, node: Collection, names: Iterable[str]) -> Names | None:
         """Find the collections to look up for some columns, with the names in each; None if that is not enough."""
-        nodes = self._list_read_nodes([node])
+        nodes = self._list_nodes_to_read([node])
         kept = [each for each in nodes if self.opened[each].arrangements]
-        told = trace_names(nodes, {name: name for name in names}, kept)
+        told = trace_columns(nodes, {name: name for name in names}, kept)
         found = all({*self.opened[each].keys.names} <= told[each].keys() for each in reversed(kept))
         return told if found else None
 
     def _compute_rows(self, node: Collection, done: Mapping[Collection, Updates], as_of: int | None) -> Updates:
         """Compute the rows of a collection that keeps none from those of its inputs."""
-        read = partial(self.running[node].read, as_of=as_of)
-        return compute_netted(read, [done[of] for of in node.inputs], self.secret)
+        read = partial(self.running[node].compute_output_rows, as_of=as_of)
+        return compute_with_net_retry(read, [done[of] for of in node.inputs], self.secret)
 
-    def read(self, node: Collection, as_of: int | None) -> pa.Table:
+    def read_collection(self, node: Collection, as_of: int | None) -> pa.Table:
         """Read a collection as of a time, by default now: its rows and ``_diff``, consolidated.
 
         O(rows of the inputs it needs).
         """
         return consolidate(self.accumulate(node, as_of), self.secret).to_table(node.schema, None)
 
-    def output(self, node: Collection, time: int, as_of: int | None = None) -> pa.Table:
+    def read_output(self, node: Collection, time: int, as_of: int | None = None) -> pa.Table:
         """All that an output holds as of a time, by default now, as its table.  ``time``: what is stamped.  O(rows)."""
         made = self.accumulate(node, as_of)._replace(times=ints(time))
-        return self.opened[node].output(made, self.secret, node.schema, self.time_type)
+        return self.opened[node].to_output_table(made, self.secret, node.schema, self.time_type)
 
     def accumulate(self, node: Collection, as_of: int | None = None) -> Updates:
         """Return the rows of a collection as of a time, by default now, not consolidated. O(rows of the inputs)."""
-        return self.contents([node], as_of)[node]
+        return self.accumulate_all([node], as_of)[node]
 
-    def contents(
+    def accumulate_all(
         self, nodes: Iterable[Collection], as_of: int | None = None, keep: Keep | None = None
     ) -> dict[Collection, Updates]:
         """Return the rows of some collections, and of those below them, as of a time. O(rows of the inputs).
@@ -312,16 +316,16 @@ class Graph:
         """
         done: dict[Collection, Updates] = {}
         keeps = keep or (lambda _, rows: rows)
-        for each in self._list_read_nodes(nodes):
+        for each in self._list_nodes_to_read(nodes):
             if (own := self.opened[each]).arrangements:
-                done[each] = _concat_pieces((keeps(each, piece) for piece in own.pieces(as_of)), each.schema)
+                done[each] = _concat_pieces((keeps(each, piece) for piece in own.iterate_rows(as_of)), each.schema)
             else:
                 done[each] = keeps(each, self._compute_rows(each, done, as_of))
         return done
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         for arrangement in self.arrangements.values():
-            arrangement._check()
+            arrangement._check_invariants()
 
 
 def _concat_pieces(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
@@ -333,12 +337,12 @@ def _concat_pieces(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
     return as_updates(rows)._replace(diffs=np.concatenate([piece.diffs for piece in every]))
 
 
-def pick_alike(updates: Updates, given: pa.Table, names: Mapping[str, str], alike: RowMatcher) -> Updates:
+def select_matching(updates: Updates, given: pa.Table, names: Mapping[str, str], alike: RowMatcher) -> Updates:
     """Return the updates that have the values of a row. ``names``: its columns, as the updates name them. O(n)."""
-    return updates.pick(np.flatnonzero(alike.mark_matches(updates.rows.select([*names]), given, names)))
+    return updates.take(np.flatnonzero(alike.mark_matches(updates.rows.select([*names]), given, names)))
 
 
-def trace_names(nodes: Sequence[Collection], asked: Mapping[str, str], kept: Container[Collection] = ()) -> Names:
+def trace_columns(nodes: Sequence[Collection], asked: Mapping[str, str], kept: Container[Collection] = ()) -> Names:
     """Map each collection to its columns whose values follow from the given columns of the last collection.
 
     ``nodes``: the last, and all that it is made of, each after its inputs; those ``kept`` are read, and not computed.

@@ -1,13 +1,13 @@
 """Holds: the times that readers still want to read at, so history is kept from there on; and their steps.
 
-Invariant: `HistoryHolds.least` is the least time of all claims that were not given up. A claim is given up without a
-lock, because a finalizer may do it in the middle of anything. `RecentSteps` has the last steps without a gap, as far as
-readers have not passed them and `MOST` bytes reach; older changes are in history.
+Invariant: `HistoryHolds.least_time` is the least time of all claims that were not given up. A claim is given up without
+a lock, because a finalizer may do it in the middle of anything. `RecentSteps` has the last steps without a gap, as far
+as readers have not passed them and `MOST` bytes reach; older changes are in history.
 
 >>> holds = HistoryHolds()
 >>> first, second = holds.add(3), holds.add(5)
 >>> holds.release_hold(first)
->>> holds.least()
+>>> holds.least_time()
 5
 """
 
@@ -38,7 +38,7 @@ class HistoryHold:
         self.time, self.number = time, number
 
     @property
-    def place(self) -> tuple[int, int]:
+    def sort_key(self) -> tuple[int, int]:
         """The position among the others; the number distinguishes holds at one time."""
         return self.time, self.number
 
@@ -58,7 +58,7 @@ class HistoryHolds:
         """Hold ``time`` back.  O(log n) expected."""
         hold = HistoryHold(time, next(self._numbers))
         with self._lock:
-            self._held.add(hold.place)
+            self._held.add(hold.sort_key)
         return hold
 
     def advance(self, hold: HistoryHold, to: int) -> None:
@@ -69,11 +69,11 @@ class HistoryHolds:
         with self._lock:
             if to < hold.time:
                 raise went_back_error(to, hold.time)
-            self._drop_ended()
-            if hold.place in self._held:
-                self._held.remove(hold.place)
+            self._drop_ended_holds()
+            if hold.sort_key in self._held:
+                self._held.remove(hold.sort_key)
                 hold.time = to
-                self._held.add(hold.place)
+                self._held.add(hold.sort_key)
 
     def release_hold(self, hold: HistoryHold) -> None:
         """Give a claim up; twice is harmless.  O(1).
@@ -82,30 +82,30 @@ class HistoryHolds:
         """
         self._left.append(hold)
 
-    def least(self) -> int:
+    def least_time(self) -> int:
         """Return the least held time, `CLOSED` if there is none.
 
         O(log n) for each claim that ended since the last call.
         """
         with self._lock:
             if self._left:
-                self._drop_ended()
+                self._drop_ended_holds()
             return int(self._held[0][0]) if self._held else CLOSED
 
     def __len__(self) -> int:
         with self._lock:
-            self._drop_ended()
+            self._drop_ended_holds()
             return len(self._held)
 
-    def _drop_ended(self) -> None:
+    def _drop_ended_holds(self) -> None:
         """Remove the holds that have ended; the caller has the lock."""
         while self._left:
-            self._held.discard(self._left.popleft().place)
+            self._held.discard(self._left.popleft().sort_key)
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         """Assert the invariant."""
         with self._lock:
-            self._drop_ended()
+            self._drop_ended_holds()
             # Ascending, so that the first is the least; and no claim stands twice.
             assert list(self._held) == sorted(self._held)
             assert len({number for _, number in self._held}) == len(self._held)
@@ -134,16 +134,16 @@ class RecentSteps:
                 size = sum(table.nbytes for table in step.values())
                 self._steps.append((before, last, step, size))
                 self.nbytes += size
-            self._drop(least)
-            self._wake()
+            self._drop_passed_steps(least)
+            self._wake_readers()
 
-    def size(self, least: int) -> int:
+    def count_waiting_bytes(self, least: int) -> int:
         """Return the bytes of updates that wait for readers.  ``least``: their least time.  O(steps let go)."""
         with self._lock:
-            self._drop(least)
+            self._drop_passed_steps(least)
             return self.nbytes
 
-    def _drop(self, least: int) -> None:
+    def _drop_passed_steps(self, least: int) -> None:
         """Let go of the steps that readers have passed, and of too many."""
         while self._steps and (self._steps[0][1] <= least or self.nbytes > MOST):
             self.nbytes -= self._steps.popleft()[3]
@@ -152,7 +152,7 @@ class RecentSteps:
         """Note that the last step has come, and wake all waiting readers."""
         with self._lock:
             self.ended = True
-            self._wake()
+            self._wake_readers()
 
     @contextmanager
     def wake_on_steps(self, wake: Callable[[], object]) -> Iterator[None]:
@@ -165,16 +165,16 @@ class RecentSteps:
             with self._lock:
                 self._wakers.discard(wake)
 
-    def _wake(self) -> None:
+    def _wake_readers(self) -> None:
         for wake in self._wakers:
             wake()
 
-    def after(self, time: int) -> tuple[int, Step] | None:
+    def find_step_after(self, time: int) -> tuple[int, Step] | None:
         """Return the first step after a time, with its last time; None if it is not kept. O(steps kept)."""
         with self._lock:
             return next(((last, step) for before, last, step, _ in self._steps if before <= time < last), None)
 
-    def before(self, time: int) -> int | None:
+    def find_resume_time(self, time: int) -> int | None:
         """Return the earliest time after ``time`` whose later steps are kept; None if there is none. O(steps kept)."""
         with self._lock:
             return next((before for before, _, _, _ in self._steps if before > time), None)

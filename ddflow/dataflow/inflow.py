@@ -21,14 +21,14 @@ import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import gather_arrays
-from ddflow.columns.schema import decoded_size
+from ddflow.columns.schema import compute_decoded_size
 from ddflow.connectors.formats.base import BAD as MARK, DELETED, Truncate
 from ddflow.connectors.formats.messages import COLUMNS as MESSAGES
 from ddflow.connectors.to_arrow import to_arrow_rows, to_table
-from ddflow.dataflow.admission import Admission, Look, MessagesRead, RefusedRows, Where
+from ddflow.dataflow.admission import Admission, DecodeProgress, Look, RefusedRows, Where
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
-from ddflow.dataflow.side_outputs import refused_rows
+from ddflow.dataflow.side_outputs import build_refused_verdicts
 from ddflow.errors import BadMessage, BudgetExceeded, NotArrow, Option, Phrase, SchemaMismatch, WrongMode
 from ddflow.operators.updates import ints
 from ddflow.operators.upsert.events import Events
@@ -48,7 +48,7 @@ class Inflow:
     admission: Admission
     batcher: Batcher | None
     """The pending events, with the admitted ones; None in epoch mode in memory, which has no pending events."""
-    read: MessagesRead
+    read: DecodeProgress
     """The messages that were decoded."""
     frontier: int
     time: int | None
@@ -82,25 +82,25 @@ class Inflow:
                 self.bad.append(refused.events.rows.column(MARK).drop_null())
         if self.listed is not None:
             none = RefusedRows(events.slice_events(0, 0), ints())
-            self.listed.append(refused_rows(self.admission.bound, refused or none))
+            self.listed.append(build_refused_verdicts(self.admission.bound, refused or none))
 
     def enqueue(self, events: Events) -> None:
         """Add events; spill events to files if they are many. Raises `SpillFull`, `SpillFailed`."""
         budget = self.budget
         if self.batcher is not None:
-            self.batcher = self.batcher.with_run(events)
+            self.batcher = self.batcher.copy_with_events(events)
             if budget.home is not None and self.batcher.nbytes > budget.pending:
                 self.batcher.spill(budget.home, budget.pending // 2, budget.chunk)
         elif events.times.size:
             self.chunks.append(events)
 
     @property
-    def pieces(self) -> Iterable[Events]:
+    def event_chunks(self) -> Iterable[Events]:
         """All events, in chunks."""
-        return self.chunks if self.batcher is None else self.batcher.release_until(CLOSED)[1]
+        return self.chunks if self.batcher is None else self.batcher.peek_in_chunks(CLOSED)[1]
 
 
-def make_deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
+def build_truncate_deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
     """Make the events of a truncate. ``inflow``: the earlier rows of the call. O(keys held + events before).
 
     Raises `WrongMode` in hold-back mode, `BadMessage` if it lacks an order that events have.
@@ -128,33 +128,34 @@ def make_deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterat
         found = f"{cut.place}: it is a truncate, and says nothing of the order by {lost}"
         raise BadMessage(asked, found, Phrase("leave ", Option("order_by"), " to the format; nothing was taken in"))
     keys = bound.key_schema
-    for high, _, references in walk_live_keys(upsert.arranged):
+    for high, _, references in walk_live_keys(upsert.output_arrangement):
         for begin in range(0, high.size, PIECE):
-            rows = gather_arrays(upsert.arranged.pool(), references[begin : begin + PIECE], keys)
-            yield _make_deletes(upsert, rows, cut)
-    before = [events.rows.select(keys.names) for events in inflow.pieces]
+            rows = gather_arrays(upsert.output_arrangement.pool(), references[begin : begin + PIECE], keys)
+            yield _build_delete_batch(upsert, rows, cut)
+    before = [events.rows.select(keys.names) for events in inflow.event_chunks]
     if before:
         named = pa.Table.from_batches(before).group_by(keys.names).aggregate([]).select(keys.names)
-        yield _make_deletes(upsert, [column.combine_chunks() for column in named.columns], cut)
+        yield _build_delete_batch(upsert, [column.combine_chunks() for column in named.columns], cut)
 
 
-def _make_deletes(upsert: RunningUpsert, keys: list[pa.Array], cut: Truncate) -> pa.RecordBatch:
+def _build_delete_batch(upsert: RunningUpsert, keys: list[pa.Array], cut: Truncate) -> pa.RecordBatch:
     schema = upsert.bound.schema
     n = len(keys[0])
     columns = dict(zip(upsert.bound.key_schema.names, keys, strict=True))
     columns |= {
-        name: pa.array([value], schema.field(name).type).take(_zero_places(n)) for name, value in cut.order.items()
+        name: pa.array([value], schema.field(name).type).take(_build_zero_indices(n))
+        for name, value in cut.order.items()
     }
     columns[DELETED] = pa.array(np.ones(n, np.bool_))
     every = [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(n, f.type) for f in schema]
     return pa.RecordBatch.from_arrays(every, schema=schema)
 
 
-def _zero_places(n: int) -> pa.Array:
+def _build_zero_indices(n: int) -> pa.Array:
     return pa.array(np.zeros(n, np.int64))
 
 
-def split_by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
+def map_rows_to_inputs(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
     """Map a call's rows to inputs: ``inputs``, or only rows if there is one input. O(inputs and their columns).
 
     A mapping is rows, a dict of lists, if it has a column of the only input and is not the name of that input alone.
@@ -176,13 +177,13 @@ def split_by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, 
     return {next(iter(known)): inputs}
 
 
-def split_contents(call: str, name: Any, rows: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
+def map_contents_to_inputs(call: str, name: Any, rows: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
     """Map a full-contents call's rows to inputs: ``rows`` is None if they are in the position of the name.
 
     Raises `NotArrow` or `SchemaMismatch` if either is missing.
     """
     if rows is None and not (isinstance(name, str) and name in known):
-        if not (named := split_by_input(name, known)):
+        if not (named := map_rows_to_inputs(name, known)):
             raise NotArrow(call, "there are rows for no input", f"write {call}({{name: rows}}, ...)")
         return named
     if rows is None or not isinstance(name, str):
@@ -202,7 +203,7 @@ def unknown_input_error(name: Any, known: Iterable[str]) -> SchemaMismatch:
     return SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known), input=name)
 
 
-def lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str, Inflow]) -> int:
+def compute_lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str, Inflow]) -> int:
     """Where ``lateness=`` puts the frontier: the least, over the inputs, of the greatest time seen less it."""
     to = CLOSED
     for name, admission in admissions.items():
@@ -227,7 +228,7 @@ def split_rows(given: Any, admission: Admission, most: int) -> Iterator[pa.Table
     size, none = 0, True
     for batch in given:
         batches.append(batch)
-        size += decoded_size(batch)
+        size += compute_decoded_size(batch)
         if size >= most:
             yield from _split_table(pa.Table.from_batches(batches, given.schema), what, most)
             batches, size, none = [], 0, False
@@ -236,7 +237,7 @@ def split_rows(given: Any, admission: Admission, most: int) -> Iterator[pa.Table
 
 
 def _split_table(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
-    size = decoded_size(table)
+    size = compute_decoded_size(table)
     if size <= most:
         yield table
         return

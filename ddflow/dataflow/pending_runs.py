@@ -3,13 +3,13 @@
 Invariant: a run never changes. Taking its first events makes another run over the same columns. The columns of a
 spilled run are those of a mapped file, which is unlinked when no run refers to it. A slice of the caller's batch keeps
 all of it alive, so a run that keeps more than twice its own bytes alive (`PendingRun.is_wasteful`) is copied.
-`split_by_time` cuts runs by time without joining them as a whole, and `Runs` keeps few of them, however many pushes
-there were.
+`split_by_time` cuts runs by time without joining them as a whole, and `PendingRuns` keeps few of them, however many
+pushes there were.
 
 >>> import numpy as np, pyarrow as pa
 >>> times = np.array([3, 5, 5])
->>> run = PendingRun.resident(Events(pa.record_batch({"k": ["a", "b", "c"]}), times, times, np.arange(3)))
->>> rest = run.after(run.place(5))
+>>> run = PendingRun.from_events(Events(pa.record_batch({"k": ["a", "b", "c"]}), times, times, np.arange(3)))
+>>> rest = run.slice_from(run.find_first_at(5))
 >>> len(rest), rest.least, rest.slice_events(3).rows.column("k").to_pylist()
 (2, 5, ['b', 'c'])
 """
@@ -55,7 +55,7 @@ class PendingRun:
         self.least, self.greatest = int(events.times[begin]), int(events.times[-1])
 
     @classmethod
-    def resident(cls, events: Events, final: bool = False) -> PendingRun:
+    def from_events(cls, events: Events, final: bool = False) -> PendingRun:
         """Events in memory, at least one, referred to and not copied.  O(columns)."""
         # A few bytes too many are soon found; a few rows of a large batch must be told from all of it.
         rows = int(events.rows.get_total_buffer_size())
@@ -63,10 +63,10 @@ class PendingRun:
         return cls(events, 0, bytes_resident, None, final)
 
     @classmethod
-    def own(cls, events: Events, final: bool = False) -> PendingRun:
+    def copy_if_wasteful(cls, events: Events, final: bool = False) -> PendingRun:
         """Hold events in separate memory: copy them if they are a slice of a larger table. O(1), or O(n)."""
-        run = cls.resident(events, final)
-        return cls.resident(events.copy(), final) if run.is_wasteful else run
+        run = cls.from_events(events, final)
+        return cls.from_events(events.copy(), final) if run.is_wasteful else run
 
     @classmethod
     def spill_events(cls, batch_store: BatchStore, events: Events) -> PendingRun:
@@ -77,7 +77,7 @@ class PendingRun:
     def __len__(self) -> int:
         return int(self.events.times.size) - self.begin
 
-    def place(self, upper: int) -> int:
+    def find_first_at(self, upper: int) -> int:
         """Find the first event at ``upper`` or later. O(log n)."""
         times = self.events.times
         return times.size if self.greatest < upper else int(times.searchsorted(upper))
@@ -89,18 +89,18 @@ class PendingRun:
         return self.events.slice_events(self.begin, end)
 
     @property
-    def waiting(self) -> Events:
+    def pending_events(self) -> Events:
         """All its events, without a copy."""
         return self.slice_events(self.events.times.size)
 
-    def after(self, end: int) -> PendingRun | None:
+    def slice_from(self, end: int) -> PendingRun | None:
         """Return the run without the events before place ``end``; None if no event is left."""
         if end >= self.events.times.size:
             return None
         return PendingRun(self.events, end, self.bytes_resident, self.file, self.final, self.stored)
 
     @property
-    def size(self) -> int:
+    def pending_bytes(self) -> int:
         """Bytes of the pending events, about, if they were in separate memory."""
         return self.bytes_resident * len(self) // self.events.times.size
 
@@ -110,9 +110,9 @@ class PendingRun:
         if self.file is not None:
             return False
         alive = int(self.events.rows.get_total_buffer_size()) + self.events.bookkeeping_bytes
-        return max(alive, self.bytes_resident) > 2 * self.size + SMALL
+        return max(alive, self.bytes_resident) > 2 * self.pending_bytes + SMALL
 
-    def pieces(self, end: int, rows: int) -> Iterator[Events]:
+    def iterate_slices(self, end: int, rows: int) -> Iterator[Events]:
         """Iterate over slices of ``rows`` events before place ``end``, without a copy."""
         for begin in range(self.begin, end, rows):
             yield self.events.slice_events(begin, min(begin + rows, end))
@@ -140,7 +140,7 @@ def from_record(record: pa.RecordBatch, advanced: bool) -> Events:
     return Events(events, times, original[0] if original else times, arrival)
 
 
-def rows_of(runs: Sequence[PendingRun], size: int) -> int:
+def count_rows_for_bytes(runs: Sequence[PendingRun], size: int) -> int:
     """How many events of these take ``size`` bytes, one at least.  O(runs)."""
     taken = sum(run.bytes_resident if run.file is None else run.file.nbytes for run in runs)
     return max(size * sum(run.events.times.size for run in runs) // max(taken, 1), 1)
@@ -153,8 +153,8 @@ def split_by_time(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
     times a run and chunk. O(n log n).
     """
     begins = [run.begin for run in runs]
-    for cut in [*_find_cuts(runs, rows), None]:
-        ends = [run.events.times.size if cut is None else max(run.place(cut), run.begin) for run in runs]
+    for cut in [*_find_cut_times(runs, rows), None]:
+        ends = [run.events.times.size if cut is None else max(run.find_first_at(cut), run.begin) for run in runs]
         parts = [run.events.slice_events(b, e) for run, b, e in zip(runs, begins, ends, strict=True) if b < e]
         if sum(part.times.size for part in parts) <= 3 * rows:
             if parts:
@@ -166,7 +166,7 @@ def split_by_time(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
         begins = ends
 
 
-def _find_cuts(runs: Sequence[PendingRun], rows: int) -> list[int]:
+def _find_cut_times(runs: Sequence[PendingRun], rows: int) -> list[int]:
     """Ascending times with about ``rows`` events between each two, unless they have one time."""
     # Every time taken stands for `step` events; the last few of a run are not counted, at most half of `rows` in all.
     step = max(rows // (2 * len(runs)), 1)
@@ -184,7 +184,7 @@ CHUNK: Final = 1 << 20
 LEAST = attrgetter("least")
 
 
-class Runs:
+class PendingRuns:
     """The runs of one batcher, by their least time: few that overlap, however many pushes there were.
 
     ``by_least``: the runs.  ``bytes_resident``: bytes of the resident ones.  ``mapped``: bytes of the files of the
@@ -192,7 +192,8 @@ class Runs:
 
     Of one size class fewer than `FAN` runs wait to be merged, and fewer than `LARGE` bytes, so n events pushed one by
     one leave O(log n) small runs. An event is copied once a class. Events that were merged to `LARGE` bytes are final:
-    they are cut by time into chunks, which a seal consumes one after the other. A copy of a `Runs` shares its runs.
+    they are cut by time into chunks, which a seal consumes one after the other. A copy of a `PendingRuns` shares its
+    runs.
     """
 
     __slots__ = ("by_least", "bytes_resident", "classes", "fresh", "mapped")
@@ -205,9 +206,9 @@ class Runs:
         self.fresh: PendingRun | None = None
         """The last pushed run, in the caller's memory."""
 
-    def copy(self) -> Runs:
+    def copy(self) -> PendingRuns:
         """Copy the collection; later changes of one do not affect the other. O(runs)."""
-        out = Runs()
+        out = PendingRuns()
         out.by_least, out.classes = self.by_least.copy(), self.classes.copy()
         out.bytes_resident, out.mapped, out.fresh = self.bytes_resident, self.mapped, self.fresh
         return out
@@ -216,29 +217,29 @@ class Runs:
         """Add a new run in the caller's memory; copy the events of the run before if it wastes memory or is large."""
         fresh, self.fresh = self.fresh, run
         if fresh is not None and (fresh.is_wasteful or fresh.bytes_resident >= LARGE):
-            self.swap([fresh], copy_events(fresh))
+            self.replace_runs([fresh], copy_events(fresh))
         self.add(run)
 
     def add(self, run: PendingRun) -> None:
         """Put a run in, and merge its class when that is due.  O(log runs), and O(log n) amortised for each event."""
         insort(self.by_least, run, key=LEAST)
         self._count_run(run, 1)
-        number, bytes_resident = self.classes.get(of := class_of(run), (0, 0))
+        number, bytes_resident = self.classes.get(of := compute_run_class(run), (0, 0))
         if number >= FAN or (number > 1 and bytes_resident >= LARGE):
-            self.swap(due := self.of_class(of), merge_runs(due))
+            self.replace_runs(due := self.list_class_runs(of), merge_runs(due))
 
-    def below(self, upper: int) -> list[PendingRun]:
+    def list_runs_before(self, upper: int) -> list[PendingRun]:
         """List the runs that have an event before ``upper``. O(log runs + those)."""
         return self.by_least[: bisect_left(self.by_least, upper, key=LEAST)]
 
-    def advance(self, upper: int) -> None:
+    def drop_events_before(self, upper: int) -> None:
         """Take the events before ``upper`` out.  O(runs that have one); what is left of a run may be copied."""
-        gone = self.below(upper)
+        gone = self.list_runs_before(upper)
         del self.by_least[: len(gone)]
         for run in gone:
             self._count_run(run, -1)
         for run in gone:
-            rest = run.after(run.place(upper))
+            rest = run.slice_from(run.find_first_at(upper))
             copied = rest is not None and not rest.final and rest.is_wasteful
             if run is self.fresh:
                 self.fresh = None if copied else rest
@@ -246,7 +247,7 @@ class Runs:
                 for part in copy_events(rest) if copied else [rest]:
                     self.add(part)
 
-    def swap(self, gone: Iterable[PendingRun], new: Iterable[PendingRun]) -> None:
+    def replace_runs(self, gone: Iterable[PendingRun], new: Iterable[PendingRun]) -> None:
         """Replace some runs by others with the same events.  O(runs)."""
         old = set(map(id, gone))
         for run in self.by_least:
@@ -258,25 +259,25 @@ class Runs:
         for run in new:
             self.add(run)
 
-    def of_class(self, number: int) -> list[PendingRun]:
+    def list_class_runs(self, number: int) -> list[PendingRun]:
         """List the runs of a size class."""
-        return [run for run in self.by_least if class_of(run) == number]
+        return [run for run in self.by_least if compute_run_class(run) == number]
 
     def _count_run(self, run: PendingRun, sign: int) -> None:
         """Count a run in, or out."""
         self.bytes_resident += sign * run.bytes_resident
         self.mapped += sign * (run.file.nbytes if run.file is not None else 0)
-        if of := class_of(run):
+        if of := compute_run_class(run):
             number, bytes_resident = self.classes.get(of, (0, 0))
             self.classes[of] = (number + sign, bytes_resident + sign * run.bytes_resident)
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         """Assert the invariant."""
         # By least time, and the totals are those of the runs.
         assert [run.least for run in self.by_least] == sorted(run.least for run in self.by_least)
         assert self.bytes_resident == sum(run.bytes_resident for run in self.by_least)
         assert self.mapped == sum(run.file.nbytes for run in self.by_least if run.file is not None)
-        classes = {of: self.of_class(of) for of in set(map(class_of, self.by_least)) - {0}}
+        classes = {of: self.list_class_runs(of) for of in set(map(compute_run_class, self.by_least)) - {0}}
         counted = {of: (len(runs), sum(run.bytes_resident for run in runs)) for of, runs in classes.items()}
         assert {of: each for of, each in self.classes.items() if each != (0, 0)} == counted
         # Few of a class.
@@ -296,21 +297,24 @@ class Runs:
             assert (run.bytes_resident == 0) == (run.file is not None)
 
 
-def size_class(size: int) -> int:
+def compute_size_class(size: int) -> int:
     """Return the number of a size class, 1 and up: bytes within a factor of ``FAN`` of each other."""
     return (size.bit_length() + 3) // 4
 
 
-def class_of(run: PendingRun) -> int:
+def compute_run_class(run: PendingRun) -> int:
     """Return the size class of a run: resident runs of one class are merged; 0 for none."""
-    return 0 if run.final or run.bytes_resident >= LARGE else size_class(run.bytes_resident)
+    return 0 if run.final or run.bytes_resident >= LARGE else compute_size_class(run.bytes_resident)
 
 
 def merge_runs(runs: Sequence[PendingRun]) -> list[PendingRun]:
     """Merge some runs into one run, or into final chunks if they are ``LARGE``. O(n log n)."""
-    if sum(run.size for run in runs) < LARGE:
-        return [PendingRun.own(join_events([run.waiting for run in runs]))]
-    return [PendingRun.own(chunk, final=True) for chunk in split_by_time(runs, rows_of(runs, CHUNK))]
+    if sum(run.pending_bytes for run in runs) < LARGE:
+        return [PendingRun.copy_if_wasteful(join_events([run.pending_events for run in runs]))]
+    return [
+        PendingRun.copy_if_wasteful(chunk, final=True)
+        for chunk in split_by_time(runs, count_rows_for_bytes(runs, CHUNK))
+    ]
 
 
 def copy_events(run: PendingRun) -> list[PendingRun]:
@@ -318,7 +322,7 @@ def copy_events(run: PendingRun) -> list[PendingRun]:
     return merge_runs([run])
 
 
-def to_spill(runs: Runs, at_most: int, chunk: int) -> list[PendingRun]:
+def choose_runs_to_spill(runs: PendingRuns, at_most: int, chunk: int) -> list[PendingRun]:
     """Choose the runs to write so that at most ``at_most`` bytes stay resident. O(runs log runs).
 
     Final runs go first, those with the latest times before others, as they will wait longest; then the largest. Small
@@ -337,5 +341,5 @@ def to_spill(runs: Runs, at_most: int, chunk: int) -> list[PendingRun]:
     small: dict[int, list[PendingRun]] = {}
     for run in runs.by_least if chosen else ():
         if run.file is not None and run.file.nbytes < chunk // 2:
-            small.setdefault(size_class(run.file.nbytes), []).append(run)
+            small.setdefault(compute_size_class(run.file.nbytes), []).append(run)
     return chosen + [run for same in small.values() if len(same) >= FAN for run in same]

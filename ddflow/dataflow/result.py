@@ -144,7 +144,7 @@ def count_resolved(totals: Mapping[str, int]) -> int:
     return sum(totals.values()) - 2 * totals.get(GONE, 0)
 
 
-def name_verdicts(codes: np.ndarray[Any, np.dtype[Any]]) -> pa.Array:
+def decode_verdicts(codes: np.ndarray[Any, np.dtype[Any]]) -> pa.Array:
     """Verdict codes as a text column."""
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int8)), pa.array(NAMES)).cast(pa.string())
 
@@ -241,7 +241,9 @@ class Step(Mapping[str, pa.Table]):
 
     def _repr_html_(self) -> str:
         """Render the first updates of each output, and the verdicts, for a notebook."""
-        return "".join(rows_html(name, table) for name, table in self._tables.items()) + self.verdicts._repr_html_()
+        return (
+            "".join(render_rows_html(name, table) for name, table in self._tables.items()) + self.verdicts._repr_html_()
+        )
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}: {table.num_rows:,} updates" for name, table in self._tables.items())
@@ -253,7 +255,7 @@ def raise_no_output(name: object, known: Iterable[str]) -> NoReturn:
     raise NoSuchOutput("take an output", f"there is no output {name!r:.200}", did_you_mean(str(name), known))
 
 
-def rows_html(name: str, table: pa.Table) -> str:
+def render_rows_html(name: str, table: pa.Table) -> str:
     """Render the first rows of a table for a notebook, under its name. O(rows and columns shown)."""
     names = [*table.column_names[: COLUMNS - 2], *table.column_names[COLUMNS - 2 :][-2:]]
     rows = zip(*(format_values(table.column(each)) for each in names), strict=True)

@@ -29,11 +29,11 @@ from ddflow.columns.names import TIME
 from ddflow.columns.schema import empty_table, updates_schema
 from ddflow.connectors.formats.base import BAD_TYPE
 from ddflow.dataflow.admission import RefusedRows
-from ddflow.dataflow.result import name_verdicts
+from ddflow.dataflow.result import decode_verdicts
 from ddflow.errors import SpecError
 from ddflow.kernels.resolve import STALE
 from ddflow.operators.inputs import ResolvedDifferences
-from ddflow.operators.updates import time_column
+from ddflow.operators.updates import build_time_column
 from ddflow.operators.upsert.resolution import Resolved
 from ddflow.plan.inputs.input import Binding, Input
 
@@ -41,7 +41,7 @@ ARRIVAL: Final = "_arrival"
 """The column of event numbers in verdict rows."""
 
 
-def check_listed(bound: Binding) -> None:
+def check_verdict_columns(bound: Binding) -> None:
     """Raise `SpecError` if a key column has the name of one that verdict rows add."""
     taken = {ARRIVAL, "seq", "verdict", *(f"winner_{n}" for n in bound.spec.order_by)} & set(bound.key_schema.names)
     if taken:
@@ -52,26 +52,26 @@ def check_listed(bound: Binding) -> None:
         )
 
 
-def refused_rows(bound: Binding, refused: RefusedRows) -> pa.Table:
+def build_refused_verdicts(bound: Binding, refused: RefusedRows) -> pa.Table:
     """Make the verdict rows of events that were refused on arrival. O(events)."""
     n = refused.codes.size
     winners = [pa.nulls(n, bound.schema.field(name).type) for name in bound.spec.order_by]
-    return _verdict_rows(
+    return _build_verdict_rows(
         bound, refused.events.rows, refused.events.arrival, refused.codes, pa.nulls(n, bound.time_type), winners
     )
 
 
-def resolved_rows(resolved: Resolved | ResolvedDifferences) -> pa.Table:
+def build_resolved_verdicts(resolved: Resolved | ResolvedDifferences) -> pa.Table:
     """Make the verdict rows of resolved events. O(events)."""
-    bound, events, given = resolved.bound, resolved.events, resolved.given_events
+    bound, events, given = resolved.bound, resolved.events, resolved.received_positions
     rows = events.rows if given.size == events.times.size else events.rows.take(pa.array(given))
-    times = time_column(events.times[given], bound.time_type)
-    return _verdict_rows(
+    times = build_time_column(events.times[given], bound.time_type)
+    return _build_verdict_rows(
         bound, rows, events.arrival[given], resolved.verdict[given], times, resolved.winner_orders(given)
     )
 
 
-def _verdict_rows(
+def _build_verdict_rows(
     bound: Binding, events: pa.RecordBatch, arrival: Ints, codes: Any, times: pa.Array, winners: Sequence[pa.Array]
 ) -> pa.Table:
     """Make one row for each event. O(events).
@@ -83,21 +83,21 @@ def _verdict_rows(
     number = pa.array(arrival)
     seq = number if bound.spec.seq is None else events.column(bound.spec.seq)
     columns = {ARRIVAL: number, "seq": seq, **{n: events.column(n) for n in bound.key_schema.names}}
-    columns |= {"verdict": name_verdicts(codes), TIME: times}
+    columns |= {"verdict": decode_verdicts(codes), TIME: times}
     columns |= {f"winner_{n}": w for n, w in zip(bound.spec.order_by, winners, strict=True)}
     return pa.table(columns)
 
 
-def is_bad(name: str) -> bool:
+def has_bad_messages(name: str) -> bool:
     """Whether a side output holds unreadable messages."""
     return name.endswith(".bad")
 
 
-def bad_rows(marks: Sequence[pa.Array], time: int, time_type: pa.DataType) -> pa.Table:
+def build_bad_messages(marks: Sequence[pa.Array], time: int, time_type: pa.DataType) -> pa.Table:
     """Build the table of messages that could not be read. O(those)."""
     every = pa.concat_arrays(marks)
     n = len(every)
-    columns = [*every.flatten(), time_column(np.full(n, time), time_type), pa.array(np.ones(n, np.int64))]
+    columns = [*every.flatten(), build_time_column(np.full(n, time), time_type), pa.array(np.ones(n, np.int64))]
     return pa.Table.from_arrays(columns, schema=updates_schema(pa.schema(list(BAD_TYPE)), time_type))
 
 
@@ -111,24 +111,24 @@ class SideOutputs:
     def add(self, resolved: Resolved | ResolvedDifferences) -> None:
         """Add the side outputs of resolved events. O(events) of inputs with side outputs."""
         for name, (input, schema) in self.wanted.items():
-            if input.name == resolved.bound.name and not is_bad(name):
+            if input.name == resolved.bound.name and not has_bad_messages(name):
                 self.made[name].append(self._build_table(input, schema, resolved))
 
     def _build_table(self, input: Input, schema: pa.Schema, resolved: Resolved | ResolvedDifferences) -> pa.Table:
         stale = resolved.verdict == STALE
         if input.spec.stale == "mark":
-            rows = resolved.given_events
+            rows = resolved.received_positions
             further = [pa.array(stale[rows])]
         else:
             rows = np.flatnonzero(stale)
             further = resolved.winner_orders(rows)
         events = resolved.events.rows.take(pa.array(rows))
         columns = [events.column(n) for n in input.bound.event_columns] + further
-        times = time_column(resolved.events.times[rows], self.time_type)
+        times = build_time_column(resolved.events.times[rows], self.time_type)
         columns += [times, pa.array(np.ones(rows.size, np.int64))]
         return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.time_type))
 
-    def tables(self) -> dict[str, pa.Table]:
+    def build_tables(self) -> dict[str, pa.Table]:
         """By name, in the order of times."""
         out = {}
         for name, (_, schema) in self.wanted.items():

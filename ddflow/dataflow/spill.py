@@ -9,7 +9,7 @@ sorted on disk into ranges of identities, stably, and resolved range by range.
 >>> with tempfile.TemporaryDirectory() as place, flow.open(memory="16MB", spill=place) as engine:
 ...     _ = engine.step({"people": pa.table({"id": range(1000)})}, 0)
 ...     before = engine.stats()["bytes_mapped"]
-...     make_room(engine.dataflow.budget, engine.dataflow.graph, {}, share=0)
+...     spill_excess(engine.dataflow.budget, engine.dataflow.graph, {}, share=0)
 ...     before, engine.stats()["bytes_mapped"] > 8000, engine.read("people").num_rows
 (0, True, 1000)
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, RowHashes
+from ddflow.columns.hashing import Ints, RowHasher
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.graph import Graph, ReleasedEvents
@@ -38,14 +38,14 @@ class EventRanges:
     >>> times = np.zeros(100, np.int64)
     >>> from ddflow.storage.folder.scratch import ScratchStore
     >>> with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as scratch:
-    ...     ranges = EventRanges(RowHashes(events.schema, Secret(1, 2)), scratch, 4)
+    ...     ranges = EventRanges(RowHasher(events.schema, Secret(1, 2)), scratch, 4)
     ...     ranges.add(Events(events, times, times, np.arange(100)))
     ...     sizes = [part.times.size for part in ranges]
     >>> len(sizes), sum(sizes)
     (4, 100)
     """
 
-    def __init__(self, keys: RowHashes, scratch: BatchStore, count: int) -> None:
+    def __init__(self, keys: RowHasher, scratch: BatchStore, count: int) -> None:
         self.keys, self.scratch = keys, scratch
         self.bits = count.bit_length() - 1
         self.pieces: list[tuple[StoredBatch, Ints]] = []
@@ -89,7 +89,7 @@ def _slice_events(batch: pa.RecordBatch, begin: int, end: int) -> Events:
     return Events(events, *(part.column(width + i).to_numpy() for i in range(3)))
 
 
-def make_room(budget: Budget, graph: Graph, batchers: Mapping[str, Batcher], share: int | None = None) -> None:
+def spill_excess(budget: Budget, graph: Graph, batchers: Mapping[str, Batcher], share: int | None = None) -> None:
     """Bring state and pending events under their shares, or all state out of memory with a ``share`` of 0.
 
     O(1) where nothing is over; else the merges that are paid for.  Raises `SpillFull`, `SpillFailed`; what was moved
@@ -124,7 +124,7 @@ class EventRelease:
         """Return the released events, by input."""
         scratch = self.budget.scratch
         if scratch is None:
-            return {name: ReleasedEvents.of(batcher.peek(self.to)) for name, batcher in self.batchers.items()}
+            return {name: ReleasedEvents.from_parts(batcher.peek(self.to)) for name, batcher in self.batchers.items()}
         try:
             return {name: self._release_input(name, batcher, scratch) for name, batcher in self.batchers.items()}
         except BaseException:
@@ -133,12 +133,12 @@ class EventRelease:
 
     def _release_input(self, name: str, batcher: Batcher, scratch: BatchStore) -> ReleasedEvents:
         """Return the released events of one input, in ranges if they exceed the budget."""
-        to, most = self.to, self.budget.rows((batcher.nbytes + batcher.mapped_bytes) / max(len(batcher), 1))
+        to, most = self.to, self.budget.max_rows((batcher.nbytes + batcher.mapped_bytes) / max(len(batcher), 1))
         if len(batcher) <= most:
-            return ReleasedEvents.of(batcher.peek(to))
-        count, parts = batcher.release_until(to)
+            return ReleasedEvents.from_parts(batcher.peek(to))
+        count, parts = batcher.peek_in_chunks(to)
         if count <= most:
-            return ReleasedEvents.of(batcher.peek(to))
+            return ReleasedEvents.from_parts(batcher.peek(to))
         ranges = EventRanges(self.inputs[name].keys, scratch, 1 << min((count // most).bit_length(), 14))
         self.made.append(ranges)
         times = []

@@ -16,7 +16,8 @@ the update buffer, in files where memory is short. Each node is computed once, h
 >>> from ddflow.operators.upsert.events import Events
 >>> events = pa.record_batch({"k": [1, 2]}, schema=v.schema)
 >>> events = Events(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
->>> computation = Computation(Graph(flow, Secret(1, 2)), {"v": ReleasedEvents.of(events)}, 0, UpdateBuffer(None, 0))
+>>> computation = Computation(Graph(flow, Secret(1, 2)), {"v": ReleasedEvents.from_parts(events)}, 0,
+...     UpdateBuffer(None, 0))
 >>> computation.run().outputs["n"].to_pylist()
 [{'count': 2, '_time': 0, '_diff': 1}]
 """
@@ -28,13 +29,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, identities
+from ddflow.columns.hashing import Ints, compute_identities
 from ddflow.columns.names import DIFF
 from ddflow.columns.schema import empty_table
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents
 from ddflow.operators.inputs import ResolvedDifferences
-from ddflow.operators.updates import FAILURES, Updates, concat, consolidate, few, ints
+from ddflow.operators.updates import FAILURES, Updates, concat, consolidate, ints, narrow_ints
 from ddflow.operators.upsert.events import ExpiryChange
 from ddflow.operators.upsert.resolution import Resolved
 from ddflow.plan.collection import Collection
@@ -80,17 +81,17 @@ class Computation:
         """Compute the whole step. O(events and updates). Raises the errors of operators, before any change."""
         for node in self.nodes:
             if node in self.exchange:
-                self._compute(node)
+                self._compute_operator(node)
             elif node in self.graph.names:
-                self._resolve(self.graph.names[node], node)
+                self._resolve_input(self.graph.names[node], node)
             if self.deferred:
-                self._catch_up()
+                self._compute_deferred()
         # An input whose columns nobody reads is resolved all the same.
         for name in self.released:
             if name not in self.out.changes:
-                self._resolve(name, self.graph.plan.inputs[name])
-        for name, node in self.outputs():
-            pieces = self._list_pieces(node) if node.consolidated else self._consolidate_output(node)
+                self._resolve_input(name, self.graph.plan.inputs[name])
+        for name, node in self.list_outputs():
+            pieces = self._list_updates(node) if node.consolidated else self._consolidate_output(node)
             self.out.outputs[name] = self._build_output(node, pieces)
             self._charge_time(node)
         return self.out
@@ -101,16 +102,16 @@ class Computation:
         spent[node] = spent.get(node, 0) + now - self.clock
         self.clock = now
 
-    def outputs(self) -> Iterable[tuple[str, Collection]]:
+    def list_outputs(self) -> Iterable[tuple[str, Collection]]:
         """List the outputs of the step, by name."""
         return self.graph.plan.outputs.items()
 
     def receive_updates(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
         """Return the updates of a node that a keyed operator, or an output, reads by some columns (None: all)."""
         del by
-        return self._list_pieces(node)
+        return self._list_updates(node)
 
-    def _resolve(self, name: str, node: Collection) -> None:
+    def _resolve_input(self, name: str, node: Collection) -> None:
         input, counts = self.graph.inputs[name], np.zeros(8, np.int64)
         if name not in self.released:
             return
@@ -124,9 +125,9 @@ class Computation:
             if self.observe is not None:
                 self.observe(resolved)
             if wanted is not None:
-                self._propagate(node, resolved.updates(wanted))
+                self._propagate_updates(node, resolved.updates(wanted))
             for change in resolved.changes:
-                changes.append(self._store_change(input.arranged, change) if self.many else change)
+                changes.append(self._store_change(input.output_arrangement, change) if self.many else change)
         self.out.counts[name] = counts
 
     def _store_change(self, arranged: Arrangement, change: Change) -> Change:
@@ -139,53 +140,53 @@ class Computation:
         """Combine the pieces of an output into one table."""
         shown, time_type = self.graph.shown[node], self.graph.time_type
         if shown.names[-1] == DIFF:
-            return self.buffer.output(pieces, node.schema, time_type, shown)
-        return self.buffer.output(pieces, pieces[0].rows.schema, time_type).select(shown.names)
+            return self.buffer.merge_to_table(pieces, node.schema, time_type, shown)
+        return self.buffer.merge_to_table(pieces, pieces[0].rows.schema, time_type).select(shown.names)
 
-    def _compute(self, node: Collection) -> None:
+    def _compute_operator(self, node: Collection) -> None:
         """Run an operator over all pieces, together if equal rows must meet."""
         running, changes = self.graph.running[node], self.out.kept.setdefault(node, [])
         for inputs in self._group_inputs(node):
             try:
                 updates, change = running.compute(inputs, self.since)
             except FAILURES:
-                updates, change = self._compute_netted(node, inputs)
-            self._propagate(node, updates)
+                updates, change = self._retry_on_net_updates(node, inputs)
+            self._propagate_updates(node, updates)
             if change is not None:
-                changes.append(running.keep_change(change, self._store_change) if self.many else change)
+                changes.append(running.store_change(change, self._store_change) if self.many else change)
 
-    def _compute_netted(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
+    def _retry_on_net_updates(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
         """Compute an operator of net updates, after an expression failed.  Raises what fails then."""
         net = [consolidate(each, self.graph.secret) for each in inputs]
         return self.graph.running[node].compute(net, self.since)
 
-    def _catch_up(self) -> None:
+    def _compute_deferred(self) -> None:
         """Compute deferred operators once all pieces of their inputs have come."""
         for node in self.nodes:
             if node in self.deferred:
                 for (each,) in self._group_equal_rows([self.deferred.pop(node)], [None]):
-                    self._propagate(node, self._compute_netted(node, [each])[0])
+                    self._propagate_updates(node, self._retry_on_net_updates(node, [each])[0])
 
     def _group_inputs(self, node: Collection) -> Iterable[Sequence[Updates]]:
         """Group the updates of each input: together if equal rows must meet, else piece by piece."""
         if node.of_events:
-            return [[self.events(each) for each in node.inputs]]
+            return [[self.build_time_updates(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
         if by[0] is not None:
             return self._group_equal_rows(list(map(self.receive_updates, node.inputs, by)), by)
-        every = [self._list_pieces(each) for each in node.inputs]
+        every = [self._list_updates(each) for each in node.inputs]
         if all(len(pieces) == 1 for pieces in every):
             return [[pieces[0] for pieces in every]]
-        none = [pieces[0].between(0, 0) for pieces in every]
+        none = [pieces[0].slice_rows(0, 0) for pieces in every]
         return ([*none[:i], piece, *none[i + 1 :]] for i, pieces in enumerate(every) for piece in pieces)
 
-    def events(self, node: Collection) -> Updates:
+    def build_time_updates(self, node: Collection) -> Updates:
         """Make an update without columns for each time at which an input has events."""
         released = self.released.get(self.graph.names[node])
         ranks = np.searchsorted(self.times, ints() if released is None else released.times).astype(np.int32)
         return Updates(pa.table({}), ranks, np.ones(ranks.size, np.int64), self.times)
 
-    def _propagate(self, node: Collection, updates: Updates) -> None:
+    def _propagate_updates(self, node: Collection, updates: Updates) -> None:
         """Pass a piece of a node's updates to the operators above it; keep the pieces that others need together."""
         fresh: dict[Collection, Updates] = {node: updates}
         self._charge_time(node)
@@ -196,26 +197,26 @@ class Computation:
                     fresh[each] = self.graph.running[each].compute(given, self.since)[0]
                 except FAILURES:
                     if self.many and not each.inputs[0].consolidated:
-                        self.deferred.setdefault(each, []).append(self.buffer.keep(given[0]))
+                        self.deferred.setdefault(each, []).append(self.buffer.store_copy(given[0]))
                         continue
-                    fresh[each] = self._compute_netted(each, given)[0]
+                    fresh[each] = self._retry_on_net_updates(each, given)[0]
                 self._charge_time(each)
         for each, made in fresh.items():
             if each in self.kept:
-                self.done.setdefault(each, []).append(self.buffer.keep(made) if self.many else made)
+                self.done.setdefault(each, []).append(self.buffer.store_copy(made) if self.many else made)
 
-    def _list_pieces(self, node: Collection) -> list[Updates]:
+    def _list_updates(self, node: Collection) -> list[Updates]:
         """Return all pieces of a node's updates; an empty one if there are none."""
         found = self.done.get(node)
         if found:
             return found
-        return [Updates(empty_table(self.graph.needed[node]), few(), ints(), self.times)]
+        return [Updates(empty_table(self.graph.needed[node]), narrow_ints(), ints(), self.times)]
 
     def _consolidate_output(self, node: Collection) -> list[Updates]:
         pieces, out = self.receive_updates(node, None), []
         for (each,) in self._group_equal_rows([pieces], [None]):
             made = consolidate(each, self.graph.secret)
-            out.append(self.buffer.keep(made) if self.many else made)
+            out.append(self.buffer.store_copy(made) if self.many else made)
         return out
 
     def _group_equal_rows(
@@ -244,7 +245,7 @@ class Computation:
         ]
         for number in range(1 << bits):
             yield [
-                concat([piece.between(int(ends[number]), int(ends[number + 1])) for piece, ends in ranged])
+                concat([piece.slice_rows(int(ends[number]), int(ends[number + 1])) for piece, ends in ranged])
                 for ranged in every
             ]
 
@@ -253,7 +254,7 @@ class Computation:
         if not bits:
             return piece, ints(0, piece.diffs.size)
         names = piece.rows.schema.names if by is None else by
-        high, _ = identities(piece.rows.select(list(names)), self.graph.secret, piece.diffs.size)
+        high, _ = compute_identities(piece.rows.select(list(names)), self.graph.secret, piece.diffs.size)
         at = (high >> np.uint64(64 - bits)).astype(np.uint16)
         ends = np.concatenate([ints(0), np.cumsum(np.bincount(at, minlength=1 << bits))])
-        return self.buffer.keep(piece.pick(np.argsort(at, kind="stable"))), ends
+        return self.buffer.store_copy(piece.take(np.argsort(at, kind="stable"))), ends

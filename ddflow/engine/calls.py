@@ -7,7 +7,7 @@ together after a span of time; its thread waits for a call in progress, and an e
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with flow.open() as engine:
-...     inflows = engine.calls.admit(CallRequest("step", 7), {"people": pa.table({"id": [1]})})
+...     inflows = engine.calls.admit_rows(CallRequest("step", 7), {"people": pa.table({"id": [1]})})
 ...     inflows["people"].rows
 1
 """
@@ -21,19 +21,19 @@ from logging import DEBUG
 from time import monotonic, perf_counter
 from typing import Any, Final
 
-from ddflow.columns.hashing import RowHashes
+from ddflow.columns.hashing import RowHasher
 from ddflow.connectors.error_location import format_files, is_path
 from ddflow.dataflow.admission import Admission, Look
 from ddflow.dataflow.call_guard import WHY, CallGuard
 from ddflow.dataflow.dataflow import NO_LOOKS, Dataflow
 from ddflow.dataflow.inflow import Inflow
 from ddflow.dataflow.result import Step
-from ddflow.engine.commits import CallRequest, Commits, RowsDigest
+from ddflow.engine.commits import CallRequest, EpochCommitter, RowsDigest
 from ddflow.engine.stats import ArrangementFigures
 from ddflow.errors import Command, EngineClosed, Option, Phrase, SpecError, TimeWentBack, WrongMode
-from ddflow.metrics import LOG, CallMetrics, Metrics, publish_call
+from ddflow.metrics import LOG, CallMetrics, Metrics, publish_call_metrics
 from ddflow.storage.address import mask_address
-from ddflow.storage.feeding import EVENTS, FeedWay, record_feed
+from ddflow.storage.feeding import EVENTS, FeedMode, record_feed_call
 from ddflow.time import CLOSED, format_time, parse_seconds
 
 CALL: Final = "call"
@@ -78,14 +78,14 @@ class CommitTimer:
             self._changed.notify_all()
 
     def _commit_on_timer(self, commit: Callable[[], int]) -> None:
-        with self._guard.engine_turn() as is_open:
+        with self._guard.background_turn() as is_open:
             if self._timer is threading.current_thread():
                 if is_open:
                     commit()
                 else:
                     self.wake_waiters(self.epoch, ended=True)
 
-    def wait(self, epoch: int, timeout: float | None) -> int:
+    def wait_for_commit(self, epoch: int, timeout: float | None) -> int:
         """Wait until an epoch is committed and return its number.
 
         Raises the error of its commit, `SpecError` and `TimeoutError`.
@@ -109,7 +109,11 @@ class EngineCalls:
     """``durable``: where calls become epochs, None for a state in memory.  ``metrics``: takes the figures of each."""
 
     def __init__(
-        self, dataflow: Dataflow, durable: Commits | None, metrics: Metrics | None = None, every: str | None = CALL
+        self,
+        dataflow: Dataflow,
+        durable: EpochCommitter | None,
+        metrics: Metrics | None = None,
+        every: str | None = CALL,
     ) -> None:
         self.dataflow, self.durable = dataflow, durable
         self.listeners: list[Metrics] = [] if metrics is None else [metrics]
@@ -125,13 +129,13 @@ class EngineCalls:
         self.quiet = False
         """Whether columns that rows lack are nothing to warn of: sources may lack some."""
         self._warned: set[tuple[str, str]] = set()
-        self.hashes: dict[str, RowHashes] = {}
+        self.hashes: dict[str, RowHasher] = {}
         self.choose_row_hashes()
 
     def choose_row_hashes(self) -> None:
         """Choose how rows of the inputs are hashed for digests: by the columns that they have."""
         secret, admissions = self.dataflow.secret, self.dataflow.admissions
-        self.hashes = {name: RowHashes(each.bound.event_schema, secret) for name, each in admissions.items()}
+        self.hashes = {name: RowHasher(each.bound.event_schema, secret) for name, each in admissions.items()}
 
     @property
     def epoch(self) -> int:
@@ -149,7 +153,7 @@ class EngineCalls:
         )
         raise WrongMode(what, f"the flow is in {mode} mode: {why}", instead)
 
-    def perform(
+    def perform_call(
         self,
         asked: CallRequest,
         epoch: int | None,
@@ -162,12 +166,12 @@ class EngineCalls:
         """
         if (again := self.find_replay(asked, epoch, inputs)) is not None:
             return again
-        inflows = self.admit(asked, inputs)
+        inflows = self.admit_rows(asked, inputs)
         for name in inputs:
             admission = self.dataflow.admissions[name]
             if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
                 # Where events may delete, those that do need only their key.
-                lacking = admission.lacking_columns if admission.bound.spec.delete is None else ()
+                lacking = admission.missing_columns if admission.bound.spec.delete is None else ()
                 self.warn_of_missing_columns(name, lacking, f"rows for {name!r}: they lack", "in all of them")
             if admission.unseen.is_searching:
                 warn_of_unseen_columns(name, admission)
@@ -210,7 +214,7 @@ class EngineCalls:
             raise TimeWentBack(f"cannot {asked}", found, remedy)
         return None
 
-    def admit(
+    def admit_rows(
         self, asked: CallRequest, inputs: Mapping[str, Any], looks: Mapping[str, Sequence[Look]] = NO_LOOKS
     ) -> dict[str, Inflow]:
         """Admit the rows of each input, and keep their digests and their files for the next epoch. O(rows).
@@ -261,7 +265,7 @@ class EngineCalls:
             self.timer.wake_waiters(self.timer.epoch if failed else self.epoch, ended=failed)
         return self.epoch
 
-    def commit_waiting(self, asked: str) -> None:
+    def commit_waiting_calls(self, asked: str) -> None:
         """Commit what waits for its span to end.  Raises as `flush`, and `SpecError` for calls that wait for it."""
         if self.durable is None or not self.durable.calls:
             return
@@ -280,7 +284,7 @@ class EngineCalls:
         self.before_close = []
         guard, waiting = self.dataflow.guard, self.durable is not None and bool(self.durable.calls)
         try:
-            if self.timer.span and waiting and guard.state == "open" and guard.here:
+            if self.timer.span and waiting and guard.state == "open" and guard.is_owner_process:
                 self.flush()
         finally:
             self.dataflow.close()
@@ -291,15 +295,15 @@ class EngineCalls:
             untold, guard.untold = guard.untold, None
             raise untold
 
-    def record_call(self, asked: CallRequest, step: Step, taken: Mapping[str, Inflow], way: FeedWay = EVENTS) -> Step:
+    def record_call(self, asked: CallRequest, step: Step, taken: Mapping[str, Inflow], way: FeedMode = EVENTS) -> Step:
         """Record a call whose rows were ``taken``, by input, and commit it if a commit is due."""
         epoch, began, dataflow = self.epoch + 1, perf_counter(), self.dataflow
-        self.dataflow.fed = record_feed(self.dataflow.fed, taken, way, epoch)
+        self.dataflow.fed = record_feed_call(self.dataflow.fed, taken, way, epoch)
         if self.durable is not None:
             with self.dataflow.guard.commit:
                 self.durable.record_call(asked, step)
                 self.dataflow.guard.state = "open"
-                step.waits = self.timer.wait, epoch
+                step.waits = self.timer.wait_for_commit, epoch
                 if self.timer.needs_commit(self.flush):
                     self.flush()
         if dataflow.before < dataflow.last:
@@ -314,7 +318,7 @@ class EngineCalls:
         """Hand over the figures of a call whose recording ``began`` then.  O(arrangements)."""
         now, verdicts = perf_counter(), step.verdicts
         held = {name: ArrangementFigures.of(each) for name, each in self.dataflow.graph.arrangements.items()}
-        publish_call(
+        publish_call_metrics(
             self.listeners,
             CallMetrics(
                 asked.kind,

@@ -13,7 +13,7 @@ checksum. Restoring checks what the files hold before any of it is used.
 >>> stored = StoredInventory.read(store, load_newest(store).inventories[0])
 >>> stored.of.inputs["people"].arrived, stored.of.totals["applied"]
 (2, 2)
->>> stored.name_place("inputs", "people").partition(", ")[2]
+>>> stored.describe_place("inputs", "people").partition(", ")[2]
 'inputs, people'
 """
 
@@ -25,31 +25,31 @@ from typing import Any, Final, NamedTuple, TypeVar
 import pyarrow as pa
 from msgspec.json import Decoder
 
-from ddflow.columns.hashing import RowHashes, Secret
+from ddflow.columns.hashing import RowHasher, Secret
 from ddflow.columns.widening import fill_columns
 from ddflow.dataflow import batcher as pending
-from ddflow.dataflow.batcher import Batcher, PendingRecord
+from ddflow.dataflow.batcher import Batcher, PendingRunRecord
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import add_counts
 from ddflow.dataflow.result import GONE, NAMES, count_resolved
 from ddflow.errors import Command, CorruptState, Phrase
 from ddflow.operators.base import Hashes
 from ddflow.plan.collection import Collection
-from ddflow.plan.text.codec import node_ids
-from ddflow.storage.fields import Instant, Natural, Strict, decode_record
+from ddflow.plan.text.codec import compute_node_ids
+from ddflow.storage.fields import Instant, Natural, StrictRecord, decode_record
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.inventory_text import Text, read
+from ddflow.storage.inventory_text import InventoryText, read_inventory_text
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
 from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.cast import rekey
-from ddflow.trace.joined import Joined, catch_up, find_misplaced
+from ddflow.trace.cast import rekey_arrangement
+from ddflow.trace.joined import PartitionedArrangement, advance_times, find_misplaced_key
 from ddflow.trace.records import ArrangementRecord
 from ddflow.trace.spill import Made
 
 
-class InputRecord(Strict, frozen=True):
+class InputRecord(StrictRecord, frozen=True):
     """An input.
 
     ``arrived``: the number of its events. ``greatest``: of their times. ``rows``: the held rows. ``runs``: the pending
@@ -60,18 +60,18 @@ class InputRecord(Strict, frozen=True):
     arrived: Natural
     greatest: Instant
     rows: ArrangementRecord
-    runs: list[PendingRecord]
+    runs: list[PendingRunRecord]
     horizon: Instant | None = None
     table: str | None = None
 
 
-class OperatorRecord(Strict, frozen=True):
+class OperatorRecord(StrictRecord, frozen=True):
     """An operator that keeps state."""
 
     arrangements: list[ArrangementRecord]
 
 
-class Inventory(Strict, frozen=True):
+class Inventory(StrictRecord, frozen=True):
     """``inputs``: by name.  ``operators``: by the ids of their nodes.  ``totals``: events by verdict,
     and how many of them are `ddflow.dataflow.result.GONE`."""
 
@@ -88,19 +88,19 @@ class StoredInventory(NamedTuple):
 
     what: str
     of: Inventory
-    text: Text
+    text: InventoryText
 
     @classmethod
     def read(cls, store: Store, part: Blob) -> StoredInventory:
         """Read the inventory of a partition. O(bytes). Raises `CorruptState`."""
-        return cls.parse(read(store, part), f"the file {part.name} of {store.where}")
+        return cls.parse(read_inventory_text(store, part), f"the file {part.name} of {store.where}")
 
     @classmethod
-    def parse(cls, text: Text, what: str) -> StoredInventory:
-        """Parse the text of an inventory. Costs and errors are those of `read`."""
+    def parse(cls, text: InventoryText, what: str) -> StoredInventory:
+        """Parse the text of an inventory. Costs and errors are those of `read_inventory_text`."""
         return cls(what, decode_record(_DECODER, text.data, what), text)
 
-    def name_place(self, kind: str, name: str) -> str:
+    def describe_place(self, kind: str, name: str) -> str:
         """Name the place of an input or an operator in it, for messages."""
         return f"{self.what}, {kind}, {name[:80]}"
 
@@ -128,27 +128,29 @@ def make_inventory(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
     ...     engine.step({}, time=2)["by_city"].to_pylist()
     [{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}]
     """
-    graph, ids = dataflow.graph, dataflow.ids
+    graph, ids = dataflow.graph, dataflow.collection_ids
     inputs = {
         name: InputRecord(
             dataflow.admissions[name].arrived,
             dataflow.admissions[name].greatest,
-            arrangements.take(upsert.arranged, batch_store),
-            pending.take(dataflow.batchers[name], batch_store),
+            arrangements.checkpoint_arrangement(upsert.output_arrangement, batch_store),
+            pending.checkpoint_batcher(dataflow.batchers[name], batch_store),
             None if upsert.expiring is None else upsert.expiring.horizons.greatest,
             dataflow.admissions[name].table,
         )
         for name, upsert in graph.inputs.items()
     }
     operators = {
-        ids[node]: OperatorRecord([arrangements.take(arranged, batch_store) for arranged in each.arrangements])
+        ids[node]: OperatorRecord(
+            [arrangements.checkpoint_arrangement(arranged, batch_store) for arranged in each.arrangements]
+        )
         for node, each in graph.keeping.items()
         if each.arrangements
     }
     return Inventory(inputs, operators, dataflow.totals)
 
 
-def fill_dataflow(
+def restore_dataflow(
     dataflow: Dataflow,
     stored: Sequence[StoredInventory],
     batch_store: BatchStore,
@@ -173,45 +175,45 @@ def fill_dataflow(
         upsert.unfed = not admission.arrived
         admission.greatest = max(each.greatest for each in given)
         admission.table = next((each.table for each in given if each.table is not None), None)
-        _fill_input(dataflow, upsert, found, batch_store, indexed, sieved)
-        for number, each in enumerate(upsert.arranged.partitions):
-            if partitions > 1 and (odd := find_misplaced(each, number, partitions)) is not None:
+        _restore_input(dataflow, upsert, found, batch_store, indexed, sieved)
+        for number, each in enumerate(upsert.output_arrangement.partitions):
+            if partitions > 1 and (odd := find_misplaced_key(each, number, partitions)) is not None:
                 raise CorruptState(places[number], f"partition {number} of {partitions} has a key of {odd}", MEND)
         if upsert.expiring is not None:
             upsert.expiring.reset_survey()
         home = batch_store if sieved and not indexed else None
         waiting, schema = dataflow.batchers[name], upsert.bound.event_schema
-        dataflow.batchers[name] = _restore_pending(found, schema, batch_store, not indexed, home, waiting)
-    dataflow.totals = inventories.sum_totals()
-    ids = node_ids(dataflow.flow)
+        dataflow.batchers[name] = _restore_pending_events(found, schema, batch_store, not indexed, home, waiting)
+    dataflow.totals = inventories.sum_verdict_counts()
+    ids = compute_node_ids(dataflow.flow)
     for node, running in graph.keeping.items():
         if parts := inventories.find_operator(ids[node]) if running.arrangements else []:
-            _fill_operator(dataflow, node, parts, batch_store, indexed, sieved)
+            _restore_operator(dataflow, node, parts, batch_store, indexed, sieved)
         elif running.arrangements and dataflow.last > NEVER:
-            graph.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
+            graph.rebuild_state(node, dataflow.last, dataflow.frontier, dataflow.since)
     arrived = sum(admission.arrived for admission in dataflow.admissions.values())
     if stored and arrived != count_resolved(dataflow.totals) + sum(map(len, dataflow.batchers.values())):
         raise CorruptState(stored[0].what, f"{arrived:,} events came in, and others are resolved or pending", MEND)
 
 
-def fill_lent_collections(
+def restore_lookup_collections(
     dataflow: Dataflow, nodes: Iterable[Collection], stored: StoredInventory, batch_store: BatchStore, indexed: bool
 ) -> None:
     """Fill collections whose state is in another stage from that stage's inventory, for look-ups.
 
     Collections filled from an earlier inventory are updated: O(new bytes). Raises `CorruptState`.
     """
-    inventories, ids, names = Inventories([stored], 1), node_ids(dataflow.flow), dataflow.graph.names
+    inventories, ids, names = Inventories([stored], 1), compute_node_ids(dataflow.flow), dataflow.graph.names
     for node in nodes:
         if node in names and (found := inventories.find_input(names[node])):
-            _fill_input(dataflow, dataflow.graph.opened[node], found, batch_store, indexed, True)
+            _restore_input(dataflow, dataflow.graph.opened[node], found, batch_store, indexed, True)
         elif parts := inventories.find_operator(ids[node]):
-            _fill_operator(dataflow, node, parts, batch_store, indexed, True)
+            _restore_operator(dataflow, node, parts, batch_store, indexed, True)
         else:
             raise CorruptState(stored.what, f"it lacks the {node.verb} that a later stage looks into", MEND)
 
 
-def _fill_input(
+def _restore_input(
     dataflow: Dataflow,
     upsert: Any,
     found: Sequence[tuple[str, InputRecord]],
@@ -222,14 +224,16 @@ def _fill_input(
     """Fill the arrangement of an input, and the horizon of its keys."""
     rows, keys = [(f"{what}, rows", each.rows) for what, each in found], upsert.identified
     upsert.arrangements = (
-        _restore_arrangement(dataflow, upsert.arranged, rows, batch_store, indexed, upsert.hash_rows, sieved, keys),
+        _restore_arrangement(
+            dataflow, upsert.output_arrangement, rows, batch_store, indexed, upsert.hash_rows, sieved, keys
+        ),
     )
     if upsert.expiring is not None:
         known = [each.horizon for _, each in found if each.horizon is not None]
         upsert.expiring.horizons.greatest = max(known, default=None)
 
 
-def _fill_operator(
+def _restore_operator(
     dataflow: Dataflow,
     node: Collection,
     parts: Sequence[tuple[str, OperatorRecord]],
@@ -285,9 +289,9 @@ class Inventories:
                 f"inventories {places} of the state, and a stage has {self.partitions}",
                 MEND,
             )
-        return [(self.stored[n].name_place(kind, name), within[n][name]) for n in places]
+        return [(self.stored[n].describe_place(kind, name), within[n][name]) for n in places]
 
-    def sum_totals(self) -> dict[str, int]:
+    def sum_verdict_counts(self) -> dict[str, int]:
         """Events by verdict, and `GONE`, of all partitions.  O(inventories)."""
         out: dict[str, int] = {}
         for each in self.stored:
@@ -316,16 +320,16 @@ def _restore_arrangement(
         if empty.lapse is not None and each is not empty:
             each.expire_tombstones(empty.lapse.of)
         if identified is not None and any(not set(identified.names) <= set(names) for names in record.shapes):
-            _restore_regrown(each, record, what, batch_store, indexed, made, identified, dataflow.secret, home)
+            _restore_and_rekey(each, record, what, batch_store, indexed, made, identified, dataflow.secret, home)
             continue
-        arrangements.restore(each, record, what, batch_store, indexed, made, sieved, home)
+        arrangements.restore_arrangement(each, record, what, batch_store, indexed, made, sieved, home)
     if len(every) > 1:
-        return Joined(every, dataflow.since, dataflow.frontier)
-    catch_up(empty, dataflow.since, dataflow.frontier)
+        return PartitionedArrangement(every, dataflow.since, dataflow.frontier)
+    advance_times(empty, dataflow.since, dataflow.frontier)
     return empty
 
 
-def _restore_regrown(
+def _restore_and_rekey(
     empty: Arrangement,
     record: ArrangementRecord,
     what: str,
@@ -343,17 +347,19 @@ def _restore_regrown(
     there = {name for names in record.shapes for name in names}
     schema = pa.schema([field for field in empty.schema if field.name in there])
     old = empty.make_empty(schema, next((batch.layout.words for batch in record.batches), None))
-    keys = RowHashes(pa.schema([field for field in identified if field.name in there]), secret)
+    keys = RowHasher(pa.schema([field for field in identified if field.name in there]), secret)
 
     def hash_regrown(rows: pa.Table | pa.RecordBatch) -> Hashes:
         return *keys.identify_rows(rows), made(fill_columns(rows, empty.schema))[2]
 
     # Groups of an ordered one are of columns that it was written with.
-    arrangements.restore(old, record, what, batch_store, False, made if empty.ordered else hash_regrown, False)
-    rekey(old, empty, made, indexed, home)
+    arrangements.restore_arrangement(
+        old, record, what, batch_store, False, made if empty.ordered else hash_regrown, False
+    )
+    rekey_arrangement(old, empty, made, indexed, home)
 
 
-def _restore_pending(
+def _restore_pending_events(
     given: Sequence[tuple[str, InputRecord]],
     schema: pa.Schema,
     batch_store: BatchStore,
@@ -363,7 +369,7 @@ def _restore_pending(
 ) -> Batcher:
     """Restore the pending events of all partitions. ``held``: the events of an earlier inventory."""
     first, *others = (
-        pending.restore(each.runs, what, schema, batch_store, spilled, home, held) for what, each in given
+        pending.restore_batcher(each.runs, what, schema, batch_store, spilled, home, held) for what, each in given
     )
     for other in others:
         for run in other.runs.by_least:
@@ -372,7 +378,7 @@ def _restore_pending(
     return first
 
 
-def find_greatest(dataflow: Dataflow) -> tuple[dict[str, int], dict[str, int]]:
+def find_max_times_and_orders(dataflow: Dataflow) -> tuple[dict[str, int], dict[str, int]]:
     """Return the greatest event time of each input, and the greatest order if keys expire. O(inputs).
 
     Each inventory has these for its part; all partitions need them over all parts.

@@ -25,16 +25,16 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from ddflow.columns.hashing import RowHashes, Secret
+from ddflow.columns.hashing import RowHasher, Secret
 from ddflow.columns.widening import narrow_columns
-from ddflow.dataflow.admission import Admission, MessagesRead
+from ddflow.dataflow.admission import Admission, DecodeProgress
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import split_rows
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.epoch_log import EpochLog, LogOptions
-from ddflow.engine.outputs import put_output
+from ddflow.engine.outputs import write_output
 from ddflow.errors import ReplayMismatch, SchemaMismatch, StateRefused
 from ddflow.plan.evolve import evolve_plan
 from ddflow.plan.options import EngineOptions
@@ -43,7 +43,7 @@ from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.inventory_text import SheetWriter
-from ddflow.storage.manifest import Call, Epoch, Manifest
+from ddflow.storage.manifest import Epoch, EpochCall, Manifest
 from ddflow.time import INT64, NEVER, format_time
 
 MOST = 1 << 26
@@ -62,15 +62,15 @@ class RowsDigest:
     True
     """
 
-    def __init__(self, secret: Secret, hashes: RowHashes | None = None) -> None:
+    def __init__(self, secret: Secret, hashes: RowHasher | None = None) -> None:
         self.secret, self.hashes = secret, hashes
         self.rows, self.state = 0, xxhash.xxh3_128()
 
     def update(self, events: pa.RecordBatch) -> None:
         """Take in rows.  O(rows)."""
         self.rows += events.num_rows
-        hashes = self.hashes or RowHashes(events.schema, self.secret)
-        self.state.update(hashes.values(events.columns, events.num_rows).data)
+        hashes = self.hashes or RowHasher(events.schema, self.secret)
+        self.state.update(hashes.compute_value_hashes(events.columns, events.num_rows).data)
 
 
 def combine_digests(kind: str, time: int, digests: Mapping[str, RowsDigest]) -> str:
@@ -83,7 +83,7 @@ def combine_digests(kind: str, time: int, digests: Mapping[str, RowsDigest]) -> 
     return out.hexdigest()
 
 
-def compute_digest(
+def compute_call_digest(
     kind: str,
     time: int,
     inputs: Mapping[str, Any],
@@ -99,10 +99,10 @@ def compute_digest(
     for name, given in inputs.items():
         admission = admissions[name]
         schema = admission.bound.schema
-        read = MessagesRead(admission.table)
+        read = DecodeProgress(admission.table)
         for portion in split_rows(given, admission, MOST):
             for part in admission.decode(portion, read):
-                digests[name].update(admission.events(narrow_columns(part.rows, schema)))
+                digests[name].update(admission.build_event_batch(narrow_columns(part.rows, schema)))
     return combine_digests(kind, time, digests)
 
 
@@ -120,7 +120,7 @@ class CallRequest:
     """That of times, as text shows them."""
 
     @property
-    def digest_kind(self) -> str:
+    def kind_and_arguments(self) -> str:
         """The call's kind and what else it names, for its digest."""
         return f"{self.kind} {self.further}" if self.further else self.kind
 
@@ -128,13 +128,13 @@ class CallRequest:
         return self.kind if self.kind == "push" else f"{self.kind} at {format_time(self.time, self.time_type)}"
 
 
-class Commits:
+class EpochCommitter:
     """``log``: the state's epochs.  ``batch_store``, ``sheets``: of its store."""
 
     def __init__(self, log: EpochLog) -> None:
         self.log = log
         self.batch_store, self.sheets = BatchStore(log.manifest_log.store), SheetWriter(log.manifest_log.store)
-        self.calls: list[Call] = []
+        self.calls: list[EpochCall] = []
         """Made since the last commit; their outputs are in files."""
         self.came: tuple[CallRequest | None, Mapping[str, RowsDigest]] = (None, {})
         """The last call that brought rows, and their digests."""
@@ -144,7 +144,7 @@ class Commits:
         """The epoch that is being given again, and how many of its calls were."""
 
     @classmethod
-    def open(cls, flow: Plan, options: EngineOptions) -> Commits:
+    def open(cls, flow: Plan, options: EngineOptions) -> EpochCommitter:
         """Take hold of the state that ``options`` name, or make a new one there.
 
         Raises `CorruptState`, `PlanChanged`, and what the store raises.
@@ -166,16 +166,16 @@ class Commits:
         for call in self.calls:
             for output in call.outputs.values():
                 for blob in output.blobs:
-                    self.batch_store.forget(blob.name)
+                    self.batch_store.delete_unnamed(blob.name)
         self.calls = []
         self.log.close()
 
     @property
-    def secret(self) -> Secret:
+    def hash_secret(self) -> Secret:
         """The state's."""
         return Secret(*self.log.manifest_log.manifest.secret)
 
-    def recover(self, dataflow: Dataflow) -> dict[str, pa.Table]:
+    def recover_dataflow(self, dataflow: Dataflow) -> dict[str, pa.Table]:
         """Fill a new engine with the state; what its new outputs owe, by name.  O(bytes of the state).
 
         Raises `CorruptState`, naming the file.
@@ -189,16 +189,16 @@ class Commits:
         for part in manifest.inventories:
             stored.append(StoredInventory.read(store, part))
             files |= {part.name} | stored[-1].text.names
-            self.sheets.resume(stored[-1].text)
-        recovery.fill_dataflow(dataflow, stored, self.batch_store, dataflow.budget.memory is None)
-        self.batch_store.begin()
-        self.batch_store.name(self.log.resume(files))
+            self.sheets.load_text(stored[-1].text)
+        recovery.restore_dataflow(dataflow, stored, self.batch_store, dataflow.budget.memory is None)
+        self.batch_store.start_verification()
+        self.batch_store.register_named_files(self.log.resume(files))
         if manifest.last == NEVER:
             return {}
         graph = dataflow.graph
         for node, each in graph.keeping.items():
             if not each.arrangements:
-                graph.refill(node, manifest.last, dataflow.frontier, dataflow.since)
+                graph.rebuild_state(node, manifest.last, dataflow.frontier, dataflow.since)
         return graph.read_new_outputs(self.log.change.outputs, dataflow.last)
 
     def find_replay(
@@ -216,15 +216,15 @@ class Commits:
                 return None
             receipts = manifest_log.manifest.receipts
             found = next(((call, r.epoch) for r in receipts for call in r.calls if call.time == asked.time), None)
-            return None if found is None else self._repeat_call(*found, asked, inputs, dataflow)
-        receipt = self.log.find_committed(epoch, f"{asked} of epoch {epoch}")
+            return None if found is None else self._replay_call(*found, asked, inputs, dataflow)
+        receipt = self.log.find_committed_epoch(epoch, f"{asked} of epoch {epoch}")
         if receipt is None:
             manifest_log.check_newest()
             return None
         if self.calls:
             raise self.log.make_skip_error(f"{asked} of epoch {epoch}")
         at = self._find_replay_position(epoch)
-        step = self._repeat_call(receipt.calls[at], epoch, asked, inputs, dataflow)
+        step = self._replay_call(receipt.calls[at], epoch, asked, inputs, dataflow)
         # After the last of its calls comes the first: whoever is not sure gives an epoch any number of times.
         self._told = (epoch, (at + 1) % len(receipt.calls))
         return step
@@ -243,7 +243,7 @@ class Commits:
             return None
         for receipt in self.log.manifest_log.manifest.receipts:
             calls = receipt.calls if receipt.epoch < self.log.epoch else ()
-            if len(calls) == 1 and calls[0].digest == combine_digests(asked.digest_kind, calls[0].time, digests):
+            if len(calls) == 1 and calls[0].digest == combine_digests(asked.kind_and_arguments, calls[0].time, digests):
                 return receipt.epoch
         return None
 
@@ -251,8 +251,8 @@ class Commits:
         """Return the position of the call that comes next in the replay of an epoch."""
         return self._told[1] if self._told[0] == epoch else 0
 
-    def _repeat_call(
-        self, call: Call, epoch: int, asked: CallRequest, inputs: Mapping[str, Any], dataflow: Dataflow
+    def _replay_call(
+        self, call: EpochCall, epoch: int, asked: CallRequest, inputs: Mapping[str, Any], dataflow: Dataflow
     ) -> Step:
         past, digest = self.log.find_past_schemas(epoch), ""
         admissions = dataflow.admissions
@@ -262,7 +262,7 @@ class Commits:
             for name, each in admissions.items():
                 each.table = dataflow.admissions[name].table
         try:
-            digest = compute_digest(asked.digest_kind, asked.time, inputs, admissions, dataflow.secret)
+            digest = compute_call_digest(asked.kind_and_arguments, asked.time, inputs, admissions, dataflow.secret)
         except SchemaMismatch:
             if past is None:
                 raise
@@ -280,38 +280,38 @@ class Commits:
             )
             for name, output in call.outputs.items()
         }
-        step = dataflow.committed(tables, call.counts, call.frontier)
+        step = dataflow.build_committed_step(tables, call.counts, call.frontier)
         step.waits = lambda given, _: given, epoch
         return step
 
-    def publish_attached(self, dataflow: Dataflow) -> None:
+    def publish_connector_positions(self, dataflow: Dataflow) -> None:
         """Publish the positions of sources and sinks if the newest manifest has others. Like `commit`.
 
         While the next step owes a new output its rows, the plan stays: otherwise the output would no longer be new.
         """
         manifest = self.log.manifest_log.manifest
         if (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
-            with dataflow.guard.use("run"), dataflow.guard.commit:
+            with dataflow.guard.writer_turn("run"), dataflow.guard.commit:
                 if dataflow.owed:
-                    self.log.publish_attachments("sinks have acknowledged")
+                    self.log.publish_connector_positions("sinks have acknowledged")
                 else:
                     self.publish_version(dataflow, manifest.receipts, "sinks have acknowledged")
                 self.log.manifest_log.sweep()
 
-    def keep_history(self, dataflow: Dataflow, retain: int) -> None:
+    def set_retention(self, dataflow: Dataflow, retain: int) -> None:
         """Keep ``retain`` times of history from now on, and no earlier history. Like `commit`."""
         dataflow.retain = retain
-        with dataflow.guard.use("retain"), dataflow.guard.commit:
+        with dataflow.guard.writer_turn("retain"), dataflow.guard.commit:
             self.publish_version(dataflow, self.log.manifest_log.manifest.receipts, "history is kept from here on")
 
     def record_call(self, asked: CallRequest, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
         digests, origin = (self.came[1], self.origin) if self.came[0] is asked else ({}, "")
-        digest = combine_digests(asked.digest_kind, asked.time, digests)
+        digest = combine_digests(asked.kind_and_arguments, asked.time, digests)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         sink, store = self.log.outputs.sink, self.batch_store
-        outputs = {name: put_output(sink, store, name, table) for name, table in step.items() if table.num_rows}
-        self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs, {}, origin))
+        outputs = {name: write_output(sink, store, name, table) for name, table in step.items() if table.num_rows}
+        self.calls.append(EpochCall(asked.kind, asked.time, digest, step.frontier, counts, outputs, {}, origin))
 
     def commit(self, dataflow: Dataflow) -> int:
         """Publish the calls since the last commit as one epoch; its number.  O(what changed).
@@ -322,24 +322,24 @@ class Commits:
             return self.log.epoch
         if len(self.calls) > 1:  # whose versions are then one file
             for each in dataflow.graph.arrangements.values():
-                each.spine.settle(each.slots, each.index, each.since, each.latest <= each.since)
+                each.spine.merge_unwritten_runs(each.slots, each.index, each.since, each.latest <= each.since)
         epoch = Epoch(self.log.epoch + 1, tuple(self.calls), None)
         note = f"commit of {', '.join(sorted({call.kind for call in self.calls}))}"
         self.publish_version(dataflow, self.log.add_receipt(epoch), note)
         self.calls = []
-        self.log.finish()
+        self.log.finish_epoch()
         return self.log.epoch
 
     def publish_version(self, dataflow: Dataflow, receipts: tuple[Epoch, ...], note: str) -> None:
         """Write the state that no file has yet, and publish it as the next version. Like `commit`."""
-        self.batch_store.settle()
+        self.batch_store.finish_verification()
         data = encode_record(recovery.make_inventory(dataflow, self.batch_store))
-        part = self.sheets.put(data)
+        part = self.sheets.write_inventory(data)
         files = self.sheets.names
         # From here on it may happen, whatever we are told.
         outputs = {blob.name for call in self.calls for output in call.outputs.values() for blob in output.blobs}
-        self.batch_store.name(files | outputs)
-        greatest, horizons = recovery.find_greatest(dataflow)
+        self.batch_store.register_named_files(files | outputs)
+        greatest, horizons = recovery.find_max_times_and_orders(dataflow)
         self.log.publish_version(
             receipts,
             (part,),

@@ -35,7 +35,7 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import ComputedStep
 from ddflow.dataflow.pending_runs import PendingRun as Waiting
 from ddflow.engine.calls import EngineCalls
-from ddflow.engine.commits import Commits
+from ddflow.engine.commits import EpochCommitter
 from ddflow.engine.garbage import gc
 from ddflow.errors import SpecError
 from ddflow.metrics import Look
@@ -54,7 +54,7 @@ def compact(calls: EngineCalls, forget: bool, look: Look = lambda rows: None) ->
     ``look``: for progress, called with the number of rows written since its last call.
     """
     dataflow, durable = calls.dataflow, calls.durable
-    with dataflow.guard.use("compact"):
+    with dataflow.guard.writer_turn("compact"):
         _check_compactable(calls, forget)
         if forget:
             since = max(dataflow.since, dataflow.last)
@@ -64,19 +64,19 @@ def compact(calls: EngineCalls, forget: bool, look: Look = lambda rows: None) ->
         for name, arranged in dataflow.graph.arrangements.items():
             merge_runs(arranged, dataflow.budget.home, hidden.get(name, ()), look)
         for batcher in dataflow.batchers.values() if forget else ():
-            rewrite_pending(batcher, dataflow.budget.home, look)
+            rewrite_pending_runs(batcher, dataflow.budget.home, look)
         if durable is not None:
-            _publish_compacted(dataflow, durable, forget)
+            _publish_compaction(dataflow, durable, forget)
 
 
 def _check_compactable(calls: EngineCalls, forget: bool) -> None:
     """Raise `SpecError` if the state cannot be compacted now."""
     dataflow = calls.dataflow
-    least = dataflow.holds.least()
+    least = dataflow.holds.least_time()
     if forget and least < dataflow.last:
         found = f"a reader holds history from {format_time(least, dataflow.time_type)} on"
         raise SpecError("compact(forget=True)", found, "close the readers")
-    calls.commit_waiting("compact")
+    calls.commit_waiting_calls("compact")
     if forget and calls.durable is not None:
         log = calls.durable.log
         behind = [f"{name!r} has epoch {at.epoch}" for name, at in log.sinks.items() if at.epoch < log.epoch]
@@ -109,22 +109,22 @@ def merge_runs(
 
         def target(batch: Batch) -> Batch:
             look(len(batch))
-            return spill_batch(clear_payload(batch, hidden), home)
+            return spill_batch(clear_deleted_values(batch, hidden), home)
 
     settled = arranged.latest <= arranged.since
-    spine.work(None, slots, index, arranged.since, settled)
+    spine.advance_merges(None, slots, index, arranged.since, settled)
     runs = [item for item in spine.items if isinstance(item, Run)]
     if not runs:
         return
     spine.items[:] = [RunMerge(runs, True, target)]
-    spine.work(None, slots, index, arranged.since, settled)
+    spine.advance_merges(None, slots, index, arranged.since, settled)
     if home is None:
         for part in spine.parts:
             look(part.end - part.begin)
-            slots.swap(part.slot, clear_payload(slots[part.slot], hidden))
+            slots.replace_batch(part.slot, clear_deleted_values(slots[part.slot], hidden))
 
 
-def clear_payload(batch: Batch, hidden: Iterable[str]) -> Batch:
+def clear_deleted_values(batch: Batch, hidden: Iterable[str]) -> Batch:
     """Clear the payload of deletions, except ``hidden`` columns, and the bytes beneath nulls.
 
     O(n) a column.
@@ -142,22 +142,22 @@ def clear_payload(batch: Batch, hidden: Iterable[str]) -> Batch:
     return replace(batch, rows=Rows(pa.RecordBatch.from_arrays(columns, schema=table.schema)))
 
 
-def rewrite_pending(batcher: Batcher, home: BatchStore | None, look: Look = lambda rows: None) -> None:
+def rewrite_pending_runs(batcher: Batcher, home: BatchStore | None, look: Look = lambda rows: None) -> None:
     """Copy the pending events out of runs that have released others. O(their bytes)."""
     for run in [each for each in batcher.runs.by_least if each.begin]:
         if run.file is None or home is None:
-            new = Waiting.resident(run.waiting.copy(), run.final)
+            new = Waiting.from_events(run.pending_events.copy(), run.final)
         else:
-            new = Waiting.spill_events(home, run.waiting)
-        look(len(run.waiting))
-        batcher.runs.swap([run], [new])
+            new = Waiting.spill_events(home, run.pending_events)
+        look(len(run.pending_events))
+        batcher.runs.replace_runs([run], [new])
 
 
-def _publish_compacted(dataflow: Dataflow, durable: Commits, forget: bool) -> None:
+def _publish_compaction(dataflow: Dataflow, durable: EpochCommitter, forget: bool) -> None:
     receipts = () if forget else durable.log.manifest_log.manifest.receipts
     note = "compaction that forgets" if forget else "compaction"
     if forget:
-        dataflow.fed = {name: fed.drop_words() for name, fed in dataflow.fed.items()}
+        dataflow.fed = {name: fed.forget_runs_with_values() for name, fed in dataflow.fed.items()}
     try:
         for _ in range(1 + forget):
             durable.publish_version(dataflow, receipts, note)

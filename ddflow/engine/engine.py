@@ -25,11 +25,11 @@ from ddflow.connectors.api import Source, TableSink
 from ddflow.dataflow.budget import Budget, parse_size
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
-from ddflow.dataflow.inflow import split_by_input
+from ddflow.dataflow.inflow import map_rows_to_inputs
 from ddflow.dataflow.result import Step
-from ddflow.dataflow.side_outputs import check_listed
+from ddflow.dataflow.side_outputs import check_verdict_columns
 from ddflow.engine.calls import EngineCalls
-from ddflow.engine.commits import CallRequest, Commits
+from ddflow.engine.commits import CallRequest, EpochCommitter
 from ddflow.engine.compact import compact
 from ddflow.engine.evolve import evolve_engine
 from ddflow.engine.read.live_view import LiveRows, Watch
@@ -39,16 +39,16 @@ from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.engine.run.options import RunOptions
 from ddflow.engine.run.report import RunDone
 from ddflow.engine.run.run import RunLoop
-from ddflow.engine.run.sync import Synced, detach, sync_targets
+from ddflow.engine.run.sync import Synced, detach_connectors, sync_targets
 from ddflow.errors import SpecError
 from ddflow.metrics import LOG, Look
-from ddflow.plan.evolve import share_join_sides
-from ddflow.plan.options import EngineOptions, expand_options
+from ddflow.plan.evolve import share_join_arrangements
+from ddflow.plan.options import EngineOptions, accept_keyword_options
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, render_plan
+from ddflow.plan.text.explain import Explaining, Picture, PlanExplanation, render_html, render_plan
 from ddflow.plan.verbs.family import NamesElsewhere
 from ddflow.storage.closing import Closing
-from ddflow.time import CLOSED, Time, as_int64
+from ddflow.time import CLOSED, Time, time_to_int64
 
 
 def freeze_plan(flow: Plan, options: EngineOptions) -> Plan:
@@ -61,30 +61,30 @@ def freeze_plan(flow: Plan, options: EngineOptions) -> Plan:
         )
     if options.verdicts == "rows":
         for input in flow.inputs.values():
-            check_listed(input.bound)
+            check_verdict_columns(input.bound)
     return flow.frozen()
 
 
-def make_dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) -> Dataflow:
+def make_dataflow(flow: Plan, options: EngineOptions, durable: EpochCommitter | None) -> Dataflow:
     """Make an empty dataflow. ``durable``: the commits of its state; None for state in memory."""
     lists, threads, memory = (
         options.verdicts == "rows",
         Threads.from_option(options.threads),
         parse_size(options.memory),
     )
-    secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
+    secret = (options.secret or Secret.fresh()) if durable is None else durable.hash_secret
     budget = Budget(memory, options.spill, None if durable is None else durable.log.manifest_log.store)
-    if durable is not None and budget.spills:
+    if durable is not None and budget.can_spill:
         budget.home = durable.batch_store
     retain = 0 if durable is None else durable.log.manifest_log.manifest.retain
     retain = retain if options.retain is None else min(options.retain, CLOSED)
     return Dataflow(flow, Graph(flow, secret, lists, threads), budget, lists, retain, threads)
 
 
-def recover(durable: Commits, dataflow: Dataflow) -> None:
+def recover_dataflow(durable: EpochCommitter, dataflow: Dataflow) -> None:
     """Fill a dataflow with a state.  O(bytes of the state).  Raises `CorruptState`, naming the file."""
     began = perf_counter()
-    dataflow.owed = durable.recover(dataflow)
+    dataflow.owed = durable.recover_dataflow(dataflow)
     where, took = durable.log.manifest_log.store.where, (perf_counter() - began) * 1e3
     LOG.info("opened %s at epoch %d in %.1f ms", where, durable.log.epoch, took)
 
@@ -98,12 +98,12 @@ class Engine(Reading, Closing):
 
     def __init__(self, flow: Plan, options: EngineOptions) -> None:
         flow = freeze_plan(flow, options)
-        self.durable = Commits.open(flow, options) if options.state is not None else None
+        self.durable = EpochCommitter.open(flow, options) if options.state is not None else None
         try:
-            flow = share_join_sides(flow) if self.durable is None else self.durable.log.flow
+            flow = share_join_arrangements(flow) if self.durable is None else self.durable.log.flow
             super().__init__(make_dataflow(flow, options, self.durable))
             if self.durable is not None:
-                recover(self.durable, self.dataflow)
+                recover_dataflow(self.durable, self.dataflow)
         except BaseException:
             if self.durable is not None:
                 self.durable.close()
@@ -116,7 +116,7 @@ class Engine(Reading, Closing):
         Calls that wait for ``commit_every="50ms"`` are committed first; under None, uncommitted calls are lost. A `run`
         on another thread is stopped like by `stop`, and this call waits for it.
         """
-        with self.dataflow.guard.idle("close", self.stop), self.dataflow.guard.take_turn("close"):
+        with self.dataflow.guard.block_runs("close", self.stop), self.dataflow.guard.take_turn("close"):
             self.calls.close()
 
     @property
@@ -160,12 +160,12 @@ class Engine(Reading, Closing):
         O(n) expected, for n rows.
         """
         dataflow, calls = self.dataflow, self.calls
-        with dataflow.guard.use("step"):
+        with dataflow.guard.writer_turn("step"):
             calls.check_mode("step", holds_back=False)
-            inputs = split_by_input(inputs, dataflow.admissions)
+            inputs = map_rows_to_inputs(inputs, dataflow.admissions)
             at = choose_step_time(calls, "step", time, epoch)
             asked = CallRequest("step", at, time_type=dataflow.time_type)
-            return calls.perform(asked, epoch, inputs, partial(dataflow.step, time=at))
+            return calls.perform_call(asked, epoch, inputs, partial(dataflow.step, time=at))
 
     def push(self, inputs: Any, *, epoch: int | None = None) -> Step:
         """Hold-back mode: take in rows, which wait until their times close; bad and late ones get verdicts at once.
@@ -192,10 +192,10 @@ class Engine(Reading, Closing):
         O(n), for n rows.
         """
         dataflow, calls = self.dataflow, self.calls
-        with dataflow.guard.use("push"):
+        with dataflow.guard.writer_turn("push"):
             calls.check_mode("push", holds_back=True)
-            inputs = split_by_input(inputs, dataflow.admissions)
-            return calls.perform(CallRequest("push", 0), epoch, inputs, dataflow.push)
+            inputs = map_rows_to_inputs(inputs, dataflow.admissions)
+            return calls.perform_call(CallRequest("push", 0), epoch, inputs, dataflow.push)
 
     def advance_to(self, frontier: Time, *, epoch: int | None = None) -> Step:
         """Hold-back mode: close the times below ``frontier``.
@@ -224,11 +224,11 @@ class Engine(Reading, Closing):
         O(n) expected, for n released events.
         """
         dataflow, calls = self.dataflow, self.calls
-        with dataflow.guard.use("advance_to"):
+        with dataflow.guard.writer_turn("advance_to"):
             calls.check_mode("advance_to", holds_back=True)
-            to = as_int64(f"advance to {frontier!r}", frontier, CLOSED, dataflow.time_type)
+            to = time_to_int64(f"advance to {frontier!r}", frontier, CLOSED, dataflow.time_type)
             asked = CallRequest("advance_to", to, time_type=dataflow.time_type)
-            return calls.perform(asked, epoch, {}, partial(dataflow.advance, to=to))
+            return calls.perform_call(asked, epoch, {}, partial(dataflow.advance, to=to))
 
     def flush(self) -> int:
         """Commit the calls that are not committed yet as one epoch, state and outputs together.
@@ -249,7 +249,7 @@ class Engine(Reading, Closing):
         -----
         After all of these but `SpecError`, open the state again.  O(what changed).
         """
-        with self.dataflow.guard.use("flush"):
+        with self.dataflow.guard.writer_turn("flush"):
             return self.calls.flush()
 
     def replace(
@@ -451,7 +451,8 @@ class Engine(Reading, Closing):
 
         Notes
         -----
-        A state keeps updates for a sink until you `detach` it. You may open it without the columns that a run added.
+        A state keeps updates for a sink until you `detach_connectors` it. You may open it without the columns that a
+        run added.
         """
         waits = lateness, idle, sink_backlog, give_up_after
         options = RunOptions(interval, rows, until, *waits, room, evolve, max_absent)
@@ -502,7 +503,7 @@ class Engine(Reading, Closing):
         -----
         O(rows of the outputs and the tables).  It holds all rows that differ.
         """
-        self.calls.commit_waiting("sync")
+        self.calls.commit_waiting_calls("sync")
         return sync_targets(EngineEpochs(self.calls, "sync"), sinks, adopt, dry, look)
 
     def detach(self, *names: str) -> None:
@@ -522,8 +523,8 @@ class Engine(Reading, Closing):
         -----
         Tables stay as they are. A source attached later is read from its beginning. O(what changed).
         """
-        self.calls.commit_waiting("detach")
-        detach(EngineEpochs(self.calls, "detach"), names)
+        self.calls.commit_waiting_calls("detach")
+        detach_connectors(EngineEpochs(self.calls, "detach"), names)
 
     def watch(self, name: str, *, rows: int = 10, by: str | None = None, every: float = 0.2) -> Watch:
         """Show an output in a notebook, as a table that follows each call, also those of `run`.
@@ -561,9 +562,9 @@ class Engine(Reading, Closing):
         self.calls.before_close.append(watch.close)
         return watch
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         """Assert the invariants of everything below."""
-        self.dataflow._check()
+        self.dataflow._check_invariants()
 
 
 class Flow(Plan, Explaining, NamesElsewhere):
@@ -605,14 +606,14 @@ class Flow(Plan, Explaining, NamesElsewhere):
         flow.nodes, flow.inputs, flow.outputs = list(plan.nodes), dict(plan.inputs), dict(plan.outputs)
         return flow
 
-    def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
+    def _render_plan(self, name: str | None, format: str) -> PlanExplanation | Picture:
         return render_plan(self, name, format)
 
     def _repr_html_(self) -> str:
         """Render the plan for a notebook."""
         return render_html(self)
 
-    @expand_options(EngineOptions)
+    @accept_keyword_options(EngineOptions)
     def open(self, options: EngineOptions) -> Engine:
         """Make an engine that runs this plan.  Use it in a ``with``."""
         return Engine(self, options)

@@ -11,9 +11,9 @@ rows a call had and who may give them again is known to those two (``commits``, 
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> log = EpochLog.open(flow.frozen(), MemoryStore(), partitions=1, fits=lambda manifest, where: None)
 >>> log.publish_version(log.add_receipt(Epoch(1, (), None)), (), set(), "an example", last=7)
->>> log.epoch, log.find_committed(2, "epoch 2"), log.manifest_log.manifest.last
+>>> log.epoch, log.find_committed_epoch(2, "epoch 2"), log.manifest_log.manifest.last
 (1, None, 7)
->>> log.find_committed(3, "epoch 3")
+>>> log.find_committed_epoch(3, "epoch 3")
 Traceback (most recent call last):
     ...
 ddflow.errors.EpochSkipped: epoch 3: the last one committed is 1, and the outputs of [1] are kept; give epoch 2
@@ -49,19 +49,25 @@ from ddflow.errors import (
 from ddflow.plan.compatibility import (
     PlanChange,
     add_state_columns,
+    adopt_wide_offset_types,
     compare_plans,
-    keep_wide_offsets,
     warn_of_new_columns,
 )
-from ddflow.plan.evolve import PastSchemas, find_past_schemas, keep_past_columns, set_time_type, share_join_sides
+from ddflow.plan.evolve import (
+    PastSchemas,
+    build_plan_with_time_type,
+    find_past_schemas,
+    retain_past_columns,
+    share_join_arrangements,
+)
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe_plan, fingerprint_plan, read_step_time_type
 from ddflow.storage.backlog import BacklogFile
-from ddflow.storage.closing import on_failure
+from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.epochs import Epoch, Output
-from ddflow.storage.files.arrow_file import readable
+from ddflow.storage.files.arrow_file import is_readable_type
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.inventory_text import state_names
+from ddflow.storage.inventory_text import list_state_file_names
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, load_newest
 from ddflow.storage.opening import open_store
@@ -123,17 +129,17 @@ class EpochLog:
         state got from its sources.  Raises `PlanChanged`, `SpecError`, `CorruptState`,
         what ``fits`` and what the store raises; nothing was made then that was not there, but for a state that is new.
         """
-        check_types(flow)
+        check_storable_types(flow)
         options = options or LogOptions()
         store = open_store(state, trust=options.trust)
-        with on_failure(store.close):
+        with undo_on_failure(store.close):
             manifest = load_newest(store)
             if manifest is not None and catches_up:
                 flow = add_state_columns(manifest.plan, flow, manifest.added, store.where)
             if manifest is not None:
-                flow = keep_wide_offsets(manifest.plan, flow, store.where)
-                flow, _ = set_time_type(flow, read_step_time_type(manifest.plan, store.where))
-            flow = share_join_sides(flow, None if manifest is None else manifest.plan)
+                flow = adopt_wide_offset_types(manifest.plan, flow, store.where)
+                flow, _ = build_plan_with_time_type(flow, read_step_time_type(manifest.plan, store.where))
+            flow = share_join_arrangements(flow, None if manifest is None else manifest.plan)
             plan = describe_plan(flow)
             schemas = {name: node.schema for name, node in flow.outputs.items()}
             where = Outputs.open(options.outputs, store, manifest, schemas, options.trust)
@@ -151,19 +157,19 @@ class EpochLog:
             for each in warn_of_new_columns(change, flow):
                 warnings.warn(f"open {store.where}: {each}", stacklevel=5)
             names = [*flow.outputs, *flow.side_outputs()]
-            where.check_dropped(manifest_log.manifest, names)
+            where.check_dropped_outputs(manifest_log.manifest, names)
             where.claim(manifest_log.manifest, store, names)
         return cls(flow, manifest_log, change, where, options.keep)
 
-    def check_columns(self, flow: Plan) -> None:
+    def check_storable_columns(self, flow: Plan) -> None:
         """Raise `SpecError` for columns that files of a state, or its sink, cannot have.  O(columns)."""
-        check_types(flow)
+        check_storable_types(flow)
         if self.outputs.sink is not None:
-            self.outputs.sink.check(
+            self.outputs.sink.check_claim(
                 self.manifest_log.manifest.id, {name: node.schema for name, node in flow.outputs.items()}
             )
 
-    def take_columns(self, flow: Plan, columns: Mapping[str, Sequence[str]]) -> None:
+    def evolve_columns(self, flow: Plan, columns: Mapping[str, Sequence[str]]) -> None:
         """Go on with wider or more columns, which the next version has.  ``columns``: new ones, by input.  O(plan)."""
         self.added |= {name: (*self.added.get(name, ()), *of) for name, of in columns.items()}
         self.set_plan(flow)
@@ -185,18 +191,18 @@ class EpochLog:
         ``files``: the names of its inventories and of all that those name.  Returns them with those of its outputs.
         Raises `StorageFailed`.
         """
-        self.manifest_log.names = files | state_names(self.manifest_log.manifest.outputs())
+        self.manifest_log.names = files | list_state_file_names(self.manifest_log.manifest.output_files())
         self.outputs.finish_fragments(self.manifest_log.manifest.receipts)
         return self.manifest_log.names
 
     def close(self) -> None:
         """Let go of the store.  Twice is harmless."""
-        self.manifest_log.settle()
+        self.manifest_log.wait_for_sweep()
         with suppress(DdflowError):  # whoever opens the state next does it again
             self.outputs.sync()
         self.manifest_log.store.close()
 
-    def find_committed(self, epoch: int, asked: str) -> Epoch | None:
+    def find_committed_epoch(self, epoch: int, asked: str) -> Epoch | None:
         """Return the record of a committed epoch; None if it is the next one. O(epochs kept).
 
         ``asked``: the request, for messages. Raises `EpochSkipped` for any other epoch.
@@ -224,7 +230,7 @@ class EpochLog:
     def find_past_schemas(self, epoch: int) -> PastSchemas | None:
         """Return the columns that an epoch was committed with; None if the plan still has them. O(past columns)."""
         manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
-        known = keep_past_columns(manifest.past, self._previous_plan, manifest.epoch, manifest.oldest)
+        known = retain_past_columns(manifest.past, self._previous_plan, manifest.epoch, manifest.oldest_epoch)
         return find_past_schemas([PastSchemas.from_record(each, where) for each in known], epoch)
 
     def read_call_output(
@@ -235,7 +241,7 @@ class EpochLog:
         ``there``: the columns at that time, None if they are the same. Raises `CorruptState`, and `SchemaMismatch` for
         a value that does not fit its current type.
         """
-        read, columns = self.outputs.read, schema if there is None else there
+        read, columns = self.outputs.read_fragment, schema if there is None else there
         table = pa.concat_tables(read(epoch, Fragment(name, blob), columns, batches) for blob in output.blobs)
         if table.num_rows != output.rows:
             raise CorruptState(
@@ -284,19 +290,19 @@ class EpochLog:
             added=dict(self.added),
             **state,
         )
-        new = replace(new, past=keep_past_columns(before.past, self._previous_plan, before.epoch, new.oldest))
-        self.manifest_log.settle()
+        new = replace(new, past=retain_past_columns(before.past, self._previous_plan, before.epoch, new.oldest_epoch))
+        self.manifest_log.wait_for_sweep()
         if not self._tidy:
             self._collect_garbage_once()
         self.outputs.sync()
-        self.manifest_log.commit(new, inventories, files | state_names(new.outputs()), note)
+        self.manifest_log.commit(new, inventories, files | list_state_file_names(new.output_files()), note)
         if new.epoch > before.epoch:
             self.change = PlanChange()
 
-    def publish_attachments(self, note: str) -> None:
+    def publish_connector_positions(self, note: str) -> None:
         """Publish the sources and sinks, and nothing else; only sinks of existing outputs. Like `publish`."""
         log, sinks = self.manifest_log, {n: each for n, each in self.sinks.items() if n not in self.change.outputs}
-        log.settle()
+        log.wait_for_sweep()
         new = replace(log.manifest, sources=dict(self.sources), sinks=sinks)
         log.commit(new, log.manifest.inventories, log.names, note)
 
@@ -307,13 +313,13 @@ class EpochLog:
             min(sink.epoch for sink in self.sinks.values()) if self.sinks else GREATEST,
             log.manifest.backlog,
         )
-        if backlog and self.outputs.has_moved:  # what is only in the sink before goes
-            backlog, receipts = (), (*log.backlog.receipts(backlog, taken), *receipts)
+        if backlog and self.outputs.has_new_sink:  # what is only in the sink before goes
+            backlog, receipts = (), (*log.backlog.list_receipts(backlog, taken), *receipts)
         return log.backlog.move_receipts(
-            backlog, log.sign_receipts(self.outputs.select_kept(receipts)), self.keep, taken
+            backlog, log.sign_receipts(self.outputs.select_readable_receipts(receipts)), self.keep, taken
         )
 
-    def finish(self, apart: float = math.inf) -> None:
+    def finish_epoch(self, apart: float = math.inf) -> None:
         """Show what the newest epoch gave; then let versions go whose time is over.  O(its files + those deleted).
 
         ``apart``: as in `ManifestLog.sweep`.  Raises `OutcomeUnknown`: it is committed.
@@ -338,18 +344,18 @@ class EpochLog:
         try:
             if len(store.list_manifests()) * len(self.manifest_log.manifest.inventories) <= TIDY:
                 gc(store, grace=self.manifest_log.grace)
-                self.manifest_log.remember(collect_file_names)
+                self.manifest_log.load_past_manifests(collect_file_names)
         except DdflowError:
             self.manifest_log.grace = math.inf
 
 
-def check_types(flow: Plan) -> None:
+def check_storable_types(flow: Plan) -> None:
     """Raise `SpecError` for a column that a file of a state cannot have.  O(columns)."""
     schemas: dict[str, pa.Schema] = {f"input {name!r}": input.bound.schema for name, input in flow.inputs.items()}
     schemas |= {f"output {name!r}": node.schema for name, node in flow.outputs.items()}
     for what, schema in schemas.items():
         for field in schema:
-            if not readable(field.type):
+            if not is_readable_type(field.type):
                 raise SpecError(
                     f"open a state with {what}",
                     f"its column {field.name!r} is {field.type}, which files of a state cannot hold",

@@ -30,15 +30,15 @@ from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.pending_runs import PendingRun
-from ddflow.dataflow.side_outputs import SideOutputs, check_listed
+from ddflow.dataflow.side_outputs import SideOutputs, check_verdict_columns
 from ddflow.engine.calls import EngineCalls
-from ddflow.operators.base import Readable
+from ddflow.operators.base import ReadableNode
 from ddflow.plan.compatibility import PlanChange, compare_plans
 from ddflow.plan.evolve import Nodes, evolve_to_types, refuse_misspelled_columns
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe_plan
 from ddflow.time import NEVER
-from ddflow.trace.cast import changes_identities, grow_arrangement, rekey
+from ddflow.trace.cast import changes_identities, grow_arrangement, rekey_arrangement
 
 ASKED = "engine.evolve"
 
@@ -49,8 +49,8 @@ def evolve_engine(calls: EngineCalls, given: Any, found: bool = False) -> None:
     ``found``: whether the columns came from a source, so that their names are not a user's.
     """
     dataflow, durable = calls.dataflow, calls.durable
-    with dataflow.guard.use("evolve"):
-        calls.commit_waiting(ASKED)
+    with dataflow.guard.writer_turn("evolve"):
+        calls.commit_waiting_calls(ASKED)
         plan, nodes = evolve_to_types(dataflow.flow, given, ASKED)
         where = "the engine's plan" if durable is None else durable.log.manifest_log.store.where
         change = compare_plans(describe_plan(dataflow.flow), plan, where)
@@ -59,14 +59,14 @@ def evolve_engine(calls: EngineCalls, given: Any, found: bool = False) -> None:
         if not found:
             refuse_misspelled_columns(plan, change.columns, ASKED)
         for input in plan.inputs.values() if dataflow.lists else ():
-            check_listed(input.bound)
+            check_verdict_columns(input.bound)
         if durable is not None:
-            durable.log.check_columns(plan)
+            durable.log.check_storable_columns(plan)
         dataflow.guard.state = "interrupted"
         convert_dataflow(dataflow, plan, nodes, change)
         calls.choose_row_hashes()
         if durable is not None:
-            durable.log.take_columns(plan, change.columns)
+            durable.log.evolve_columns(plan, change.columns)
         dataflow.guard.state = "open"
 
 
@@ -78,8 +78,8 @@ def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanC
         if name in change.columns or name in change.types:
             hashed = bool(set(added) & set(upsert.tracked or ()))
             if not changes_identities(was.identified, upsert.identified):
-                grow_arrangement(was.arranged, upsert.arranged.schema, upsert.hash_rows, hashed)
-            _convert_pending(dataflow, name, upsert.bound.event_schema)
+                grow_arrangement(was.output_arrangement, upsert.output_arrangement.schema, upsert.hash_rows, hashed)
+            _convert_pending_events(dataflow, name, upsert.bound.event_schema)
         _move_arrangements(was, upsert, dataflow)
         upsert.unfed = not dataflow.admissions[name].arrived
         if was.expiring is not None:
@@ -93,32 +93,32 @@ def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanC
         _move_arrangements(next(old.keeping[of] for of, to in nodes.items() if to is node), running, dataflow)
     dataflow.flow, dataflow.graph, dataflow.sides = plan, graph, plan.side_outputs()
     dataflow.time_type = plan.time_type
-    dataflow.__dict__.pop("ids", None)
+    dataflow.__dict__.pop("collection_ids", None)
     outputs = {name: node.updates_schema(plan.time_type) for name, node in plan.outputs.items()}
-    none = SideOutputs(dataflow.sides, plan.time_type).tables()
+    none = SideOutputs(dataflow.sides, plan.time_type).build_tables()
     dataflow.nothing = {**{name: empty_table(schema) for name, schema in outputs.items()}, **none}
     dataflow.owed = {
         name: pa.Table.from_batches([fill_columns(table, outputs[name])]) for name, table in dataflow.owed.items()
     }
     for node, running in graph.keeping.items():
         if not running.arrangements and dataflow.last > NEVER:
-            graph.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
+            graph.rebuild_state(node, dataflow.last, dataflow.frontier, dataflow.since)
 
 
-def _move_arrangements(was: Readable, running: Readable, dataflow: Dataflow) -> None:
+def _move_arrangements(was: ReadableNode, running: ReadableNode, dataflow: Dataflow) -> None:
     """Give an operator the arrangements of the one before, in its columns."""
     for arranged, new in zip(was.arrangements, running.arrangements, strict=True):
         if changes_identities(was.identified, running.identified):
-            below, home = bool(arranged.lower), dataflow.budget.home
+            below, home = bool(arranged.unindexed_parts), dataflow.budget.home
             new.slots.lasting = arranged.slots.lasting
-            rekey(arranged, new, running.hash_rows, not below, home if below else None)
+            rekey_arrangement(arranged, new, running.hash_rows, not below, home if below else None)
         elif arranged.schema != new.schema:
             grow_arrangement(arranged, new.schema, running.hash_rows, False)
     if not changes_identities(was.identified, running.identified):
         running.arrangements = was.arrangements
 
 
-def _convert_pending(dataflow: Dataflow, name: str, schema: pa.Schema) -> None:
+def _convert_pending_events(dataflow: Dataflow, name: str, schema: pa.Schema) -> None:
     """Bring waiting events into the columns of a schema."""
     out = Batcher()
     for run in dataflow.batchers[name].runs.by_least:

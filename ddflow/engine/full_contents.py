@@ -1,9 +1,9 @@
 """Full contents of an input, as they come in: what they name, what they may not, and who is absent from them.
 
-Invariant: `FullContents.find_absent` gives exactly the keys that are live, whose row lies within the scope, and that no
-row names; each once. Contents may be larger than memory, and so may the state, so of the rows only identities are kept
-(8 bytes for a key of one number, else 16), and what is held is walked range by range in the same order; a row is only
-gathered where its key is missing. Nothing is resolved here, and nothing changes.
+Invariant: `FullContents.make_absent_key_deletions` gives exactly the keys that are live, whose row lies within the
+scope, and that no row names; each once. Contents may be larger than memory, and so may the state, so of the rows only
+identities are kept (8 bytes for a key of one number, else 16), and what is held is walked range by range in the same
+order; a row is only gathered where its key is missing. Nothing is resolved here, and nothing changes.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -11,8 +11,8 @@ gathered where its key is missing. Nothing is resolved here, and nothing changes
 >>> with flow.open() as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Bern"]})}, 1)
 ...     contents = FullContents(engine.dataflow.graph.inputs["people"], "a replace", "city = 'Bern'")
-...     contents.take_rows(pa.record_batch({"id": [1], "city": ["Bern"]}))
-...     [batch.to_pylist() for batch in contents.find_absent(contents.sort_identities())]
+...     contents.add_rows(pa.record_batch({"id": [1], "city": ["Bern"]}))
+...     [batch.to_pylist() for batch in contents.make_absent_key_deletions(contents.sort_identities())]
 [[{'id': 3, 'city': 'Bern'}]]
 """
 
@@ -24,15 +24,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import NONE, Secret, Words, sortable_words, true_flags, validity, value_hashes
+from ddflow.columns.hashing import (
+    NONE,
+    Secret,
+    Words,
+    compute_sortable_words,
+    compute_value_hashes,
+    unpack_booleans,
+    unpack_validity,
+)
 from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.rows import gather_arrays, row_values
-from ddflow.columns.schema import is_text, is_word
+from ddflow.columns.schema import is_text, is_word_type
 from ddflow.columns.sorting import SortedRows, sort_by_identity
 from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, Phrase, Row, SpecError, shorten
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.upsert.events import Events
-from ddflow.operators.upsert.orders import value_of
+from ddflow.operators.upsert.orders import decode_column_words
 from ddflow.operators.upsert.state import walk_live_keys
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.inputs.differences import Differences
@@ -67,18 +75,18 @@ class FullContents:
         self.spelled = None if self.order is None else encode_order(self.order)
         """The given order, encoded for a manifest."""
         self.named = 0
-        """Keys that are held and named, once `find_absent` has gone through all."""
+        """Keys that are held and named, once `make_absent_key_deletions` has gone through all."""
         self._ids: list[tuple[Words, Words]] = []
 
-    def take_rows(self, events: pa.RecordBatch) -> None:
+    def add_rows(self, events: pa.RecordBatch) -> None:
         """Take in rows of the contents.  O(rows).  Raises `OutOfScope`."""
         begin, self.rows = self.rows, self.rows + events.num_rows
-        if self.bound.spec.null_key != "keep" and (keyless := self.bound.mark_keyless(events)).any():
+        if self.bound.spec.null_key != "keep" and (keyless := self.bound.mark_events_without_key(events)).any():
             # Such rows are bad, or refuse the call: either way they name no key.
             events = events.filter(pa.array(keyless == 0))
         if not events.num_rows:
             return
-        if self.scope is not None and (outside := np.flatnonzero(true_flags(self.scope(events)) == 0)).size:
+        if self.scope is not None and (outside := np.flatnonzero(unpack_booleans(self.scope(events)) == 0)).size:
             keys = [row_values(events.select(list(self.bound.spec.key)), int(row)) for row in outside[:NAMED]]
             raise OutOfScope(
                 self.asked,
@@ -89,7 +97,7 @@ class FullContents:
         self._ids.append(self.upsert.keys.identify_rows(events))
         if self.bound.spec.exclusive and self.bound.merging is not None:
             # Rows that are bad name their keys, but give nobody an order.
-            events = events.filter(pa.array(self.bound.merging.mark_misordered(events) == 0))
+            events = events.filter(pa.array(self.bound.merging.mark_misordered_events(events) == 0))
         if self.ordered and not self._fixed and events.num_rows:
             best = events.select(self.ordered)
             best = best.slice(find_greatest_row(best), 1)
@@ -131,29 +139,29 @@ class FullContents:
             "full contents name each key once: mend them; nothing was taken in",
         )
 
-    def find_absent(self, by: SortedRows) -> Iterator[pa.RecordBatch]:
+    def make_absent_key_deletions(self, by: SortedRows) -> Iterator[pa.RecordBatch]:
         """Make a row for each key to delete, in the columns of the input's events.
 
         ``by``: the result of `sort_identities`. The row's columns have the stored values, order and sequence are the
         tombstone's, others are null. O(keys held, and rows of absent keys). Raises `SpecError` if there is no order.
         """
-        arranged, schema = self.upsert.arranged, self.bound.row_schema
+        arranged, schema = self.upsert.output_arrangement, self.bound.row_schema
         for high, low, references in walk_live_keys(arranged):
-            missing = ~mark_members(by, high, low)
+            missing = ~mark_present_identities(by, high, low)
             self.named += missing.size - int(np.count_nonzero(missing))
             if self.upsert.expiring is not None:
                 # What is forgotten is not held, and leaves no tombstone.
-                missing &= ~self.upsert.expiring.mark_expired(high, low)
+                missing &= ~self.upsert.expiring.mark_expired_keys(high, low)
             gone = references[missing]
             for begin in range(0, gone.size, PIECE):
                 rows = gather_arrays(arranged.pool(), gone[begin : begin + PIECE], schema)
                 batch = pa.RecordBatch.from_arrays(rows, schema=schema)
                 if self.scope is not None:
-                    batch = batch.filter(pa.array(true_flags(self.scope(batch)) != 0))
+                    batch = batch.filter(pa.array(unpack_booleans(self.scope(batch)) != 0))
                 if batch.num_rows:
-                    yield self._make_deletes(batch)
+                    yield self._make_deletion_rows(batch)
 
-    def _make_deletes(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _make_deletion_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         n, columns = rows.num_rows, dict(zip(rows.schema.names, rows.columns, strict=True))
         if self.ordered:
             if self.order is None:
@@ -197,11 +205,11 @@ def encode_order(order: pa.RecordBatch) -> tuple[Word, ...]:
     """Encode an order, one row, as one JSON value for each column; `decode_order` decodes it. O(columns)."""
     out: list[Word] = []
     for column in order.columns:
-        kind, value = column.type, column[0].as_py() if column.null_count or not is_word(column.type) else None
+        kind, value = column.type, column[0].as_py() if column.null_count or not is_word_type(column.type) else None
         if column.null_count:
             out.append(None)
-        elif is_word(kind):
-            out.append(int(sortable_words(column)[0]))
+        elif is_word_type(kind):
+            out.append(int(compute_sortable_words(column)[0]))
         else:
             out.append(value.hex() if isinstance(value, bytes) else str(value))
     return tuple(out)
@@ -215,8 +223,8 @@ def decode_order(words: Sequence[Word], names: Sequence[str], schema: pa.Schema)
             field = schema.field(name)
             if word is None:
                 out[name] = pa.scalar(None, field.type)
-            elif is_word(field.type):
-                out[name] = value_of([np.array([word], np.int64)], field.with_nullable(False))[0]
+            elif is_word_type(field.type):
+                out[name] = decode_column_words([np.array([word], np.int64)], field.with_nullable(False))[0]
             else:
                 made: Any = str(word)
                 if pat.is_decimal(field.type):
@@ -243,22 +251,22 @@ def find_greatest_row(rows: pa.RecordBatch) -> int:
         if left.size == 1:
             break
         column = column.take(pa.array(left))
-        if not is_word(column.type):
+        if not is_word_type(column.type):
             table = pa.table({"0": column})
-            rank = dense_ranks(table, value_hashes(table, SECRET))
+            rank = dense_ranks(table, compute_value_hashes(table, SECRET))
             left = left[rank == rank.max()]
             continue
-        present = validity(column)
+        present = unpack_validity(column)
         if present.size and present.any():
             left, column = left[present != 0], column.filter(pa.array(present != 0))
         elif present.size:
             continue
-        word = sortable_words(column)
+        word = compute_sortable_words(column)
         left = left[word == word.max()]
     return int(left[0])
 
 
-def mark_members(by: SortedRows, high: Words, low: Words) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def mark_present_identities(by: SortedRows, high: Words, low: Words) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """bool[n]: which of some identities are in ``by``.  O(n log rows), side by side in memory."""
     out = np.zeros(high.size, np.bool_)
     if not by.high.size:

@@ -30,12 +30,12 @@ from time import time
 from typing import Final
 
 from ddflow.engine.checkpoint import StoredInventory
-from ddflow.engine.outputs import open_owned
+from ddflow.engine.outputs import open_owned_folder
 from ddflow.errors import CorruptState
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.manifest import Manifest, load_manifest, load_newest
 from ddflow.storage.manifest_log import GRACE
-from ddflow.storage.opening import State, Trust, opened_store
+from ddflow.storage.opening import State, Trust, open_existing_store
 from ddflow.storage.protocol import Blob, BlobEntry, Store
 
 DAY: Final = 86_400.0
@@ -109,28 +109,28 @@ def gc(
     -----
     O(m + f), for m manifests and f files.
     """
-    with opened_store(state, trust=trust, readonly=dry_run) as store:
-        sink = open_owned(store, load_newest(store), deleting=True)
-        outputs = [] if sink is None else sink.list_unfinished()
+    with open_existing_store(state, trust=trust, readonly=dry_run) as store:
+        sink = open_owned_folder(store, load_newest(store), deleting=True)
+        outputs = [] if sink is None else sink.list_hidden_fragments()
         entries = store.list_blobs()  # before the manifests are read, see the header
         manifest = load_newest(store)
         if manifest is None:
             return CollectedGarbage()
         kept, expired = split_versions(store, manifest, grace, orphans)
         backlog = Backlog(store)
-        named = {each.number: _collect_named_files(store, each, backlog, manifest) for each in kept}
+        named = {each.number: _collect_referenced_files(store, each, backlog, manifest) for each in kept}
         every = set[str]().union(*named.values())
         over = _find_expired_files(store, expired, backlog, manifest) if len(every) < len(entries) else set()
-        gone, waiting = _split_unnamed(entries, named[manifest.number], every, over, orphans)
+        gone, waiting = _split_unreferenced_files(entries, named[manifest.number], every, over, orphans)
         since = manifest.written / 1000
         outputs = [each for each in outputs if each.name not in every and each.written < since and each.age >= orphans]
         if not dry_run:
             for number in expired:  # before what they name, so that none ever names what is not there
-                store.expire(number)
+                store.delete_manifest(number)
             for entry in gone:
                 store.delete(entry.name)
             if sink is not None:
-                sink.discard(outputs)
+                sink.delete_leftovers(outputs)
         return CollectedGarbage(
             expired,
             sorted(named),
@@ -178,23 +178,23 @@ def collect_file_names(store: Store, manifest: Manifest) -> set[str]:
     return {blob.name for blob in _list_version_files(store, manifest)}
 
 
-def list_blobs(store: Store, manifest: Manifest, backlog: Backlog | None = None) -> Iterator[Blob]:
+def list_version_blobs(store: Store, manifest: Manifest, backlog: Backlog | None = None) -> Iterator[Blob]:
     """List all files of a version: its partitions, their files, its outputs, its backlog. Like `collect_file_names`.
 
     ``backlog``: a reader to share between several versions.
     """
     yield from _list_version_files(store, manifest)
-    yield from (backlog or Backlog(store)).files(manifest.backlog)
+    yield from (backlog or Backlog(store)).list_files(manifest.backlog)
 
 
 def _list_version_files(store: Store, manifest: Manifest) -> Iterator[Blob]:
     yield from manifest.inventories
-    yield from manifest.outputs()
+    yield from manifest.output_files()
     for part in manifest.inventories:
         yield from StoredInventory.read(store, part).text.files
 
 
-def _collect_named_files(store: Store, manifest: Manifest, backlog: Backlog, newest: Manifest) -> set[str]:
+def _collect_referenced_files(store: Store, manifest: Manifest, backlog: Backlog, newest: Manifest) -> set[str]:
     """Collect the files that a version names; of its backlog only files that the newest version does not name."""
     return (
         collect_file_names(store, manifest)
@@ -207,11 +207,11 @@ def _find_expired_files(store: Store, expired: list[int], backlog: Backlog, newe
     over = set[str]()
     for number in expired:
         with suppress(CorruptState):  # then its files are like those that nobody named
-            over |= _collect_named_files(store, load_manifest(store, number), backlog, newest)
+            over |= _collect_referenced_files(store, load_manifest(store, number), backlog, newest)
     return over
 
 
-def _split_unnamed(
+def _split_unreferenced_files(
     entries: list[BlobEntry], newest: set[str], named: set[str], over: set[str], orphans: float
 ) -> tuple[list[BlobEntry], list[BlobEntry]]:
     """Split the files without a name into those to delete and those to keep for now.

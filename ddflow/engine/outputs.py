@@ -25,7 +25,7 @@ from ddflow.connectors.parquet.sink import Fragment, OutputFolder, open_outputs
 from ddflow.errors import StateRefused
 from ddflow.storage.epochs import Epoch, Output
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.inventory_text import inside
+from ddflow.storage.inventory_text import is_state_file
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.protocol import Store
 
@@ -52,12 +52,13 @@ class Outputs:
     ) -> Outputs:
         """Check the folder given for a state's outputs; nothing is written. O(columns).
 
-        ``manifest``: its newest, None for a new one. ``schemas``: by output. Raises the errors of `OutputFolder.check`.
+        ``manifest``: its newest, None for a new one. ``schemas``: by output. Raises the errors of
+        `OutputFolder.check_claim`.
         """
         sink = before = None
         if given is not None:
             sink = open_outputs(given, store, trust)
-            sink.check(None if manifest is None else manifest.id, schemas)
+            sink.check_claim(None if manifest is None else manifest.id, schemas)
         if manifest is not None and manifest.folder not in (None, sink and sink.target):
             before = open_outputs(str(manifest.folder), store, trust)
         return cls(sink, before)
@@ -68,18 +69,18 @@ class Outputs:
         return None if self.sink is None else self.sink.target
 
     @property
-    def has_moved(self) -> bool:
+    def has_new_sink(self) -> bool:
         """Whether the sink is another than the newest manifest names."""
         return self.sink is not None and self.before is not None
 
-    def check_dropped(self, manifest: Manifest, names: Iterable[str]) -> None:
+    def check_dropped_outputs(self, manifest: Manifest, names: Iterable[str]) -> None:
         """Raise `StateRefused` if the sink has updates of a dropped output whose name a new output has.
 
         O(files of such outputs).
         """
         for name in names if self.sink is not None else ():
             last = manifest.dropped.get(name)
-            place = None if last is None or self.sink is None else self.sink.find_shown_until(name, last)
+            place = None if last is None or self.sink is None else self.sink.find_published_folder(name, last)
             if place is not None:
                 raise StateRefused(
                     f"write {name!r} to {place}",
@@ -98,39 +99,44 @@ class Outputs:
         for receipt in receipts if self.sinks else ():
             fragments = list(list_fragments(receipt))
             for sink in self.sinks:
-                sink.finish(receipt.epoch, fragments)
+                sink.publish_epoch(receipt.epoch, fragments)
 
     def sync(self) -> None:
         """Make durable what was put and shown.  Raises `StorageFull`, `StorageFailed`."""
         for sink in self.sinks:
             sink.sync()
 
-    def select_kept(self, receipts: Sequence[Epoch]) -> tuple[Epoch, ...]:
+    def select_readable_receipts(self, receipts: Sequence[Epoch]) -> tuple[Epoch, ...]:
         """Keep the last epochs that the sink of the next manifest can give again, without a gap.
 
         O(their fragments).
         """
         sink = self.sink
-        if sink is None or not self.has_moved:
+        if sink is None or not self.has_new_sink:
             return tuple(receipts)
-        gone = [not all(sink.size(each.epoch, one) is not None for one in list_fragments(each)) for each in receipts]
+        gone = [
+            not all(sink.find_fragment_size(each.epoch, one) is not None for one in list_fragments(each))
+            for each in receipts
+        ]
         return tuple(receipts[len(gone) - gone[::-1].index(True) :] if True in gone else receipts)
 
-    def read(self, epoch: int, fragment: Fragment, schema: pa.Schema, batches: BatchStore) -> pa.Table:
+    def read_fragment(self, epoch: int, fragment: Fragment, schema: pa.Schema, batches: BatchStore) -> pa.Table:
         """Read the rows of a fragment from its sink or from the state. O(bytes). Raises `CorruptState`."""
-        if inside(fragment.blob):
-            return batches.table(fragment.blob, schema, None)
-        found = next((each for each in self.sinks if each.size(epoch, fragment) is not None), self.sinks[-1])
-        return found.read(epoch, fragment, schema)
+        if is_state_file(fragment.blob):
+            return batches.read_table(fragment.blob, schema, None)
+        found = next(
+            (each for each in self.sinks if each.find_fragment_size(epoch, fragment) is not None), self.sinks[-1]
+        )
+        return found.read_fragment(epoch, fragment, schema)
 
 
-def put_output(sink: OutputFolder | None, batches: BatchStore, name: str, table: pa.Table) -> Output:
-    """Keep what an output gained.  ``sink``: None for the state itself.  O(rows).  Raises as `OutputFolder.put`."""
-    blob = batches.put(table.to_batches(), table.schema) if sink is None else sink.put(name, table)
+def write_output(sink: OutputFolder | None, batches: BatchStore, name: str, table: pa.Table) -> Output:
+    """Keep what an output gained.  ``sink``: None for the state.  O(rows).  Raises as `OutputFolder.write_fragment`."""
+    blob = batches.write_table(table.to_batches(), table.schema) if sink is None else sink.write_fragment(name, table)
     return Output((blob,), table.num_rows)
 
 
-def open_owned(store: Store, manifest: Manifest | None, deleting: bool) -> OutputFolder | None:
+def open_owned_folder(store: Store, manifest: Manifest | None, deleting: bool) -> OutputFolder | None:
     """Open the sink that a manifest names, if it does not belong to another state; else return None. O(1).
 
     ``deleting``: only if the sink's owner is this state at this place, because a copy of a state knows fewer commits.
@@ -139,7 +145,7 @@ def open_owned(store: Store, manifest: Manifest | None, deleting: bool) -> Outpu
     if manifest is None or manifest.folder is None:
         return None
     sink = open_outputs(manifest.folder, store)
-    owner = sink.owner()
+    owner = sink.read_owner()
     if owner is None:
         return None if deleting else sink
     return sink if owner.state == manifest.id and (owner.at == store.where or not deleting) else None
@@ -149,4 +155,4 @@ def list_fragments(receipt: Epoch) -> Iterable[Fragment]:
     """List the fragments that an epoch wrote to a sink. O(fragments)."""
     for call in receipt.calls:
         for name, output in call.outputs.items():
-            yield from (Fragment(name, blob) for blob in output.blobs if not inside(blob))
+            yield from (Fragment(name, blob) for blob in output.blobs if not is_state_file(blob))

@@ -25,10 +25,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import value_hashes
+from ddflow.columns.hashing import compute_value_hashes
 from ddflow.connectors.error_location import add_file_to_error, is_path
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.inflow import Inflow, split_contents
+from ddflow.dataflow.inflow import Inflow, map_contents_to_inputs
 from ddflow.dataflow.result import Step
 from ddflow.engine.calls import EngineCalls, warn_of_unseen_columns
 from ddflow.engine.commits import CallRequest
@@ -46,9 +46,19 @@ from ddflow.errors import (
 )
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.compatibility import PlanChange
-from ddflow.plan.evolve import set_time_type
-from ddflow.storage.feeding import FULL, RESTATED, FeedWay
-from ddflow.time import CLOSED, INT64, NEVER, Time, as_int64, as_value, find_time_type, format_given_time, format_time
+from ddflow.plan.evolve import build_plan_with_time_type
+from ddflow.storage.feeding import FULL, RESTATED, FeedMode
+from ddflow.time import (
+    CLOSED,
+    INT64,
+    NEVER,
+    Time,
+    find_time_type,
+    format_time,
+    format_time_argument,
+    time_to_int64,
+    time_to_value,
+)
 
 GIVE: Final = "give the {what}, such as time='{later}'; nothing was taken in"
 """The remedy for a step without a time."""
@@ -74,12 +84,12 @@ def choose_step_time(calls: EngineCalls, what: str, time: Time | None, epoch: in
     if time is None:
         known = None if epoch is None or calls.durable is None else calls.durable.find_call_time(epoch)
         if known is None:
-            check_times_numbered(calls, f"{what} without a time")
+            check_time_is_numeric(calls, f"{what} without a time")
         time = known if known is not None else 1 if last == NEVER else last + 1
         given: pa.DataType | None = INT64 if last == NEVER else kind
         asked = what
     else:
-        given, asked = find_time_type(time), f"{what} at time {format_given_time(time)}"
+        given, asked = find_time_type(time), f"{what} at time {format_time_argument(time)}"
     if given is not None and last == NEVER and given != kind:
         _set_time_type(calls, given)
     elif given is not None and not _is_same_time_type(given, kind):
@@ -87,10 +97,10 @@ def choose_step_time(calls: EngineCalls, what: str, time: Time | None, epoch: in
             f"that is of type {given}, and the times of the steps before are {kind}, the last {format_time(last, kind)}"
         )
         raise SchemaMismatch(asked, found, f"give one like {format_time(last, kind)}; nothing was taken in")
-    return as_int64(asked, time, CLOSED - 1, calls.dataflow.time_type)
+    return time_to_int64(asked, time, CLOSED - 1, calls.dataflow.time_type)
 
 
-def check_times_numbered(calls: EngineCalls, asked: str, remedy: str = GIVE) -> None:
+def check_time_is_numeric(calls: EngineCalls, asked: str, remedy: str = GIVE) -> None:
     """Raise `SchemaMismatch` if the next step's time is no number, so that a caller must give it. O(1).
 
     ``remedy``: a text in which ``{what}`` is day or moment, and ``{later}`` one above the last.
@@ -101,7 +111,7 @@ def check_times_numbered(calls: EngineCalls, asked: str, remedy: str = GIVE) -> 
     what = "day" if kind == pa.date32() else "moment"
     later = format_time(last, kind)
     with suppress(OverflowError, ValueError):  # past the years that Python has
-        later = str(cast(date, as_value(last, kind)) + timedelta(1))
+        later = str(cast(date, time_to_value(last, kind)) + timedelta(1))
     found = f"the times of the steps before are {what}s, the last {format_time(last, kind)}, and the next is not known"
     raise SchemaMismatch(asked, found, remedy.format(what=what, later=later))
 
@@ -115,7 +125,7 @@ def _is_same_time_type(one: pa.DataType, other: pa.DataType) -> bool:
 def _set_time_type(calls: EngineCalls, kind: pa.DataType) -> None:
     """Set the type of times, before the first time is closed."""
     dataflow = calls.dataflow
-    plan, nodes = set_time_type(dataflow.flow, kind)
+    plan, nodes = build_plan_with_time_type(dataflow.flow, kind)
     convert_dataflow(dataflow, plan, nodes, PlanChange())
     calls.choose_row_hashes()
     if calls.durable is not None:
@@ -123,12 +133,12 @@ def _set_time_type(calls: EngineCalls, kind: pa.DataType) -> None:
 
 
 class AbsenceLimit(NamedTuple):
-    """``most``: how many keys may be absent, as of `count_most_absent`.  ``empty``: whether there may be no rows."""
+    """``most``: how many keys may be absent (`compute_absence_limit`).  ``empty``: whether there may be no rows."""
 
     most: int | str | None = None
     empty: bool = False
 
-    def check_absent(self, absent: int, contents: FullContents) -> None:
+    def check_absent_count(self, absent: int, contents: FullContents) -> None:
         """Raise `EmptyContents` or `TooManyAbsent` for keys that may not go."""
         if absent and not contents.rows and not self.empty:
             raise EmptyContents(
@@ -137,7 +147,7 @@ class AbsenceLimit(NamedTuple):
                 Phrase("give ", Option("allow_empty", True), " if that is so; nothing was taken in"),
             )
         if self.most is not None and absent > (
-            allowed := count_most_absent(self.most, there := absent + contents.named)
+            allowed := compute_absence_limit(self.most, there := absent + contents.named)
         ):
             raise TooManyAbsent(
                 contents.asked,
@@ -166,9 +176,9 @@ def replace_rows(
     ``name``: the rows if ``rows`` is None, of one input or by input. ``time``: None for one above the last.
     """
     if allowed.most is not None:
-        count_most_absent(allowed.most, 0)
+        compute_absence_limit(allowed.most, 0)
     dataflow = calls.dataflow
-    with dataflow.guard.use(kind):
+    with dataflow.guard.writer_turn(kind):
         if dataflow.flow.holds_back:
             raise WrongMode(
                 kind,
@@ -180,7 +190,7 @@ def replace_rows(
                 ),
             )
         at = choose_step_time(calls, kind, time, epoch)
-        inputs = split_contents(kind, name, rows, dataflow.admissions)
+        inputs = map_contents_to_inputs(kind, name, rows, dataflow.admissions)
         if len(inputs) > 1 and (scope is not None or order is not None):
             found = f"there are rows for {len(inputs)} inputs: {list(inputs)}"
             raise SpecError(
@@ -188,23 +198,23 @@ def replace_rows(
                 found,
                 Phrase(Option("scope"), " and order= are those of one: call it for each, at a time of its own"),
             )
-        upserts = {each: dataflow.graph.inputs[each].keyed_for(f"{kind} of {each!r}") for each in inputs}
+        upserts = {each: dataflow.graph.inputs[each].require_keys(f"{kind} of {each!r}") for each in inputs}
         when = f"at time {format_time(at, dataflow.time_type)}"
         every = {each: FullContents(of, f"{kind} of {each!r} {when}", scope, order) for each, of in upserts.items()}
         asked = CallRequest(kind, at, _encode_arguments(dataflow, every), time_type=dataflow.time_type)
         if (again := calls.find_replay(asked, epoch, inputs)) is not None:
             return again
-        inflows = calls.admit(asked, inputs, {name: [contents.take_rows] for name, contents in every.items()})
+        inflows = calls.admit_rows(asked, inputs, {name: [contents.add_rows] for name, contents in every.items()})
         total = 0
         try:
             for each, contents in every.items():
-                lacking = dataflow.admissions[each].lacking_columns
+                lacking = dataflow.admissions[each].missing_columns
                 calls.warn_of_missing_columns(each, lacking, f"{contents.asked}: it lacks", "in all its rows")
                 warn_of_unseen_columns(each, dataflow.admissions[each])
                 full = dataflow.admissions[each].arrived + inflows[each].rows
                 try:
                     absent = _enqueue_deletions(dataflow, inflows[each], contents, at, full, kind == "replace")
-                    allowed.check_absent(absent, contents)
+                    allowed.check_absent_count(absent, contents)
                 except DdflowError as error:
                     if is_path(inputs[each]):
                         raise add_file_to_error(inputs[each], error) from None
@@ -216,13 +226,15 @@ def replace_rows(
                 upsert.contents = None
         step.verdicts = dataclasses.replace(step.verdicts, absent=total)
         spelled = next(iter(every.values())).spelled
-        return calls.record_call(asked, step, inflows, FeedWay(FULL if kind == "replace" else RESTATED, scope, spelled))
+        return calls.record_call(
+            asked, step, inflows, FeedMode(FULL if kind == "replace" else RESTATED, scope, spelled)
+        )
 
 
-def count_most_absent(given: int | str, there: int) -> int:
+def compute_absence_limit(given: int | str, there: int) -> int:
     """Compute how many of the existing keys may be deleted. Raises `SpecError`.
 
-    >>> count_most_absent(12, 100), count_most_absent("12", 100), count_most_absent("2.5%", 100)
+    >>> compute_absence_limit(12, 100), compute_absence_limit("12", 100), compute_absence_limit("2.5%", 100)
     (12, 12, 2)
     """
     match = None if isinstance(given, bool) else re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", str(given).strip())
@@ -236,7 +248,7 @@ def _encode_arguments(dataflow: Dataflow, every: Mapping[str, FullContents]) -> 
     """Encode a call's scopes and orders in text, so that its digest differs from other calls of the same rows."""
     words = []
     for name, contents in sorted(every.items()):
-        order = None if contents.order is None else int(value_hashes(contents.order, dataflow.secret)[0])
+        order = None if contents.order is None else int(compute_value_hashes(contents.order, dataflow.secret)[0])
         words.append([name, contents.text, order])
     return json.dumps(words)
 
@@ -247,8 +259,8 @@ def _enqueue_deletions(
     """Put a deletion for each absent key with the rows; how many.  ``once``: whether a key may have one row only."""
     by, total = contents.sort_identities(), 0
     if once:
-        contents.refuse_duplicates(by, inflow.pieces, arrival - inflow.rows)
-    for events in contents.find_absent(by):
+        contents.refuse_duplicates(by, inflow.event_chunks, arrival - inflow.rows)
+    for events in contents.make_absent_key_deletions(by):
         n = events.num_rows
         times = np.full(n, time)
         inflow.enqueue(Events(events, times, times, arrival + total + np.arange(n)))

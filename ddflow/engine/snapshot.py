@@ -37,7 +37,7 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest, load_manifest, load_newest
-from ddflow.storage.opening import State, Trust, opened_store
+from ddflow.storage.opening import State, Trust, open_existing_store
 from ddflow.storage.protocol import Store
 from ddflow.time import Time
 
@@ -59,12 +59,12 @@ class Snapshot(Reading, Closing):
             raise SpecError("make a Snapshot", "it takes a version of a state", "write dd.Snapshot.open(state)")
         self.manifest = manifest
         inventories = []
-        store.ahead(part.name for part in manifest.inventories)
+        store.pin_blobs(part.name for part in manifest.inventories)
         for part in manifest.inventories:
             inventories.append(StoredInventory.read(store, part))
-            store.ahead(inventories[-1].text.names)
+            store.pin_blobs(inventories[-1].text.names)
         super().__init__(Dataflow(flow, Graph(flow, Secret(*manifest.secret)), Budget(None, None)))
-        fill_version(self.dataflow, manifest, inventories, BatchStore(store), manifest.partitions)
+        restore_version(self.dataflow, manifest, inventories, BatchStore(store), manifest.partitions)
 
     @classmethod
     def open(
@@ -106,7 +106,7 @@ class Snapshot(Reading, Closing):
         -----
         O(bytes of the state): every file is verified.
         """
-        with opened_store(state, trust=trust) as store:
+        with open_existing_store(state, trust=trust) as store:
             for tried in range(TRIES):
                 manifest = find_version(store, epoch)
                 plan = resolve_plan(manifest.plan, flow, store.where)
@@ -130,18 +130,18 @@ class Snapshot(Reading, Closing):
             self.dataflow.close()
 
 
-def fill_version(
+def restore_version(
     dataflow: Dataflow,
     manifest: Manifest,
     inventories: Sequence[StoredInventory],
     batch_store: BatchStore,
     partitions: int = 1,
 ) -> None:
-    """Fill a new dataflow from the inventories of a version, for reading. ``partitions``: see `fill_dataflow`."""
+    """Fill a new dataflow from the inventories of a version, for reading. ``partitions``: see `restore_dataflow`."""
     dataflow.recent.end_steps()
     dataflow.fed, dataflow.sources = manifest.fed, dict(manifest.sources)
     dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
-    recovery.fill_dataflow(dataflow, inventories, batch_store, indexed=False, sieved=False, partitions=partitions)
+    recovery.restore_dataflow(dataflow, inventories, batch_store, indexed=False, sieved=False, partitions=partitions)
 
 
 def read(

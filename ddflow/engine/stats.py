@@ -17,7 +17,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.result import Verdicts
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, render_plan
+from ddflow.plan.text.explain import Explaining, Picture, PlanExplanation, render_html, render_plan
 from ddflow.terminal import escape_text, format_count, format_size, html_table, text_table
 from ddflow.time import INT64, format_time
 from ddflow.trace.arrangement import Arrangement
@@ -76,16 +76,16 @@ class ArrangementFigures(NamedTuple):
         spine, on_disk, slots = arranged.spine, arranged.on_disk, arranged.slots
         return cls(
             arranged.keys,
-            arranged.tombstones - arranged.expired_tombstones,
+            arranged.tombstone_count - arranged.expired_tombstone_count,
             len(slots.batches),
             len(spine) + len(on_disk),
-            spine.versions + on_disk.versions,
+            spine.version_count + on_disk.version_count,
             slots.resident,
             slots.mapped,
             0,
             arranged.written,
             spine.copied + on_disk.copied,
-            spine.owed + on_disk.owed,
+            spine.remaining_versions + on_disk.remaining_versions,
         )
 
 
@@ -336,10 +336,10 @@ class Inspectable(Explaining):
     @property
     def verdicts(self) -> Verdicts:
         """Counts of all events by verdict since the state began, a `Verdicts`."""
-        return Verdicts.of(self.dataflow.totals, self.dataflow.pending)
+        return Verdicts.of(self.dataflow.totals, self.dataflow.pending_count)
 
-    def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
-        with self.dataflow.guard.look("explain"):
+    def _render_plan(self, name: str | None, format: str) -> PlanExplanation | Picture:
+        with self.dataflow.guard.reader_turn("explain"):
             return render_plan(self.flow, name, format, describe_nodes(self.dataflow.graph))
 
     def stats(self) -> Stats:
@@ -354,19 +354,19 @@ class Inspectable(Explaining):
         -----
         O(arrangements and their runs).
         """
-        with self.dataflow.guard.look("stats", closed=True):
+        with self.dataflow.guard.reader_turn("stats", closed=True):
             held = self.dataflow.graph.arrangements
             return Stats(
                 frontier=self.frontier,
                 since=self.since,
                 arrangements={name: ArrangementFigures.of(arranged) for name, arranged in held.items()},
-                pending=self.dataflow.pending,
+                pending=self.dataflow.pending_count,
                 bytes_pending=sum(b.nbytes for b in self.dataflow.batchers.values()),
                 verdicts=self.verdicts.counts,
                 budget=self.dataflow.budget.memory,
                 bytes_pending_mapped=sum(b.mapped_bytes for b in self.dataflow.batchers.values()),
                 time_type=self.dataflow.time_type,
-                pinned=self.dataflow.recent.size(self.dataflow.holds.least())
+                pinned=self.dataflow.recent.count_waiting_bytes(self.dataflow.holds.least_time())
                 + sum(each.slots.bytes_pinned for arranged in held.values() for each in arranged.partitions),
             )
 
@@ -374,6 +374,6 @@ class Inspectable(Explaining):
         """Render the plan with its figures and the sizes for a notebook; after `close` only the plan."""
         if self.dataflow.guard.state != "open":
             return render_html(self.flow)
-        with self.dataflow.guard.look("show"):
+        with self.dataflow.guard.reader_turn("show"):
             figures = describe_nodes(self.dataflow.graph)
         return render_html(self.flow, figures) + self.stats()._repr_html_()

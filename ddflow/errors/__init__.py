@@ -20,22 +20,22 @@ from ddflow.errors.base import (
     PYTHON as PYTHON,
     Command as Command,
     DdflowError,
-    Declare as Declare,
+    DeclareFix as DeclareFix,
     DeleteRule as DeleteRule,
-    Evolve as Evolve,
+    EvolveFix as EvolveFix,
     FileFix as FileFix,
     Fix as Fix,
+    FixSyntax as FixSyntax,
     InputTypes as InputTypes,
     Option as Option,
     Phrase as Phrase,
     PhrasePart as PhrasePart,
     Row as Row,
-    Widen as Widen,
-    Words as Words,
-    around as around,
+    WidenFix as WidenFix,
+    format_phrase as format_phrase,
     mask_secrets as mask_secrets,
     shorten as shorten,
-    write_text as write_text,
+    wrap_place as wrap_place,
 )
 
 
@@ -663,10 +663,10 @@ class ErrorEntry(NamedTuple):
     fix: str
 
 
-def entry(of: type[DdflowError]) -> ErrorEntry:
+def parse_error_entry(of: type[DdflowError]) -> ErrorEntry:
     """Return the entry of a class in the index of errors, out of its docstring; each part is one line.
 
-    >>> entry(NullKey).means, entry(NullKey).fix[:13]
+    >>> parse_error_entry(NullKey).means, parse_error_entry(NullKey).fix[:13]
     ('An event has no key: one of its key columns is null.', 'give the key;')
     """
     means, *more, fix = [" ".join(part.split()) for part in (inspect.getdoc(of) or "").split("\n\n")]
@@ -674,7 +674,7 @@ def entry(of: type[DdflowError]) -> ErrorEntry:
 
 
 @contextmanager
-def translate(errors: Any, to: Callable[[Any], DdflowError | None]) -> Iterator[None]:
+def convert_errors(errors: Any, to: Callable[[Any], DdflowError | None]) -> Iterator[None]:
     """Raise the error that ``to`` makes of one of ``errors``; where it makes None, the error itself."""
     try:
         yield

@@ -1,13 +1,13 @@
 """The base of all errors: texts that hold data, and the words in which Python, the shell and Spark print them.
 
 A text of an error is a `Phrase`: pieces of text, and pieces that are data. A `Row` is renamed by whoever knows its
-file; a `Fix` is something to type. `Words` writes them as Python; the shell and Spark have subclasses.
+file; a `Fix` is something to type. `FixSyntax` writes them as Python; the shell and Spark have subclasses.
 
 Guarantees: no text of an error holds a secret of an address or a setting (`mask_secrets`).
 Limits: a setting with another name, or a password that is repeated alone, is not known to be one.
 
 >>> error = DdflowError("rows for 'orders'", "null in " + Row(3), "choose " + Option("null_key", "drop"), column="id")
->>> str(name_rows(error, "line {}".format, "orders.csv")), error.row, error.file, error.fixes
+>>> str(set_error_row_names(error, "line {}".format, "orders.csv")), error.row, error.file, error.fixes
 ("rows for 'orders': null in line 3; choose null_key='drop'", 3, 'orders.csv', (Option(name='null_key', value='drop'),))
 """
 
@@ -66,55 +66,55 @@ def shorten(text: str, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
 
 
-class Words:
+class FixSyntax:
     """Write the data of an error as Python is typed; the shell and Spark have words of their own."""
 
-    def option(self, name: str, value: Any = ...) -> str:
+    def format_option(self, name: str, value: Any = ...) -> str:
         """Return an option of a call."""
         return f"{name}={'' if value is ... else repr(value)}"
 
-    def declare(self, types: Mapping[str, str]) -> str:
+    def format_types(self, types: Mapping[str, str]) -> str:
         """Return the declaration of some columns."""
         return str(dict(types))
 
-    def input_types(self, input: str) -> str:
+    def format_input_types(self, input: str) -> str:
         """Return how types are said to be of one input."""
         return f"{{{input!r}: {{column: type}}}}"
 
-    def evolve(self, fix: Evolve) -> str:
+    def format_evolve(self, fix: EvolveFix) -> str:
         """Return the call that rewrites a state."""
         given = [str({fix.input: dict(fix.types)} if fix.input else dict(fix.types))] if fix.types else []
-        given += [f"{name}={[*names]}" for name, names in fix.drops.items() if names]
+        given += [f"{name}={[*names]}" for name, names in fix.drop_options.items() if names]
         return f"dd.evolve({', '.join(['STATE' if fix.state is None else repr(fix.state), *given])})"
 
-    def migrate(self, fix: Evolve) -> str:
+    def format_migrate(self, fix: EvolveFix) -> str:
         """Return how a log gives a state that has the types from its beginning."""
-        return f"{self.declare(fix.types)}, in a new state"
+        return f"{self.format_types(fix.types)}, in a new state"
 
-    def evolve_engine(self, fix: Evolve) -> str:
+    def format_engine_evolve(self, fix: EvolveFix) -> str:
         """Return the call by which an open engine takes types that it can read, before another way; or ""."""
         return f"engine.evolve({ {fix.input: dict(fix.types)} if fix.input else dict(fix.types) }), or "
 
-    def verb(self, name: str) -> str:
+    def format_verb(self, name: str) -> str:
         """Return a verb without its arguments."""
         return f"dd.{name}"
 
-    def file(self, path: str, options: Mapping[str, Any]) -> str:
+    def format_file(self, path: str, options: Mapping[str, Any]) -> str:
         """Return a file with options of how it is written."""
         return f"dd.FilePath({', '.join([repr(path), *(f'{name}={value!r}' for name, value in options.items())])})"
 
-    def tombstone(self, column: str, value: Any = None) -> str:
+    def format_tombstone(self, column: str, value: Any = None) -> str:
         """Return a rule that says which events delete."""
         return f"dd.tombstone({column!r}{'' if value is None else f', {value!r}'})"
 
 
-PYTHON: Final = Words()
+PYTHON: Final = FixSyntax()
 
 
 class PhrasePart:
     """A piece of a message that is data."""
 
-    def text(self, words: Words) -> str:
+    def text(self, words: FixSyntax) -> str:
         """Return the piece in some words."""
         raise NotImplementedError
 
@@ -145,16 +145,16 @@ class Row(PhrasePart):
     inner: bool = False
     name: str | None = None
 
-    def text(self, words: Words) -> str:
+    def text(self, words: FixSyntax) -> str:
         """Return the row as one reads it."""
         name = f"row {self.number}{'' if self.inner else ', counted from 0'}" if self.name is None else self.name
         return f"{self.before}{name}{self.after}" if name else ""
 
 
-def around(before: str, place: str | Row, after: str = "") -> str | PhrasePart:
+def wrap_place(before: str, place: str | Row, after: str = "") -> str | PhrasePart:
     """Return a place with text around it, which is left out with the place where that is a row without a name.
 
-    >>> str(around("7 rows, first in ", Row(3))), around("", "offset 9", ": no JSON")
+    >>> str(wrap_place("7 rows, first in ", Row(3))), wrap_place("", "offset 9", ": no JSON")
     ('7 rows, first in row 3, counted from 0', 'offset 9: no JSON')
     """
     if isinstance(place, Row):
@@ -181,20 +181,20 @@ class Option(Fix):
         if self.value is not ... and mask_secrets(shown := f"{self.name}={self.value!r}") != shown:
             object.__setattr__(self, "value", "...")
 
-    def text(self, words: Words) -> str:
+    def text(self, words: FixSyntax) -> str:
         """Return the option as it is typed."""
-        return words.option(self.name, self.value)
+        return words.format_option(self.name, self.value)
 
 
 @dataclass(frozen=True)
-class Declare(Fix):
+class DeclareFix(Fix):
     """The declaration of some columns, by name."""
 
     types: Mapping[str, str]
 
-    def text(self, words: Words) -> str:
+    def text(self, words: FixSyntax) -> str:
         """Return the types as they are typed."""
-        return words.declare(self.types)
+        return words.format_types(self.types)
 
 
 @dataclass(frozen=True)
@@ -203,18 +203,18 @@ class InputTypes(Fix):
 
     input: str
 
-    def text(self, words: Words) -> str:
+    def text(self, words: FixSyntax) -> str:
         """Return how they are typed."""
-        return words.input_types(self.input)
+        return words.format_input_types(self.input)
 
 
 @dataclass(frozen=True)
-class Evolve(Fix):
+class EvolveFix(Fix):
     """A rewrite of a state: columns of an input get wider types, outputs and inputs are dropped.
 
     ``moves``: whether no rewrite gives the types, so that a new state must.
 
-    >>> str(Evolve({"c": "double"}, "orders")), str(Evolve(state="s", drop_outputs=["old"]))
+    >>> str(EvolveFix({"c": "double"}, "orders")), str(EvolveFix(state="s", drop_outputs=["old"]))
     ("dd.evolve(STATE, {'orders': {'c': 'double'}})", "dd.evolve('s', drop_outputs=['old'])")
     """
 
@@ -226,25 +226,25 @@ class Evolve(Fix):
     moves: bool = False
 
     @property
-    def drops(self) -> dict[str, Sequence[str]]:
+    def drop_options(self) -> dict[str, Sequence[str]]:
         """What is dropped, by option."""
         return {"drop_outputs": self.drop_outputs, "drop_inputs": self.drop_inputs}
 
-    def text(self, words: Words) -> str:
+    def text(self, words: FixSyntax) -> str:
         """Return the call as it is typed."""
-        return words.migrate(self) if self.moves else words.evolve(self)
+        return words.format_migrate(self) if self.moves else words.format_evolve(self)
 
 
 @dataclass(frozen=True)
-class Widen(Evolve):
+class WidenFix(EvolveFix):
     """The same for a column that may have become wider at its source; it stands at the end of a remedy.
 
     ``declared``: whether the remedy names the type already.  ``reads``: whether an open engine takes it, too.
     ``new``: whether the state has nothing in it yet.  ``fixed``: the columns that no state changes.
 
-    >>> str(Widen({"c": "double"}, declared=True))
+    >>> str(WidenFix({"c": "double"}, declared=True))
     "; in a state the column becomes that by dd.evolve(STATE, {'c': 'double'})"
-    >>> str(Widen({"c": "double"}, new=True)), str(Widen({"c": "double"}, fixed=["c"]))
+    >>> str(WidenFix({"c": "double"}, new=True)), str(WidenFix({"c": "double"}, fixed=["c"]))
     ("; declare the type that fits: {'c': 'double'}", '; a state cannot change it to that: make a new one')
     """
 
@@ -253,16 +253,16 @@ class Widen(Evolve):
     new: bool = False
     fixed: Collection[str] = ()
 
-    def text(self, words: Words) -> str:
+    def text(self, words: FixSyntax) -> str:
         """Return what to do, with what stands between it and the text before it."""
         if self.new:
-            return "" if self.declared else f"; declare the type that fits: {words.declare(self.types)}"
+            return "" if self.declared else f"; declare the type that fits: {words.format_types(self.types)}"
         if not self.types or not self.types.keys().isdisjoint(self.fixed):
             return "; a state cannot change it to that: make a new one"
         why = (
             "in a state the column becomes that by " if self.declared else "if the column became wider at its source: "
         )
-        return f"; {why}{words.evolve_engine(self) if self.reads else ''}{words.evolve(self)}"
+        return f"; {why}{words.format_engine_evolve(self) if self.reads else ''}{words.format_evolve(self)}"
 
 
 @dataclass(frozen=True)
@@ -271,9 +271,9 @@ class Command(Fix):
 
     name: str
 
-    def text(self, words: Words) -> str:
+    def text(self, words: FixSyntax) -> str:
         """Return the verb as it is called."""
-        return words.verb(self.name)
+        return words.format_verb(self.name)
 
 
 @dataclass(frozen=True)
@@ -283,9 +283,9 @@ class FileFix(Fix):
     path: str
     options: Mapping[str, Any]
 
-    def text(self, words: Words) -> str:
+    def text(self, words: FixSyntax) -> str:
         """Return the file as it is typed."""
-        return words.file(self.path, self.options)
+        return words.format_file(self.path, self.options)
 
 
 @dataclass(frozen=True)
@@ -295,9 +295,9 @@ class DeleteRule(Fix):
     column: str
     value: Any = None
 
-    def text(self, words: Words) -> str:
+    def text(self, words: FixSyntax) -> str:
         """Return the rule as it is typed."""
-        return words.tombstone(self.column, self.value)
+        return words.format_tombstone(self.column, self.value)
 
 
 class Phrase(str):
@@ -331,7 +331,7 @@ class Phrase(str):
         return Phrase(other, self)
 
 
-def write_text(text: str, words: Words) -> str:
+def format_phrase(text: str, words: FixSyntax) -> str:
     """Return a text in some words, without secrets; one without parts stays as it is."""
     parts = text.parts if isinstance(text, Phrase) else (text,)
     return mask_secrets("".join(each if isinstance(each, str) else each.text(words) for each in parts))
@@ -364,7 +364,7 @@ class DdflowError(Exception):
         The column that it is about.
     """
 
-    words: Words = PYTHON
+    words: FixSyntax = PYTHON
     """How `str` writes it."""
     cells: str = ""
     """The cells of the row that it is about."""
@@ -417,7 +417,7 @@ class DdflowError(Exception):
         return Phrase(self.asked, ": ", self.found, "; ", self.fix)
 
     def __str__(self) -> str:
-        return write_text(self.message, self.words)
+        return format_phrase(self.message, self.words)
 
 
 DdflowError.__module__ = "ddflow.errors"
@@ -444,26 +444,26 @@ def replace_parts(error: T, kind: Any, change: Callable[[Any], str | PhrasePart]
     return error
 
 
-def name_input(error: T, input: str, several: bool) -> T:
+def set_error_input(error: T, input: str, several: bool) -> T:
     """Say which input an error is about.  ``several``: whether its plan has others, so that fixes name it."""
     error.input = error.input or input
-    return replace_parts(error, Evolve, lambda fix: replace(fix, input=fix.input or input)) if several else error
+    return replace_parts(error, EvolveFix, lambda fix: replace(fix, input=fix.input or input)) if several else error
 
 
-def name_state(error: T, state: str | None, fixed: Collection[str] = ()) -> T:
+def set_error_state(error: T, state: str | None, fixed: Collection[str] = ()) -> T:
     """Say which state an error is about: None for a new one.  ``fixed``: the columns that no state changes."""
 
-    def locate(fix: Evolve) -> Fix:
-        if isinstance(fix, Widen):
+    def locate(fix: EvolveFix) -> Fix:
+        if isinstance(fix, WidenFix):
             return replace(fix, state=state, new=state is None, fixed=fixed)
         if state is None and fix.types:
-            return Declare(fix.types)
+            return DeclareFix(fix.types)
         return replace(fix, state=state, moves=fix.moves or not fix.types.keys().isdisjoint(fixed))
 
-    return replace_parts(error, Evolve, locate)
+    return replace_parts(error, EvolveFix, locate)
 
 
-def name_rows(error: T, name: Callable[[int], str], file: str = "") -> T:
+def set_error_row_names(error: T, name: Callable[[int], str], file: str = "") -> T:
     """Call the rows of an error as their file's reader calls them."""
     error.file = error.file or file
     return replace_parts(error, Row, lambda row: replace(row, name="" if row.inner else name(row.number)))

@@ -36,7 +36,7 @@ class Figure(NamedTuple):
     """Whether its values grow with the clock until the next record, of a run that may be held up."""
 
 
-def add_elapsed(value: float, since: float) -> float:
+def add_elapsed_seconds(value: float, since: float) -> float:
     """Add the time since ``since`` to a value that grows with the clock."""
     return value + monotonic() - since
 
@@ -45,7 +45,7 @@ def _label_values(values: Mapping[str, float]) -> Iterator[Labelled]:
     return (((name,), value) for name, value in values.items())
 
 
-def _label_nothing(value: float) -> list[Labelled]:
+def _make_unlabelled_value(value: float) -> list[Labelled]:
     return [((), value)]
 
 
@@ -69,10 +69,17 @@ FIGURES: Final = (
         "s",
         (),
         "Seconds of the commit within a call.",
-        lambda call: _label_nothing(call.commit) if call.commit else (),
+        lambda call: _make_unlabelled_value(call.commit) if call.commit else (),
     ),
-    Figure("epoch", "gauge", "", (), "The last committed epoch.", lambda call: _label_nothing(call.epoch)),
-    Figure("pending_events", "gauge", "", (), "Events whose time is open.", lambda call: _label_nothing(call.pending)),
+    Figure("epoch", "gauge", "", (), "The last committed epoch.", lambda call: _make_unlabelled_value(call.epoch)),
+    Figure(
+        "pending_events",
+        "gauge",
+        "",
+        (),
+        "Events whose time is open.",
+        lambda call: _make_unlabelled_value(call.pending),
+    ),
     Figure("keys", "gauge", "", ("arrangement",), "Live keys.", lambda call: _label_values(call.keys)),
     Figure(
         "state_bytes",

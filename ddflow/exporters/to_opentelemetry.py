@@ -24,7 +24,7 @@ from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
-from ddflow.exporters.figures import FIGURES, SECONDS, add_elapsed
+from ddflow.exporters.figures import FIGURES, SECONDS, add_elapsed_seconds
 from ddflow.metrics import CallMetrics
 from ddflow.version import __version__
 
@@ -70,4 +70,4 @@ def _observe_values(
     values: Mapping[tuple[tuple[str, str], ...], tuple[float, float]], options: CallbackOptions
 ) -> list[Observation]:
     del options
-    return [Observation(add_elapsed(*said), dict(attributes)) for attributes, said in list(values.items())]
+    return [Observation(add_elapsed_seconds(*said), dict(attributes)) for attributes, said in list(values.items())]

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from ddflow.errors import SpecError
-from ddflow.exporters.figures import FIGURES, SECONDS, add_elapsed
+from ddflow.exporters.figures import FIGURES, SECONDS, add_elapsed_seconds
 from ddflow.metrics import CallMetrics
 
 _MADE: Final[WeakKeyDictionary[CollectorRegistry, dict[str, Any]]] = WeakKeyDictionary()
@@ -64,7 +64,7 @@ class PrometheusExporter:
                 elif figure.kind == "gauge":
                     one.set(value)
                     if figure.grows:
-                        one.set_function(partial(add_elapsed, value, monotonic()))
+                        one.set_function(partial(add_elapsed_seconds, value, monotonic()))
                 else:
                     one.observe(value)
 

@@ -34,7 +34,7 @@ from ddflow.expressions.types import BOOL, sql_name
 RowFunction: TypeAlias = Callable[[pa.RecordBatch], Any]
 Source: TypeAlias = "str | pc.Expression | RowFunction"
 
-__all__ = ["Expression", "RowFunction", "Source", "compile", "refuse_foreign"]
+__all__ = ["Expression", "RowFunction", "Source", "compile", "refuse_foreign_expression"]
 _LIBRARIES: Final = {
     "polars": "an expression of Polars",
     "pyspark": "a Column of PySpark",
@@ -91,7 +91,7 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
         made, names = compile_sql(expression, schema, boolean, what)
         _check_boolean(made.type, boolean, f"cannot compile {what} {shorten(expression)}")
         return Expression(expression, names, made.type, what, made, expression)
-    refuse_foreign(expression, schema, boolean, what)
+    refuse_foreign_expression(expression, schema, boolean, what)
     run: ArrowRunner | FunctionRunner
     if isinstance(expression, pc.Expression):
         run = ArrowRunner(expression, schema, what)
@@ -104,7 +104,7 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
     return Expression(None, None, run.type, what, run, expression)
 
 
-def refuse_foreign(expression: Any, schema: pa.Schema, boolean: bool, what: str) -> None:
+def refuse_foreign_expression(expression: Any, schema: pa.Schema, boolean: bool, what: str) -> None:
     """Raise ExpressionError for an expression of another library, with SQL over the columns that it names."""
     library = _LIBRARIES.get(type(expression).__module__.partition(".")[0])
     if library is None:

@@ -63,12 +63,12 @@ def duration_arithmetic(sign: str, left: Node, right: Node) -> Node | None:
     >>> extract_duration_part("EPOCH", duration_arithmetic("-", noon, midnight)).constant
     <pyarrow.DoubleScalar: 43200.0>
     """
-    if sign == "-" and _is_moment(left) and _is_moment(right):
-        return days_between(left, right) if left.type == right.type == DATE else _subtract_moments(left, right)
-    if sign == "+" and is_duration(left.type) and _is_moment(right):
-        return _move_moment(sign, right, left)
-    if sign in _ADDED and is_duration(right.type) and _is_moment(left):
-        return _move_moment(sign, left, right)
+    if sign == "-" and _is_date_or_timestamp(left) and _is_date_or_timestamp(right):
+        return days_between(left, right) if left.type == right.type == DATE else _subtract_timestamps(left, right)
+    if sign == "+" and is_duration(left.type) and _is_date_or_timestamp(right):
+        return _shift_timestamp(sign, right, left)
+    if sign in _ADDED and is_duration(right.type) and _is_date_or_timestamp(left):
+        return _shift_timestamp(sign, left, right)
     if sign == "*" and is_duration(right.type):
         left, right = right, left
     if sign in ("*", "/") and is_duration(left.type):
@@ -102,17 +102,17 @@ def extract_duration_part(field: str, node: Node) -> Node:
     return apply(compute, node)
 
 
-def _is_moment(node: Node) -> bool:
+def _is_date_or_timestamp(node: Node) -> bool:
     return node.type == DATE or is_time(node.type)
 
 
-def _subtract_moments(end: Node, start: Node) -> Node:
+def _subtract_timestamps(end: Node, start: Node) -> Node:
     kind = common_type([end.type, start.type])
     assert kind is not None
     return apply(pc.subtract_checked, convert(end, kind), convert(start, kind), fallible=True)
 
 
-def _move_moment(sign: str, moment: Node, by: Node) -> Node:
+def _shift_timestamp(sign: str, moment: Node, by: Node) -> Node:
     """Add a duration to a timestamp, or to the midnight (UTC) of a date, or subtract it."""
     moment = convert(moment, INSTANT) if moment.type == DATE else moment
     unit = max(moment.type.unit, by.type.unit, key=UNITS.index)
@@ -127,7 +127,7 @@ def _scale_duration(sign: str, duration: Node, number: Node) -> Node | None:
     if not is_number(number.type):
         return None
     if is_integer(number.type):
-        compute = pc.multiply_checked if sign == "*" else accept_scalars(_scaled_quotient)
+        compute = pc.multiply_checked if sign == "*" else accept_scalars(_divide_rounded)
         return apply(compute, duration, convert(number, INT64), fallible=True)
 
     def scale_values(values: pa.Array, by: pa.Array) -> pa.Array:
@@ -137,7 +137,7 @@ def _scale_duration(sign: str, duration: Node, number: Node) -> Node | None:
     return apply(accept_scalars(scale_values), duration, convert(number, DOUBLE), fallible=True)
 
 
-def _scaled_quotient(values: pa.Array, by: pa.Array) -> pa.Array:
+def _divide_rounded(values: pa.Array, by: pa.Array) -> pa.Array:
     """Divide and round half away from zero, in integers: a double would lose digits."""
     cut = pc.divide_checked(values.cast(INT64), by)
     value, number, whole = (np.asarray(pc.fill_null(each, 1)) for each in (values.cast(INT64), by, cut))
@@ -154,15 +154,15 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
     if (found := duration_arithmetic(sign, left, right)) is not None:
         return found
     if DATE in (left.type, right.type) and sign in "+-":
-        return _move_date(sign, left, right)
+        return _shift_date(sign, left, right)
     kind = common_type([left.type, right.type])
     if kind == NULL:
         kind = DOUBLE
     if kind is None or not is_number(kind) or left.type == right.type == STRING:
         raise Refusal(
             f"{sql_name(left.type)} {sign} {sql_name(right.type)} is no arithmetic",
-            _of_durations(left, right)
-            or _of_text(left, right)
+            _suggest_for_durations(left, right)
+            or _suggest_for_text(left, right)
             or "cast to numbers first; for dates there are date_add, date_sub and datediff",
         )
     if is_decimal(kind):
@@ -197,21 +197,21 @@ def shift_days(date: Node, days: Node, sign: str) -> Node:
     )
 
 
-def _of_durations(left: Node, right: Node) -> str | None:
+def _suggest_for_durations(left: Node, right: Node) -> str | None:
     """Suggest a remedy for a duration combined with a type that does not fit it."""
     if not (is_duration(left.type) or is_duration(right.type)):
         return None
     return "extract(epoch from x) is the seconds of a duration, and n * interval 1 second makes one of a number"
 
 
-def _of_text(left: Node, right: Node) -> str | None:
+def _suggest_for_text(left: Node, right: Node) -> str | None:
     """Suggest a remedy for a text combined with a timestamp."""
     if STRING not in (left.type, right.type) or not (pat.is_timestamp(left.type) or pat.is_timestamp(right.type)):
         return None
     return "cast the text to timestamp, or declare its column as one (--types); a column of no value is read as text"
 
 
-def _move_date(sign: str, left: Node, right: Node) -> Node:
+def _shift_date(sign: str, left: Node, right: Node) -> Node:
     date, days = (right, left) if right.type == DATE and sign == "+" else (left, right)
     if date.type != DATE or not (is_integer(days.type) and days.type != INT64):
         raise Refusal(

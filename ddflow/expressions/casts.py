@@ -81,19 +81,19 @@ def convert(node: Node, kind: pa.DataType, attempt: bool = False) -> Node:
     return apply(accept_scalars(turn if attempt else _fail_on_loss(turn, node.type, kind)), node, fallible=not attempt)
 
 
-def load_column(array: pa.Array) -> pa.Array:
+def cast_to_working_type(array: pa.Array) -> pa.Array:
     """Cast a column to its working type. Raises ArrowInvalid if that overflows (2 GB of text in a batch). O(rows)."""
     kind = working_type(array.type)
     if array.type == kind:
         return array
     if pat.is_dictionary(array.type):
-        return load_column(array.dictionary).take(array.indices)
+        return cast_to_working_type(array.dictionary).take(array.indices)
     if pat.is_run_end_encoded(array.type):
-        return load_column(pc.run_end_decode(array))
+        return cast_to_working_type(pc.run_end_decode(array))
     return array.cast(kind)
 
 
-def as_text(node: Node) -> Node:
+def cast_to_text(node: Node) -> Node:
     """Cast an argument of a text function to text, as Spark does."""
     return convert(node, STRING)
 
@@ -256,7 +256,7 @@ def _choose_time_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, 
             return lambda array: to_wall_clock(array).cast(kind), False
         return lambda array: _drop_out_of_range(array, 1 / 1000 ** UNITS.index(source.unit), kind).cast(kind), True
     if is_integer(kind) and source.tz:
-        return lambda array: narrow_integers(_epoch_seconds(array), kind), kind != INT64
+        return lambda array: narrow_integers(_to_epoch_seconds(array), kind), kind != INT64
     return None
 
 
@@ -284,5 +284,5 @@ def to_wall_clock(array: pa.Array) -> pa.Array:
     return plain if plain.type == WALL else pc.floor_temporal(plain, unit="microsecond").cast(WALL)
 
 
-def _epoch_seconds(array: pa.Array) -> pa.Array:
+def _to_epoch_seconds(array: pa.Array) -> pa.Array:
     return pc.floor_temporal(to_wall_clock(array), unit="second").cast(pa.timestamp("s")).cast(INT64)

@@ -201,7 +201,7 @@ def parse_booleans(array: pa.Array) -> pa.Array:
     return pc.if_else(pc.or_(yes, no), yes, pa.scalar(None, BOOL))
 
 
-def civil_days(year: Ints, month: Ints, day: Ints) -> tuple[Ints, Any]:
+def count_epoch_days(year: Ints, month: Ints, day: Ints) -> tuple[Ints, Any]:
     """Count the days from 1970-01-01 to a proleptic Gregorian date, and mark the valid dates. O(n)."""
     ends = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
     known = (month >= 1) & (month <= 12)
@@ -238,7 +238,7 @@ def parse_dates(array: pa.Array) -> pa.Array:
     except pa.ArrowInvalid:
         text = pc.ascii_trim_whitespace(array)
     parts, matched = _extract_groups(text, r"(?s)" + _DAY + r"(?:[ T].*)?)?)?$")
-    days, ok = civil_days(*(_parse_numbers(parts[name], 1) for name in ("y", "mo", "d")))
+    days, ok = count_epoch_days(*(_parse_numbers(parts[name], 1) for name in ("y", "mo", "d")))
     return _build_times(days, ok, matched, DATE, pa.int32())
 
 
@@ -256,7 +256,7 @@ def parse_timestamps(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pc.any(pc.match_substring_regex(text, _REGION)).as_py():
         raise pa.ArrowInvalid("a time zone in it is a region's name: only Z, UTC, GMT and offsets like +02:00 are read")
     parts, matched = _extract_groups(text, _DAY + "(?:" + _CLOCK + "(?:" + _ZONE + ")?)?)?)?$")
-    days, ok = civil_days(*(_parse_numbers(parts[name], 1) for name in ("y", "mo", "d")))
+    days, ok = count_epoch_days(*(_parse_numbers(parts[name], 1) for name in ("y", "mo", "d")))
     hour, minute, second = (_parse_numbers(parts[name], 0) for name in ("h", "mi", "s"))
     fraction = _parse_numbers(pc.utf8_slice_codeunits(pc.utf8_rpad(parts["f"], 6, padding="0"), 0, 6), 0)
     micros = ((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + fraction

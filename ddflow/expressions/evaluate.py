@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from ddflow.aside import run_on_new_stack
 from ddflow.columns.schema import empty_table, to_array, to_batch
 from ddflow.errors import ExpressionError, Phrase, Row, SchemaMismatch, shorten
-from ddflow.expressions.casts import load_column
+from ddflow.expressions.casts import cast_to_working_type
 from ddflow.expressions.node import FAILURES, Frame, Node, TextTooLarge, broadcast
 from ddflow.expressions.types import sql_name, working_type
 
@@ -53,7 +53,7 @@ class SqlRunner:
         if batch.num_rows == 0:
             return pa.array([], self.type)
         try:
-            frame = Frame(tuple(arrays if self._works else map(load_column, arrays)), batch.num_rows)
+            frame = Frame(tuple(arrays if self._works else map(cast_to_working_type, arrays)), batch.num_rows)
         except FAILURES as error:
             raise ExpressionError(self._asked, str(error), "give smaller batches") from error
         return run_on_new_stack(partial(self._run_node, frame)) if self._deep else self._run_node(frame)

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from ddflow.expressions.arithmetic import arithmetic
 from ddflow.expressions.casts import convert
-from ddflow.expressions.digits import Ints, civil_days
+from ddflow.expressions.digits import Ints, count_epoch_days
 from ddflow.expressions.node import Node, Refusal, accept_scalars, apply, constant
 from ddflow.expressions.types import DATE, DURATION, INSTANT, INT32, INT64, is_duration, is_time, sql_name
 
@@ -163,9 +163,9 @@ def _add_months(dates: pa.Array, months: int) -> pa.Array:
 def _shift_civil_months(year: Ints, month: Ints, day: Ints, months: int) -> Ints:
     total = year * 12 + (month - 1) + months
     year, month = total // 12, total % 12 + 1
-    first, _ = civil_days(year, month, np.ones_like(day))
+    first, _ = count_epoch_days(year, month, np.ones_like(day))
     following = total + 1
-    end, _ = civil_days(following // 12, following % 12 + 1, np.ones_like(day))
+    end, _ = count_epoch_days(following // 12, following % 12 + 1, np.ones_like(day))
     days: Ints = first + np.minimum(day, end - first) - 1
     return days
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.errors import shorten
-from ddflow.expressions.casts import as_text, convert
+from ddflow.expressions.casts import cast_to_text, convert
 from ddflow.expressions.node import (
     FAILURES,
     Compute,
@@ -103,7 +103,7 @@ def is_null(node: Node) -> Node:
     return apply(lambda value: pc.is_null(value), node)
 
 
-def is_truth(node: Node, truth: bool) -> Node:
+def build_truth_test(node: Node, truth: bool) -> Node:
     """Compute IS TRUE or IS FALSE: null is neither."""
     return apply(lambda value: pc.fill_null(value if truth else pc.invert(value), False), node)
 
@@ -240,7 +240,9 @@ def is_in(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> 
     ``lists``: literals among the items, those of one type together.
     """
     listed = [column(0, each.type) for each in lists]
-    if all(_is_exact_number(each.type) for each in (node, *items, *listed)) and _is_too_wide([node, *items, *listed]):
+    if all(_is_exact_number(each.type) for each in (node, *items, *listed)) and _needs_wide_decimal(
+        [node, *items, *listed]
+    ):
         return _any_equal(node, [*items, *_list_constants(lists)])
     met, *others = convert_to_common_type([node, *items, *listed], "IN")
     items, listed = others[: len(items)], others[len(items) :]
@@ -308,7 +310,7 @@ def _is_exact_number(kind: pa.DataType) -> bool:
     return is_integer(kind) or is_decimal(kind)
 
 
-def _is_too_wide(nodes: Sequence[Node]) -> bool:
+def _needs_wide_decimal(nodes: Sequence[Node]) -> bool:
     """Whether a decimal for all of these would need more than 38 digits."""
     kinds = [to_decimal_type(node.type) for node in nodes]
     whole, scale = max(kind.precision - kind.scale for kind in kinds), max(kind.scale for kind in kinds)
@@ -316,7 +318,7 @@ def _is_too_wide(nodes: Sequence[Node]) -> bool:
 
 
 def _prepare_operands(left: Node, right: Node, place: str) -> tuple[Node, Node]:
-    if _is_exact_number(left.type) and _is_exact_number(right.type) and _is_too_wide([left, right]):
+    if _is_exact_number(left.type) and _is_exact_number(right.type) and _needs_wide_decimal([left, right]):
         return _widen_number(left), _widen_number(right)
     left, right = convert_to_common_type([left, right], place)
     if left.type == NULL:
@@ -333,8 +335,8 @@ def _widen_number(node: Node) -> Node:
 
 def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
     """Match LIKE and ILIKE with a literal pattern: ``%`` any run, ``_`` any character, ``escape`` makes them plain."""
-    node = as_text(node)
-    text = literal_text(pattern, "the pattern of LIKE")
+    node = cast_to_text(node)
+    text = read_text_literal(pattern, "the pattern of LIKE")
     if text is None:
         return null(BOOL)
     parts = _split_like_pattern(text, escape)
@@ -380,12 +382,12 @@ def _split_like_pattern(pattern: str, escape: str) -> list[str]:
 
 def rlike(node: Node, pattern: Node) -> Node:
     """Match RLIKE: find a literal regular expression (RE2's language) anywhere in the text."""
-    node = as_text(node)
-    text = literal_regex(pattern, "the pattern of RLIKE")
+    node = cast_to_text(node)
+    text = read_regex_literal(pattern, "the pattern of RLIKE")
     return null(BOOL) if text is None else apply(lambda value: pc.match_substring_regex(value, text), node)
 
 
-def literal_text(node: Node, place: str) -> str | None:
+def read_text_literal(node: Node, place: str) -> str | None:
     """Return the text of a constant, None for a null one. Raises Refusal if it differs from row to row."""
     if node.constant is None or node.type not in (STRING, NULL):
         raise Refusal(f"{place} is not a text literal", "write it as a literal: it is compiled once, not per row")
@@ -393,9 +395,9 @@ def literal_text(node: Node, place: str) -> str | None:
     return value
 
 
-def literal_regex(node: Node, place: str) -> str | None:
+def read_regex_literal(node: Node, place: str) -> str | None:
     """Return the text of a constant regular expression, None for null. Raises Refusal if RE2 refuses it."""
-    text = literal_text(node, place)
+    text = read_text_literal(node, place)
     return None if text is None else _check_regex(text, place, "use RE2's syntax: no look-around, no back references")
 
 

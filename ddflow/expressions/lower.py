@@ -7,7 +7,7 @@ numbered in the order of their first mention. Chains of operators (a thousand AN
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import Frame
 >>> from ddflow.expressions.parse import parse
->>> lowering = Lowering(ColumnResolver(pa.schema({"a": pa.int64()})))
+>>> lowering = TreeCompiler(ColumnResolver(pa.schema({"a": pa.int64()})))
 >>> node = lowering.lower(parse("a between 1 and 3 or a is null").tree)
 >>> node.run(Frame((pa.array([1, 5, None]),), 3)).to_pylist()
 [True, False, True]
@@ -30,6 +30,7 @@ from ddflow.expressions.casts import convert
 from ddflow.expressions.functions import dates, lists, strings
 from ddflow.expressions.functions.catalog import TYPES, find_function
 from ddflow.expressions.logic import (
+    build_truth_test,
     case_when,
     comparison,
     conjunction,
@@ -37,11 +38,10 @@ from ddflow.expressions.logic import (
     disjunction,
     is_in,
     is_null,
-    is_truth,
     like,
-    literal_text,
     negation,
     null_safe_equal,
+    read_text_literal,
     rlike,
     to_condition,
 )
@@ -81,7 +81,7 @@ class ColumnResolver:
             self.names.append(name)
         node = column(self.names.index(name), working_type(self.schema.field(name).type))
         for part in parts[1:]:
-            node = field_of(node, part)
+            node = get_struct_field(node, part)
         return node
 
     @cached_property
@@ -120,7 +120,7 @@ def _group_names(names: Sequence[str], by: Callable[[str], str]) -> dict[str, li
     return out
 
 
-def field_of(node: Node, name: str) -> Node:
+def get_struct_field(node: Node, name: str) -> Node:
     """Read a field of a struct; null if the struct is null."""
     kind = node.type
     if not pat.is_struct(kind):
@@ -165,7 +165,7 @@ NO_VALUE = (exp.Star, exp.Distinct)
 """What may stand among the arguments of a call and is none."""
 
 
-class Lowering:
+class TreeCompiler:
     """A compiler of trees over one schema; it gathers the columns read in ``columns``."""
 
     def __init__(self, columns: ColumnResolver) -> None:
@@ -173,7 +173,7 @@ class Lowering:
         self._handlers: dict[type[Any], Callable[[Tree], Node]] = {
             exp.Column: self._lower_column,
             exp.Dot: self._lower_dotted_name,
-            exp.Add: lambda tree: self._move_by_interval(self._lower_right(tree), tree.this, 1),
+            exp.Add: lambda tree: self._shift_by_interval(self._lower_right(tree), tree.this, 1),
             exp.Paren: lambda tree: self.lower(tree.this),
             exp.Literal: self._lower_literal,
             exp.RawString: lambda tree: constant(pa.scalar(str(tree.this)), literal=True),
@@ -286,29 +286,29 @@ class Lowering:
 
     def _lower_arithmetic(self, tree: Tree, left: Node) -> Node:
         if isinstance(tree, exp.Add | exp.Sub) and _list_interval_parts(tree.expression):
-            return self._move_by_interval(left, tree.expression, 1 if isinstance(tree, exp.Add) else -1)
+            return self._shift_by_interval(left, tree.expression, 1 if isinstance(tree, exp.Add) else -1)
         return arithmetic(_ARITHMETIC[type(tree)], left, self._lower_right(tree))
 
-    def _move_by_interval(self, node: Node, tree: Tree, sign: int) -> Node:
+    def _shift_by_interval(self, node: Node, tree: Tree, sign: int) -> Node:
         """Move a date, a timestamp or a duration by an interval literal."""
         return intervals.shift_by_interval(node, _read_interval(tree), sign)
 
     def _lower_element(self, tree: Tree, left: Node) -> Node:
         if len(tree.expressions) != 1 or isinstance(tree.expressions[0], exp.Slice):
             raise _build_refusal(tree)
-        return lists.index_list(left, self.lower(tree.expressions[0]))
+        return lists.subscript_list(left, self.lower(tree.expressions[0]))
 
     def _lower_field(self, tree: Tree, left: Node) -> Node:
         if not isinstance(tree.expression, exp.Identifier):
             raise _build_refusal(tree)
-        return field_of(left, tree.expression.name)
+        return get_struct_field(left, tree.expression.name)
 
     def _lower_is(self, tree: Tree) -> Node:
         node = self.lower(tree.this)
         if isinstance(tree.expression, exp.Null):
             return is_null(node)
         if isinstance(tree.expression, exp.Boolean):
-            return is_truth(to_condition(node, "IS TRUE or IS FALSE"), bool(tree.expression.this))
+            return build_truth_test(to_condition(node, "IS TRUE or IS FALSE"), bool(tree.expression.this))
         raise Refusal(
             f"{format_tree(tree)} is not supported",
             "IS takes NULL, TRUE, FALSE, UNKNOWN, DISTINCT FROM; for NaN use isnan",
@@ -337,7 +337,7 @@ class Lowering:
     def _lower_like(self, tree: Tree) -> Node:
         escape = "\\"
         if isinstance(tree, exp.Escape):
-            mark = literal_text(self.lower(tree.expression), "the escape of LIKE")
+            mark = read_text_literal(self.lower(tree.expression), "the escape of LIKE")
             if mark is None or len(mark) != 1:
                 raise Refusal(f"the escape of LIKE is {mark!r}", "give one character")
             tree, escape = tree.this, mark

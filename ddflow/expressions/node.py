@@ -46,12 +46,12 @@ class TextTooLarge(pa.ArrowInvalid):
     rows = 0
 
 
-def reset_constants() -> None:
+def reset_constant_bytes() -> None:
     """Start counting the constants of another expression."""
     _made.set(0)
 
 
-def count_constant(value: pa.Scalar) -> pa.Scalar:
+def count_constant_bytes(value: pa.Scalar) -> pa.Scalar:
     """Count the text of a computed constant.  Raises TextTooLarge for more than `CONSTANTS`."""
     _made.set(_made.get() + _estimate_text_bytes(value, 1))
     if _made.get() > CONSTANTS:
@@ -200,7 +200,7 @@ def apply(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
     try:
         if None not in constants:
             try:
-                return constant(count_constant(compute(*constants)))
+                return constant(count_constant_bytes(compute(*constants)))
             except TextTooLarge as error:
                 raise Refusal(str(error), "write what is to be made as a column, or make less of it") from error
             except pa.ArrowInvalid:

@@ -97,7 +97,7 @@ class ParsedText(NamedTuple):
     nested: int
     quoted: frozenset[str]
 
-    def check_quoted(self, names: Iterable[str]) -> None:
+    def check_quoted_texts(self, names: Iterable[str]) -> None:
         """Raise Refusal where a text in double quotes is the name of one of these columns.
 
         SQL has names in double quotes and Spark has text in them, so that a wrong answer would come of either.

@@ -22,8 +22,8 @@ from ddflow.columns.wider import find_widening, list_changed_types
 from ddflow.errors import ExpressionError, shorten
 from ddflow.expressions.casts import convert
 from ddflow.expressions.evaluate import SqlRunner
-from ddflow.expressions.lower import ColumnResolver, Lowering
-from ddflow.expressions.node import Node, Refusal, reset_constants
+from ddflow.expressions.lower import ColumnResolver, TreeCompiler
+from ddflow.expressions.node import Node, Refusal, reset_constant_bytes
 from ddflow.expressions.parse import Tree, build_nesting_refusal, parse
 from ddflow.expressions.types import (
     BOOL,
@@ -75,10 +75,10 @@ def _compile_text(text: str, schema: pa.Schema, boolean: bool) -> _CompiledText:
     """Parse and lower a text.  Nodes hold no state of a run, so equal texts share one."""
 
     def compile_fresh() -> _CompiledText:
-        reset_constants()
+        reset_constant_bytes()
         parsed, columns = parse(text), ColumnResolver(schema)
-        parsed.check_quoted(schema.names)
-        node = Lowering(columns).lower(parsed.tree)
+        parsed.check_quoted_texts(schema.names)
+        node = TreeCompiler(columns).lower(parsed.tree)
         plain = parsed.tree.unnest()
         bare = isinstance(plain, exp.Column) and len(plain.parts) == 1
         right = convert(node, BOOL) if boolean and node.type == NULL else node
@@ -136,7 +136,7 @@ class _PairCompiler:
     def __init__(self, old: pa.Schema, new: pa.Schema) -> None:
         # Computed with in 64 bits, of which a double does not hold all.
         self.short = {field.name for field in old if field.type == pa.uint32()}
-        self.old, self.new = Lowering(ColumnResolver(old)), Lowering(ColumnResolver(new))
+        self.old, self.new = TreeCompiler(ColumnResolver(old)), TreeCompiler(ColumnResolver(new))
         self.changed = {name.lower() for name in list_changed_types(old, new)}
 
     def compile_pair(self, tree: Tree) -> _NodePair:
@@ -220,23 +220,23 @@ def _is_exact_number(part: _NodePair) -> bool:
 def _check_exact(parts: list[_NodePair]) -> None:
     """Raise `_MeaningMayChange` unless operands meet exactly, in the narrower types and in the wider ones."""
     kinds = [(part.old.type, part.new.type) for part in parts]
-    if not all(_is_measure(kind) for pair in kinds for kind in pair):
+    if not all(_is_number_or_time(kind) for pair in kinds for kind in pair):
         raise _MeaningMayChange
     old, new = common_type([pair[0] for pair in kinds]), common_type([pair[1] for pair in kinds])
     for part in parts:
         untouched = part.same and old == new
         checked = not part.same and new is not None and old in (part.old.type, part.new.type) and part.new.type == new
-        if not (untouched or checked or (_is_exact_in(part.old, old) and _is_exact_in(part.new, new))):
+        if not (untouched or checked or (_is_exact_in_type(part.old, old) and _is_exact_in_type(part.new, new))):
             raise _MeaningMayChange
 
 
-def _is_measure(kind: pa.DataType) -> bool:
+def _is_number_or_time(kind: pa.DataType) -> bool:
     """Whether it is a number, a date or a time, or nothing but null."""
     number = is_integer(kind) or is_decimal(kind) or is_float(kind)
     return bool(number or kind == DATE or is_time(kind) or pat.is_null(kind))
 
 
-def _is_exact_in(node: Node, kind: pa.DataType | None) -> bool:
+def _is_exact_in_type(node: Node, kind: pa.DataType | None) -> bool:
     """Whether the values of a node are exact in the type that it meets others in."""
     if kind is None:
         return False

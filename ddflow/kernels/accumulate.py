@@ -17,14 +17,14 @@ from ddflow.kernels.pointer import prefetch
 
 
 @kernel
-def _overflows(a: int, b: int) -> bool:
+def _sum_overflows(a: int, b: int) -> bool:
     """Whether a + b leaves int64."""
     total = a + b
     return (a >= 0) == (b >= 0) and (total >= 0) != (a >= 0)
 
 
 @kernel
-def net_changes(
+def consolidate_diffs(
     permutation: Narrow, starts: Narrow, ranks: Narrow, diffs: Ints, out_rank: Narrow, out_row: Ints, out_diff: Ints
 ) -> tuple[int, int]:
     """Sum the diffs of equal (identity, time) and drop zeros: consolidation.
@@ -34,13 +34,13 @@ def net_changes(
     each int64[n].  Returns how many, and a row whose sum overflows or -1.  O(n).
 
     >>> a, b = np.zeros(1, np.int32), np.empty(1, np.int64)
-    >>> net_changes(a, np.array([0, 1], np.int32), a, np.ones(1, np.int64), a.copy(), b, b.copy())
+    >>> consolidate_diffs(a, np.array([0, 1], np.int32), a, np.ones(1, np.int64), a.copy(), b, b.copy())
     (1, -1)
 
     >>> import numpy as np
     >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
     >>> ranks, rows, diffs = np.empty(3, np.int32), np.empty(3, np.int64), np.empty(3, np.int64)
-    >>> net_changes(few(0, 1, 2), few(0, 2, 3), few(0, 0, 0), one(1, -1, 5), ranks, rows, diffs)
+    >>> consolidate_diffs(few(0, 1, 2), few(0, 2, 3), few(0, 0, 0), one(1, -1, 5), ranks, rows, diffs)
     (1, -1)
     >>> rows[0], diffs[0]
     (np.int64(2), np.int64(5))
@@ -52,7 +52,7 @@ def net_changes(
             first = permutation[begin]
             total, end = 0, begin
             while end < stop and ranks[permutation[end]] == ranks[first]:
-                if _overflows(total, diffs[permutation[end]]):
+                if _sum_overflows(total, diffs[permutation[end]]):
                     return written, first
                 total += diffs[permutation[end]]
                 end += 1
@@ -64,7 +64,7 @@ def net_changes(
 
 
 @kernel
-def count_groups(
+def update_group_counts(
     groups: Narrow,
     ranks: Narrow,
     diffs: Ints,
@@ -87,11 +87,12 @@ def count_groups(
     groups: int32[n], dense numbers.  ranks: int32[n], ascending.  diffs: int64[n].  held: int64[g], the counts before,
     0 for a new group; changed to those after.  since_rank: the greatest rank whose time need not be kept apart.
     Scratch: net int64[g], touched int64[n].  Written: update_* [2n] by time; version_* [n], of a group by time; last
-    int64[g], each group's last version, or -1.  Returns how many updates and versions, and a row that overflows, or -1.
-    O(n).
+    int64[g], each group's last version, or -1.  Returns the numbers of updates and versions, and a row that overflows,
+    or -1.  O(n).
 
-    >>> a, e, f = np.zeros(1, np.int32), lambda: np.empty(2, np.int64), lambda: np.empty(2, np.int32)
-    >>> count_groups(a, a, np.array([1]), np.array([4]), -1, e(), e(), f(), e(), e(), e(), f(), e(), e(), e(), e())
+    >>> a, e = np.zeros(1, np.int32), lambda kind=np.int64: np.empty(2, kind)
+    >>> out = e(), e(), e(np.int32), e(), e(), e(), e(np.int32), e(), e(), e(), e()
+    >>> update_group_counts(a, a, np.array([1]), np.array([4]), -1, *out)
     (2, 1, -1)
     """
     updates = versions = begin = 0
@@ -103,19 +104,18 @@ def count_groups(
             # Not seen at this time, or cancelled so far: then it is there twice, settled once.  A branch costs more.
             touched[some] = end
             some += int(net[group] == 0)
-            if _overflows(net[group], diffs[end]):
+            if _sum_overflows(net[group], diffs[end]):
                 return updates, versions, end
             net[group] += diffs[end]
             end += 1
         begin = end
         for i in range(some):
-            row = touched[i]
-            group = groups[row]
+            row, group = touched[i], groups[touched[i]]
             now, total = held[group], net[group]
             net[group] = 0
             if total == 0:
                 continue
-            if _overflows(now, total):
+            if _sum_overflows(now, total):
                 return updates, versions, row
             if now != 0:
                 update_rank[updates], update_row[updates] = rank, row
@@ -152,20 +152,20 @@ class GroupTimes(NamedTuple):
 
 
 @kernel
-def find_cells(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: Narrow, firsts: Ints) -> int:
+def find_group_times(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: Narrow, firsts: Ints) -> int:
     """Find the cells of rows by group, of which none is empty.
 
     rows: int64[n], by group, within one by rank.  groups: int32[n], from 0 without a gap, and ranks: int32[n], by row.
     Written: starts int64[c + 1], cell_ranks int32[c], firsts int64[g + 1].  Returns c, at most n.  O(n).
 
-    >>> find_cells(np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(2, np.int64),
+    >>> find_group_times(np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(2, np.int64),
     ...       np.zeros(1, np.int32), np.zeros(2, np.int64))
     1
 
     >>> import numpy as np
     >>> few, ints = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64))
     >>> rows, starts, ranks, firsts = ints(0, 2, 1), ints(0, 0, 0, 0), few(0, 0, 0), ints(0, 0, 0)
-    >>> find_cells(rows, few(0, 1, 0), few(0, 0, 1), starts, ranks, firsts)
+    >>> find_group_times(rows, few(0, 1, 0), few(0, 0, 1), starts, ranks, firsts)
     3
     >>> starts.tolist(), ranks.tolist(), firsts.tolist()
     ([0, 1, 2, 3], [0, 1, 0], [0, 2, 3])
@@ -188,7 +188,7 @@ def find_cells(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ran
 
 
 @kernel
-def tally_cells(cells: GroupTimes, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
+def accumulate_diffs(cells: GroupTimes, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
     """Add up the diffs of rows.
 
     present: uint8[n], by row, 0 where one does not count; of size 0 where all do.  diffs: int64[n], by row.  held:
@@ -196,7 +196,7 @@ def tally_cells(cells: GroupTimes, present: Flags, diffs: Ints, held: Ints, out:
     that is outside of int64, or -1.  O(n).
 
     >>> one, few = np.zeros(1, np.int64), np.arange(2)
-    >>> tally_cells(GroupTimes(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
+    >>> accumulate_diffs(GroupTimes(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
     (-1, [7])
     """
     rows, starts, firsts = cells

@@ -7,7 +7,8 @@ holds states. A transition that is not there is told from one that leads nowhere
 
 >>> few, flags = lambda *v: np.array(v, np.int32), lambda *v: np.array(v, np.uint8)
 >>> table, out = np.array([[1, REFUSED], [REFUSED, 0]], np.int32), few(-1)  # coin, push: locked, open
->>> one(Walked(few(0, 1, 2), few(0, 3), few(0, 1)), flags(TAKE, TAKE, TAKE), few(0, 1, 0), table, few(-1), 0, out)
+>>> run_single_state(EventsByKey(few(0, 1, 2), few(0, 3), few(0, 1)), flags(TAKE, TAKE, TAKE), few(0, 1, 0), table,
+...     few(-1), 0, out)
 (-1, -1)
 >>> out.tolist()
 [1]
@@ -17,15 +18,15 @@ import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow, Narrow2d, Words, Words2d
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.fold import SKIP, TAKE, Walked
+from ddflow.kernels.fold import SKIP, TAKE, EventsByKey
 
 NOTHING, REFUSED = -1, -2
 """Instead of a state: the key holds none; there is no transition."""
 
 
 @kernel
-def one(
-    walked: Walked, action: Flags, symbols: Narrow, table: Narrow2d, held: Narrow, start: int, out: Narrow
+def run_single_state(
+    walked: EventsByKey, action: Flags, symbols: Narrow, table: Narrow2d, held: Narrow, start: int, out: Narrow
 ) -> tuple[int, int]:
     """Each key in one state or none.
 
@@ -55,8 +56,8 @@ def one(
 
 
 @kernel
-def many(
-    walked: Walked,
+def run_state_sets(
+    walked: EventsByKey,
     action: Flags,
     symbols: Narrow,
     table: Words2d,
@@ -67,12 +68,12 @@ def many(
 ) -> tuple[int, int]:
     """Each key in a set of up to 64 states.
 
-    As `one`, with sets: table: uint64[states, symbols], the states that follow.  refused: uint64[symbols], the states
-    for which there is no transition.  held: uint64[g]; start; out: uint64[m].  O(p * states held).
+    As `run_single_state`, with sets: table: uint64[states, symbols], the states that follow.  refused: uint64[symbols],
+    the states for which there is no transition.  held: uint64[g]; start; out: uint64[m].  O(p * states held).
 
     >>> few, flags = lambda *v: np.array(v, np.int32), lambda *v: np.array(v, np.uint8)
     >>> table, out = np.array([[3], [2]], np.uint64), np.zeros(1, np.uint64)  # the first state stays and makes another
-    >>> many(Walked(few(0), few(0, 1), few(0, 1)), flags(TAKE), few(0), table, np.zeros(1, np.uint64),
+    >>> run_state_sets(EventsByKey(few(0), few(0, 1), few(0, 1)), flags(TAKE), few(0), table, np.zeros(1, np.uint64),
     ...      np.zeros(1, np.uint64), np.uint64(1), out), out.tolist()
     ((-1, -1), [3])
     """
@@ -92,7 +93,7 @@ def many(
                 row = permutation[place]
                 symbol, following = symbols[row], none
                 if states & refused[symbol] != none:
-                    return int(row), _first_bit(states & refused[symbol])
+                    return int(row), _find_lowest_bit(states & refused[symbol])
                 for state in range(table.shape[0]):
                     if (states >> np.uint64(state)) & low != none:
                         following |= table[state, symbol]
@@ -102,10 +103,10 @@ def many(
 
 
 @kernel
-def _first_bit(word: np.uint64) -> int:
+def _find_lowest_bit(word: np.uint64) -> int:
     """Find the number of the lowest bit that is set; 64 for none.
 
-    >>> _first_bit(np.uint64(12))
+    >>> _find_lowest_bit(np.uint64(12))
     2
     """
     for bit in range(64):
@@ -115,11 +116,11 @@ def _first_bit(word: np.uint64) -> int:
 
 
 @kernel
-def packed(ends: Ints, codes: Narrow, out: Words) -> None:
+def pack_state_sets(ends: Ints, codes: Narrow, out: Words) -> None:
     """Write lists of states as words: list i is codes[ends[i] : ends[i + 1]].  O(codes).
 
     >>> out = np.zeros(2, np.uint64)
-    >>> packed(np.array([0, 2, 3]), np.array([0, 2, 1], np.int32), out), out.tolist()
+    >>> pack_state_sets(np.array([0, 2, 3]), np.array([0, 2, 1], np.int32), out), out.tolist()
     (None, [5, 2])
     """
     for i in range(out.size):
@@ -130,13 +131,13 @@ def packed(ends: Ints, codes: Narrow, out: Words) -> None:
 
 
 @kernel
-def unpacked(words: Words, counts: Ints, codes: Narrow) -> int:
+def unpack_state_sets(words: Words, counts: Ints, codes: Narrow) -> int:
     """Write words as lists of states, ascending, one behind the other; how many there are, which is returned.
 
     counts: int64[n], written.  codes: with room for all.  O(64 n).
 
     >>> counts, codes = np.zeros(2, np.int64), np.zeros(9, np.int32)
-    >>> unpacked(np.array([5, 2], np.uint64), counts, codes), counts.tolist(), codes[:3].tolist()
+    >>> unpack_state_sets(np.array([5, 2], np.uint64), counts, codes), counts.tolist(), codes[:3].tolist()
     (3, [2, 1], [0, 2, 1])
     """
     written = 0

@@ -23,20 +23,20 @@ AHEAD = 16
 """How many keys ahead a walk asks for their block: sorted keys are too far apart for the machine to guess."""
 
 
-def blocks_for(n: int) -> int:
+def count_blocks(n: int) -> int:
     """How many blocks of `BLOCK` words a filter of ``n`` identities takes: `BITS` bits each, one block at least."""
     return max(1, -(-n * BITS // (64 * BLOCK)))
 
 
 @kernel
-def _mask(bits: np.uint64) -> np.uint64:
+def _build_mask(bits: np.uint64) -> np.uint64:
     """Set a bit in each half of a word, by the ten lowest bits."""
     one, half = np.uint64(1), np.uint64(31)
     return (one << (bits & half)) | (one << (((bits >> np.uint64(5)) & half) | np.uint64(32)))
 
 
 @kernel
-def _bits(high: np.uint64, low: np.uint64) -> np.uint64:
+def _mix_identity(high: np.uint64, low: np.uint64) -> np.uint64:
     """Return the word that the bits are chosen by: 40 bits from the low end.
 
     The low word may be a mere flag (whether a key is null), so it is spread first; 0, for one-word identities, stays 0.
@@ -45,7 +45,7 @@ def _bits(high: np.uint64, low: np.uint64) -> np.uint64:
 
 
 @kernel
-def fill(high: Words, low: Words, base: np.uint64, shift: np.uint64, words: Words) -> None:
+def add_identities(high: Words, low: Words, base: np.uint64, shift: np.uint64, words: Words) -> None:
     """Add identities to a filter.
 
     high, low: uint64[n] (low of size 0 for one-word identities), in any order, repeated or not; sorted ones walk the
@@ -54,7 +54,7 @@ def fill(high: Words, low: Words, base: np.uint64, shift: np.uint64, words: Word
     piece.  O(n), 3 to 5 ns each.
 
     >>> words = np.zeros(4, np.uint64)
-    >>> fill(np.array([0], np.uint64), np.empty(0, np.uint64), np.uint64(0), np.uint64(0), words)
+    >>> add_identities(np.array([0], np.uint64), np.empty(0, np.uint64), np.uint64(0), np.uint64(0), words)
     >>> [hex(word) for word in words.tolist()]
     ['0x100000001', '0x100000001', '0x100000001', '0x100000001']
     """
@@ -64,15 +64,15 @@ def fill(high: Words, low: Words, base: np.uint64, shift: np.uint64, words: Word
         if i < ahead:
             prefetch(data + (mulhi((high[i + AHEAD] - base) << shift, blocks) << np.uint64(5)))
         at = np.int64(mulhi((high[i] - base) << shift, blocks) << np.uint64(2))
-        bits = _bits(high[i], low[i] if wide else np.uint64(0))
-        words[at] |= _mask(bits)
-        words[at + 1] |= _mask(bits >> np.uint64(10))
-        words[at + 2] |= _mask(bits >> np.uint64(20))
-        words[at + 3] |= _mask(bits >> np.uint64(30))
+        bits = _mix_identity(high[i], low[i] if wide else np.uint64(0))
+        words[at] |= _build_mask(bits)
+        words[at + 1] |= _build_mask(bits >> np.uint64(10))
+        words[at + 2] |= _build_mask(bits >> np.uint64(20))
+        words[at + 3] |= _build_mask(bits >> np.uint64(30))
 
 
 @kernel
-def sift(
+def find_possible_groups(
     high: Words, low: Words, starts: Narrow, wanted: Ints, base: np.uint64, shift: np.uint64, words: Words, out: Ints
 ) -> int:
     """Write those of the wanted groups whose identities may have been filled in; return how many.
@@ -83,15 +83,17 @@ def sift(
     itself.  O(m), 5 to 7 ns a group.
 
     >>> one, out = np.array([7], np.uint64), np.empty(1, np.int64)
-    >>> sift(one, np.empty(0, np.uint64), np.zeros(1, np.int32), np.array([0]), np.uint64(0), np.uint64(0),
+    >>> find_possible_groups(one, np.empty(0, np.uint64), np.zeros(1, np.int32), np.array([0]), np.uint64(0),
+    ...     np.uint64(0),
     ...      np.zeros(4, np.uint64), out)
     0
 
     >>> high, none = np.array([3, 5, 2**63], np.uint64), np.empty(0, np.uint64)
-    >>> words, base, shift = np.zeros(BLOCK * blocks_for(2), np.uint64), np.uint64(0), np.uint64(0)
-    >>> fill(high[:2], none, base, shift, words)
+    >>> words, base, shift = np.zeros(BLOCK * count_blocks(2), np.uint64), np.uint64(0), np.uint64(0)
+    >>> add_identities(high[:2], none, base, shift, words)
     >>> out = np.empty(3, np.int64)
-    >>> sift(high, none, np.arange(3, dtype=np.int32), np.arange(3), base, shift, words, out), out[:2].tolist()
+    >>> find_possible_groups(high, none, np.arange(3, dtype=np.int32), np.arange(3), base, shift, words,
+    ...     out), out[:2].tolist()
     (2, [0, 1])
     """
     wide, blocks = low.size != 0, np.uint64(words.size >> 2)
@@ -103,11 +105,11 @@ def sift(
         group = wanted[i]
         row = starts[group]
         at = np.int64(mulhi((high[row] - base) << shift, blocks) << np.uint64(2))
-        bits = _bits(high[row], low[row] if wide else np.uint64(0))
-        missing = _mask(bits) & ~words[at]
-        missing |= _mask(bits >> np.uint64(10)) & ~words[at + 1]
-        missing |= _mask(bits >> np.uint64(20)) & ~words[at + 2]
-        missing |= _mask(bits >> np.uint64(30)) & ~words[at + 3]
+        bits = _mix_identity(high[row], low[row] if wide else np.uint64(0))
+        missing = _build_mask(bits) & ~words[at]
+        missing |= _build_mask(bits >> np.uint64(10)) & ~words[at + 1]
+        missing |= _build_mask(bits >> np.uint64(20)) & ~words[at + 2]
+        missing |= _build_mask(bits >> np.uint64(30)) & ~words[at + 3]
         # Written at any rate, counted if it may be in: a branch here would be guessed wrong half the time.
         out[passed] = group
         passed += int(missing == np.uint64(0))

@@ -41,10 +41,10 @@ def stamp_sources(package: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple((str(file), state.st_mtime_ns, state.st_size) for file, state in states)
 
 
-def digest(files: Iterable[str], facts: Iterable[object]) -> str:
+def compute_digest(files: Iterable[str], facts: Iterable[object]) -> str:
     """32 hexadecimal digits that change when a file's content or one of ``facts`` does.
 
-    >>> digest([], ["numba 1"]) == digest([], ["numba 2"])
+    >>> compute_digest([], ["numba 1"]) == compute_digest([], ["numba 2"])
     False
     """
     state = hashlib.sha256()
@@ -55,7 +55,7 @@ def digest(files: Iterable[str], facts: Iterable[object]) -> str:
     return state.hexdigest()[:32]
 
 
-def list_places() -> list[Path]:
+def list_cache_directories() -> list[Path]:
     """List the directories that may hold the cache, best first, whether they can be written or not.
 
     ``DDFLOW_CACHE_DIR`` wins, else the platform's directory for caches; then one below the temporary directory.
@@ -77,7 +77,7 @@ def list_places() -> list[Path]:
     return places
 
 
-def refusal(state: os.stat_result, user: int) -> str | None:
+def find_privacy_fault(state: os.stat_result, user: int) -> str | None:
     """Why a folder in this state may not hold our files, None if it may: it must be ``user``'s and private."""
     if state.st_uid != user:
         return f"it belongs to user {state.st_uid}, not to {user}"
@@ -86,7 +86,7 @@ def refusal(state: os.stat_result, user: int) -> str | None:
     return None
 
 
-def exposure(state: os.stat_result, user: int) -> str | None:
+def find_replacement_risk(state: os.stat_result, user: int) -> str | None:
     """Why others may replace what is in a folder in this state, None if only ``user`` and root may."""
     if state.st_uid not in (user, 0):
         return f"it belongs to user {state.st_uid}, not to {user}"
@@ -95,18 +95,19 @@ def exposure(state: os.stat_result, user: int) -> str | None:
     return None
 
 
-def make_private(place: Path, name: str) -> Path:
+def make_private_folder(place: Path, name: str) -> Path:
     """Open or make the folder ``name`` in ``place``, private to this user.  Raises OSError if that fails."""
     directory = Path(os.path.abspath(os.path.expanduser(place))) / name
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
-    with _open_checked(directory):
+    with _open_checked_folder(directory):
         return directory
 
 
 @contextlib.contextmanager
-def _open_checked(directory: Path) -> Iterator[int]:
-    """Open a folder that `refusal` lets pass, in a parent that `exposure` lets pass, and yield its descriptor.
+def _open_checked_folder(directory: Path) -> Iterator[int]:
+    """Open a folder that `find_privacy_fault` lets pass, in a parent that `find_replacement_risk` lets pass, and yield
+    its descriptor.
 
     Files opened through the descriptor are in the folder that was checked.
     """
@@ -119,17 +120,17 @@ def _open_checked(directory: Path) -> Iterator[int]:
                 raise PermissionError(f"{name} is refused as a place for compiled kernels: {reason}")
             return opened
 
-        above = checked(str(directory.parent), 0, exposure, None)
-        yield checked(directory.name, os.O_NOFOLLOW, refusal, above)
+        above = checked(str(directory.parent), 0, find_replacement_risk, None)
+        yield checked(directory.name, os.O_NOFOLLOW, find_privacy_fault, above)
 
 
-def _forget_old(directory: Path) -> None:
+def _remove_old_folders(directory: Path) -> None:
     """Remove our files from what other digests left beside ``directory``, but for the ``KEPT`` most recently used."""
     with contextlib.suppress(OSError):
         others = [folder for folder in directory.parent.glob("kernels-*") if folder != directory]
         others.sort(key=lambda folder: folder.lstat().st_mtime_ns, reverse=True)
         for old in others[KEPT:]:
-            with contextlib.suppress(OSError), _open_checked(old) as here:
+            with contextlib.suppress(OSError), _open_checked_folder(old) as here:
                 for name in os.listdir(here):
                     if name.endswith((".kernel", ".tmp")):
                         os.unlink(name, dir_fd=here)
@@ -142,8 +143,8 @@ class KernelFolder:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     kept = KernelFolder.choose([Path("/dev/null/nowhere"), Path(folder)], "0" * 32)
-    ...     kept.write("double", b"machine code")
-    ...     kept.read("double"), kept.read("triple"), kept.directory.parent == Path(folder)
+    ...     kept.write_kernel("double", b"machine code")
+    ...     kept.read_kernel("double"), kept.read_kernel("triple"), kept.directory.parent == Path(folder)
     (b'machine code', None, True)
     """
 
@@ -155,7 +156,7 @@ class KernelFolder:
         """Make the folder ``name`` in the first of ``places`` that takes files; without a directory if none does."""
         for place in places:
             try:
-                directory = make_private(place, f"kernels-{name}")
+                directory = make_private_folder(place, f"kernels-{name}")
                 _write_file(directory, "probe", b"some bytes")
                 with contextlib.suppress(FileNotFoundError):  # another process probed at the same time
                     (directory / "probe.kernel").unlink()
@@ -163,30 +164,33 @@ class KernelFolder:
             except OSError as error:
                 LOG.debug("kernels cannot be cached in %s: %s", place, error)
                 continue
-            _forget_old(directory)
+            _remove_old_folders(directory)
             return cls(directory)
         return cls(None)
 
-    def read(self, name: str) -> bytes | None:
+    def read_kernel(self, name: str) -> bytes | None:
         """Return the bytes written as ``name``; None if there are none, or other ones."""
         if self.directory is None:
             return None
         try:
-            with _open_checked(self.directory) as here, open(f"{name}.kernel", "rb", opener=_within(here)) as file:
+            with (
+                _open_checked_folder(self.directory) as here,
+                open(f"{name}.kernel", "rb", opener=_build_opener(here)) as file,
+            ):
                 content = file.read()
         except OSError:
             return None
-        payload = content[len(_head(self.directory, name, b"")) :]
-        if content != _head(self.directory, name, payload) + payload:
-            self.warn(f"{name}.kernel fails its checksum, or is of another kernel")
+        payload = content[len(_build_header(self.directory, name, b"")) :]
+        if content != _build_header(self.directory, name, payload) + payload:
+            self.warn_of_damage(f"{name}.kernel fails its checksum, or is of another kernel")
             return None
         return payload
 
-    def has(self, name: str) -> bool:
+    def has_kernel(self, name: str) -> bool:
         """Whether there is a file of this name; what is in it is not looked at."""
         return self.directory is not None and (self.directory / f"{name}.kernel").exists()
 
-    def write(self, name: str, payload: bytes) -> None:
+    def write_kernel(self, name: str, payload: bytes) -> None:
         """Keep ``payload`` as ``name``.  A folder that has gone is made again; a full or lost disk is no error."""
         if self.directory is None:
             return
@@ -196,28 +200,28 @@ class KernelFolder:
         except OSError as error:
             LOG.debug("kernel %s was not cached: %s", name, error)
 
-    def warn(self, reason: str) -> None:
+    def warn_of_damage(self, reason: str) -> None:
         """Something read back cannot be used; what is compiled in its place will replace it."""
         LOG.warning("the kernel cache %s is damaged (%s); the kernel is compiled again", self.directory, reason)
 
 
-def _head(directory: Path, name: str, payload: bytes) -> bytes:
+def _build_header(directory: Path, name: str, payload: bytes) -> bytes:
     """Build the head of a file: its kind, digest and kernel, and the checksum of all of it."""
     label = f"ddflow kernel\n{directory.name}/{name}\n".encode()
     return label + hashlib.sha256(label + payload).digest()
 
 
-def _within(here: int) -> Callable[[str, int], int]:
+def _build_opener(here: int) -> Callable[[str, int], int]:
     """Return an opener of files in the folder ``here``, for this user alone, through no symbolic link."""
     return lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=here)
 
 
 def _write_file(directory: Path, name: str, payload: bytes) -> None:
     aside = f"{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
-    with _open_checked(directory) as here:
+    with _open_checked_folder(directory) as here:
         try:
-            with open(aside, "xb", opener=_within(here)) as file:
-                file.write(_head(directory, name, payload) + payload)
+            with open(aside, "xb", opener=_build_opener(here)) as file:
+                file.write(_build_header(directory, name, payload) + payload)
             os.rename(aside, f"{name}.kernel", src_dir_fd=here, dst_dir_fd=here)
         except OSError:
             with contextlib.suppress(OSError):
@@ -239,7 +243,7 @@ def start_filler(directory: Path | None) -> bool:
     False
     >>> del os.environ["DDFLOW_BACKGROUND"]
     """
-    if _started or directory is None or os.environ.get("DDFLOW_BACKGROUND") == "0" or in_task():
+    if _started or directory is None or os.environ.get("DDFLOW_BACKGROUND") == "0" or is_spark_task():
         return False
     if is_filled(directory):
         return False
@@ -294,7 +298,7 @@ def hold_fill_lock(directory: Path) -> Iterator[bool]:
         yield True
 
 
-def exit_with(parent: IO[Any]) -> None:
+def exit_with_parent(parent: IO[Any]) -> None:
     """End this process as soon as the other end of a pipe has closed."""
 
     def watch() -> None:
@@ -310,13 +314,13 @@ def show_notice(text: str) -> None:
 
     Where nobody would read it, it is logged as information.
     """
-    if sys.stderr.isatty() or "ipykernel" in sys.modules or in_task():
+    if sys.stderr.isatty() or "ipykernel" in sys.modules or is_spark_task():
         print(text, file=sys.stderr, flush=True)
     else:
         logging.getLogger("ddflow").info("%s", text)
 
 
-def in_task() -> bool:
+def is_spark_task() -> bool:
     """Whether this process runs tasks of Spark's: it is, or was forked from, a daemon of Python workers."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return "pyspark.daemon" in sys.modules or getattr(spec, "name", "") == "pyspark.worker"

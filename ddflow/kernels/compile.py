@@ -1,7 +1,8 @@
 """`@kernel`, the decorator of every kernel: compiled by numba on its first call, or interpreted at first.
 
 The first calls of a kernel that is not in the cache are interpreted, if their arrays are small and this process has not
-interpreted for long (`Patience`). `list_entry_kernels` lists those to compile ahead, for `ddflow.tools.warmup`.
+interpreted for long (`InterpreterBudget`). `list_entry_kernels` lists those to compile ahead, for
+`ddflow.tools.warmup`.
 
 Guarantees: importing compiles nothing; a kernel is compiled once a machine for each set of types; interpreted and
 compiled calls give the same bits, with numpy's arithmetic (division by zero gives an infinity, overflow wraps), and
@@ -46,7 +47,7 @@ FIRST: Final = 16
 """Calls of a kernel that are interpreted, at most: a process that goes on for longer wants the compiled form."""
 
 
-class Patience:
+class InterpreterBudget:
     """How long this process may still interpret kernels.
 
     Attributes
@@ -61,12 +62,12 @@ class Patience:
 
     def allows(self, kernel: str, arguments: tuple[Any, ...]) -> bool:
         """Whether a call of a kernel with these arguments may be interpreted, which counts then.  O(arguments)."""
-        allowed = self.seconds > 0 and self._calls[kernel] < self.most and sum(map(_elements, arguments)) <= SMALL
+        allowed = self.seconds > 0 and self._calls[kernel] < self.most and sum(map(_count_elements, arguments)) <= SMALL
         self._calls[kernel] += allowed
         return allowed
 
 
-PATIENCE = Patience(2.0)
+PATIENCE = InterpreterBudget(2.0)
 
 
 @functools.cache
@@ -78,48 +79,48 @@ def interpret(function: Callable[..., Any]) -> Callable[..., Any]:
     >>> interpret(add)(np.int64(1), 2)
     3
     """
-    plain = _among(function, _globals(function.__module__))
+    plain = _rebind_globals(function, _copy_globals(function.__module__))
 
     def run(*arguments: Any) -> Any:
         began = thread_time()
         with np.errstate(all="ignore"):
             result = plain(*arguments)
         PATIENCE.seconds -= thread_time() - began
-        return _scalars(result)
+        return _to_python_scalars(result)
 
     return run
 
 
 @functools.cache
-def _globals(module: str) -> dict[str, Any]:
+def _copy_globals(module: str) -> dict[str, Any]:
     """Copy the globals of a module, with its kernels' functions in the place of the kernels."""
     scope = dict(vars(sys.modules[module]))
     for name, value in list(scope.items()):
         if (function := getattr(value, "py_func", None)) is not None:
             own = function.__module__ == module
-            scope[name] = _among(function, scope if own else _globals(function.__module__))
+            scope[name] = _rebind_globals(function, scope if own else _copy_globals(function.__module__))
     return scope
 
 
-def _among(function: Any, scope: dict[str, Any]) -> FunctionType:
+def _rebind_globals(function: Any, scope: dict[str, Any]) -> FunctionType:
     """Copy a function with other globals."""
     return FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
 
 
-def _scalars(result: Any) -> Any:
+def _to_python_scalars(result: Any) -> Any:
     """Convert numpy's scalars in a result to Python's, as compiled code returns them."""
     if isinstance(result, np.generic) and not isinstance(result, np.void):
         return result.item()
     if isinstance(result, tuple):
-        values = map(_scalars, result)
+        values = map(_to_python_scalars, result)
         return result._make(values) if hasattr(result, "_make") else tuple(values)
     return result
 
 
-def _elements(argument: Any) -> int:
+def _count_elements(argument: Any) -> int:
     if isinstance(argument, np.ndarray):
         return argument.size
-    return sum(map(_elements, argument)) if isinstance(argument, tuple) else 0
+    return sum(map(_count_elements, argument)) if isinstance(argument, tuple) else 0
 
 
 P = ParamSpec("P")
@@ -153,7 +154,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """
     compiled: Any
     if config.DISABLE_JIT:
-        compiled = Interpreted(function)
+        compiled = InterpretedKernel(function)
     else:
         inner = function.__name__.startswith("_")
         compiled = Kernel(function, targetoptions=OPTIONS | {"no_cpython_wrapper": inner, "forceinline": inner})
@@ -164,13 +165,13 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def list_kernels() -> list[Any]:
-    """Every kernel defined so far, in order: numba dispatchers, or ``Interpreted`` when the compiler is off."""
+    """Every kernel defined so far, in order: numba dispatchers, or ``InterpretedKernel`` when the compiler is off."""
     return list(_registry)
 
 
 def cache_directory() -> Path | None:
     """Where compiled kernels are kept; None when caching is off.  Makes the directory if it can."""
-    return _folder().directory
+    return _find_current_folder().directory
 
 
 class Kernel(CPUDispatcher):  # type: ignore[misc]
@@ -182,21 +183,23 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
             return interpret(self.py_func)
         if isinstance(self._cache, KernelCache):
             types = tuple(map(self.typeof_pyval, args))
-            if not self._cache.has(types, self.targetctx):
+            if not self._cache.has_overload(types, self.targetctx):
                 if PATIENCE.allows(self._cache.name, args):
                     cache.start_filler(cache_directory())
                     return interpret(self.py_func)
-                _compiling()
+                _announce_compilation()
         return cast("Callable[..., Any]", super()._compile_for_args(*args, **kws))
 
     def compile(self, sig: Any) -> Any:
         """Return the compiled form for argument types, from the cache or the compiler."""
-        with _pause_collection():
+        with _pause_garbage_collector():
             return super().compile(sig)
 
-    def is_kept(self, sig: tuple[Any, ...]) -> bool:
+    def has_compiled_form(self, sig: tuple[Any, ...]) -> bool:
         """Whether there is a compiled form for argument types, in this process or in the cache."""
-        return sig in self.overloads or (isinstance(self._cache, KernelCache) and self._cache.has(sig, self.targetctx))
+        return sig in self.overloads or (
+            isinstance(self._cache, KernelCache) and self._cache.has_overload(sig, self.targetctx)
+        )
 
     def add_overload(self, cres: Any) -> None:
         """Take in a compiled form; one without an entry for Python is for kernels alone."""
@@ -207,17 +210,17 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Return the form that other kernels call: compiled once for all integers of a sign, constants included."""
-        return super().get_call_template([_widest(each) for each in args], kws)
+        return super().get_call_template([_widen_type(each) for each in args], kws)
 
 
-def _widest(kind: Any) -> Any:
+def _widen_type(kind: Any) -> Any:
     """Widen a type: drop its constant, and make an integer one of 64 bits."""
     kind = getattr(kind, "literal_type", kind)
     return (types.int64 if kind.signed else types.uint64) if kind in types.integer_domain else kind
 
 
 @contextlib.contextmanager
-def _pause_collection() -> Iterator[None]:
+def _pause_garbage_collector() -> Iterator[None]:
     """Without the garbage collector, which takes a sixth of the time of a compilation."""
     enabled = gc.isenabled()
     gc.disable()
@@ -229,12 +232,12 @@ def _pause_collection() -> Iterator[None]:
 
 
 @functools.cache
-def _compiling() -> None:
+def _announce_compilation() -> None:
     """Say once that this process compiles."""
     show_notice("ddflow compiles the kernels that it needs, once on this machine: about 15 seconds (`ddflow warmup`)")
 
 
-class Interpreted(Generic[P, R]):
+class InterpretedKernel(Generic[P, R]):
     """A kernel that runs as plain Python, with the compiled one's silent overflow and division by zero."""
 
     def __init__(self, function: Callable[P, R]) -> None:
@@ -252,11 +255,11 @@ def _choose_folder(*switches: str) -> cache.KernelFolder:
     """Choose the folder for the code as it was imported and these switches of numba, once a process."""
     versions = (sys.version, sys.implementation.cache_tag, numba.__version__, llvmlite.__version__, np.__version__)
     facts = (*versions, config.CPU_NAME or llvmlite.binding.get_host_cpu_name(), *switches)
-    name = cache.digest([file for file, _, _ in _IMPORTED], facts)
-    return cache.KernelFolder.choose(cache.list_places(), name)
+    name = cache.compute_digest([file for file, _, _ in _IMPORTED], facts)
+    return cache.KernelFolder.choose(cache.list_cache_directories(), name)
 
 
-def _folder() -> cache.KernelFolder:
+def _find_current_folder() -> cache.KernelFolder:
     """Return the folder of this process, or none if the sources are unknown or differ from those imported."""
     with contextlib.suppress(OSError):  # a source was removed while we looked
         if _IMPORTED and cache.stamp_sources(_PACKAGE) == _IMPORTED:
@@ -279,15 +282,15 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load the compiled form for the argument types ``sig``, or return None, so that numba compiles."""
         target_context.refresh()
-        folder, key = _folder(), self._key(sig, target_context.codegen())
-        payload = folder.read(self._file(key))
+        folder, key = _find_current_folder(), self._build_key(sig, target_context.codegen())
+        payload = folder.read_kernel(self._build_file_name(key))
         if payload is None:
             return None
         try:
             stored, reduced = serialize.loads(payload)
             return CompileResult._rebuild(target_context, *reduced) if stored == key else None
         except Exception as error:  # the bytes are those once written, and still numba cannot use them
-            folder.warn(f"{self.name}: {error!r}")
+            folder.warn_of_damage(f"{self.name}: {error!r}")
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -295,30 +298,30 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
         if data.lifted or data.library.has_dynamic_globals:
             cache.LOG.warning("kernel %s cannot be cached: it holds an address or an object of this process", self.name)
             return
-        folder, key = _folder(), self._key(sig, data.codegen)
+        folder, key = _find_current_folder(), self._build_key(sig, data.codegen)
         if folder.directory is not None:
-            folder.write(self._file(key), serialize.dumps((key, data._reduce())))
+            folder.write_kernel(self._build_file_name(key), serialize.dumps((key, data._reduce())))
 
-    def has(self, sig: Any, target_context: Any) -> bool:
+    def has_overload(self, sig: Any, target_context: Any) -> bool:
         """Whether a compiled form for these argument types is in the cache."""
-        return _folder().has(self._file(self._key(sig, target_context.codegen())))
+        return _find_current_folder().has_kernel(self._build_file_name(self._build_key(sig, target_context.codegen())))
 
     def enable(self) -> None:
         """Nothing to do: the cache is on unless there is no place for it, and other sources have another folder."""
 
     disable = flush = enable
 
-    def _key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
+    def _build_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
         return self.name, sig, codegen.magic_tuple()
 
-    def _file(self, key: tuple[Any, ...]) -> str:
+    def _build_file_name(self, key: tuple[Any, ...]) -> str:
         return f"{self.name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}"
 
 
 def list_entry_kernels() -> list[Any]:
     """List the kernels that Python calls, in the order of their modules.  Imports all of them; compiles nothing.
 
-    >>> "net_changes" in {kernel.py_func.__name__ for kernel in list_entry_kernels()}
+    >>> "consolidate_diffs" in {kernel.py_func.__name__ for kernel in list_entry_kernels()}
     True
     """
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
@@ -336,10 +339,10 @@ def argument_types(function: Callable[..., Any]) -> tuple[Any, ...]:
     (uint64, Array(uint64, 2, 'C', False, aligned=True))
     """
     hints = get_type_hints(function, include_extras=True)
-    return tuple(numba.typeof(_sample(hint)) for name, hint in hints.items() if name != "return")
+    return tuple(numba.typeof(_build_sample(hint)) for name, hint in hints.items() if name != "return")
 
 
-def _sample(hint: Any) -> Any:
+def _build_sample(hint: Any) -> Any:
     """Return a value of an annotated type.  An array has one dimension if nothing else is annotated; Any is int64."""
     hint, dimensions = get_args(hint) if get_origin(hint) is Annotated else (hint, 1)
     if hint is Any:
@@ -348,5 +351,5 @@ def _sample(hint: Any) -> Any:
         (element,) = get_args(get_args(hint)[1])
         return np.empty((0,) * dimensions, element)
     if issubclass(hint, tuple):
-        return hint(*map(_sample, get_type_hints(hint, include_extras=True).values()))
+        return hint(*map(_build_sample, get_type_hints(hint, include_extras=True).values()))
     return hint(0)

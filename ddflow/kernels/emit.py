@@ -2,14 +2,14 @@
 
 Invariant: updates come in the order of the rows that caused them, a retraction before its assertion; rows are in the
 order of times, hence so are updates, and nothing has to be sorted. Resolving goes by key, and leaves with each row what
-became of it (``resolve.OUTCOME``); here rows are read front to back, once. Several threads write spans of them: `tally`
-says beforehand how many updates each will have.
+became of it (``resolve.OUTCOME``); here rows are read front to back, once. Several threads write spans of them:
+`count_updates` says beforehand how many updates each will have.
 
 >>> from ddflow.kernels.resolve import RETRACTS
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
 >>> outcome = one(APPLIED << OUTCOME, RETRACTS | APPLIED << OUTCOME)
 >>> about, diffs, ranks, counts = np.empty(3, np.int64), np.empty(3, np.int64), few(0, 0, 0), np.zeros(8, np.int64)
->>> emit(outcome, few(0, 2), np.int64(0), about, diffs, ranks, counts)
+>>> emit_updates(outcome, few(0, 2), np.int64(0), about, diffs, ranks, counts)
 3
 >>> about.tolist(), diffs.tolist(), ranks.tolist(), int(counts[APPLIED])  # +row 0; -row 0, +row 1
 ([0, 0, 1], [1, -1, 1], [0, 1, 1], 2)
@@ -25,14 +25,14 @@ from ddflow.kernels.resolve import APPLIED, OUTCOME, ROW
 
 
 @kernel
-def mark_rows(times: Ints, distinct: Ints, gone: Flags, out: Narrow) -> None:
+def mark_times_and_deletes(times: Ints, distinct: Ints, gone: Flags, out: Narrow) -> None:
     """Mark rows by the rank of their times and by whether they delete.
 
     times: int64[n], ascending, each one of distinct: int64[m], ascending.  gone: uint8[n], or of size 0 for none.  out:
     int32[n], written.  O(n + m).
 
     >>> out = np.empty(3, np.int32)
-    >>> mark_rows(np.array([5, 7, 7]), np.array([5, 6, 7]), np.array([0, 1, 0], np.uint8), out)
+    >>> mark_times_and_deletes(np.array([5, 7, 7]), np.array([5, 6, 7]), np.array([0, 1, 0], np.uint8), out)
     >>> out.tolist()
     [0, 5, 4]
     """
@@ -44,7 +44,9 @@ def mark_rows(times: Ints, distinct: Ints, gone: Flags, out: Narrow) -> None:
 
 
 @kernel
-def emit(outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints, ranks: Narrow, counts: Ints) -> int:
+def emit_updates(
+    outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints, ranks: Narrow, counts: Ints
+) -> int:
     """Spell out the updates that events cause, in the order of rows, retractions before assertions.
 
     outcome: int64[n], mark: int32[n], as in `Outcomes` and `SortedEvents`, of a span of rows; first: the number of its
@@ -54,7 +56,7 @@ def emit(outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints,
     >>> out, counts = [np.empty(1, np.int64) for _ in range(2)], np.zeros(8, np.int64)
     >>> from ddflow.kernels.resolve import RETRACTS
     >>> outcome = np.array([RETRACTS | APPLIED << OUTCOME | 9])
-    >>> emit(outcome, np.ones(1, np.int32), np.int64(0), *out, np.empty(1, np.int32), counts)
+    >>> emit_updates(outcome, np.ones(1, np.int32), np.int64(0), *out, np.empty(1, np.int32), counts)
     1
     >>> [int(column[0]) for column in out], int(counts[APPLIED])
     ([9, -1], 1)
@@ -78,8 +80,8 @@ def emit(outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints,
 def emit_values(
     outcome: Ints, mark: Narrow, values: np.uint64, hashes: Words, k0: np.uint64, k1: np.uint64, out: Words
 ) -> None:
-    """Write each update's value in a column of 64-bit values, in the order of `emit`: that of its event, or, for a
-    retraction, the one that ``hashes`` has.
+    """Write each update's value in a column of 64-bit values, in the order of `emit_updates`: that of its event, or,
+    for a retraction, the one that ``hashes`` has.
 
     outcome: int64[n], mark: int32[n], of a span of rows.  values: address of the column at its first row.  hashes:
     uint64[n], as `resolve_keys` left them, by `mix_words` with the secret k0, k1; of size 0 where what is retracted has
@@ -106,13 +108,13 @@ def emit_values(
 
 
 @kernel
-def look_up(ranks: Narrow, times: Ints, out: Ints) -> None:
+def map_ranks_to_times(ranks: Narrow, times: Ints, out: Ints) -> None:
     """Write the time of each rank.
 
     ranks: int32[n].  times: int64[distinct].  out: int64[n], written.  O(n).
 
     >>> out = np.empty(2, np.int64)
-    >>> look_up(np.array([1, 0], np.int32), np.array([5, 9]), out)
+    >>> map_ranks_to_times(np.array([1, 0], np.int32), np.array([5, 9]), out)
     >>> out.tolist()
     [9, 5]
     """
@@ -121,11 +123,11 @@ def look_up(ranks: Narrow, times: Ints, out: Ints) -> None:
 
 
 @kernel
-def tally(outcome: Ints, mark: Narrow) -> int:
-    """How many updates `emit` will write for a span of rows.  O(n).
+def count_updates(outcome: Ints, mark: Narrow) -> int:
+    """How many updates `emit_updates` will write for a span of rows.  O(n).
 
     >>> from ddflow.kernels.resolve import NOOP, RETRACTS
-    >>> tally(np.array([RETRACTS | APPLIED << OUTCOME, NOOP << OUTCOME]), np.zeros(2, np.int32))
+    >>> count_updates(np.array([RETRACTS | APPLIED << OUTCOME, NOOP << OUTCOME]), np.zeros(2, np.int32))
     2
     """
     updates = 0

@@ -36,14 +36,15 @@ AHEAD = 24
 WORD, DIGIT, FIVE = np.uint64(8), np.uint64(4), np.uint64(5)
 
 
-class Given(NamedTuple):
+class SumAddresses(NamedTuple):
     """Addresses, of what is added up and of scratch.
 
     >>> ints = lambda *v: np.array(v, np.int64)
     >>> ends, out, zero = ints(0, 0, 0), np.empty(2 * MOST, np.uint8), np.uint64(0)
     >>> values, cells = np.array([0.1, 1e9]).view(np.uint64), GroupTimes(ints(0, 1), ints(0, 1, 2), ints(0, 1, 2))
     >>> ones, work = np.ones(2, np.uint64), np.zeros(WORK, np.uint64)
-    >>> add_up(cells, values, np.empty(0, np.uint8), ones, FLOAT, False, ints(0, 0, 0), zero, work, 0, ends, out)
+    >>> accumulate_sums(cells, values, np.empty(0, np.uint8), ones, FLOAT, False, ints(0, 0, 0), zero, work, 0, ends,
+    ...     out)
     2
     >>> int.from_bytes(out[4 : ends[1]], "little") << 32 * int(out[0]) == int(0.1 * 2**60) << 1074 - 60
     True
@@ -63,13 +64,13 @@ class Given(NamedTuple):
 
 
 @kernel
-def _plus(at: np.uint64, number: np.uint64, sign: np.uint64) -> None:
+def _add_to_word(at: np.uint64, number: np.uint64, sign: np.uint64) -> None:
     """Add a number to a word, or subtract it where the sign is all ones."""
     store_u64(at, load_u64(at) + (number ^ sign) - sign)
 
 
 @kernel
-def _product(wide: np.uint64, word: np.uint64, upper: np.uint64, more: np.uint64, square: bool) -> int:
+def _multiply_digits(wide: np.uint64, word: np.uint64, upper: np.uint64, more: np.uint64, square: bool) -> int:
     """Digits of a magnitude of 128 bits, or of its square, times one of 64 bits; returns how many.
 
     wide: address of WIDE words, of which the first half is written.
@@ -106,7 +107,7 @@ def _product(wide: np.uint64, word: np.uint64, upper: np.uint64, more: np.uint64
 
 
 @kernel
-def _load(at: np.uint64, size: int, given: Given) -> tuple[int, int]:
+def _load_state(at: np.uint64, size: int, given: SumAddresses) -> tuple[int, int]:
     """Read a state; returns its lowest digit's place, and the highest one's."""
     for i in range(3):
         store_u64(given.counts + WORD * np.uint64(i), ZERO)
@@ -144,7 +145,7 @@ def _carry_digits(digits: np.uint64, low: int, top: int) -> tuple[int, int]:
 
 
 @kernel
-def _store(at: np.uint64, given: Given, low: int, top: int) -> tuple[int, int]:
+def _store_state(at: np.uint64, given: SumAddresses, low: int, top: int) -> tuple[int, int]:
     """Write a state; returns its bytes, and the highest digit's place, from where on nothing is carried.
 
     Digits are within 32 bits then, but for the highest one, which has the sign.
@@ -185,7 +186,7 @@ def _store(at: np.uint64, given: Given, low: int, top: int) -> tuple[int, int]:
 
 
 @kernel
-def _add_integers(given: Given, begin: int, end: int) -> None:
+def _add_integers(given: SumAddresses, begin: int, end: int) -> None:
     """Add up the values of a cell, each times its diff, in 192 bits."""
     low = high = top = ZERO
     for place in range(begin, end):
@@ -215,28 +216,30 @@ def _add_integers(given: Given, begin: int, end: int) -> None:
 
 @kernel
 def _add_product(
-    given: Given, number: np.uint64, upper: np.uint64, more: np.uint64, bit: np.uint64, sign: np.uint64
+    given: SumAddresses, number: np.uint64, upper: np.uint64, more: np.uint64, bit: np.uint64, sign: np.uint64
 ) -> int:
     """Add a magnitude times another to digits, from a bit on; returns the highest digit's place."""
     at, shift = given.digits + WORD * (bit >> FIVE), bit & np.uint64(31)
     if more == ONE and upper == ZERO and number >> np.uint64(53) == ZERO:
         over = (number >> ONE) >> (ALL - shift)
         number <<= shift
-        _plus(at, number & LOW, sign)
-        _plus(at + WORD, number >> HALF, sign)
-        _plus(at + np.uint64(16), over, sign)
+        _add_to_word(at, number & LOW, sign)
+        _add_to_word(at + WORD, number >> HALF, sign)
+        _add_to_word(at + np.uint64(16), over, sign)
         return int(bit >> FIVE) + 2
-    size = _product(given.wide, number, upper, more, False) if more != ZERO else 10
+    size = _multiply_digits(given.wide, number, upper, more, False) if more != ZERO else 10
     over = ZERO
     for i in range(size + 1):
         now = (load_u64(given.wide + WORD * np.uint64(i)) << shift) | over
-        _plus(at + WORD * np.uint64(i), now & LOW, sign)
+        _add_to_word(at + WORD * np.uint64(i), now & LOW, sign)
         over = now >> HALF
     return int(bit >> FIVE) + size
 
 
 @kernel
-def _add_others(given: Given, begin: int, end: int, kind: int, square: bool, low: int, top: int) -> tuple[int, int]:
+def _add_values(
+    given: SumAddresses, begin: int, end: int, kind: int, square: bool, low: int, top: int
+) -> tuple[int, int]:
     """Add up the values of a cell, or their squares; returns the lowest and the highest digit's place."""
     for place in range(begin, end):
         row = load_u64(given.rows + WORD * np.uint64(place))
@@ -254,7 +257,7 @@ def _add_others(given: Given, begin: int, end: int, kind: int, square: bool, low
             exponent = word >> np.uint64(52) & EXPONENT
             if exponent == EXPONENT:
                 which = 0 if word & FRACTION != ZERO else 1 if word >> ALL == ZERO or square else 2
-                _plus(given.counts + WORD * np.uint64(which), diff, ZERO)
+                _add_to_word(given.counts + WORD * np.uint64(which), diff, ZERO)
                 continue
             below = ZERO - (word >> ALL)
             word &= FRACTION
@@ -270,7 +273,7 @@ def _add_others(given: Given, begin: int, end: int, kind: int, square: bool, low
             continue
         if square:
             bit <<= ONE
-            _product(given.wide, word, upper, more, True)
+            _multiply_digits(given.wide, word, upper, more, True)
             more = ZERO
         else:
             sign ^= below
@@ -280,7 +283,7 @@ def _add_others(given: Given, begin: int, end: int, kind: int, square: bool, low
 
 
 @kernel
-def add_up(
+def accumulate_sums(
     cells: GroupTimes,
     values: Words,
     present: Flags,
@@ -305,12 +308,12 @@ def add_up(
 
     >>> ints = lambda *v: np.array(v, np.int64)
     >>> ends, out, work = ints(0, 0), np.empty(MOST, np.uint8), np.zeros(WORK, np.uint64)
-    >>> add_up(GroupTimes(ints(0), ints(0, 1), ints(0, 1)), np.array([3], np.uint64), np.empty(0, np.uint8),
+    >>> accumulate_sums(GroupTimes(ints(0), ints(0, 1), ints(0, 1)), np.array([3], np.uint64), np.empty(0, np.uint8),
     ...        np.array([5], np.uint64), INTEGER, True, ints(0, 0), np.uint64(0), work, 0, ends, out), out[4]
     (1, np.uint8(45))
     """
     starts, firsts, scratch = cells.starts, cells.firsts, np.uint64(work.ctypes.data)
-    given = Given(
+    given = SumAddresses(
         np.uint64(cells.rows.ctypes.data),
         cells.rows.size - 1,
         np.uint64(values.ctypes.data),
@@ -324,16 +327,16 @@ def add_up(
     for group in range(begin, firsts.size - 1):
         if used + MOST * (firsts[group + 1] - firsts[group]) > out.size:
             return group
-        low, top = _load(held + np.uint64(held_ends[group]), held_ends[group + 1] - held_ends[group], given)
+        low, top = _load_state(held + np.uint64(held_ends[group]), held_ends[group + 1] - held_ends[group], given)
         least = low
         for cell in range(firsts[group], firsts[group + 1]):
             if kind == INTEGER and not square:
                 _add_integers(given, starts[cell], starts[cell + 1])
                 low, top = 0, max(top, 5)
             else:
-                low, top = _add_others(given, starts[cell], starts[cell + 1], kind, square, low, top)
+                low, top = _add_values(given, starts[cell], starts[cell + 1], kind, square, low, top)
             least = min(least, low)
-            size, top = _store(base + np.uint64(used), given, low, top)
+            size, top = _store_state(base + np.uint64(used), given, low, top)
             used += size
             ends[cell + 1] = used
         for i in range(least, top + 1):

@@ -22,7 +22,7 @@ LEAST, INFINITE = -1074, np.uint64(0x7FF << 52)
 
 
 @kernel
-def _width(word: np.uint64) -> int:
+def _count_bits(word: np.uint64) -> int:
     """How many bits a word has, but for leading zeros."""
     found = 0
     for step in (32, 16, 8, 4, 2, 1):
@@ -35,7 +35,7 @@ def _width(word: np.uint64) -> int:
 @kernel
 def _round_to_double(high: np.uint64, low: np.uint64, more: bool, unit: int) -> np.uint64:
     """Round (high, low) * 2**unit to the bits of the nearest double; ``more``: bits were cut off."""
-    width = 64 + _width(high) if high != ZERO else _width(low)
+    width = 64 + _count_bits(high) if high != ZERO else _count_bits(low)
     drop = max(width - 53, LEAST - unit)
     if drop > 128 or width == 0:
         return ZERO

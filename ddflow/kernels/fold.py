@@ -7,7 +7,7 @@ Limits: sees flags, numbers, row numbers and hashes; the payload of cells is Arr
 
 >>> import numpy as np
 >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
->>> walked = Walked(few(1, 0, 2), few(0, 2, 3), few(0, 2))  # one key: rows 1 and 0 at one time, then row 2
+>>> walked = EventsByKey(few(1, 0, 2), few(0, 2, 3), few(0, 2))  # one key: rows 1 and 0 at one time, then row 2
 >>> out = ints(0, 0)
 >>> choose_cells(walked, flags(TAKE, TAKE, SKIP), flags(), ints(5, 7, 9), ints(-1), flags(0), ints(0), GREATEST, out)
 >>> out.tolist()
@@ -33,7 +33,7 @@ NOTHING = -1
 """Instead of a reference: no cell."""
 
 
-class Walked(NamedTuple):
+class EventsByKey(NamedTuple):
     """Which events are folded, key by key, in the order of the fold."""
 
     permutation: Narrow
@@ -46,7 +46,7 @@ class Walked(NamedTuple):
 
 @kernel
 def choose_cells(
-    walked: Walked,
+    walked: EventsByKey,
     action: Flags,
     counts: Flags,
     words: Ints,
@@ -66,7 +66,7 @@ def choose_cells(
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> out, none = ints(0, 0), ints()
-    >>> walked, action = Walked(few(0, 1), few(0, 1, 2), few(0, 1, 2)), flags(TAKE, CLEAR)
+    >>> walked, action = EventsByKey(few(0, 1), few(0, 1, 2), few(0, 1, 2)), flags(TAKE, CLEAR)
     >>> (choose_cells(walked, action, flags(0, 1), none, ints(1 << 40, 2 << 40), flags(1, 1), none, LAST, out),
     ... out.tolist())
     (None, [1099511627776, -1])
@@ -102,8 +102,8 @@ def choose_cells(
 
 
 @kernel
-def add_words(
-    walked: Walked,
+def add_int64(
+    walked: EventsByKey,
     action: Flags,
     counts: Flags,
     values: Ints,
@@ -122,19 +122,19 @@ def add_words(
     m).
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
-    >>> walked, there = Walked(few(0), few(0, 1), few(0, 1)), flags(9)
-    >>> add_words(walked, flags(CLEAR), flags(), ints(3), flags(1), ints(4), 0, 9, ints(0), there)
+    >>> walked, there = EventsByKey(few(0), few(0, 1), few(0, 1)), flags(9)
+    >>> add_int64(walked, flags(CLEAR), flags(), ints(3), flags(1), ints(4), 0, 9, ints(0), there)
     (-1, 0, 0)
     >>> there.tolist()
     [0]
 
     >>> import numpy as np
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
-    >>> walked, out, there = Walked(few(0, 1), few(0, 2), few(0, 1)), ints(0), flags(0)
-    >>> (add_words(walked, flags(TAKE, TAKE), flags(), ints(3, 4), flags(1), ints(100), -128, 127, out, there),
+    >>> walked, out, there = EventsByKey(few(0, 1), few(0, 2), few(0, 1)), ints(0), flags(0)
+    >>> (add_int64(walked, flags(TAKE, TAKE), flags(), ints(3, 4), flags(1), ints(100), -128, 127, out, there),
     ... out.tolist())
     ((-1, 0, 0), [107])
-    >>> add_words(walked, flags(TAKE, TAKE), flags(), ints(27, 1), flags(1), ints(100), -128, 127, out, there)
+    >>> add_int64(walked, flags(TAKE, TAKE), flags(), ints(27, 1), flags(1), ints(100), -128, 127, out, there)
     (0, 1, 127)
     """
     permutation, key_times, keys = walked
@@ -162,8 +162,8 @@ def add_words(
 
 
 @kernel
-def add_wide(
-    walked: Walked,
+def add_int128(
+    walked: EventsByKey,
     action: Flags,
     counts: Flags,
     values: Words2d,
@@ -176,15 +176,15 @@ def add_wide(
 ) -> tuple[int, int]:
     """Add up words of 128 bits, two's complement: unsigned 64-bit integers, and decimals of more than 18 digits.
 
-    As `add_words`, but for: values uint64[n, 2], held uint64[g, 2], out uint64[m, 2]: the low word, then the high one.
+    As `add_int64`, but for: values uint64[n, 2], held uint64[g, 2], out uint64[m, 2]: the low word, then the high one.
     least, most: uint64[2], the bounds.  Returns the group and the row of the first addition that leaves them, or -1,
     0; the sum before is then in row 0 of out.  O(p + m).
 
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
     >>> words = lambda *v: np.array(v, np.uint64).reshape(-1, 2)
     >>> most, out = 2**64 - 1, words(0, 0)
-    >>> add_wide(Walked(few(0), few(0, 1), few(0, 1)), flags(TAKE), flags(), words(most, 0), flags(1), words(most, 0),
-    ...          words(0, 0)[0], words(most, 9)[0], out, flags(0)), out.tolist() == [[most - 1, 1]]
+    >>> add_int128(EventsByKey(few(0), few(0, 1), few(0, 1)), flags(TAKE), flags(), words(most, 0), flags(1),
+    ...     words(most, 0), words(0, 0)[0], words(most, 9)[0], out, flags(0)), out.tolist() == [[most - 1, 1]]
     ((-1, 0), True)
     """
     permutation, key_times, keys = walked
@@ -224,7 +224,7 @@ def add_wide(
 
 @kernel
 def add_floats(
-    walked: Walked,
+    walked: EventsByKey,
     action: Flags,
     counts: Flags,
     values: Floats,
@@ -236,11 +236,11 @@ def add_floats(
 ) -> None:
     """Add up floats, which have infinities and never leave their type.
 
-    As `add_words`, but for: values float64[n], held float64[g], out float64[m]; short: round to 32 bits after each
+    As `add_int64`, but for: values float64[n], held float64[g], out float64[m]; short: round to 32 bits after each
     addition, which gives what an addition in 32 bits does.  O(p + m).
 
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
-    >>> one, out, walked = np.ones(1), np.zeros(1), Walked(few(0), few(0, 1), few(0, 1))
+    >>> one, out, walked = np.ones(1), np.zeros(1), EventsByKey(few(0), few(0, 1), few(0, 1))
     >>> add_floats(walked, flags(TAKE), flags(), one, flags(1), one / 3, True, out, flags(0))
     >>> out.tolist() == [float(np.float32(4 / 3))]
     True
@@ -269,8 +269,8 @@ FEW = 24
 
 
 @kernel
-def list_contributions(
-    walked: Walked,
+def collect_list_elements(
+    walked: EventsByKey,
     action: Flags,
     counts: Flags,
     rows: int,
@@ -288,15 +288,15 @@ def list_contributions(
     parts, empty where there is no list.  Returns how many parts and stretches.  O(p + m).
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
-    >>> walked = Walked(few(0), few(0, 1), few(0, 1))
-    >>> list_contributions(walked, flags(CLEAR), flags(), 1, flags(1), ints(0, 0), ints(0, 0, 0), ints(0), ints(0))
+    >>> walked = EventsByKey(few(0), few(0, 1), few(0, 1))
+    >>> collect_list_elements(walked, flags(CLEAR), flags(), 1, flags(1), ints(0, 0), ints(0, 0, 0), ints(0), ints(0))
     (1, 1)
 
     >>> import numpy as np
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
-    >>> walked, parts, stretches = Walked(few(1, 0), few(0, 1, 2), few(0, 2)), ints(0, 0, 0), ints(0, 0, 0, 0)
+    >>> walked, parts, stretches = EventsByKey(few(1, 0), few(0, 1, 2), few(0, 2)), ints(0, 0, 0), ints(0, 0, 0, 0)
     >>> begins, stops = ints(0, 0), ints(0, 0)
-    >>> list_contributions(walked, flags(TAKE, TAKE), flags(), 2, flags(1), parts, stretches, begins, stops)
+    >>> collect_list_elements(walked, flags(TAKE, TAKE), flags(), 2, flags(1), parts, stretches, begins, stops)
     (3, 1)
     >>> parts.tolist(), begins.tolist(), stops.tolist()  # the held cell is numbered behind the two rows
     ([2, 1, 0], [0, 0], [2, 3])
@@ -329,14 +329,14 @@ def list_contributions(
 
 
 @kernel
-def spell_ranges(first: Ints, ends: Ints, out: Ints) -> None:
+def expand_ranges(first: Ints, ends: Ints, out: Ints) -> None:
     """Spell out ranges of numbers, one after the other.
 
     first: int64[r], where each begins.  ends: int64[r + 1], from 0 on, where each ends in out.  out: written,
     int64[ends[r]].  O(r + out).
 
     >>> out = np.empty(3, np.int64)
-    >>> spell_ranges(np.array([7, 4]), np.array([0, 2, 3]), out), out.tolist()
+    >>> expand_ranges(np.array([7, 4]), np.array([0, 2, 3]), out), out.tolist()
     (None, [7, 8, 4])
     """
     for i in range(first.size):
@@ -347,14 +347,15 @@ def spell_ranges(first: Ints, ends: Ints, out: Ints) -> None:
 
 
 @kernel
-def mark_distinct(hashes: Words, elements: Ints, ends: Ints, kept: Flags) -> None:
+def mark_distinct_elements(hashes: Words, elements: Ints, ends: Ints, kept: Flags) -> None:
     """Mark the first of equal elements of each stretch.
 
     hashes: uint64, by element.  elements: int64[e]; ends: int64[s + 1], where each stretch begins in them.  kept:
     uint8[e], written.  O(e) expected; scratch of the longest stretch.
 
     >>> kept = np.empty(4, np.uint8)
-    >>> mark_distinct(np.array([5, 6], np.uint64), np.array([0, 1, 0, 0]), np.array([0, 3, 4]), kept), kept.tolist()
+    >>> mark_distinct_elements(np.array([5, 6], np.uint64), np.array([0, 1, 0, 0]), np.array([0, 3, 4]),
+    ...     kept), kept.tolist()
     (None, [1, 1, 0, 1])
     """
     few, table = np.empty(FEW, np.uint64), np.empty(0, np.int64)

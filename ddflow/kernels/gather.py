@@ -99,14 +99,14 @@ def gather_bits(references: Ints, bases: Words, firsts: Ints, out: Flags) -> int
 
 
 @kernel
-def gather_sizes(references: Ints, bases: Words, wide: np.int64, ends: Ints) -> int:
+def gather_offsets(references: Ints, bases: Words, wide: np.int64, ends: Ints) -> int:
     """Write the running end of each byte string, from their offset buffers; return the total.
 
     references: int64[n].  bases: uint64[batches], the address of row 0's offset.  wide: 8 for 64-bit offsets, else 4.
     ends: int64[n + 1], written.  O(n).
 
     >>> offsets, ends = np.array([0, 2, 5], np.int32), np.empty(2, np.int64)
-    >>> gather_sizes(np.array([1]), np.array([offsets.ctypes.data], np.uint64), np.int64(4), ends)
+    >>> gather_offsets(np.array([1]), np.array([offsets.ctypes.data], np.uint64), np.int64(4), ends)
     3
     """
     total = np.int64(0)
@@ -126,7 +126,7 @@ def gather_sizes(references: Ints, bases: Words, wide: np.int64, ends: Ints) -> 
 
 @kernel
 def _gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, ends: np.uint64, out: np.uint64) -> None:
-    """Copy the byte strings whose ends `gather_sizes` wrote.
+    """Copy the byte strings whose ends `gather_offsets` wrote.
 
     references, bases, wide: as there.  data: uint64[batches], the address of each batch's bytes.  ends: address of
     int64[n + 1].  out: address of ends[n] writable bytes.  O(n + bytes).
@@ -158,7 +158,7 @@ def gather_columns(references: Ints, addresses: Words3d, plan: Words2d, begin: i
     references: int64[n], those from ``begin`` on of all.  addresses: uint64[columns, 5, batches], of which [c, 1] has
     the addresses of each batch's first value or offset, [c, 2] of its bytes.  plan: uint64[m, 4]: which column, bytes a
     value or an offset, the address of room for the values of all references, and that of the ends of byte strings that
-    `gather_sizes` wrote, 0 for fixed widths.  O(n) a column.
+    `gather_offsets` wrote, 0 for fixed widths.  O(n) a column.
 
     >>> source, out = np.array([7, 8, 9]), np.empty(2, np.int64)
     >>> addresses, plan = np.zeros((1, 5, 1), np.uint64), np.array([[0, 8, out.ctypes.data, 0]], np.uint64)

@@ -91,13 +91,13 @@ def canonicalize_floats(words: Words) -> None:
 
 
 @kernel
-def order_floats(words: Words) -> None:
+def make_floats_sortable(words: Words) -> None:
     """Turn canonical float64 bits, in place, into words whose int64 order is the order of the values, NaN largest.
 
     words: uint64[n].  O(n).
 
     >>> bits = np.array([-1.5, 0.0, 2.0, np.nan]).view(np.uint64)
-    >>> order_floats(bits)
+    >>> make_floats_sortable(bits)
     >>> bool((np.diff(bits.view(np.int64)) > 0).all())
     True
     """
@@ -124,7 +124,9 @@ def unpack_bits(address: np.uint64, first: np.int64, out: Flags) -> None:
 
 
 @kernel
-def _round(a: np.uint64, b: np.uint64, c: np.uint64, d: np.uint64) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+def _sip_round(
+    a: np.uint64, b: np.uint64, c: np.uint64, d: np.uint64
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
     """One SipRound on the four words of a state."""
     a += b
     b = (b << np.uint64(13)) | (b >> np.uint64(51))
@@ -172,10 +174,10 @@ def absorb_words(state: Words2d, words: Words, valid: Flags) -> None:
         a, b, c, d = state[i, 0], state[i, 1], state[i, 2], state[i, 3]
         if valid.size == 0 or valid[i] != 0:
             word = words[i]
-            a, b, c, d = _round(a, b, c, d ^ word)
+            a, b, c, d = _sip_round(a, b, c, d ^ word)
             a ^= word
         else:
-            a, b, c, d = _round(a, b, c ^ np.uint64(0xA5), d)
+            a, b, c, d = _sip_round(a, b, c ^ np.uint64(0xA5), d)
         state[i, 0], state[i, 1], state[i, 2], state[i, 3] = a, b, c, d
 
 
@@ -193,21 +195,21 @@ def absorb_bytes(state: Words2d, ends: Words, data: np.uint64, valid: Flags) -> 
         a, b, c, d = state[i, 0], state[i, 1], state[i, 2], state[i, 3]
         if valid.size == 0 or valid[i] != 0:
             at, size = data + ends[i], ends[i + 1] - ends[i]
-            a, b, c, d = _round(a, b, c, d ^ size)
+            a, b, c, d = _sip_round(a, b, c, d ^ size)
             a ^= size
             for _ in range(size >> np.uint64(3)):
                 word = load_u64(at)
-                a, b, c, d = _round(a, b, c, d ^ word)
+                a, b, c, d = _sip_round(a, b, c, d ^ word)
                 a ^= word
                 at += np.uint64(8)
             if size & np.uint64(7) != np.uint64(0):
                 word = np.uint64(0)
                 for j in range(size & np.uint64(7)):
                     word |= load_u8(at + np.uint64(j)) << np.uint64(8 * j)
-                a, b, c, d = _round(a, b, c, d ^ word)
+                a, b, c, d = _sip_round(a, b, c, d ^ word)
                 a ^= word
         else:
-            a, b, c, d = _round(a, b, c ^ np.uint64(0xA5), d)
+            a, b, c, d = _sip_round(a, b, c ^ np.uint64(0xA5), d)
         state[i, 0], state[i, 1], state[i, 2], state[i, 3] = a, b, c, d
 
 
@@ -225,13 +227,13 @@ def absorb_lists(state: Words2d, ends: Words, words: Words, valid: Flags) -> Non
         a, b, c, d = state[i, 0], state[i, 1], state[i, 2], state[i, 3]
         if valid.size == 0 or valid[i] != 0:
             size = ends[i + 1] - ends[i]
-            a, b, c, d = _round(a, b, c, d ^ size)
+            a, b, c, d = _sip_round(a, b, c, d ^ size)
             a ^= size
             for j in range(np.int64(ends[i]), np.int64(ends[i + 1])):
-                a, b, c, d = _round(a, b, c, d ^ words[j])
+                a, b, c, d = _sip_round(a, b, c, d ^ words[j])
                 a ^= words[j]
         else:
-            a, b, c, d = _round(a, b, c ^ np.uint64(0xA5), d)
+            a, b, c, d = _sip_round(a, b, c ^ np.uint64(0xA5), d)
         state[i, 0], state[i, 1], state[i, 2], state[i, 3] = a, b, c, d
 
 
@@ -247,10 +249,10 @@ def finish_hashes(state: Words2d, high: Words, low: Words) -> None:
     for i in range(high.size):
         a, b, c, d = state[i, 0], state[i, 1], state[i, 2] ^ np.uint64(0xEE), state[i, 3]
         for _ in range(3):
-            a, b, c, d = _round(a, b, c, d)
+            a, b, c, d = _sip_round(a, b, c, d)
         high[i] = a ^ b ^ c ^ d
         if low.size != 0:
             b ^= np.uint64(0xDD)
             for _ in range(3):
-                a, b, c, d = _round(a, b, c, d)
+                a, b, c, d = _sip_round(a, b, c, d)
             low[i] = a ^ b ^ c ^ d

@@ -5,7 +5,7 @@ identity, value hash, reference (0: an empty slot), then the second word of the 
 order.
 
 Guarantees: an entry stands at or after its home slot in its shard, with no empty slot between. So a sorted step walks
-the table front to back, and threads write shards beside each other. `evict` keeps it so, in place.
+the table front to back, and threads write shards beside each other. `evict_entries` keeps it so, in place.
 Limits: no wrap-around; a probe that runs off its shard reports so, and the caller rebuilds. No payload, no history.
 """
 
@@ -26,10 +26,11 @@ ONE, NEXT = np.uint64(1), np.uint64(64)
 
 
 @kernel
-def _home(high: np.uint64, capacity: np.uint64, shards: np.uint64, slots: np.uint64) -> np.int64:
+def _compute_home_slot(high: np.uint64, capacity: np.uint64, shards: np.uint64, slots: np.uint64) -> np.int64:
     """Compute the home slot of an identity.  capacity: homes in a shard.  slots: of a shard, the spare ones too.
 
-    >>> int(_home(np.uint64(2**63 + 2**62), np.uint64(8), np.uint64(2), np.uint64(10)))  # half way in the second shard
+    >>> int(_compute_home_slot(np.uint64(2**63 + 2**62), np.uint64(8), np.uint64(2),
+    ...     np.uint64(10)))  # half of shard 2
     14
     """
     if shards == ONE:
@@ -38,7 +39,7 @@ def _home(high: np.uint64, capacity: np.uint64, shards: np.uint64, slots: np.uin
 
 
 @kernel
-def _find(
+def _find_slot(
     table: Words, slot: np.int64, high: np.uint64, low: np.uint64, wide: bool, shards: np.uint64, slots: np.uint64
 ) -> np.int64:
     """Find the first slot, at or after one from the home on, that has the identity or is empty; -1 past its shard."""
@@ -53,14 +54,14 @@ def _find(
 
 
 @kernel
-def _ask(home: np.uint64) -> None:
+def _prefetch_slot(home: np.uint64) -> None:
     """Ask for the line of a home and for the next one: every second entry is not, or not wholly, in the first."""
     prefetch(home)
     prefetch(home + NEXT)
 
 
 @kernel
-def seek(
+def look_up_keys(
     table: Words2d,
     capacity: np.uint64,
     shards: np.uint64,
@@ -80,7 +81,7 @@ def seek(
     absent; value uint64[g]; order int64[g, w], w words.  O(g) expected.
 
     >>> place, nothing = np.empty(1, np.int64), np.empty(0, np.uint64)
-    >>> seek(np.zeros((2, 3), np.uint64), ONE, ONE, np.ones(1, np.uint64), nothing, np.zeros(1, np.int32),
+    >>> look_up_keys(np.zeros((2, 3), np.uint64), ONE, ONE, np.ones(1, np.uint64), nothing, np.zeros(1, np.int32),
     ...      place, np.empty(1, np.int64), np.empty(1, np.uint64), np.empty((1, 0), np.int64))
     >>> int(place[0])
     0
@@ -89,10 +90,10 @@ def seek(
     >>> table = np.zeros((8 + 4, 3), np.uint64)
     >>> high, none, order = np.array([5, 2**63], np.uint64), np.empty(0, np.uint64), np.empty((2, 0), np.int64)
     >>> both, value, live = np.array([0, 1]), np.array([7, 8], np.uint64), np.ones(2, np.uint8)
-    >>> write(table, np.uint64(8), ONE, np.array([-1, -1]), both, high, none, value, live, order, 1, 0, 0)
+    >>> write_entries(table, np.uint64(8), ONE, np.array([-1, -1]), both, high, none, value, live, order, 1, 0, 0)
     2
     >>> place, reference, value = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.uint64)
-    >>> seek(table, np.uint64(8), ONE, high, none, both.astype(np.int32), place, reference, value, order)
+    >>> look_up_keys(table, np.uint64(8), ONE, high, none, both.astype(np.int32), place, reference, value, order)
     >>> place.tolist(), reference.tolist()
     ([0, 4], [1, 2])
     """
@@ -102,10 +103,12 @@ def seek(
     slots = np.uint64(table.shape[0]) // shards
     for g in range(place.size):
         if g + AHEAD < place.size:
-            _ask(base + np.uint64(_home(high[starts[g + AHEAD]], capacity, shards, slots)) * line)
+            _prefetch_slot(
+                base + np.uint64(_compute_home_slot(high[starts[g + AHEAD]], capacity, shards, slots)) * line
+            )
         row = starts[g]
-        slot = _home(high[row], capacity, shards, slots)
-        slot = _find(table, slot, high[row], low[row] if wide else np.uint64(0), wide, shards, slots)
+        slot = _compute_home_slot(high[row], capacity, shards, slots)
+        slot = _find_slot(table, slot, high[row], low[row] if wide else np.uint64(0), wide, shards, slots)
         place[g] = slot
         if slot < 0 or table[slot, REF] == np.uint64(0):
             reference[g], value[g] = 0, np.uint64(0)
@@ -118,7 +121,7 @@ def seek(
 
 
 @kernel
-def write(
+def write_entries(
     table: Words2d,
     capacity: np.uint64,
     shards: np.uint64,
@@ -135,14 +138,15 @@ def write(
 ) -> int:
     """Put the last version of each key, replacing what it held; return how many keys are new, or -1 when it ran out.
 
-    table: uint64[slots, width], changed.  place: int64[g], where `seek` ended (-1: begin at home), in the order of
-    identities.  last: int64[g], each key's version, -1 for none.  By version: high, low, value: uint64[m]; live:
+    table: uint64[slots, width], changed.  place: int64[g], where `look_up_keys` ended (-1: begin at home), in the order
+    of identities.  last: int64[g], each key's version, -1 for none.  By version: high, low, value: uint64[m]; live:
     uint8[m]; order: int64[m, w].  An entry refers to ``tag`` + version, with ``flag`` set for a live one; one of a
     deletion to ``tombstone`` instead, when that is not 0.  The caller has made room; after -1 it rebuilds larger and
     writes again (which is harmless: writing is idempotent).  O(g).
 
     >>> one, words = np.zeros(1, np.int64), np.ones(1, np.uint64)
-    >>> write(np.zeros((4, 3), np.uint64), np.uint64(2), ONE, one, one, words, words[:0], words, np.ones(1, np.uint8),
+    >>> write_entries(np.zeros((4, 3), np.uint64), np.uint64(2), ONE, one, one, words, words[:0], words, np.ones(1,
+    ...     np.uint8),
     ...       np.empty((1, 0), np.int64), 8, 16, 0)
     1
     """
@@ -155,13 +159,13 @@ def write(
         if g + AHEAD < last.size:
             ahead = place[g + AHEAD]
             if ahead < 0:
-                ahead = _home(high[max(last[g + AHEAD], 0)], capacity, shards, slots)
-            _ask(base + np.uint64(ahead) * line)
+                ahead = _compute_home_slot(high[max(last[g + AHEAD], 0)], capacity, shards, slots)
+            _prefetch_slot(base + np.uint64(ahead) * line)
         i = last[g]
         if i < 0:
             continue
-        slot = place[g] if place[g] >= 0 else _home(high[i], capacity, shards, slots)
-        slot = _find(table, slot, high[i], low[i] if wide else np.uint64(0), wide, shards, slots)
+        slot = place[g] if place[g] >= 0 else _compute_home_slot(high[i], capacity, shards, slots)
+        slot = _find_slot(table, slot, high[i], low[i] if wide else np.uint64(0), wide, shards, slots)
         if slot < 0:
             return -1
         if table[slot, REF] == np.uint64(0):
@@ -178,7 +182,7 @@ def write(
 
 
 @kernel
-def rebuild(
+def copy_entries(
     old: Words2d,
     held: np.uint64,
     parts: np.uint64,
@@ -198,19 +202,19 @@ def rebuild(
     of reference bits, of which a copied entry has at least one.  O(slots), both tables walked front to back.
 
     >>> old = np.array([[1, 0, 9]], np.uint64)
-    >>> rebuild(old, ONE, ONE, np.zeros((4, 3), np.uint64), np.uint64(2), ONE, ONE, ~ONE, False, ONE)
+    >>> copy_entries(old, ONE, ONE, np.zeros((4, 3), np.uint64), np.uint64(2), ONE, ONE, ~ONE, False, ONE)
     1
     """
     copied = 0
     olds, slots = np.uint64(old.shape[0]) // parts, np.uint64(table.shape[0]) // shards
-    stop = _home(last, held, parts, olds)
-    for i in range(_home(first, held, parts, olds), old.shape[0]):
+    stop = _compute_home_slot(last, held, parts, olds)
+    for i in range(_compute_home_slot(first, held, parts, olds), old.shape[0]):
         if old[i, REF] == np.uint64(0) and i >= stop:
             break
         if old[i, REF] & keep == np.uint64(0) or old[i, ID] < first or old[i, ID] > last:
             continue
-        slot = _home(old[i, ID], capacity, shards, slots)
-        slot = _find(table, slot, old[i, ID], old[i, LOW] if wide else np.uint64(0), wide, shards, slots)
+        slot = _compute_home_slot(old[i, ID], capacity, shards, slots)
+        slot = _find_slot(table, slot, old[i, ID], old[i, LOW] if wide else np.uint64(0), wide, shards, slots)
         if slot < 0:
             return -1
         for w in range(old.shape[1]):
@@ -220,13 +224,13 @@ def rebuild(
 
 
 @kernel
-def redirect(table: Words2d, places: Ints, references: Ints, flags: np.uint64) -> None:
+def redirect_entries(table: Words2d, places: Ints, references: Ints, flags: np.uint64) -> None:
     """Point entries at where their rows have moved, their flags unchanged; entries with place -1 have none.
 
     table: uint64[slots, width], changed.  places, references: int64[m].  flags: a mask of bits that stay.  O(m).
 
     >>> table = np.full((1, 3), 12, np.uint64)
-    >>> redirect(table, np.array([0, -1]), np.array([5, 6]), np.uint64(8))
+    >>> redirect_entries(table, np.array([0, -1]), np.array([5, 6]), np.uint64(8))
     >>> int(table[0, 2])
     13
     """
@@ -264,10 +268,10 @@ def walk_entries(
     found: Any = 0
     room = references.size
     slots = np.uint64(table.shape[0]) // shards
-    end = _home(last, capacity, shards, slots)
+    end = _compute_home_slot(last, capacity, shards, slots)
     every, greatest = members.size == 0, np.uint64(0)
     slot: Any
-    for slot in range(_home(first, capacity, shards, slots), table.shape[0]):
+    for slot in range(_compute_home_slot(first, capacity, shards, slots), table.shape[0]):
         word, identity = table[slot, REF], table[slot, ID]
         if word == np.uint64(0) and slot >= end:
             break
@@ -280,7 +284,7 @@ def walk_entries(
             wanted &= members[np.int64(word >> np.uint64(BATCH)) & BATCHES] != 0
         if wanted and found > 0 and (identity < greatest or (wide and identity == greatest)):
             at = found
-            while at > 0 and _after(table, wide, places[at - 1], slot):
+            while at > 0 and _has_greater_identity(table, wide, places[at - 1], slot):
                 references[at], places[at] = references[at - 1], places[at - 1]
                 at -= 1
             references[at], places[at] = np.int64(word), slot
@@ -290,7 +294,7 @@ def walk_entries(
 
 
 @kernel
-def _after(table: Words, wide: bool, one: np.int64, other: np.int64) -> bool:
+def _has_greater_identity(table: Words, wide: bool, one: np.int64, other: np.int64) -> bool:
     """Whether the identity in one slot is greater than that in another."""
     if table[one, ID] != table[other, ID]:
         return bool(table[one, ID] > table[other, ID])
@@ -298,14 +302,14 @@ def _after(table: Words, wide: bool, one: np.int64, other: np.int64) -> bool:
 
 
 @kernel
-def list_entries(table: Words2d, places: Ints, high: Words, low: Words, value: Words, order: Ints2d) -> None:
+def read_entries(table: Words2d, places: Ints, high: Words, low: Words, value: Words, order: Ints2d) -> None:
     """Copy what the entries at ``places`` hold.
 
     table: uint64[slots, width], read.  places: int64[m], none negative.  Written: high, value: uint64[m]; low:
     uint64[m] or of size 0; order: int64[m, w].  O(m).
 
     >>> high, value, order = np.empty(1, np.uint64), np.empty(1, np.uint64), np.empty((1, 0), np.int64)
-    >>> list_entries(np.array([[9, 7, 1]], np.uint64), np.zeros(1, np.int64), high, high[:0], value, order)
+    >>> read_entries(np.array([[9, 7, 1]], np.uint64), np.zeros(1, np.int64), high, high[:0], value, order)
     >>> int(high[0]), int(value[0])
     (9, 7)
     """
@@ -321,7 +325,9 @@ def list_entries(table: Words2d, places: Ints, high: Words, low: Words, value: W
 
 
 @kernel
-def evict(table: Words2d, capacity: np.uint64, shards: np.uint64, begin: np.uint64, end: np.uint64, gone: Flags) -> int:
+def evict_entries(
+    table: Words2d, capacity: np.uint64, shards: np.uint64, begin: np.uint64, end: np.uint64, gone: Flags
+) -> int:
     """Remove the entries of a range of identities that point into certain batches; return how many there were.
 
     An emptied slot would cut off the entries beyond it from their homes, so these move back, in place and in one walk.
@@ -338,15 +344,16 @@ def evict(table: Words2d, capacity: np.uint64, shards: np.uint64, begin: np.uint
     more than it costs to look each of them up.
 
     >>> table = np.array([[5, 0, 1]], np.uint64)
-    >>> evict(table, np.uint64(1), np.uint64(1), np.uint64(6), np.uint64(0), np.ones(1, np.uint8))
+    >>> evict_entries(table, np.uint64(1), np.uint64(1), np.uint64(6), np.uint64(0), np.ones(1, np.uint8))
     0
-    >>> evict(table, np.uint64(1), np.uint64(1), np.uint64(5), np.uint64(6), np.ones(1, np.uint8)), table.tolist()
+    >>> evict_entries(table, np.uint64(1), np.uint64(1), np.uint64(5), np.uint64(6), np.ones(1,
+    ...     np.uint8)), table.tolist()
     (1, [[0, 0, 0]])
 
     >>> table = np.zeros((4, 3), np.uint64)
     >>> table[:2] = [[1, 7, (1 << BATCH) | 5], [2, 8, 6]]  # both at home in slot 0, in batches 1 and 0
     >>> all_of_it = np.uint64(0), np.uint64(0)
-    >>> evict(table, np.uint64(2), np.uint64(1), *all_of_it, np.array([0, 1], np.uint8)), table.tolist()[:2]
+    >>> evict_entries(table, np.uint64(2), np.uint64(1), *all_of_it, np.array([0, 1], np.uint8)), table.tolist()[:2]
     (1, [[2, 8, 6], [0, 0, 0]])
     """
     last = end - np.uint64(1)  # wraps to the greatest
@@ -354,7 +361,7 @@ def evict(table: Words2d, capacity: np.uint64, shards: np.uint64, begin: np.uint
         return 0
     removed = 0
     slots = np.uint64(table.shape[0]) // shards
-    slot, stop = _home(begin, capacity, shards, slots), _home(last, capacity, shards, slots)
+    slot, stop = _compute_home_slot(begin, capacity, shards, slots), _compute_home_slot(last, capacity, shards, slots)
     free = slot  # from the homes that may still come up to it, no slot is empty
     while slot < table.shape[0]:
         if table[slot, REF] == np.uint64(0):
@@ -366,7 +373,7 @@ def evict(table: Words2d, capacity: np.uint64, shards: np.uint64, begin: np.uint
                 table[slot, w] = np.uint64(0)
             removed += 1
         else:
-            to = max(free, _home(table[slot, ID], capacity, shards, slots))
+            to = max(free, _compute_home_slot(table[slot, ID], capacity, shards, slots))
             while to < slot and table[to, REF] != np.uint64(0):
                 to += 1
             if to < slot:

@@ -7,7 +7,7 @@ Limits: the caller numbers groups and rows; equal rows have one number.
 >>> import numpy as np
 >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
 >>> out = np.empty(2, np.int32), ints(0, 0), ints(0, 0), ints(0, 0)
->>> pair(few(0), few(3), ints(-1), ints(0, 2), ints(70, 71), ints(1, 5), few(), *out)
+>>> pair_updates(few(0), few(3), ints(-1), ints(0, 2), ints(70, 71), ints(1, 5), few(), *out)
 -1
 >>> [column.tolist() for column in out]
 [[3, 3], [0, 0], [70, 71], [-1, -5]]
@@ -24,21 +24,21 @@ HALF = 1 << 31
 
 
 @kernel
-def _leaves(a: int, b: int) -> bool:
+def _product_overflows(a: int, b: int) -> bool:
     """Whether a * b leaves int64; b is not 0."""
     most = np.uint64(1 << 63) if (a < 0) != (b < 0) else np.uint64((1 << 63) - 1)
-    return bool(_size(a) > most // _size(b))
+    return bool(_compute_magnitude(a) > most // _compute_magnitude(b))
 
 
 @kernel
-def _size(a: int) -> Any:
+def _compute_magnitude(a: int) -> Any:
     """uint64: how far a is from 0."""
     size: Any = np.uint64(a) if a >= 0 else ~np.uint64(a) + np.uint64(1)
     return size
 
 
 @kernel
-def pair(
+def pair_updates(
     number: Narrow,
     ranks: Narrow,
     diffs: Ints,
@@ -63,7 +63,7 @@ def pair(
     >>> import numpy as np
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> out = few(0), ints(0), ints(0), ints(0)
-    >>> pair(few(0), few(0), ints(1 << 62), ints(0, 1), ints(0), ints(2), few(0), *out)
+    >>> pair_updates(few(0), few(0), ints(1 << 62), ints(0, 1), ints(0), ints(2), few(0), *out)
     0
     """
     at = 0
@@ -72,7 +72,7 @@ def pair(
         for j in range(begins[group], begins[group + 1]):
             some = times[j]
             product = diff * some
-            if not (-HALF < diff < HALF and -HALF < some < HALF) and _leaves(diff, some):
+            if not (-HALF < diff < HALF and -HALF < some < HALF) and _product_overflows(diff, some):
                 return i
             rank = ranks[i]
             if theirs.size != 0 and theirs[j] > rank:
@@ -83,7 +83,7 @@ def pair(
 
 
 @kernel
-def find_single(
+def find_group_row_at_times(
     begins: Ints,
     numbers: Ints,
     values: Ints,
@@ -105,14 +105,15 @@ def find_single(
 
     >>> none, few, begins = np.empty(0, np.int64), np.zeros(1, np.int32), np.array([0, 0])
     >>> found = np.zeros(1, np.int64)
-    >>> find_single(begins, none, none, begins, few[:0], none, none, np.array([0, 1]), few, none, found), found[0]
+    >>> find_group_row_at_times(begins, none, none, begins, few[:0], none, none, np.array([0, 1]), few, none,
+    ...     found), found[0]
     (-1, np.int64(-1))
 
     >>> import numpy as np
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> out = ints(9, 9)
     >>> held, changes = (ints(0, 1), ints(0), ints(1)), (ints(0, 2), few(3, 3), ints(-1, 1), ints(0, 2))
-    >>> find_single(*held, *changes, ints(0, 2), few(2, 3), np.zeros(3, np.int64), out), out.tolist()
+    >>> find_group_row_at_times(*held, *changes, ints(0, 2), few(2, 3), np.zeros(3, np.int64), out), out.tolist()
     (-1, [0, 2])
     """
     for g in range(begins.size - 1):

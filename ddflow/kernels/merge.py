@@ -1,13 +1,13 @@
 """The versions in a batch: check those that were read from a file, and prune those that a merge need not keep.
 
-Guarantees: a batch that passes `first_wrong` is in hash order with valid flags, so no search, merge or reference leaves
-its bounds. What `prune` leaves reads the same at every time from ``since`` on.
-Limits: `prune` needs the next version of each key, so the newest batches must take part.
+Guarantees: a batch that passes `find_first_invalid_row` is in hash order with valid flags, so no search, merge or
+reference leaves its bounds. What `prune_versions` leaves reads the same at every time from ``since`` on. Limits:
+`prune_versions` needs the next version of each key, so the newest batches must take part.
 
 >>> import numpy as np
 >>> kept, groups = np.empty(2, np.int64), np.empty(2, np.int64)
 >>> both, starts, live = np.array([0, 1], np.int32), np.array([0, 2], np.int32), np.ones(2, np.uint8)
->>> prune(both, starts, np.array([1, 2]), live, np.int64(2), False, kept, groups)
+>>> prune_versions(both, starts, np.array([1, 2]), live, np.int64(2), False, kept, groups)
 1
 >>> int(kept[0]), int(groups[0])  # the later of the two versions, of the first key
 (1, 0)
@@ -21,7 +21,7 @@ from ddflow.kernels.pointer import load_u64
 
 
 @kernel
-def prune(
+def prune_versions(
     permutation: Narrow,
     starts: Narrow,
     times: Ints,
@@ -41,7 +41,7 @@ def prune(
 
     >>> one, kept = np.zeros(1, np.int32), np.empty(1, np.int64)
     >>> starts, dead = np.array([0, 1], np.int32), np.zeros(1, np.uint8)
-    >>> prune(one, starts, np.array([1]), dead, np.int64(2), True, kept, kept.copy())
+    >>> prune_versions(one, starts, np.array([1]), dead, np.int64(2), True, kept, kept.copy())
     0
     """
     written = 0
@@ -61,7 +61,7 @@ def prune(
 
 
 @kernel
-def first_wrong(high: Words, low: Words, more: np.uint64, words: int, time: Ints, live: Flags) -> int:
+def find_first_invalid_row(high: Words, low: Words, more: np.uint64, words: int, time: Ints, live: Flags) -> int:
     """Find the first row that is not above the previous one by (identity, time), or has no valid flag; -1 for none.
 
     high: uint64[n].  low: uint64[n], or of size 0 where one word is enough.  more: the address of uint64[n, words], the
@@ -69,13 +69,14 @@ def first_wrong(high: Words, low: Words, more: np.uint64, words: int, time: Ints
     rows have one.  live: uint8[n], or of size 0 where all are the same.  O(n).
 
     >>> none = np.empty(0, np.uint64)
-    >>> first_wrong(np.array([1, 2], np.uint64), none, np.uint64(0), 0, np.empty(0, np.int64),
+    >>> find_first_invalid_row(np.array([1, 2], np.uint64), none, np.uint64(0), 0, np.empty(0, np.int64),
     ...             np.array([1, 3], np.uint8))
     1
 
     >>> import numpy as np
     >>> none = np.empty(0, np.uint64)
-    >>> first_wrong(np.array([2, 2, 1], np.uint64), none, np.uint64(0), 0, np.array([1, 5, 7]), np.ones(3, np.uint8))
+    >>> find_first_invalid_row(np.array([2, 2, 1], np.uint64), none, np.uint64(0), 0, np.array([1, 5, 7]), np.ones(3,
+    ...     np.uint8))
     2
     """
     wide, timed, told = low.size != 0, time.size != 0, live.size != 0

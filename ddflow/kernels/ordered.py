@@ -21,21 +21,21 @@ from ddflow.kernels.ordered_tree import (
     Identities,
     Number,
     Tree,
-    _add,
-    _begin,
-    _compare,
-    _descend,
-    _get,
+    _add_to_counter,
+    _compare_entry,
+    _copy_entries,
+    _create_first_leaf,
+    _descend_to_leaf,
+    _find_lower_bound,
     _has_room,
-    _insert,
-    _leaf_at,
-    _lower,
-    _move,
-    _name,
-    _remove,
+    _insert_entry,
+    _load_entry_word,
+    _load_leaf,
+    _load_number,
+    _remove_entry,
     _split_leaf,
-    _store,
-    _word,
+    _store_number,
+    _update_directory,
 )
 from ddflow.kernels.pointer import load_u64, prefetch, store_u64
 
@@ -44,20 +44,23 @@ AHEAD = 8
 
 
 @kernel
-def seek_ordered(tree: Tree, keys: Identities, starts: Narrow, place: Ints, reference: Ints, value: Words) -> None:
+def look_up_ordered_entries(
+    tree: Tree, keys: Identities, starts: Narrow, place: Ints, reference: Ints, value: Words
+) -> None:
     """Look up entries, by all their words.
 
     keys: ascending.  starts: int32[g], rows of these.  Written: place int64[g], -1 when absent; reference int64[g], 0
     when absent; value uint64[g].  O(g log entries).
 
-    >>> from ddflow.kernels.ordered_tree import empty_tree
-    >>> arrays, one, place = empty_tree(4, 4), np.ones(1, np.uint64), np.empty(1, np.int64)
-    >>> keys = Identities.of(one, one, np.empty((1, 0), np.uint64))
-    >>> seek_ordered(Tree.of(arrays), keys, np.zeros(1, np.int32), place, np.empty(1, np.int64), one.copy())
+    >>> from ddflow.kernels.ordered_tree import allocate_tree
+    >>> arrays, one, place = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty(1, np.int64)
+    >>> keys = Identities.from_arrays(one, one, np.empty((1, 0), np.uint64))
+    >>> look_up_ordered_entries(Tree.from_arrays(arrays), keys, np.zeros(1, np.int32), place, np.empty(1, np.int64),
+    ...     one.copy())
     >>> place.tolist()
     [-1]
     """
-    leaf, dense, none = np.int64(0), _is_dense(tree, starts.size), _get(tree.counters, TOPS) == 0
+    leaf, dense, none = np.int64(0), _is_dense(tree, starts.size), _load_number(tree.counters, TOPS) == 0
     for g in range(starts.size):
         row = np.int64(starts[g])
         if not (dense or none) and g & (AHEAD - 1) == 0:
@@ -67,15 +70,19 @@ def seek_ordered(tree: Tree, keys: Identities, starts: Narrow, place: Ints, refe
         place[g], reference[g], value[g] = -1, 0, np.uint64(0)
         if none:
             continue
-        leaf = _leaf_for(tree, leaf, keys, row, False, True) if dense else found
-        spot = _lower(tree, leaf, keys, row)
+        leaf = _advance_to_leaf(tree, leaf, keys, row, False, True) if dense else found
+        spot = _find_lower_bound(tree, leaf, keys, row)
         here = leaf * LEAF + spot
-        if spot < _get(tree.size, leaf) and _compare(tree, here, keys, row) == 0:
-            place[g], reference[g], value[g] = here, np.int64(_word(tree, here, REF)), _word(tree, here, VALUE)
+        if spot < _load_number(tree.size, leaf) and _compare_entry(tree, here, keys, row) == 0:
+            place[g], reference[g], value[g] = (
+                here,
+                np.int64(_load_entry_word(tree, here, REF)),
+                _load_entry_word(tree, here, VALUE),
+            )
 
 
 @kernel
-def _leaf_for(tree: Tree, leaf: Number, keys: Identities, row: Number, strict: bool, dense: bool) -> Number:
+def _advance_to_leaf(tree: Tree, leaf: Number, keys: Identities, row: Number, strict: bool, dense: bool) -> Number:
     """Find the last leaf that begins before the words of a row, or at them unless ``strict``, else the first one.
 
     ``leaf``: the leaf of a previous row, 0 for none.  ``dense``: whether the next leaf is likely to be needed next.
@@ -83,31 +90,31 @@ def _leaf_for(tree: Tree, leaf: Number, keys: Identities, row: Number, strict: b
     for _ in range(2):
         if leaf == 0:
             break
-        after = _get(tree.follows, leaf)
+        after = _load_number(tree.follows, leaf)
         if after == 0:
             return leaf
-        order = _compare(tree, after * LEAF, keys, row)
+        order = _compare_entry(tree, after * LEAF, keys, row)
         if order > 0 or (strict and order == 0):
             return leaf
         leaf = after
-        _ask(tree, leaf, dense)
-    at, c = _descend(tree, keys, row, strict)
-    leaf = _leaf_at(tree, at, c)
-    _ask(tree, leaf, dense)
+        _prefetch_next_leaf(tree, leaf, dense)
+    at, c = _descend_to_leaf(tree, keys, row, strict)
+    leaf = _load_leaf(tree, at, c)
+    _prefetch_next_leaf(tree, leaf, dense)
     return leaf
 
 
 @kernel
 def _is_dense(tree: Tree, n: Number) -> Number:
     """Whether so many rows in order come to most leaves."""
-    return n * 2 * LEAF > _get(tree.counters, USED)
+    return n * 2 * LEAF > _load_number(tree.counters, USED)
 
 
 @kernel
-def _ask(tree: Tree, leaf: Number, dense: bool) -> None:
+def _prefetch_next_leaf(tree: Tree, leaf: Number, dense: bool) -> None:
     """Ask for the entries of the leaf behind one, ahead of their use."""
     if dense:
-        at = tree.table + np.uint64(_get(tree.follows, leaf) * LEAF) * tree.width
+        at = tree.table + np.uint64(_load_number(tree.follows, leaf) * LEAF) * tree.width
         for i in range((LEAF * 3 // 4 * np.int64(tree.width)) >> 6):
             prefetch(at + np.uint64(i << 6))
 
@@ -115,16 +122,16 @@ def _ask(tree: Tree, leaf: Number, dense: bool) -> None:
 @kernel
 def _find_leaf(tree: Tree, keys: Identities, row: Number) -> Number:
     """Find the leaf for the words of a row, and prefetch the entries that a search reads first."""
-    at, c = _descend(tree, keys, row, False)
-    leaf = _leaf_at(tree, at, c)
+    at, c = _descend_to_leaf(tree, keys, row, False)
+    leaf = _load_leaf(tree, at, c)
     entries = tree.table + np.uint64(leaf * LEAF) * tree.width
     for i in range(1, 8):
-        prefetch(entries + np.uint64(_get(tree.size, leaf) * i >> 3) * tree.width)
+        prefetch(entries + np.uint64(_load_number(tree.size, leaf) * i >> 3) * tree.width)
     return leaf
 
 
 @kernel
-def write_ordered(
+def write_ordered_entries(
     tree: Tree,
     keys: Identities,
     value: Words,
@@ -142,44 +149,45 @@ def write_ordered(
     whether deletions are entries; else they take one out.  Returns up to where in ``last`` there was room.
     O(m log entries).
 
-    >>> from ddflow.kernels.ordered_tree import empty_tree
-    >>> arrays, one, live, last = empty_tree(4, 4), np.ones(1, np.uint64), np.ones(1, np.uint8), np.zeros(1, np.int64)
-    >>> keys = Identities.of(one, one, np.empty((1, 0), np.uint64))
-    >>> write_ordered(Tree.of(arrays), keys, one, live, last, 0, np.int64(1 << 61), np.int64(1), True)
+    >>> from ddflow.kernels.ordered_tree import allocate_tree
+    >>> arrays, one, live, last = allocate_tree(4, 4), np.ones(1, np.uint64), np.ones(1, np.uint8), np.zeros(1,
+    ...     np.int64)
+    >>> keys = Identities.from_arrays(one, one, np.empty((1, 0), np.uint64))
+    >>> write_ordered_entries(Tree.from_arrays(arrays), keys, one, live, last, 0, np.int64(1 << 61), np.int64(1), True)
     1
     """
     leaf, i, dense = np.int64(0), int(begin), _is_dense(tree, last.size)
     while i < last.size:
         row = last[i]
-        empty = _get(tree.counters, TOPS) == 0
+        empty = _load_number(tree.counters, TOPS) == 0
         if row < 0 or (empty and live[row] == 0 and not keeps):
             i += 1
             continue
         if not _has_room(tree):
             return i
         if empty:
-            _begin(tree, load_u64(keys.high + np.uint64(row << 3)))
-        leaf = _leaf_for(tree, leaf, keys, row, False, dense)
-        spot = _lower(tree, leaf, keys, row)
-        here, size = leaf * LEAF + spot, _get(tree.size, leaf)
-        there = spot < size and _compare(tree, here, keys, row) == 0
+            _create_first_leaf(tree, load_u64(keys.high + np.uint64(row << 3)))
+        leaf = _advance_to_leaf(tree, leaf, keys, row, False, dense)
+        spot = _find_lower_bound(tree, leaf, keys, row)
+        here, size = leaf * LEAF + spot, _load_number(tree.size, leaf)
+        there = spot < size and _compare_entry(tree, here, keys, row) == 0
         if live[row] == 0 and not keeps:
             if there and spot == 0:
-                at, c = _descend(tree, keys, row, False)
-                _remove(tree, leaf, spot)
-                _name(tree, at, c)
+                at, c = _descend_to_leaf(tree, keys, row, False)
+                _remove_entry(tree, leaf, spot)
+                _update_directory(tree, at, c)
                 leaf = np.int64(0)
             elif there:
-                _remove(tree, leaf, spot)
+                _remove_entry(tree, leaf, spot)
         elif not there and size == LEAF:
-            at, c = _descend(tree, keys, row, False)
+            at, c = _descend_to_leaf(tree, keys, row, False)
             _split_leaf(tree, at, c, spot == LEAF)
             continue
         else:
             if not there:
-                _insert(tree, leaf, spot, keys, row)
+                _insert_entry(tree, leaf, spot, keys, row)
                 if spot == 0:
-                    _name(tree, np.int64(0), np.int64(0))
+                    _update_directory(tree, np.int64(0), np.int64(0))
             word = tree.table + np.uint64(here) * tree.width
             store_u64(word + np.uint64(8 * VALUE), value[row])
             store_u64(word + np.uint64(8 * REF), np.uint64(tag | row | (alive if live[row] != 0 else np.int64(0))))
@@ -207,84 +215,95 @@ def read_groups(
     Returns how many entries there are; where that is more than there is room for, the first ones are written.
     O(g log entries + entries walked).
 
-    >>> from ddflow.kernels.ordered_tree import empty_tree
-    >>> arrays, one, none = empty_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
-    >>> keys, out = Identities.of(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2, np.int64), none)
-    >>> read_groups(Tree.of(arrays), keys, np.array([9]), 0, one[0], *out)
+    >>> from ddflow.kernels.ordered_tree import allocate_tree
+    >>> arrays, one, none = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
+    >>> keys, out = Identities.from_arrays(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2, np.int64),
+    ...     none)
+    >>> read_groups(Tree.from_arrays(arrays), keys, np.array([9]), 0, one[0], *out)
     0
 
-    >>> arrays = empty_tree(4, 4)
-    >>> tree, words, none = Tree.of(arrays), np.array([5, 5, 9], np.uint64), np.empty((3, 0), np.uint64)
+    >>> arrays = allocate_tree(4, 4)
+    >>> tree, words, none = Tree.from_arrays(arrays), np.array([5, 5, 9], np.uint64), np.empty((3, 0), np.uint64)
     >>> low, live, last = np.array([1, 2, 0], np.uint64), np.ones(3, np.uint8), np.arange(3)
-    >>> keys, row = Identities.of(words, low, none), np.int64(1 << 61)
-    >>> write_ordered(tree, keys, words, live, last, 0, row, np.int64(1 << 60), False)
+    >>> keys, row = Identities.from_arrays(words, low, none), np.int64(1 << 61)
+    >>> write_ordered_entries(tree, keys, words, live, last, 0, row, np.int64(1 << 60), False)
     3
     >>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
-    >>> group = Identities.of(words, low[:0], none)
+    >>> group = Identities.from_arrays(words, low[:0], none)
     >>> read_groups(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
     2
     """
     found, near, dense = 0, np.int64(0), _is_dense(tree, begins.size)
     for g in range(begins.size - 1):
         begins[g] = found
-        if _get(tree.counters, TOPS) == 0:
+        if _load_number(tree.counters, TOPS) == 0:
             continue
-        near = leaf = _leaf_for(tree, near, keys, g, True, dense)
-        spot, some, going, before = _lower(tree, leaf, keys, g), np.int64(0), True, np.int64(0)
+        near = leaf = _advance_to_leaf(tree, near, keys, g, True, dense)
+        spot, some, going, before = _find_lower_bound(tree, leaf, keys, g), np.int64(0), True, np.int64(0)
         while leaf > 0 and going:
-            size = _get(tree.size, leaf)
+            size = _load_number(tree.size, leaf)
             while spot < size:
                 here = leaf * LEAF + spot
-                if _compare(tree, here, keys, g) != 0 or (some >= most[g] and not _ties(tree, before, here, tied)):
+                if _compare_entry(tree, here, keys, g) != 0 or (
+                    some >= most[g] and not _is_tie(tree, before, here, tied)
+                ):
                     going = False
                     break
-                if _word(tree, here, REF) & mask != np.uint64(0):
+                if _load_entry_word(tree, here, REF) & mask != np.uint64(0):
                     if found < references.size:
-                        references[found], values[found] = np.int64(_word(tree, here, REF)), _word(tree, here, VALUE)
+                        references[found], values[found] = (
+                            np.int64(_load_entry_word(tree, here, REF)),
+                            _load_entry_word(tree, here, VALUE),
+                        )
                         if words.size != 0:
                             for w in range(words.shape[1]):
-                                words[found, w] = _word(tree, here, LOW + 1 + w)
+                                words[found, w] = _load_entry_word(tree, here, LOW + 1 + w)
                     found += 1
                     some += 1
                     before = here
                 spot += 1
-            leaf, spot = _get(tree.follows, leaf), np.int64(0)
+            leaf, spot = _load_number(tree.follows, leaf), np.int64(0)
     begins[begins.size - 1] = found
     return found
 
 
 @kernel
-def _ties(tree: Tree, before: Number, here: Number, tied: Number) -> bool:
+def _is_tie(tree: Tree, before: Number, here: Number, tied: Number) -> bool:
     """Whether two entries of a group have equal words beyond two, the first ``tied`` of them; 0 is none."""
-    if before == 0 or _word(tree, before, LOW) != _word(tree, here, LOW):
+    if before == 0 or _load_entry_word(tree, before, LOW) != _load_entry_word(tree, here, LOW):
         return False
     same = True
     for w in range(tied):
-        same = same and _word(tree, before, LOW + 1 + w) == _word(tree, here, LOW + 1 + w)
+        same = same and _load_entry_word(tree, before, LOW + 1 + w) == _load_entry_word(tree, here, LOW + 1 + w)
     return same
 
 
 @kernel
-def walk_ordered(tree: Tree, bounds: Words, mask: np.uint64, members: Flags, references: Ints, places: Ints) -> int:
+def walk_ordered_entries(
+    tree: Tree, bounds: Words, mask: np.uint64, members: Flags, references: Ints, places: Ints
+) -> int:
     """Write the references and places of the entries of a range, in their order; return how many.
 
     bounds: uint64[2], the least and the greatest first word.  mask: bits that a reference must have, all of them.
     members: uint8[batch slots], 1 for those whose references are wanted; of size 0 for all.  references, places:
     int64[at least as many].  O(log entries + entries of the range).
 
-    >>> from ddflow.kernels.ordered_tree import empty_tree
-    >>> arrays, none = empty_tree(4, 4), np.empty(0, np.int64)
-    >>> walk_ordered(Tree.of(arrays), np.zeros(2, np.uint64), np.uint64(1), np.empty(0, np.uint8), none, none)
+    >>> from ddflow.kernels.ordered_tree import allocate_tree
+    >>> arrays, none = allocate_tree(4, 4), np.empty(0, np.int64)
+    >>> walk_ordered_entries(Tree.from_arrays(arrays), np.zeros(2, np.uint64), np.uint64(1), np.empty(0, np.uint8),
+    ...     none, none)
     0
     """
     found = 0
-    if _get(tree.counters, TOPS) == 0:
+    if _load_number(tree.counters, TOPS) == 0:
         return found
-    at, c = _descend(tree, Identities(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True)
-    leaf = _leaf_at(tree, at, c)
+    at, c = _descend_to_leaf(
+        tree, Identities(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True
+    )
+    leaf = _load_leaf(tree, at, c)
     while leaf > 0:
-        for here in range(leaf * LEAF, leaf * LEAF + _get(tree.size, leaf)):
-            word, high = _word(tree, here, REF), _word(tree, here, ID)
+        for here in range(leaf * LEAF, leaf * LEAF + _load_number(tree.size, leaf)):
+            word, high = _load_entry_word(tree, here, REF), _load_entry_word(tree, here, ID)
             if high > bounds[1]:
                 return found
             if high < bounds[0] or word & mask != mask:
@@ -292,47 +311,49 @@ def walk_ordered(tree: Tree, bounds: Words, mask: np.uint64, members: Flags, ref
             if members.size == 0 or members[np.int64(word >> np.uint64(BATCH)) & BATCHES] != 0:
                 references[found], places[found] = np.int64(word), here
                 found += 1
-        leaf = _get(tree.follows, leaf)
+        leaf = _load_number(tree.follows, leaf)
     return found
 
 
 @kernel
-def evict_ordered(tree: Tree, bounds: Words, gone: Flags) -> int:
+def evict_ordered_entries(tree: Tree, bounds: Words, gone: Flags) -> int:
     """Take out the entries of a range that point into certain batches; return how many there were.
 
-    bounds: as of `walk_ordered`.  gone: uint8[batch slots], 1 for those whose entries go.  O(log entries + entries of
-    the range).
+    bounds: as of `walk_ordered_entries`.  gone: uint8[batch slots], 1 for those whose entries go.  O(log entries +
+    entries of the range).
 
-    >>> from ddflow.kernels.ordered_tree import empty_tree
-    >>> arrays = empty_tree(4, 4)
-    >>> evict_ordered(Tree.of(arrays), np.zeros(2, np.uint64), np.ones(1, np.uint8))
+    >>> from ddflow.kernels.ordered_tree import allocate_tree
+    >>> arrays = allocate_tree(4, 4)
+    >>> evict_ordered_entries(Tree.from_arrays(arrays), np.zeros(2, np.uint64), np.ones(1, np.uint8))
     0
     """
-    before = _get(tree.counters, USED)
-    if _get(tree.counters, TOPS) == 0:
+    before = _load_number(tree.counters, USED)
+    if _load_number(tree.counters, TOPS) == 0:
         return 0
-    at, c = _descend(tree, Identities(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True)
-    while at < _get(tree.counters, TOPS):
-        leaf = _leaf_at(tree, at, c)
-        base, size, kept = leaf * LEAF, _get(tree.size, leaf), np.int64(0)
-        if _word(tree, base, ID) > bounds[1]:
+    at, c = _descend_to_leaf(
+        tree, Identities(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True
+    )
+    while at < _load_number(tree.counters, TOPS):
+        leaf = _load_leaf(tree, at, c)
+        base, size, kept = leaf * LEAF, _load_number(tree.size, leaf), np.int64(0)
+        if _load_entry_word(tree, base, ID) > bounds[1]:
             break
         for spot in range(size):
-            high, word = _word(tree, base + spot, ID), _word(tree, base + spot, REF)
+            high, word = _load_entry_word(tree, base + spot, ID), _load_entry_word(tree, base + spot, REF)
             within = bounds[0] <= high <= bounds[1]
             if within and gone[np.int64(word >> np.uint64(BATCH)) & BATCHES] != 0:
                 continue
             if kept != spot:
-                _move(tree, base + kept, base + spot, 1)
+                _copy_entries(tree, base + kept, base + spot, 1)
             kept += 1
-        _add(tree, USED, kept - size)
-        _store(tree.size, leaf, kept)
-        nodes = _get(tree.counters, TOPS)
-        _name(tree, at, c)
-        if _get(tree.counters, TOPS) < nodes:
+        _add_to_counter(tree, USED, kept - size)
+        _store_number(tree.size, leaf, kept)
+        nodes = _load_number(tree.counters, TOPS)
+        _update_directory(tree, at, c)
+        if _load_number(tree.counters, TOPS) < nodes:
             c = np.int64(0)
             continue
         c += np.int64(kept > 0)
-        if c == _get(tree.fill, _get(tree.top, at)):
+        if c == _load_number(tree.fill, _load_number(tree.top, at)):
             at, c = at + 1, np.int64(0)
-    return int(before - _get(tree.counters, USED))
+    return int(before - _load_number(tree.counters, USED))

@@ -4,9 +4,9 @@ Invariant: as there. What a function changes is whole when it returns: a leaf th
 linked, one that is let go is neither, and may be made again. Leaves and nodes have numbers from 1 on; 0 is none. All is
 words at addresses, because numba counts references to arrays wherever it hands them on, which took most of the time.
 
->>> arrays = empty_tree(leaves=2, width=4)
->>> tree = Tree.of(arrays)
->>> _begin(tree, np.uint64(5))
+>>> arrays = allocate_tree(leaves=2, width=4)
+>>> tree = Tree.from_arrays(arrays)
+>>> _create_first_leaf(tree, np.uint64(5))
 >>> arrays[-1].tolist()[:5]  # the last leaf that was made, none free, the last node, none free, and one in use
 [1, 0, 1, 0, 1]
 """
@@ -42,8 +42,8 @@ class Tree(NamedTuple):
     width: np.uint64
 
     @classmethod
-    def of(cls, arrays: list[Words]) -> Self:
-        """Of what `empty_tree` gave."""
+    def from_arrays(cls, arrays: list[Words]) -> Self:
+        """Of what `allocate_tree` gave."""
         words = [each.ctypes.data for each in arrays] + [8 * arrays[0].shape[1]]
         return cls._make(map(np.uint64, words))
 
@@ -57,13 +57,13 @@ class Identities(NamedTuple):
     words: Number
 
     @classmethod
-    def of(cls, high: Words, low: Words, more: Words | Ints) -> Self:
+    def from_arrays(cls, high: Words, low: Words, more: Words | Ints) -> Self:
         """uint64[n], uint64[n] or of size 0, w words of 64 bits a row; they must be kept meanwhile."""
         second = np.uint64(low.ctypes.data if low.size else 0)
         return cls(np.uint64(high.ctypes.data), second, np.uint64(more.ctypes.data), np.int64(more.shape[1]))
 
 
-def empty_tree(leaves: Number, width: Number) -> list[Words]:
+def allocate_tree(leaves: Number, width: Number) -> list[Words]:
     """Make the arrays of a tree without entries, with room for ``leaves``, in the order of `Tree`'s fields."""
     nodes = max(leaves // (FAN // 2), 1) + 2
     arrays: list[Any] = [np.empty(((leaves + 1) * LEAF, width), np.uint64)]
@@ -74,56 +74,59 @@ def empty_tree(leaves: Number, width: Number) -> list[Words]:
 
 
 @kernel
-def _get(base: np.uint64, at: Number) -> Any:
+def _load_number(base: np.uint64, at: Number) -> Any:
     """Get a number of an array."""
     return np.int64(load_u64(base + np.uint64(at << 3)))
 
 
 @kernel
-def _store(base: np.uint64, at: Number, number: Number) -> None:
+def _store_number(base: np.uint64, at: Number, number: Number) -> None:
     """Set a number of an array."""
     store_u64(base + np.uint64(at << 3), np.uint64(number))
 
 
 @kernel
-def _copy(base: np.uint64, to: Number, at: Number) -> None:
+def _copy_word(base: np.uint64, to: Number, at: Number) -> None:
     """Copy a word of an array to another place."""
     store_u64(base + np.uint64(to << 3), load_u64(base + np.uint64(at << 3)))
 
 
 @kernel
-def _word(tree: Tree, place: Number, word: Number) -> np.uint64:
+def _load_entry_word(tree: Tree, place: Number, word: Number) -> np.uint64:
     """Load a word of an entry."""
     return load_u64(tree.table + np.uint64(place) * tree.width + np.uint64(word << 3))
 
 
 @kernel
-def _move(tree: Tree, to: Number, place: Number, n: Number) -> None:
+def _copy_entries(tree: Tree, to: Number, place: Number, n: Number) -> None:
     """Copy entries to another place."""
     target, at = tree.table + np.uint64(to) * tree.width, tree.table + np.uint64(place) * tree.width
     copy_bytes(target, at, np.uint64(n) * tree.width)
 
 
 @kernel
-def _compare(tree: Tree, place: Number, keys: Identities, row: Number) -> int:
+def _compare_entry(tree: Tree, place: Number, keys: Identities, row: Number) -> int:
     """-1, 0 or 1: how an entry stands to the words of a row; to a prefix of words, where these are fewer."""
-    mine, other = _word(tree, place, ID), load_u64(keys.high + np.uint64(row << 3))
+    mine, other = _load_entry_word(tree, place, ID), load_u64(keys.high + np.uint64(row << 3))
     if mine != other:
         return -1 if mine < other else 1
     if keys.low == np.uint64(0):
         return 0
-    mine, other = _word(tree, place, LOW), load_u64(keys.low + np.uint64(row << 3))
+    mine, other = _load_entry_word(tree, place, LOW), load_u64(keys.low + np.uint64(row << 3))
     if mine != other:
         return -1 if mine < other else 1
     for w in range(keys.words):
-        mine, other = _word(tree, place, LOW + 1 + w), load_u64(keys.more + np.uint64((row * keys.words + w) << 3))
+        mine, other = (
+            _load_entry_word(tree, place, LOW + 1 + w),
+            load_u64(keys.more + np.uint64((row * keys.words + w) << 3)),
+        )
         if mine != other:
             return -1 if mine < other else 1
     return 0
 
 
 @kernel
-def _below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64) -> Any:
+def _count_below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64) -> Any:
     """How many of n ascending words are below a word; without a branch on them, because none could be foreseen."""
     begin = np.int64(0)
     while n > 0:
@@ -139,16 +142,18 @@ def _find_child(tree: Tree, node: Number, keys: Identities, row: Number, strict:
 
     ``strict``: exclude a child that begins at them.
     """
-    words, n = tree.first, _get(tree.counters, TOPS)
+    words, n = tree.first, _load_number(tree.counters, TOPS)
     if node > 0:
-        words, n = tree.least + np.uint64((node * FAN) << 3), _get(tree.fill, node)
+        words, n = tree.least + np.uint64((node * FAN) << 3), _load_number(tree.fill, node)
     word = load_u64(keys.high + np.uint64(row << 3))
-    found = _below(words, n, np.uint64(8), word)
+    found = _count_below(words, n, np.uint64(8), word)
     if found < n and load_u64(words + np.uint64(found << 3)) == word:
         while found < n:
             middle = (found + n) >> 1
-            leaf = _get(tree.child, (node if node > 0 else _get(tree.top, middle)) * FAN + (middle if node > 0 else 0))
-            order = _compare(tree, leaf * LEAF, keys, row)
+            leaf = _load_number(
+                tree.child, (node if node > 0 else _load_number(tree.top, middle)) * FAN + (middle if node > 0 else 0)
+            )
+            order = _compare_entry(tree, leaf * LEAF, keys, row)
             if order < 0 or (order == 0 and not strict):
                 found = middle + 1
             else:
@@ -157,27 +162,27 @@ def _find_child(tree: Tree, node: Number, keys: Identities, row: Number, strict:
 
 
 @kernel
-def _descend(tree: Tree, keys: Identities, row: Number, strict: bool) -> tuple[Any, Any]:
+def _descend_to_leaf(tree: Tree, keys: Identities, row: Number, strict: bool) -> tuple[Any, Any]:
     """Find the last leaf that begins before the words of a row, else the first: its node's place, its place there."""
     at = _find_child(tree, np.int64(0), keys, row, strict)
-    return at, _find_child(tree, _get(tree.top, at), keys, row, strict)
+    return at, _find_child(tree, _load_number(tree.top, at), keys, row, strict)
 
 
 @kernel
-def _leaf_at(tree: Tree, at: Number, c: Number) -> Any:
+def _load_leaf(tree: Tree, at: Number, c: Number) -> Any:
     """Return a leaf by its node's place and its place there."""
-    return _get(tree.child, _get(tree.top, at) * FAN + c)
+    return _load_number(tree.child, _load_number(tree.top, at) * FAN + c)
 
 
 @kernel
-def _lower(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
+def _find_lower_bound(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
     """How many entries of a leaf are before the words of a row."""
-    word, base, end = load_u64(keys.high + np.uint64(row << 3)), leaf * LEAF, _get(tree.size, leaf)
-    begin = _below(tree.table + np.uint64(base) * tree.width, end, tree.width, word)
-    if begin < end and _word(tree, base + begin, ID) == word:
+    word, base, end = load_u64(keys.high + np.uint64(row << 3)), leaf * LEAF, _load_number(tree.size, leaf)
+    begin = _count_below(tree.table + np.uint64(base) * tree.width, end, tree.width, word)
+    if begin < end and _load_entry_word(tree, base + begin, ID) == word:
         while begin < end:
             middle = (begin + end) >> 1
-            if _compare(tree, base + middle, keys, row) < 0:
+            if _compare_entry(tree, base + middle, keys, row) < 0:
                 begin = middle + 1
             else:
                 end = middle
@@ -185,84 +190,90 @@ def _lower(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
 
 
 @kernel
-def _add(tree: Tree, counter: Number, more: Number) -> Any:
+def _add_to_counter(tree: Tree, counter: Number, more: Number) -> Any:
     """Change a counter; what it is then."""
-    now = _get(tree.counters, counter) + more
-    _store(tree.counters, counter, now)
+    now = _load_number(tree.counters, counter) + more
+    _store_number(tree.counters, counter, now)
     return now
 
 
 @kernel
 def _has_room(tree: Tree) -> Any:
     """Whether a leaf and a node can be made."""
-    if _get(tree.counters, LEAVES) == _get(tree.counters, MOST_LEAVES) and _get(tree.counters, FREE) == 0:
+    if (
+        _load_number(tree.counters, LEAVES) == _load_number(tree.counters, MOST_LEAVES)
+        and _load_number(tree.counters, FREE) == 0
+    ):
         return False
-    return _get(tree.counters, NODES) < _get(tree.counters, MOST_NODES) or _get(tree.counters, SPARE) > 0
+    return (
+        _load_number(tree.counters, NODES) < _load_number(tree.counters, MOST_NODES)
+        or _load_number(tree.counters, SPARE) > 0
+    )
 
 
 @kernel
-def _new(tree: Tree, free: Number, made: Number, nexts: np.uint64, stride: Number) -> Any:
+def _allocate_number(tree: Tree, free: Number, made: Number, nexts: np.uint64, stride: Number) -> Any:
     """Take the number of a free leaf or node, or make a new one."""
-    number = _get(tree.counters, free)
+    number = _load_number(tree.counters, free)
     if number == 0:
-        return _add(tree, made, 1)
-    _store(tree.counters, free, _get(nexts, number * stride))
+        return _add_to_counter(tree, made, 1)
+    _store_number(tree.counters, free, _load_number(nexts, number * stride))
     return number
 
 
 @kernel
-def _begin(tree: Tree, word: np.uint64) -> None:
+def _create_first_leaf(tree: Tree, word: np.uint64) -> None:
     """Make the first leaf of an empty tree."""
-    leaf = _new(tree, FREE, LEAVES, tree.follows, 1)
-    node = _new(tree, SPARE, NODES, tree.child, FAN)
-    _store(tree.size, leaf, 0)
-    _store(tree.follows, leaf, 0)
-    _store(tree.child, node * FAN, leaf)
+    leaf = _allocate_number(tree, FREE, LEAVES, tree.follows, 1)
+    node = _allocate_number(tree, SPARE, NODES, tree.child, FAN)
+    _store_number(tree.size, leaf, 0)
+    _store_number(tree.follows, leaf, 0)
+    _store_number(tree.child, node * FAN, leaf)
     store_u64(tree.least + np.uint64((node * FAN) << 3), word)
-    _store(tree.fill, node, 1)
-    _store(tree.top, 0, node)
+    _store_number(tree.fill, node, 1)
+    _store_number(tree.top, 0, node)
     store_u64(tree.first, word)
-    _store(tree.counters, TOPS, 1)
+    _store_number(tree.counters, TOPS, 1)
 
 
 @kernel
-def _insert(tree: Tree, leaf: Number, spot: Number, keys: Identities, row: Number) -> None:
+def _insert_entry(tree: Tree, leaf: Number, spot: Number, keys: Identities, row: Number) -> None:
     """Make a place in a leaf that has room, with the words of a row."""
-    size, here = _get(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
+    size, here = _load_number(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
     copy_bytes(here + tree.width, here, np.uint64(size - spot) * tree.width)
     store_u64(here + np.uint64(8 * ID), load_u64(keys.high + np.uint64(row << 3)))
     store_u64(here + np.uint64(8 * LOW), load_u64(keys.low + np.uint64(row << 3)))
     for w in range(keys.words):
         word = load_u64(keys.more + np.uint64((row * keys.words + w) << 3))
         store_u64(here + np.uint64((LOW + 1 + w) << 3), word)
-    _store(tree.size, leaf, size + 1)
-    _add(tree, USED, 1)
+    _store_number(tree.size, leaf, size + 1)
+    _add_to_counter(tree, USED, 1)
 
 
 @kernel
-def _remove(tree: Tree, leaf: Number, spot: Number) -> None:
+def _remove_entry(tree: Tree, leaf: Number, spot: Number) -> None:
     """Take an entry out of a leaf."""
-    size, here = _get(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
+    size, here = _load_number(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
     copy_bytes(here, here + tree.width, np.uint64(size - spot - 1) * tree.width)
-    _store(tree.size, leaf, size - 1)
-    _add(tree, USED, -1)
+    _store_number(tree.size, leaf, size - 1)
+    _add_to_counter(tree, USED, -1)
 
 
 @kernel
 def _split_node(tree: Tree, at: Number, half: Number) -> None:
     """Make a node behind a full one, with its children from ``half`` on."""
-    old, node = _get(tree.top, at), _new(tree, SPARE, NODES, tree.child, FAN)
+    old, node = _load_number(tree.top, at), _allocate_number(tree, SPARE, NODES, tree.child, FAN)
     for i in range(half, FAN):
-        _store(tree.child, node * FAN + i - half, _get(tree.child, old * FAN + i))
-        _copy(tree.least, node * FAN + i - half, old * FAN + i)
-    _store(tree.fill, old, half)
-    _store(tree.fill, node, FAN - half)
-    for i in range(_get(tree.counters, TOPS), at + 1, -1):
-        _store(tree.top, i, _get(tree.top, i - 1))
-        _copy(tree.first, i, i - 1)
-    _store(tree.top, at + 1, node)
+        _store_number(tree.child, node * FAN + i - half, _load_number(tree.child, old * FAN + i))
+        _copy_word(tree.least, node * FAN + i - half, old * FAN + i)
+    _store_number(tree.fill, old, half)
+    _store_number(tree.fill, node, FAN - half)
+    for i in range(_load_number(tree.counters, TOPS), at + 1, -1):
+        _store_number(tree.top, i, _load_number(tree.top, i - 1))
+        _copy_word(tree.first, i, i - 1)
+    _store_number(tree.top, at + 1, node)
     store_u64(tree.first + np.uint64((at + 1) << 3), load_u64(tree.least + np.uint64((node * FAN) << 3)))
-    _add(tree, TOPS, 1)
+    _add_to_counter(tree, TOPS, 1)
 
 
 @kernel
@@ -271,61 +282,61 @@ def _split_leaf(tree: Tree, at: Number, c: Number, ends: bool) -> None:
 
     Keys that ascend so fill leaves nearly whole.
     """
-    if _get(tree.fill, _get(tree.top, at)) == FAN:
+    if _load_number(tree.fill, _load_number(tree.top, at)) == FAN:
         half = FAN - 1 if ends and c == FAN - 1 else FAN // 2
         _split_node(tree, at, half)
         if c >= half:
             at, c = at + 1, c - half
-    node = _get(tree.top, at)
-    leaf, new = _get(tree.child, node * FAN + c), _new(tree, FREE, LEAVES, tree.follows, 1)
+    node = _load_number(tree.top, at)
+    leaf, new = _load_number(tree.child, node * FAN + c), _allocate_number(tree, FREE, LEAVES, tree.follows, 1)
     half = LEAF - 1 if ends else LEAF // 2
-    _move(tree, new * LEAF, leaf * LEAF + half, LEAF - half)
-    _store(tree.size, leaf, half)
-    _store(tree.size, new, LEAF - half)
-    _store(tree.follows, new, _get(tree.follows, leaf))
-    _store(tree.follows, leaf, new)
-    for i in range(_get(tree.fill, node), c + 1, -1):
-        _store(tree.child, node * FAN + i, _get(tree.child, node * FAN + i - 1))
-        _copy(tree.least, node * FAN + i, node * FAN + i - 1)
-    _store(tree.child, node * FAN + c + 1, new)
-    store_u64(tree.least + np.uint64((node * FAN + c + 1) << 3), _word(tree, new * LEAF, ID))
-    _store(tree.fill, node, _get(tree.fill, node) + 1)
+    _copy_entries(tree, new * LEAF, leaf * LEAF + half, LEAF - half)
+    _store_number(tree.size, leaf, half)
+    _store_number(tree.size, new, LEAF - half)
+    _store_number(tree.follows, new, _load_number(tree.follows, leaf))
+    _store_number(tree.follows, leaf, new)
+    for i in range(_load_number(tree.fill, node), c + 1, -1):
+        _store_number(tree.child, node * FAN + i, _load_number(tree.child, node * FAN + i - 1))
+        _copy_word(tree.least, node * FAN + i, node * FAN + i - 1)
+    _store_number(tree.child, node * FAN + c + 1, new)
+    store_u64(tree.least + np.uint64((node * FAN + c + 1) << 3), _load_entry_word(tree, new * LEAF, ID))
+    _store_number(tree.fill, node, _load_number(tree.fill, node) + 1)
 
 
 @kernel
-def _name(tree: Tree, at: Number, c: Number) -> None:
+def _update_directory(tree: Tree, at: Number, c: Number) -> None:
     """Tell the directory of a leaf's first entry; a leaf without entries goes, and a node without leaves."""
-    node = _get(tree.top, at)
-    leaf = _get(tree.child, node * FAN + c)
-    if _get(tree.size, leaf) > 0:
-        store_u64(tree.least + np.uint64((node * FAN + c) << 3), _word(tree, leaf * LEAF, ID))
+    node = _load_number(tree.top, at)
+    leaf = _load_number(tree.child, node * FAN + c)
+    if _load_number(tree.size, leaf) > 0:
+        store_u64(tree.least + np.uint64((node * FAN + c) << 3), _load_entry_word(tree, leaf * LEAF, ID))
     else:
-        _unlink(tree, at, c)
-    if _get(tree.fill, node) > 0:
+        _unlink_leaf(tree, at, c)
+    if _load_number(tree.fill, node) > 0:
         store_u64(tree.first + np.uint64(at << 3), load_u64(tree.least + np.uint64((node * FAN) << 3)))
         return
-    _store(tree.child, node * FAN, _get(tree.counters, SPARE))
-    _store(tree.counters, SPARE, node)
-    for i in range(at, _add(tree, TOPS, -1)):
-        _store(tree.top, i, _get(tree.top, i + 1))
-        _copy(tree.first, i, i + 1)
+    _store_number(tree.child, node * FAN, _load_number(tree.counters, SPARE))
+    _store_number(tree.counters, SPARE, node)
+    for i in range(at, _add_to_counter(tree, TOPS, -1)):
+        _store_number(tree.top, i, _load_number(tree.top, i + 1))
+        _copy_word(tree.first, i, i + 1)
 
 
 @kernel
-def _unlink(tree: Tree, at: Number, c: Number) -> None:
+def _unlink_leaf(tree: Tree, at: Number, c: Number) -> None:
     """Let a leaf go, but for the directory of nodes."""
-    node = _get(tree.top, at)
-    leaf = _get(tree.child, node * FAN + c)
+    node = _load_number(tree.top, at)
+    leaf = _load_number(tree.child, node * FAN + c)
     if c > 0:
-        _store(tree.follows, _get(tree.child, node * FAN + c - 1), _get(tree.follows, leaf))
+        _store_number(tree.follows, _load_number(tree.child, node * FAN + c - 1), _load_number(tree.follows, leaf))
     elif at > 0:
-        before = _get(tree.top, at - 1)
-        last = _get(tree.child, before * FAN + _get(tree.fill, before) - 1)
-        _store(tree.follows, last, _get(tree.follows, leaf))
-    _store(tree.follows, leaf, _get(tree.counters, FREE))
-    _store(tree.counters, FREE, leaf)
-    fill = _get(tree.fill, node) - 1
-    _store(tree.fill, node, fill)
+        before = _load_number(tree.top, at - 1)
+        last = _load_number(tree.child, before * FAN + _load_number(tree.fill, before) - 1)
+        _store_number(tree.follows, last, _load_number(tree.follows, leaf))
+    _store_number(tree.follows, leaf, _load_number(tree.counters, FREE))
+    _store_number(tree.counters, FREE, leaf)
+    fill = _load_number(tree.fill, node) - 1
+    _store_number(tree.fill, node, fill)
     for i in range(node * FAN + c, node * FAN + fill):
-        _store(tree.child, i, _get(tree.child, i + 1))
-        _copy(tree.least, i, i + 1)
+        _store_number(tree.child, i, _load_number(tree.child, i + 1))
+        _copy_word(tree.least, i, i + 1)

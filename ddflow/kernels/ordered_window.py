@@ -4,7 +4,8 @@ Entries that are equal in the first words of their order are a class, and the ne
 between two neighbouring classes of one entry each, with different contents. The window of a place goes from the last
 boundary before it to the first one after it, or to the ends of the group. Places whose windows meet share one window.
 
-Guarantees: `read_groups_back` writes what `ordered.read_groups` writes, each group reversed. Neither reads a column.
+Guarantees: `read_groups_backward` writes what `ordered.read_groups` writes, each group reversed. Neither reads a
+column.
 """
 
 from typing import Any
@@ -14,46 +15,46 @@ import numpy as np
 from ddflow.kernels.arrays import Ints, Words, Words2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.index import ID, LOW, REF, VALUE
-from ddflow.kernels.ordered import _ties
+from ddflow.kernels.ordered import _is_tie
 from ddflow.kernels.ordered_tree import (
     LEAF,
     TOPS,
     Identities,
     Number,
     Tree,
-    _compare,
-    _descend,
-    _get,
-    _leaf_at,
-    _lower,
-    _word,
+    _compare_entry,
+    _descend_to_leaf,
+    _find_lower_bound,
+    _load_entry_word,
+    _load_leaf,
+    _load_number,
 )
 from ddflow.kernels.pointer import load_u64
 
 
 @kernel
-def _behind(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
+def _find_upper_bound(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
     """How many entries of a leaf are before the words of a row, or begin with them.
 
-    >>> from ddflow.kernels.ordered import write_ordered
-    >>> from ddflow.kernels.ordered_tree import empty_tree
-    >>> arrays = empty_tree(4, 4)
-    >>> tree, words, none = Tree.of(arrays), np.array([5, 5, 9], np.uint64), np.empty((3, 0), np.uint64)
+    >>> from ddflow.kernels.ordered import write_ordered_entries
+    >>> from ddflow.kernels.ordered_tree import allocate_tree
+    >>> arrays = allocate_tree(4, 4)
+    >>> tree, words, none = Tree.from_arrays(arrays), np.array([5, 5, 9], np.uint64), np.empty((3, 0), np.uint64)
     >>> low, live, last = np.array([1, 2, 0], np.uint64), np.ones(3, np.uint8), np.arange(3)
-    >>> keys, row = Identities.of(words, low, none), np.int64(1 << 61)
-    >>> write_ordered(tree, keys, low, live, last, 0, row, np.int64(1 << 60), False)
+    >>> keys, row = Identities.from_arrays(words, low, none), np.int64(1 << 61)
+    >>> write_ordered_entries(tree, keys, low, live, last, 0, row, np.int64(1 << 60), False)
     3
     >>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
-    >>> group = Identities.of(words, low[:0], none)
-    >>> read_groups_back(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
+    >>> group = Identities.from_arrays(words, low[:0], none)
+    >>> read_groups_backward(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
     2
     >>> values[:2].tolist()
     [2, 1]
     """
-    begin, end = np.int64(0), _get(tree.size, leaf)
+    begin, end = np.int64(0), _load_number(tree.size, leaf)
     while begin < end:
         middle = (begin + end) >> 1
-        if _compare(tree, leaf * LEAF + middle, keys, row) <= 0:
+        if _compare_entry(tree, leaf * LEAF + middle, keys, row) <= 0:
             begin = middle + 1
         else:
             end = middle
@@ -61,7 +62,7 @@ def _behind(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
 
 
 @kernel
-def read_groups_back(
+def read_groups_backward(
     tree: Tree,
     keys: Identities,
     most: Ints,
@@ -77,34 +78,40 @@ def read_groups_back(
     Arguments, what is written and returned: as of `ddflow.kernels.ordered.read_groups`.  O(g log entries + entries
     walked).
 
-    >>> from ddflow.kernels.ordered_tree import empty_tree
-    >>> arrays, one, none = empty_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
-    >>> keys, out = Identities.of(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2, np.int64), none)
-    >>> read_groups_back(Tree.of(arrays), keys, np.array([9]), 0, one[0], *out)
+    >>> from ddflow.kernels.ordered_tree import allocate_tree
+    >>> arrays, one, none = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
+    >>> keys, out = Identities.from_arrays(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2, np.int64),
+    ...     none)
+    >>> read_groups_backward(Tree.from_arrays(arrays), keys, np.array([9]), 0, one[0], *out)
     0
     """
-    found, tops = 0, _get(tree.counters, TOPS)
+    found, tops = 0, _load_number(tree.counters, TOPS)
     at: Any
     c: Any
     for g in range(begins.size - 1):
         begins[g] = found
         if tops == 0:
             continue
-        at, c = _descend(tree, keys, g, False)
-        leaf = _leaf_at(tree, at, c)
-        spot, some, going, before = _behind(tree, leaf, keys, g), np.int64(0), True, np.int64(0)
+        at, c = _descend_to_leaf(tree, keys, g, False)
+        leaf = _load_leaf(tree, at, c)
+        spot, some, going, before = _find_upper_bound(tree, leaf, keys, g), np.int64(0), True, np.int64(0)
         while going:
             while spot > 0:
                 here = leaf * LEAF + spot - 1
-                if _compare(tree, here, keys, g) != 0 or (some >= most[g] and not _ties(tree, before, here, tied)):
+                if _compare_entry(tree, here, keys, g) != 0 or (
+                    some >= most[g] and not _is_tie(tree, before, here, tied)
+                ):
                     going = False
                     break
-                if _word(tree, here, REF) & mask != np.uint64(0):
+                if _load_entry_word(tree, here, REF) & mask != np.uint64(0):
                     if found < references.size:
-                        references[found], values[found] = np.int64(_word(tree, here, REF)), _word(tree, here, VALUE)
+                        references[found], values[found] = (
+                            np.int64(_load_entry_word(tree, here, REF)),
+                            _load_entry_word(tree, here, VALUE),
+                        )
                         if words.size != 0:
                             for w in range(words.shape[1]):
-                                words[found, w] = _word(tree, here, LOW + 1 + w)
+                                words[found, w] = _load_entry_word(tree, here, LOW + 1 + w)
                     found += 1
                     some += 1
                     before = here
@@ -113,11 +120,11 @@ def read_groups_back(
                 c -= 1
             elif at > 0:
                 at -= 1
-                c = _get(tree.fill, _get(tree.top, at)) - 1
+                c = _load_number(tree.fill, _load_number(tree.top, at)) - 1
             else:
                 going = False
-            leaf = _leaf_at(tree, at, c)
-            spot = _get(tree.size, leaf) if going else np.int64(0)
+            leaf = _load_leaf(tree, at, c)
+            spot = _load_number(tree.size, leaf) if going else np.int64(0)
     begins[begins.size - 1] = found
     return found
 
@@ -142,11 +149,11 @@ def read_windows(
     uint64[room, w], those beyond two.  Returns how many entries there are; where that is more than there is room for,
     the first ones are written.  O(places log entries + entries of windows).
 
-    >>> from ddflow.kernels.ordered_tree import empty_tree
-    >>> arrays, one = empty_tree(4, 5), np.ones(1, np.uint64)
-    >>> keys, told = Identities.of(one, one, one.reshape(1, 1)), np.empty((0, 1), np.uint64)
+    >>> from ddflow.kernels.ordered_tree import allocate_tree
+    >>> arrays, one = allocate_tree(4, 5), np.ones(1, np.uint64)
+    >>> keys, told = Identities.from_arrays(one, one, one.reshape(1, 1)), np.empty((0, 1), np.uint64)
     >>> out = np.empty(1, np.int64), np.empty(2, np.int64), np.empty(0, np.int64), one[:0], told
-    >>> read_windows(Tree.of(arrays), keys, np.int64(1), one[0], *out)
+    >>> read_windows(Tree.from_arrays(arrays), keys, np.int64(1), one[0], *out)
     0
     """
     found, windows, runs_on, leaf, spot = 0, 0, False, np.int64(0), np.int64(0)
@@ -154,37 +161,40 @@ def read_windows(
         if not runs_on:
             begins[windows] = found
             windows += 1
-            if _get(tree.counters, TOPS) > 0:
-                leaf, spot = _begin_window(tree, keys, p, tied, mask)
+            if _load_number(tree.counters, TOPS) > 0:
+                leaf, spot = _find_window_begin(tree, keys, p, tied, mask)
         segments[p] = windows - 1
-        follows = p + 1 < segments.size and _same_group(keys, p, p + 1)
+        follows = p + 1 < segments.size and _is_same_group(keys, p, p + 1)
         ended, before, single, many = False, np.int64(0), np.int64(0), np.int64(0)
         while leaf > 0 and not ended:
-            while spot < _get(tree.size, leaf):
+            while spot < _load_number(tree.size, leaf):
                 here = leaf * LEAF + spot
-                behind = _compare(tree, here, keys, p) > 0
-                if behind and not _in_group(tree, here, keys, p):
+                behind = _compare_entry(tree, here, keys, p) > 0
+                if behind and not _is_in_group(tree, here, keys, p):
                     ended = True
                     break
-                if _word(tree, here, REF) & mask != np.uint64(0):
-                    if behind and (before == 0 or not _ties(tree, before, here, tied)):
+                if _load_entry_word(tree, here, REF) & mask != np.uint64(0):
+                    if behind and (before == 0 or not _is_tie(tree, before, here, tied)):
                         if _is_boundary(tree, single, before, many, tied):
                             follows, ended = False, True
                             break
                         single, many = before if many == 1 else np.int64(0), np.int64(0)
-                    if follows and _compare(tree, here, keys, p + 1) >= 0:
+                    if follows and _compare_entry(tree, here, keys, p + 1) >= 0:
                         ended = True
                         break
                     if behind:
                         before, many = here, many + 1
                     if found < references.size:
-                        references[found], values[found] = np.int64(_word(tree, here, REF)), _word(tree, here, VALUE)
+                        references[found], values[found] = (
+                            np.int64(_load_entry_word(tree, here, REF)),
+                            _load_entry_word(tree, here, VALUE),
+                        )
                         for w in range(words.shape[1]):
-                            words[found, w] = _word(tree, here, LOW + 1 + w)
+                            words[found, w] = _load_entry_word(tree, here, LOW + 1 + w)
                     found += 1
                 spot += 1
             if not ended:
-                leaf, spot = _get(tree.follows, leaf), np.int64(0)
+                leaf, spot = _load_number(tree.follows, leaf), np.int64(0)
         runs_on = follows
     for window in range(windows, begins.size):
         begins[window] = found
@@ -192,27 +202,27 @@ def read_windows(
 
 
 @kernel
-def _begin_window(tree: Tree, keys: Identities, p: Number, tied: Number, mask: np.uint64) -> tuple[Number, Number]:
+def _find_window_begin(tree: Tree, keys: Identities, p: Number, tied: Number, mask: np.uint64) -> tuple[Number, Number]:
     """Find the leaf and the spot at which the window of a place begins.
 
-    >>> from ddflow.kernels.ordered import write_ordered
-    >>> from ddflow.kernels.ordered_tree import empty_tree
-    >>> arrays, n = empty_tree(4, 6), 9
+    >>> from ddflow.kernels.ordered import write_ordered_entries
+    >>> from ddflow.kernels.ordered_tree import allocate_tree
+    >>> arrays, n = allocate_tree(4, 6), 9
     >>> words = np.array([[at, 5 if at in (3, 4) else at + 10] for at in range(n)], np.uint64)
-    >>> tree, same, some = Tree.of(arrays), np.ones(n, np.uint64), np.arange(n)
-    >>> keys, live, row = Identities.of(same, same, words), np.ones(n, np.uint8), np.int64(1 << 61)
-    >>> write_ordered(tree, keys, same, live, some, 0, row, np.int64(1 << 60), False)
+    >>> tree, same, some = Tree.from_arrays(arrays), np.ones(n, np.uint64), np.arange(n)
+    >>> keys, live, row = Identities.from_arrays(same, same, words), np.ones(n, np.uint8), np.int64(1 << 61)
+    >>> write_ordered_entries(tree, keys, same, live, some, 0, row, np.int64(1 << 60), False)
     9
-    >>> place, out = Identities.of(same, same, words[4:, :1].copy()), [np.empty(9, np.int64), same.copy()]
+    >>> place, out = Identities.from_arrays(same, same, words[4:, :1].copy()), [np.empty(9, np.int64), same.copy()]
     >>> segments, begins, told = np.empty(1, np.int64), np.empty(2, np.int64), np.empty((9, 2), np.uint64)
     >>> read_windows(tree, place, np.int64(1), np.uint64(1 << 60), segments, begins, *out, told)
     4
     >>> told[:4, 0].tolist()
     [3, 4, 5, 6]
     """
-    at, c = _descend(tree, keys, p, True)
-    leaf = _leaf_at(tree, at, c)
-    spot = _lower(tree, leaf, keys, p)
+    at, c = _descend_to_leaf(tree, keys, p, True)
+    leaf = _load_leaf(tree, at, c)
+    spot = _find_lower_bound(tree, leaf, keys, p)
     start = last = leaf * LEAF + spot
     before, single, many = np.int64(0), np.int64(0), np.int64(0)
     while True:
@@ -223,16 +233,16 @@ def _begin_window(tree: Tree, keys: Identities, p: Number, tied: Number, mask: n
                 c -= 1
             else:
                 at -= 1
-                c = _get(tree.fill, _get(tree.top, at)) - 1
-            leaf = _leaf_at(tree, at, c)
-            spot = _get(tree.size, leaf)
+                c = _load_number(tree.fill, _load_number(tree.top, at)) - 1
+            leaf = _load_leaf(tree, at, c)
+            spot = _load_number(tree.size, leaf)
         spot -= 1
         here = leaf * LEAF + spot
-        if not _in_group(tree, here, keys, p):
+        if not _is_in_group(tree, here, keys, p):
             break
-        if _word(tree, here, REF) & mask == np.uint64(0):
+        if _load_entry_word(tree, here, REF) & mask == np.uint64(0):
             continue
-        if before == 0 or not _ties(tree, before, here, tied):
+        if before == 0 or not _is_tie(tree, before, here, tied):
             if _is_boundary(tree, single, before, many, tied):
                 return last // LEAF, last % LEAF
             single, many, last = before if many == 1 else np.int64(0), np.int64(0), start
@@ -247,19 +257,19 @@ def _is_boundary(tree: Tree, single: Number, before: Number, many: Number, tied:
     """Whether there is a boundary between a class of one entry, 0 for none, and the next, of ``many``."""
     if single == 0 or many != 1:
         return False
-    return bool(_word(tree, single, LOW + 1 + tied) != _word(tree, before, LOW + 1 + tied))
+    return bool(_load_entry_word(tree, single, LOW + 1 + tied) != _load_entry_word(tree, before, LOW + 1 + tied))
 
 
 @kernel
-def _in_group(tree: Tree, here: Number, keys: Identities, p: Number) -> bool:
+def _is_in_group(tree: Tree, here: Number, keys: Identities, p: Number) -> bool:
     """Whether an entry is of the group of a place."""
-    if _word(tree, here, ID) != load_u64(keys.high + np.uint64(p << 3)):
+    if _load_entry_word(tree, here, ID) != load_u64(keys.high + np.uint64(p << 3)):
         return False
-    return bool(_word(tree, here, LOW) == load_u64(keys.low + np.uint64(p << 3)))
+    return bool(_load_entry_word(tree, here, LOW) == load_u64(keys.low + np.uint64(p << 3)))
 
 
 @kernel
-def _same_group(keys: Identities, one: Number, other: Number) -> bool:
+def _is_same_group(keys: Identities, one: Number, other: Number) -> bool:
     """Whether two places are of one group."""
     if load_u64(keys.high + np.uint64(one << 3)) != load_u64(keys.high + np.uint64(other << 3)):
         return False

@@ -43,22 +43,22 @@ def load_u64(address: Word) -> np.uint64:
 
 def store_u8(address: Word, value: Word) -> None:
     """Write the low byte of ``value`` to ``address``."""
-    _store(address, value, 1)
+    _store_bytes(address, value, 1)
 
 
 def store_u16(address: Word, value: Word) -> None:
     """Write the two low bytes of ``value`` to ``address``, at any alignment."""
-    _store(address, value, 2)
+    _store_bytes(address, value, 2)
 
 
 def store_u32(address: Word, value: Word) -> None:
     """Write the four low bytes of ``value`` to ``address``, at any alignment."""
-    _store(address, value, 4)
+    _store_bytes(address, value, 4)
 
 
 def store_u64(address: Word, value: Word) -> None:
     """Write the eight bytes of ``value`` to ``address``, at any alignment."""
-    _store(address, value, 8)
+    _store_bytes(address, value, 8)
 
 
 def copy_bytes(to: Word, start: Word, size: Word) -> None:
@@ -103,15 +103,15 @@ _WORD = types.uint64
 _PAIR = types.UniTuple(types.uint64, 2)
 
 
-def _store(address: Word, value: Word, size: int) -> None:
+def _store_bytes(address: Word, value: Word, size: int) -> None:
     ctypes.memmove(int(address), (int(value) & _LOW & ((1 << 8 * size) - 1)).to_bytes(size, _ORDER), size)
 
 
-def _at(builder: Any, address: Any, bits: int) -> Any:
+def _emit_pointer(builder: Any, address: Any, bits: int) -> Any:
     return builder.inttoptr(address, ir.IntType(bits).as_pointer())
 
 
-def _teach(function: Any, result: Any, operands: int, emit: Any) -> None:
+def _register_intrinsic(function: Any, result: Any, operands: int, emit: Any) -> None:
     """Tell numba that ``function`` maps words to ``result`` by the code that ``emit(builder, words)`` emits."""
     signature = result(*[_WORD] * operands)
 
@@ -131,54 +131,54 @@ def _teach(function: Any, result: Any, operands: int, emit: Any) -> None:
     lower_builtin(function, *[_WORD] * operands)(lower)
 
 
-def _load(bits: int) -> Any:
+def _build_load_emitter(bits: int) -> Any:
     def emit(builder: Any, words: Any) -> Any:
-        value = builder.load(_at(builder, words[0], bits), align=1)
+        value = builder.load(_emit_pointer(builder, words[0], bits), align=1)
         return value if bits == 64 else builder.zext(value, ir.IntType(64))
 
     return emit
 
 
-def _keep(bits: int) -> Any:
+def _build_store_emitter(bits: int) -> Any:
     def emit(builder: Any, words: Any) -> None:
         value = words[1] if bits == 64 else builder.trunc(words[1], ir.IntType(bits))
-        builder.store(value, _at(builder, words[0], bits), align=1)
+        builder.store(value, _emit_pointer(builder, words[0], bits), align=1)
 
     return emit
 
 
-def _product(builder: Any, words: Any) -> tuple[Any, Any]:
+def _emit_product(builder: Any, words: Any) -> tuple[Any, Any]:
     wide, word = ir.IntType(128), ir.IntType(64)
     product = builder.mul(builder.zext(words[0], wide), builder.zext(words[1], wide))
     return builder.trunc(product, word), builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), word)
 
 
-def _copy(builder: Any, words: Any) -> None:
-    cgutils.raw_memmove(builder, _at(builder, words[0], 8), _at(builder, words[1], 8), words[2], 1)
+def _emit_copy(builder: Any, words: Any) -> None:
+    cgutils.raw_memmove(builder, _emit_pointer(builder, words[0], 8), _emit_pointer(builder, words[1], 8), words[2], 1)
 
 
-def _clear(builder: Any, words: Any) -> None:
-    cgutils.memset(builder, _at(builder, words[0], 8), words[1], 0)
+def _emit_clear(builder: Any, words: Any) -> None:
+    cgutils.memset(builder, _emit_pointer(builder, words[0], 8), words[1], 0)
 
 
-def _ahead(builder: Any, words: Any) -> None:
+def _emit_prefetch(builder: Any, words: Any) -> None:
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), number, number, number])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     # For reading, to be kept in all levels of the cache, of data.
-    builder.call(function, [_at(builder, words[0], 8), number(0), number(3), number(1)])
+    builder.call(function, [_emit_pointer(builder, words[0], 8), number(0), number(3), number(1)])
 
 
-_teach(load_u8, _WORD, 1, _load(8))
-_teach(load_u16, _WORD, 1, _load(16))
-_teach(load_u32, _WORD, 1, _load(32))
-_teach(load_u64, _WORD, 1, _load(64))
-_teach(store_u8, types.void, 2, _keep(8))
-_teach(store_u16, types.void, 2, _keep(16))
-_teach(store_u32, types.void, 2, _keep(32))
-_teach(store_u64, types.void, 2, _keep(64))
-_teach(copy_bytes, types.void, 3, _copy)
-_teach(clear_bytes, types.void, 2, _clear)
-_teach(prefetch, types.void, 1, _ahead)
-_teach(mulhi, _WORD, 2, lambda builder, words: _product(builder, words)[1])
-_teach(mul128, _PAIR, 2, _product)
+_register_intrinsic(load_u8, _WORD, 1, _build_load_emitter(8))
+_register_intrinsic(load_u16, _WORD, 1, _build_load_emitter(16))
+_register_intrinsic(load_u32, _WORD, 1, _build_load_emitter(32))
+_register_intrinsic(load_u64, _WORD, 1, _build_load_emitter(64))
+_register_intrinsic(store_u8, types.void, 2, _build_store_emitter(8))
+_register_intrinsic(store_u16, types.void, 2, _build_store_emitter(16))
+_register_intrinsic(store_u32, types.void, 2, _build_store_emitter(32))
+_register_intrinsic(store_u64, types.void, 2, _build_store_emitter(64))
+_register_intrinsic(copy_bytes, types.void, 3, _emit_copy)
+_register_intrinsic(clear_bytes, types.void, 2, _emit_clear)
+_register_intrinsic(prefetch, types.void, 1, _emit_prefetch)
+_register_intrinsic(mulhi, _WORD, 2, lambda builder, words: _emit_product(builder, words)[1])
+_register_intrinsic(mul128, _PAIR, 2, _emit_product)

@@ -75,7 +75,7 @@ class Prior(NamedTuple):
     order: Ints2d
     """int64[g, w]: the order it was won with, in the words of the events."""
 
-    def span(self, begin: int, end: int) -> Prior:
+    def slice_keys(self, begin: int, end: int) -> Prior:
         """Of the keys [begin, end)."""
         return Prior(self.place[begin:end], self.reference[begin:end], self.value[begin:end], self.order[begin:end])
 
@@ -136,7 +136,7 @@ class Outcomes(NamedTuple):
     last: Ints
     """int64[g]: each key's last version, -1 where nothing changed."""
 
-    def span(self, begin: int, end: int, first: int, stop: int) -> Outcomes:
+    def slice_versions(self, begin: int, end: int, first: int, stop: int) -> Outcomes:
         """Slice the room for versions [begin, end) and keys [first, stop); the room for events stays whole."""
         low = self.low[begin:end] if self.low.size else self.low
         time = self.time[begin:end] if self.time.size else self.time
@@ -177,7 +177,7 @@ def allocate_outcomes(
 
 
 @kernel
-def _compare(a: Ints, i: int, b: Ints, j: int, begin: int, end: int) -> int:
+def _compare_words(a: Ints, i: int, b: Ints, j: int, begin: int, end: int) -> int:
     """-1, 0 or 1: words [begin, end) of row i of a against those of row j of b, left to right."""
     for w in range(begin, end):
         if a[i, w] != b[j, w]:
@@ -186,15 +186,15 @@ def _compare(a: Ints, i: int, b: Ints, j: int, begin: int, end: int) -> int:
 
 
 @kernel
-def _against(order: Ints, row: int, prior: Ints, other: int, begin: int, end: int) -> int:
+def _compare_order(order: Ints, row: int, prior: Ints, other: int, begin: int, end: int) -> int:
     """Compare a row's order words with those of another row, or (negative) of what a group held."""
     if other >= 0:
-        return _compare(order, row, order, other, begin, end)
-    return _compare(order, row, prior, -1 - other, begin, end)
+        return _compare_words(order, row, order, other, begin, end)
+    return _compare_words(order, row, prior, -1 - other, begin, end)
 
 
 @kernel
-def _winner(
+def _find_winner(
     permutation: Narrow, order: Ints, prior: Ints, outcome: Ints, begin: int, end: int, bound: int, base: int, tie: int
 ) -> int:
     """Find the row that wins among places [begin, end), one key at one time, or -1 for none; -2 - row refuses the step.
@@ -207,11 +207,11 @@ def _winner(
         row: int = permutation[place]
         outcome[row] = SUPERSEDED << OUTCOME
         if bound != NOTHING:
-            against = _against(order, row, prior, bound, 0, base)
+            against = _compare_order(order, row, prior, bound, 0, base)
             if against == 0:
                 if tie == ERROR:
                     return int(-2 - row)
-                further = _against(order, row, prior, bound, base, words)
+                further = _compare_order(order, row, prior, bound, base, words)
                 if further < 0 and tie == LAST:
                     against = -1
                 elif further < 0 or (further == 0 and tie == FIRST):
@@ -221,11 +221,11 @@ def _winner(
                 outcome[row] = STALE << OUTCOME
                 continue
         if best >= 0:
-            against = _compare(order, row, order, best, 0, base)
+            against = _compare_words(order, row, order, best, 0, base)
             if against == 0:
                 if tie == ERROR:
                     return int(-2 - row)
-                against = _compare(order, row, order, best, base, words)
+                against = _compare_words(order, row, order, best, base, words)
                 if against == 0 and tie != LAST:
                     continue
             if against < 0:
@@ -235,7 +235,7 @@ def _winner(
 
 
 @kernel
-def _settle(
+def _write_loser_verdicts(
     permutation: Narrow,
     order: Ints,
     outcome: Ints,
@@ -253,12 +253,12 @@ def _settle(
         if winner.size != 0:
             winner[row] = best if best >= 0 else bound
         if best >= 0 and row != best and outcome[row] == SUPERSEDED << OUTCOME:
-            tied = ties and _compare(order, row, order, best, 0, base) == 0
+            tied = ties and _compare_words(order, row, order, best, 0, base) == 0
             outcome[row] = (TIE_LOST if tied else SUPERSEDED) << OUTCOME
 
 
 @kernel
-def _ask(at_hash: np.uint64, at_mark: np.uint64, at_outcome: np.uint64, row: np.uint64) -> None:
+def _prefetch_row(at_hash: np.uint64, at_mark: np.uint64, at_outcome: np.uint64, row: np.uint64) -> None:
     """Ask for a row ahead of its turn.
 
     Ints lie as they came: a branch that waits for one from afar costs more than all else here.
@@ -272,9 +272,9 @@ def _ask(at_hash: np.uint64, at_mark: np.uint64, at_outcome: np.uint64, row: np.
 def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes) -> tuple[int, int, int, int, int]:
     """Fold all events over what is held.
 
-    events, prior, rules: read.  out: written.  Returns the number of updates, and of versions written; a row that ties
-    under ERROR (then the outcome is void), or -1; how many more keys are live, and hold an order and no row, than
-    before.  Under ERROR the rows of a key and time must come sorted by their base words.  O(n), no allocation.
+    out: written.  Returns the number of updates, and of versions written; a row that ties under ERROR (then the outcome
+    is void), or -1; how many more keys are live, and hold an order and no row.  O(n), no allocation.  Under ERROR the
+    rows of a key and time must come sorted by their base words.
     >>> none, words, few = np.empty(0, np.int64), np.empty(0, np.uint64), np.zeros(1, np.int32)
     >>> events = SortedEvents(few[:0], few, words, words, few[:0], none, np.empty((0, 0), np.int64), words)
     >>> resolve_keys(events, Prior(none, none, words, np.empty((0, 0), np.int64)), Rules(0, LAST, True, False, -1),
@@ -283,7 +283,7 @@ def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes
     """
     # Fields are taken out once: reading one inside the loops would count references for every event.
     permutation, starts, highs, lows, marks, times, order, hashes = events
-    _, references, values, prior_order = prior
+    _, references, values, priors = prior
     base, tie, ties, keeps, since, over, forgets = rules
     outcome, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out
     words, alone = order.shape[1], times.size < 2
@@ -292,7 +292,7 @@ def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes
     at_outcome = np.uint64(outcome.ctypes.data)
     for group in range(references.size):
         if group + AHEAD < references.size:
-            _ask(at_hash, at_mark, at_outcome, np.uint64(permutation[starts[group + AHEAD]]))
+            _prefetch_row(at_hash, at_mark, at_outcome, np.uint64(permutation[starts[group + AHEAD]]))
         reference, value, live = references[group], values[group], references[group] & LIVE != 0
         live_added, tombstones = live_added - int(live), tombstones - int(keeps and reference != 0 and not live)
         live = live and not (forgets and reference & LAPSED != 0)
@@ -305,10 +305,10 @@ def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes
             while end < stop and (alone or marks[permutation[end]] >> 1 == rank):
                 end += 1
             if end > begin + 1 or bound != NOTHING:
-                best = _winner(permutation, order, prior_order, outcome, begin, end, bound, base, tie)
+                best = _find_winner(permutation, order, priors, outcome, begin, end, bound, base, tie)
                 if best < -1:
                     return updates, versions, -2 - best, 0, 0
-                _settle(permutation, order, outcome, winner, begin, end, best, bound, base, ties)
+                _write_loser_verdicts(permutation, order, outcome, winner, begin, end, best, bound, base, ties)
             elif winner.size != 0:
                 winner[best] = best
             begin = end
@@ -324,7 +324,7 @@ def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes
                 live, value, reference = now, given, best
             else:
                 outcome[best], reference = NOOP << OUTCOME, reference if now else best
-            if changed or (keeps and (stored == NOTHING or _against(order, best, prior_order, stored, 0, words) != 0)):
+            if changed or (keeps and (stored == NOTHING or _compare_order(order, best, priors, stored, 0, words) != 0)):
                 if last < 0 or times[rank] > since:
                     last = versions
                     versions += 1

@@ -3,7 +3,7 @@
 A batch may be mapped and far larger than any cache, where each step of a binary search would miss. Identities are
 uniform, so the place of a key is guessed from a known row, three times while earlier keys have their turns, with a
 prefetch each; the search gallops from the last guess. A batch of few rows for each key is walked instead.
-`search_ordered` serves identities of several words and their prefixes.
+`search_row_ranges` serves identities of several words and their prefixes.
 
 Guarantees: finds the last, which is the newest, row of an identity; logarithmic in the error of the guess.
 Limits: does not verify that a batch is sorted, but reads no other memory.
@@ -25,7 +25,7 @@ LINE = 8
 
 
 @kernel
-def _beyond(part_high: np.uint64, part_low: np.uint64, row: int, high: np.uint64, low: np.uint64) -> bool:
+def _is_row_greater(part_high: np.uint64, part_low: np.uint64, row: int, high: np.uint64, low: np.uint64) -> bool:
     """Whether the identity at a row of the batch is greater than the wanted one."""
     there = load_u64(part_high + np.uint64(row << 3))
     if there != high or part_low == np.uint64(0):
@@ -34,7 +34,7 @@ def _beyond(part_high: np.uint64, part_low: np.uint64, row: int, high: np.uint64
 
 
 @kernel
-def _is_at(part_high: np.uint64, part_low: np.uint64, row: int, high: np.uint64, low: np.uint64) -> bool:
+def _is_row_equal(part_high: np.uint64, part_low: np.uint64, row: int, high: np.uint64, low: np.uint64) -> bool:
     """Whether the identity at a row of the batch is the wanted one."""
     if load_u64(part_high + np.uint64(row << 3)) != high:
         return False
@@ -42,7 +42,7 @@ def _is_at(part_high: np.uint64, part_low: np.uint64, row: int, high: np.uint64,
 
 
 @kernel
-def _end(
+def _find_upper_bound(
     part_high: np.uint64, part_low: np.uint64, begin: int, end: int, guess: int, high: np.uint64, low: np.uint64
 ) -> int:
     """Find the first row of [begin, end) whose identity is greater than the wanted one, or ``end``.
@@ -50,21 +50,21 @@ def _end(
     Gallops from the guess, a row of that range; O(log of how far it is off).
     """
     stride = LINE // 2
-    if _beyond(part_high, part_low, guess, high, low):
+    if _is_row_greater(part_high, part_low, guess, high, low):
         end = guess
-        while end - stride >= begin and _beyond(part_high, part_low, end - stride, high, low):
+        while end - stride >= begin and _is_row_greater(part_high, part_low, end - stride, high, low):
             end -= stride
             stride += stride
         begin = max(begin, end - stride + 1)
     else:
         begin = guess + 1
-        while begin + stride <= end and not _beyond(part_high, part_low, begin + stride - 1, high, low):
+        while begin + stride <= end and not _is_row_greater(part_high, part_low, begin + stride - 1, high, low):
             begin += stride
             stride += stride
         end = min(end, begin + stride - 1)
     while begin < end:
         middle = (begin + end) >> 1
-        if _beyond(part_high, part_low, middle, high, low):
+        if _is_row_greater(part_high, part_low, middle, high, low):
             end = middle
         else:
             begin = middle + 1
@@ -72,7 +72,7 @@ def _end(
 
 
 @kernel
-def _guess(row: int, there: np.uint64, high: np.uint64, slope: float, begin: int, end: int) -> int:
+def _interpolate_row(row: int, there: np.uint64, high: np.uint64, slope: float, begin: int, end: int) -> int:
     """Where in [begin, end) ``high`` stands, by a row, what stands there, and how many rows a unit of identity is."""
     if high >= there:
         guess = row + int(np.float64(high - there) * slope)
@@ -82,7 +82,7 @@ def _guess(row: int, there: np.uint64, high: np.uint64, slope: float, begin: int
 
 
 @kernel
-def _less(high: Words, starts: Narrow, wanted: Ints, bound: np.uint64) -> int:
+def _count_groups_below(high: Words, starts: Narrow, wanted: Ints, bound: np.uint64) -> int:
     """How many of the wanted groups have an identity whose first word is less than ``bound``."""
     begin, end = 0, wanted.size
     while begin < end:
@@ -95,7 +95,7 @@ def _less(high: Words, starts: Narrow, wanted: Ints, bound: np.uint64) -> int:
 
 
 @kernel
-def _walk(
+def _search_dense(
     high: Words,
     low: Words,
     starts: Narrow,
@@ -106,22 +106,22 @@ def _walk(
     end: int,
     found: Ints,
 ) -> int:
-    """`search` among few rows for each wanted group: O(rows + groups)."""
+    """`search_batch` among few rows for each wanted group: O(rows + groups)."""
     hits, row = 0, begin
     for i in range(wanted.size):
         here = starts[wanted[i]]
         this, second = high[here], low[here] if low.size != 0 else np.uint64(0)
-        while row < end and not _beyond(part_high, part_low, row, this, second):
+        while row < end and not _is_row_greater(part_high, part_low, row, this, second):
             row += 1
         found[i] = -1
-        if row > begin and _is_at(part_high, part_low, row - 1, this, second):
+        if row > begin and _is_row_equal(part_high, part_low, row - 1, this, second):
             found[i] = row - 1
             hits += 1
     return hits
 
 
 @kernel
-def _leap(
+def _search_sparse(
     high: Words,
     low: Words,
     starts: Narrow,
@@ -132,7 +132,7 @@ def _leap(
     end: int,
     found: Ints,
 ) -> int:
-    """`search` among many rows for each wanted group; until its turn, ``found`` holds the guess."""
+    """`search_batch` among many rows for each wanted group; until its turn, ``found`` holds the guess."""
     first, last = load_u64(part_high + np.uint64(begin << 3)), load_u64(part_high + np.uint64((end - 1) << 3))
     slope = np.float64(end - begin) / np.float64(last - first) if last > first else 0.0
     half = np.uint64(4 * LINE)
@@ -140,17 +140,17 @@ def _leap(
     for turn in range(-FAR, n):
         i = turn + FAR
         if i < n:
-            found[i] = _guess(row, there, high[starts[wanted[i]]], slope, begin, end)
+            found[i] = _interpolate_row(row, there, high[starts[wanted[i]]], slope, begin, end)
             prefetch(part_high + np.uint64(found[i] << 3))
         i = turn + MIDDLE
         if 0 <= i < n:
             seen = load_u64(part_high + np.uint64(found[i] << 3))
-            found[i] = _guess(found[i], seen, high[starts[wanted[i]]], slope, begin, end)
+            found[i] = _interpolate_row(found[i], seen, high[starts[wanted[i]]], slope, begin, end)
             prefetch(part_high + np.uint64(found[i] << 3))
         i = turn + NEAR
         if 0 <= i < n:
             seen = load_u64(part_high + np.uint64(found[i] << 3))
-            found[i] = _guess(found[i], seen, high[starts[wanted[i]]], slope, begin, end)
+            found[i] = _interpolate_row(found[i], seen, high[starts[wanted[i]]], slope, begin, end)
             # Half a line off to either side: it may well be on the next line, rarely further.
             prefetch(part_high + np.uint64(found[i] << 3) - half)
             prefetch(part_high + np.uint64(found[i] << 3) + half)
@@ -161,16 +161,16 @@ def _leap(
         here = starts[wanted[turn]]
         there, second = high[here], low[here] if low.size != 0 else np.uint64(0)
         least = max(begin, row - 1)  # not ``row``, which may be the end: the gallop begins on a row
-        row = _end(part_high, part_low, least, end, max(least, found[turn]), there, second)
+        row = _find_upper_bound(part_high, part_low, least, end, max(least, found[turn]), there, second)
         found[turn] = -1
-        if row > begin and _is_at(part_high, part_low, row - 1, there, second):
+        if row > begin and _is_row_equal(part_high, part_low, row - 1, there, second):
             found[turn] = row - 1
             hits += 1
     return hits
 
 
 @kernel
-def search(
+def search_batch(
     high: Words,
     low: Words,
     starts: Narrow,
@@ -190,12 +190,12 @@ def search(
     expected, 30 to 45 ns a group in a large part, 10 to 20 in one of few rows for each; O(m log n) at worst.
 
     >>> words, one, found, nowhere = np.zeros(1, np.uint64), np.array([0]), np.empty(1, np.int64), np.uint64(0)
-    >>> search(words, words[:0], one, one, nowhere, nowhere, np.int64(0), np.int64(0), found), found.tolist()
+    >>> search_batch(words, words[:0], one, one, nowhere, nowhere, np.int64(0), np.int64(0), found), found.tolist()
     (0, [-1])
 
     >>> batch, none = np.array([2, 5, 5, 9], np.uint64), np.empty(0, np.uint64)
     >>> found = np.empty(3, np.int64)
-    >>> search(np.array([1, 5, 9], np.uint64), none, np.arange(3), np.arange(3), np.uint64(batch.ctypes.data),
+    >>> search_batch(np.array([1, 5, 9], np.uint64), none, np.arange(3), np.arange(3), np.uint64(batch.ctypes.data),
     ...        np.uint64(0), np.int64(4), np.int64(0), found), found.tolist()
     (2, [-1, 2, 3])
     """
@@ -204,16 +204,20 @@ def search(
         return 0
     second = part_low if low.size != 0 else np.uint64(0)
     last = load_u64(part_high + np.uint64((n - 1) << 3))
-    i = _less(high, starts, wanted, load_u64(part_high + np.uint64(begin << 3)))
-    j = wanted.size if last == np.uint64(0xFFFFFFFFFFFFFFFF) else _less(high, starts, wanted, last + np.uint64(1))
+    i = _count_groups_below(high, starts, wanted, load_u64(part_high + np.uint64(begin << 3)))
+    j = (
+        wanted.size
+        if last == np.uint64(0xFFFFFFFFFFFFFFFF)
+        else _count_groups_below(high, starts, wanted, last + np.uint64(1))
+    )
     found[:i], found[j:] = -1, -1
     if n - begin < DENSE * (j - i):
-        return _walk(high, low, starts, wanted[i:j], part_high, second, int(begin), int(n), found[i:j])
-    return _leap(high, low, starts, wanted[i:j], part_high, second, int(begin), int(n), found[i:j])
+        return _search_dense(high, low, starts, wanted[i:j], part_high, second, int(begin), int(n), found[i:j])
+    return _search_sparse(high, low, starts, wanted[i:j], part_high, second, int(begin), int(n), found[i:j])
 
 
 @kernel
-def _stands(keys: Identities, key: Number, rows: Identities, row: Number) -> int:
+def _compare_row(keys: Identities, key: Number, rows: Identities, row: Number) -> int:
     """-1, 0 or 1: how a row stands to a key, by as many words as the key has."""
     mine, other = load_u64(rows.high + np.uint64(row << 3)), load_u64(keys.high + np.uint64(key << 3))
     if mine != other:
@@ -232,7 +236,7 @@ def _stands(keys: Identities, key: Number, rows: Identities, row: Number) -> int
 
 
 @kernel
-def search_ordered(
+def search_row_ranges(
     keys: Identities, wanted: Ints, rows: Identities, begin: Number, end: Number, first: Ints, last: Ints
 ) -> None:
     """Find where the rows of some keys stand in a part.
@@ -241,13 +245,13 @@ def search_ordered(
     Written: first, last: int64[m], the rows [first, last) of each.  O(m log rows).
 
     >>> words, few = np.empty(0, np.uint64), np.empty(0, np.int64)
-    >>> none = Identities.of(words, words, words.reshape(0, 0))
-    >>> search_ordered(none, few, none, 0, 0, few, few)
+    >>> none = Identities.from_arrays(words, words, words.reshape(0, 0))
+    >>> search_row_ranges(none, few, none, 0, 0, few, few)
 
     >>> words, none = np.array([1, 5, 5, 9], np.uint64), np.empty((0, 0), np.uint64)
-    >>> rows, keys = Identities.of(words, words[:0], none), Identities.of(words[1:2], words[:0], none)
+    >>> rows, keys = (Identities.from_arrays(each, words[:0], none) for each in (words, words[1:2]))
     >>> first, last = np.empty(1, np.int64), np.empty(1, np.int64)
-    >>> search_ordered(keys, np.zeros(1, np.int64), rows, 0, 4, first, last)
+    >>> search_row_ranges(keys, np.zeros(1, np.int64), rows, 0, 4, first, last)
     >>> first.tolist(), last.tolist()
     ([1], [3])
     """
@@ -256,7 +260,7 @@ def search_ordered(
         for upper in range(2):
             step, low_end = np.int64(1), at
             while low_end + step <= end:
-                order = _stands(keys, wanted[i], rows, low_end + step - 1)
+                order = _compare_row(keys, wanted[i], rows, low_end + step - 1)
                 if order > 0 or (order == 0 and upper == 0):
                     break
                 low_end += step
@@ -265,7 +269,7 @@ def search_ordered(
             at = low_end
             while at < stop:
                 middle = (at + stop) >> 1
-                order = _stands(keys, wanted[i], rows, middle)
+                order = _compare_row(keys, wanted[i], rows, middle)
                 if order > 0 or (order == 0 and upper == 0):
                     stop = middle
                 else:

@@ -1,8 +1,8 @@
 """Sort rows by identity, and number equal ones.
 
 One counting sort by leading bits, then a short sort inside each bucket. Identities are uniform, so a bucket holds about
-one row; the crowded bucket of a hot key is merged from its natural runs. `sort_ordered` goes on by the further words of
-identities. `number_groups` numbers equal identities without sorting, which is faster for few groups.
+one row; the crowded bucket of a hot key is merged from its natural runs. `sort_within_groups` goes on by the further
+words of identities. `number_groups` numbers equal identities without sorting, which is faster for few groups.
 
 Guarantees: stable, so events of one key keep the order in which they came.
 Limits: never looks at keys, times or payload.
@@ -20,7 +20,7 @@ CROWD = 24
 
 
 @kernel
-def _after(high: Words, low: Words, i: int, j: int) -> bool:
+def _is_identity_greater(high: Words, low: Words, i: int, j: int) -> bool:
     """Whether identity i is greater than identity j."""
     if high[i] != high[j]:
         return bool(high[i] > high[j])
@@ -35,7 +35,7 @@ def _merge_runs(high: Words, low: Words, permutation: Narrow, begin: int, end: i
     runs = 1
     bounds[0] = 0
     for i in range(1, m):
-        if _after(high, low, begin + i - 1, begin + i):
+        if _is_identity_greater(high, low, begin + i - 1, begin + i):
             bounds[runs] = i
             runs += 1
     bounds[runs] = m
@@ -53,7 +53,7 @@ def _merge_runs(high: Words, low: Words, permutation: Narrow, begin: int, end: i
             j, stop = middle, bounds[min(r + 2, runs)]
             out = begin + i
             while i < middle or j < stop:
-                if j >= stop or (i < middle and not _after(h, w, i, j)):
+                if j >= stop or (i < middle and not _is_identity_greater(h, w, i, j)):
                     take = i
                     i += 1
                 else:
@@ -69,10 +69,10 @@ def _merge_runs(high: Words, low: Words, permutation: Narrow, begin: int, end: i
 
 
 @kernel
-def _insert(high: Words, low: Words, permutation: Narrow, begin: int, end: int) -> None:
+def _insertion_sort(high: Words, low: Words, permutation: Narrow, begin: int, end: int) -> None:
     """Sort the bucket [begin, end) by insertion; for small buckets."""
     for i in range(begin + 1, end):
-        if not _after(high, low, i - 1, i):
+        if not _is_identity_greater(high, low, i - 1, i):
             continue
         x, row = high[i], permutation[i]
         y = low[i] if low.size != 0 else np.uint64(0)
@@ -102,7 +102,7 @@ def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
     >>> high, none = np.array([3, 1, 3, 2], np.uint64) << np.uint64(62), np.empty(0, np.uint64)
     >>> at, permutation, ids = np.empty((1, 4), np.int32), np.empty(4, np.int32), np.empty(4, np.uint64)
     >>> count_buckets(high, np.int64(2), at[0])
-    >>> begin_buckets(at)
+    >>> compute_bucket_starts(at)
     >>> fill_buckets(high, none, np.int64(0), np.int64(2), at[0], permutation, ids, none)
     >>> sort_buckets(at[0], np.int64(0), np.int64(4), permutation, ids, none)
     >>> permutation.tolist()
@@ -115,13 +115,13 @@ def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
 
 
 @kernel
-def begin_buckets(counts: Narrow2d) -> None:
+def compute_bucket_starts(counts: Narrow2d) -> None:
     """Turn counts into where each bucket begins: for some spans of rows, one behind the other within a bucket.
 
     counts: int32[spans, buckets], changed.  O(size).
 
     >>> counts = np.array([[2, 1], [1, 0]], np.int32)
-    >>> begin_buckets(counts)
+    >>> compute_bucket_starts(counts)
     >>> counts.tolist()
     [[0, 3], [2, 4]]
     """
@@ -187,14 +187,14 @@ def sort_buckets(
     if not crowded:
         # Buckets ascend, so one pass over all of them sorts each, and only an inversion is a branch guessed wrong.
         last: Any = np.int64(ends[stop - 1])
-        _insert(sorted_high, sorted_low, permutation, first, last)
+        _insertion_sort(sorted_high, sorted_low, permutation, first, last)
         return
     for bucket in range(begin, stop):
         end: Any = np.int64(ends[bucket])
         if end - first > CROWD:
             _merge_runs(sorted_high, sorted_low, permutation, first, end)
         elif end - first > 1:
-            _insert(sorted_high, sorted_low, permutation, first, end)
+            _insertion_sort(sorted_high, sorted_low, permutation, first, end)
         first = end
 
 
@@ -245,19 +245,19 @@ def sort_rows(
     """
     size = np.int64(bits)
     count_buckets(high, size, at[0])
-    begin_buckets(at)
+    compute_bucket_starts(at)
     fill_buckets(high, low, np.int64(0), size, at[0], permutation, sorted_high, sorted_low)
     sort_buckets(at[0], np.int64(0), np.int64(at.shape[1]), permutation, sorted_high, sorted_low)
     return find_group_starts(sorted_high, sorted_low, starts)
 
 
 @kernel
-def find_extent(words: Ints) -> tuple[int, int, bool]:
+def find_range_and_order(words: Ints) -> tuple[int, int, bool]:
     """Find the least and the greatest of some words, and whether they ascend.
 
     words: int64[n], at least one.  O(n).
 
-    >>> find_extent(np.array([4, 9, 2]))
+    >>> find_range_and_order(np.array([4, 9, 2]))
     (2, 9, False)
     """
     least: Any = words[0]
@@ -293,7 +293,7 @@ def order_by_rank(ranks: Narrow, second: Ints, size: np.int64, out: Ints) -> Non
 
 
 @kernel
-def _order(low: Words, more: Words, one: int, other: int) -> int:
+def _compare_rows(low: Words, more: Words, one: int, other: int) -> int:
     """-1, 0 or 1: how the words of one row stand to those of another."""
     if low[one] != low[other]:
         return -1 if low[one] < low[other] else 1
@@ -304,7 +304,7 @@ def _order(low: Words, more: Words, one: int, other: int) -> int:
 
 
 @kernel
-def sort_ordered(
+def sort_within_groups(
     permutation: Narrow, groups: Narrow, low: Words, more: Words2d, scratch: Narrow, starts: Narrow
 ) -> int:
     """Sort the rows of each group by their other words; return how many identities there are.
@@ -314,12 +314,13 @@ def sort_ordered(
     identities begin, and n.  O(n log n).
 
     >>> one, none = np.zeros(1, np.int32), np.empty((1, 0), np.uint64)
-    >>> sort_ordered(one, np.array([0, 1], np.int32), np.ones(1, np.uint64), none, one.copy(), np.empty(2, np.int32))
+    >>> sort_within_groups(one, np.array([0, 1], np.int32), np.ones(1, np.uint64), none, one.copy(), np.empty(2,
+    ...     np.int32))
     1
 
     >>> permutation, starts = np.array([2, 0, 1], np.int32), np.empty(4, np.int32)
     >>> low, none = np.array([7, 5, 7], np.uint64), np.empty((3, 0), np.uint64)
-    >>> sort_ordered(permutation, np.array([0, 3], np.int32), low, none, permutation.copy(), starts)
+    >>> sort_within_groups(permutation, np.array([0, 3], np.int32), low, none, permutation.copy(), starts)
     2
     >>> permutation.tolist(), starts[:3].tolist()
     ([1, 2, 0], [0, 1, 3])
@@ -332,13 +333,13 @@ def sort_ordered(
             for left in range(begin, end - wide, 2 * wide):
                 middle: Any = left + wide
                 stop: Any = min(left + 2 * wide, end)
-                if _order(low, more, permutation[middle - 1], permutation[middle]) <= 0:
+                if _compare_rows(low, more, permutation[middle - 1], permutation[middle]) <= 0:
                     continue
                 for i in range(left, middle):
                     scratch[i] = permutation[i]
                 i, j, to = left, middle, left
                 while i < middle:
-                    if j < stop and _order(low, more, permutation[j], scratch[i]) < 0:
+                    if j < stop and _compare_rows(low, more, permutation[j], scratch[i]) < 0:
                         permutation[to] = permutation[j]
                         j += 1
                     else:
@@ -347,7 +348,7 @@ def sort_ordered(
                     to += 1
             wide *= 2
         for place in range(begin, end):
-            if place == begin or _order(low, more, permutation[place - 1], permutation[place]) != 0:
+            if place == begin or _compare_rows(low, more, permutation[place - 1], permutation[place]) != 0:
                 starts[found] = place
                 found += 1
     starts[found] = permutation.size

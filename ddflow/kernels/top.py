@@ -9,7 +9,7 @@ Guarantees: rows behind the last place shown are read only if a row before them 
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
 >>> ends, held, windows = one(0, 3), one(1, 1, 1), np.empty((3, 3), np.int64)
 >>> out = [np.empty(9, np.int32), *(np.empty(9, np.int64) for _ in range(3))]
->>> move_windows(ends, held, one(0, 1), one(0), few(1), one(0), 0, 2, False, windows, *out)
+>>> compute_window_updates(ends, held, one(0, 1), one(0), few(1), one(0), 0, 2, False, windows, *out)
 2
 >>> out[1][:2].tolist(), out[2][:2].tolist()  # the first row leaves, the third comes
 ([0, 2], [-1, 1])
@@ -29,7 +29,7 @@ BEFORE, BEGIN, END = 0, 1, 2
 
 
 @kernel
-def _stands(one: np.uint64, other: np.uint64, n: np.int64) -> int:
+def _compare_words(one: np.uint64, other: np.uint64, n: np.int64) -> int:
     """-1, 0 or 1: how the n words at one address stand to those at another."""
     for w in range(n):
         mine, its = load_u64(one + np.uint64(w << 3)), load_u64(other + np.uint64(w << 3))
@@ -39,7 +39,7 @@ def _stands(one: np.uint64, other: np.uint64, n: np.int64) -> int:
 
 
 @kernel
-def merge_top(
+def merge_top_rows(
     first: Ints,
     order: np.uint64,
     prior: Ints,
@@ -71,7 +71,7 @@ def merge_top(
     >>> one, word, none = np.array([0, 1]), np.array([[7]], np.uint64), np.empty(0, np.int64)
     >>> out = [np.empty(1, np.int64), np.empty(1, np.int64), np.empty(1, np.uint8), np.empty(1, np.int64), one.copy()]
     >>> at, n = np.uint64(word.ctypes.data), np.int64(1)
-    >>> merge_top(one, at, one[:1], one[:1], one[1:], one * 0, at, none, none, n, n, *out)
+    >>> merge_top_rows(one, at, one[:1], one[:1], one[1:], one * 0, at, none, none, n, n, *out)
     1
     """
     written, stride = 0, np.uint64(wide << 3)
@@ -83,14 +83,14 @@ def merge_top(
             mine, its = order + np.uint64(at) * stride, words + np.uint64(found) * stride
             way = -1 if found == stop else 1
             if at < first[g + 1] and found < stop:
-                way = _stands(mine, its, wide)
-            behind = found == stop and not whole and _stands(mine, its - stride, tied) != 0
+                way = _compare_words(mine, its, wide)
+            behind = found == stop and not whole and _compare_words(mine, its - stride, tied) != 0
             if way < 0 and (last[at] < 0 or behind):
                 place[at] = -1
                 at += 1
                 continue
             here = mine if way <= 0 else its
-            ties[written] = np.uint8(before != np.uint64(0) and _stands(before, here, tied) == 0)
+            ties[written] = np.uint8(before != np.uint64(0) and _compare_words(before, here, tied) == 0)
             before = here
             if way <= 0:
                 place[at], merged[written], held[written] = written, last[at], prior[at]
@@ -104,7 +104,7 @@ def merge_top(
 
 
 @kernel
-def move_windows(
+def compute_window_updates(
     ends: Ints,
     held: Ints,
     begins: Ints,
@@ -131,7 +131,7 @@ def move_windows(
 
     >>> one, none = np.array([0, 0]), np.empty(0, np.int64)
     >>> ranks, windows = np.empty(0, np.int32), np.empty((0, 3), np.int64)
-    >>> move_windows(one, none, one, none, ranks, none, 0, 1, False, windows, ranks, none, none, none)
+    >>> compute_window_updates(one, none, one, none, ranks, none, 0, 1, False, windows, ranks, none, none, none)
     0
     """
     written = 0
@@ -195,7 +195,7 @@ def _add_update(
 
 
 @kernel
-def list_heads(
+def list_first_rows(
     ends: Ints,
     held: Ints,
     skipped: Flags,
@@ -218,14 +218,15 @@ def list_heads(
     O(n + k + rows written), and for each state the rows at the head of the group that came and went.
 
     >>> none, no = np.empty(0, np.int64), np.empty(0, np.uint8)
-    >>> list_heads(np.zeros(1, np.int64), none, no, np.zeros(1, np.int64), np.zeros(1, np.int64), none, none, 1, no,
+    >>> list_first_rows(np.zeros(1, np.int64), none, no, np.zeros(1, np.int64), np.zeros(1, np.int64), none, none, 1,
+    ...     no,
     ...          np.empty(1, np.int64), none)
     0
 
     >>> one = lambda *values: np.array(values, np.int64)
     >>> there, stops, out = np.empty(2, np.uint8), np.empty(3, np.int64), np.empty(4, np.int64)
     >>> given = one(0, 3), one(1, 2, 1), np.array([1, 0, 0], np.uint8), one(0, 1), one(0, 1), one(1), one(0)
-    >>> list_heads(*given, 1, there, stops, out), there.tolist(), stops.tolist(), out[:2].tolist()
+    >>> list_first_rows(*given, 1, there, stops, out), there.tolist(), stops.tolist(), out[:2].tolist()
     (2, [1, 1], [0, 1, 2], [1, 2])
     """
     written, state = 0, 0

@@ -24,17 +24,17 @@ FEW = 24
 
 
 @kernel
-def _overflows(a: int, b: int) -> bool:
+def _sum_overflows(a: int, b: int) -> bool:
     """Whether a + b leaves int64."""
     total = a + b
     return (a >= 0) == (b >= 0) and (total >= 0) != (a >= 0)
 
 
 @kernel
-def list_held_rows(cells: Ints2d, heads: Ints) -> int:
+def count_held_rows(cells: Ints2d, heads: Ints) -> int:
     """How many cells the chains that begin at ``heads`` (int64[g], -1: none) have in all.  O(cells of them).
 
-    >>> list_held_rows(np.array([[1, 1, 0, 0], [-1, 1, 0, 0]]), np.array([0, -1]))
+    >>> count_held_rows(np.array([[1, 1, 0, 0], [-1, 1, 0, 0]]), np.array([0, -1]))
     2
     """
     total = 0
@@ -115,7 +115,7 @@ def list_candidates(
 
 
 @kernel
-def _apply(
+def _apply_net_diffs(
     permutation: Narrow, begin: int, end: int, diffs: Ints, candidate: Narrow, net: Ints, count: Ints, entered: Narrow
 ) -> tuple[int, int, bool, int, int]:
     """Net the run [begin, end) of one key and time, then apply it to the counts.
@@ -125,7 +125,7 @@ def _apply(
     """
     for place in range(begin, end):
         c, diff = candidate[place], diffs[permutation[place]]
-        if _overflows(net[c], diff):
+        if _sum_overflows(net[c], diff):
             return 0, 0, False, OVERFLOW, place
         net[c] += diff
     came, left, changed = 0, 0, False
@@ -135,7 +135,7 @@ def _apply(
         if change == 0:
             continue
         net[c] = 0
-        if _overflows(was, change):
+        if _sum_overflows(was, change):
             return came, left, changed, OVERFLOW, place
         count[c] = was + change
         if count[c] < 0:
@@ -178,7 +178,7 @@ def _pop_greatest(heap: Ints, size: int) -> int:
 
 
 @kernel
-def settle(
+def find_greatest_changes(
     permutation: Narrow,
     starts: Narrow,
     ranks: Narrow,
@@ -204,7 +204,8 @@ def settle(
     O((n + m) log of the candidates of a key).
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
-    >>> settle(few(0), few(0, 1), few(0), ints(-1), few(0), ints(0, 1), False, ints(0), ints(0), ints(0, 0), few(0),
+    >>> find_greatest_changes(few(0), few(0, 1), few(0), ints(-1), few(0), ints(0, 1), False, ints(0), ints(0), ints(0,
+    ...     0), few(0),
     ...        ints(0), ints(0))
     (0, 2, 0, 0)
     """
@@ -222,7 +223,9 @@ def settle(
             rank, end = ranks[permutation[begin]], begin
             while end < stop and ranks[permutation[end]] == rank:
                 end += 1
-            came, left, _, refused, place = _apply(permutation, begin, end, diffs, candidate, net, count, entered)
+            came, left, _, refused, place = _apply_net_diffs(
+                permutation, begin, end, diffs, candidate, net, count, entered
+            )
             alive += came - left
             if refused == 0 and unique:
                 for i in range(begin, end):
@@ -246,7 +249,7 @@ def settle(
 
 
 @kernel
-def keep_cells(
+def write_cells(
     first: Ints, cell: Ints, count: Ints, hashed: Ints, refs: Ints, cells: Ints2d, free: int, used: int, heads: Ints
 ) -> tuple[int, int, int]:
     """Write what each key holds now into the cells.
@@ -257,7 +260,7 @@ def keep_cells(
 
     >>> one, cells = np.ones(1, np.int64), np.zeros((2, 4), np.int64)
     >>> heads = one.copy()
-    >>> (keep_cells(np.array([0, 1]), -one, one, 7 * one, 5 * one, cells, -1, 0, heads), heads.tolist(),
+    >>> (write_cells(np.array([0, 1]), -one, one, 7 * one, 5 * one, cells, -1, 0, heads), heads.tolist(),
     ... cells[0].tolist())
     ((-1, 1, 1), [0], [-1, 1, 7, 5])
     """
@@ -287,7 +290,7 @@ def keep_cells(
 
 
 @kernel
-def _sort(values: Narrow, n: int) -> None:
+def _heap_sort(values: Narrow, n: int) -> None:
     """Sort the first n values in their place, by a heap: numba's own sort takes a second to compile.  O(n log n)."""
     for size in range(n + n // 2 - 1, -1, -1):  # the first n // 2 rounds make the heap, each other one takes its top
         root, stop = size - n, n
@@ -305,7 +308,7 @@ def _sort(values: Narrow, n: int) -> None:
 
 
 @kernel
-def _merge(values: Narrow, n: int, others: Narrow, m: int) -> None:
+def _merge_sorted(values: Narrow, n: int, others: Narrow, m: int) -> None:
     """Merge m ascending values into n that are ascending, from behind; there is room for n + m.  O(n + m)."""
     i, j = n - 1, m - 1
     for at in range(n + m - 1, -1, -1):
@@ -318,7 +321,7 @@ def _merge(values: Narrow, n: int, others: Narrow, m: int) -> None:
 
 
 @kernel
-def list_all(
+def list_rows_per_time(
     permutation: Narrow,
     starts: Narrow,
     ranks: Narrow,
@@ -336,14 +339,15 @@ def list_all(
 ) -> tuple[int, int, int, int, int]:
     """List all that a key holds after each time at which it changed.
 
-    As `settle`, but for: live: int32[m], scratch.  out_size: int64[n], written: how many candidates each list has, 0
-    where the key is gone.  listed, counted: int64[room], written as far as there is room: the candidates of the lists,
-    ascending, and their counts.  Returns how many lists, how much room they need, and the refusal as `settle` does.
-    O(n + m, and for each list its length and the logarithm of that).
+    As `find_greatest_changes`, but for: live: int32[m], scratch.  out_size: int64[n], written: how many candidates each
+    list has, 0 where the key is gone.  listed, counted: int64[room], written as far as there is room: the candidates of
+    the lists, ascending, and their counts.  Returns how many lists, how much room they need, and the refusal as
+    `find_greatest_changes` does. O(n + m, and for each list its length and the logarithm of that).
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> listed = ints(9, 9)
-    >>> list_all(few(0), few(0, 1), few(0), ints(2), few(1), ints(0, 2), ints(1, 0), ints(0, 0), few(0, 0), few(0),
+    >>> list_rows_per_time(few(0), few(0, 1), few(0), ints(2), few(1), ints(0, 2), ints(1, 0), ints(0, 0), few(0, 0),
+    ...     few(0),
     ...          ints(0), ints(0), listed, ints(0, 0)), listed.tolist()
     ((1, 2, 0, 0, 0), [0, 1])
     """
@@ -359,7 +363,9 @@ def list_all(
             rank, end = ranks[permutation[begin]], begin
             while end < stop and ranks[permutation[end]] == rank:
                 end += 1
-            came, left, changed, refused, place = _apply(permutation, begin, end, diffs, candidate, net, count, entered)
+            came, left, changed, refused, place = _apply_net_diffs(
+                permutation, begin, end, diffs, candidate, net, count, entered
+            )
             if refused != 0:
                 if why == 0 or permutation[place] < permutation[worst]:
                     why, where, worst = refused, g, place
@@ -372,8 +378,8 @@ def list_all(
                         stay += 1
                 size = stay
             if came > 0:
-                _sort(entered, came)
-                _merge(live, size, entered, came)
+                _heap_sort(entered, came)
+                _merge_sorted(live, size, entered, came)
                 size += came
             if changed:
                 for i in range(size if needed + size <= listed.size else 0):

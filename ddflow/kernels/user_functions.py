@@ -35,7 +35,7 @@ FINE, CHANGED, NULL, TOO_MANY, UNSOUND = range(5)
 for; a number of values that is none."""
 
 
-def as_records(array: Any) -> Any:
+def to_record_array(array: Any) -> Any:
     """Make fields of an array of records readable as attributes even if nothing is compiled.
 
     >>> def add(held, given, out):
@@ -43,9 +43,11 @@ def as_records(array: Any) -> Any:
     >>> kind = np.dtype([("n", np.int64), ("n_null", np.bool_)])
     >>> given, few = np.array([(2, False), (3, False)], kind), lambda *v: np.array(v, np.int32)
     >>> made, live = np.zeros(1, kind), np.zeros(1, np.uint8)
-    >>> build_merger(add, kind)(few(0, 1), few(0, 2), few(0, 1), np.array([TAKE, TAKE], np.uint8), as_records(made[:0]),
-    ...             np.zeros(1, np.uint8), as_records(given), as_records(made), np.array([[0, 8, 8, 0, 0, 0]]),
-    ...             as_records(np.zeros(3, kind)))
+    >>> build_merge_loop(add, kind)(few(0, 1), few(0, 2), few(0, 1), np.array([TAKE, TAKE], np.uint8),
+    ...     to_record_array(made[:0]),
+    ...             np.zeros(1, np.uint8), to_record_array(given), to_record_array(made), np.array([[0, 8, 8, 0, 0,
+    ...     0]]),
+    ...             to_record_array(np.zeros(3, kind)))
     (0, -1)
     >>> int(made["n"][0])
     5
@@ -61,7 +63,7 @@ def compile_function(function: Any, *_: Kind) -> Any:
     return function if hasattr(function, "py_func") else numba.njit(function)
 
 
-def find_record_fault(function: Any, *given: Any) -> Exception | None:
+def find_compile_error(function: Any, *given: Any) -> Exception | None:
     """Return numba's error for a function of such arguments, arrays of records or records; None if it compiles.
 
     The loops use the compiled function.  If nothing is to be compiled, only errors about fields count: the functions
@@ -86,7 +88,7 @@ def _copy_record(source: Any, to: Any, size: Any) -> None:
 
 
 @kernel
-def _fill(held: Any, given: Any, out: Any, fields: Fields) -> None:
+def _coalesce_record(held: Any, given: Any, out: Any, fields: Fields) -> None:
     """Make the record at ``out`` of two others: each value that is given, where it is null the held one."""
     for f in range(fields.shape[0]):
         begin, size, null = fields[f, 0], fields[f, 1], fields[f, 2]
@@ -96,7 +98,7 @@ def _fill(held: Any, given: Any, out: Any, fields: Fields) -> None:
 
 
 @kernel
-def _fault(given: Any, out: Any, fields: Fields) -> int:
+def _check_record(given: Any, out: Any, fields: Fields) -> int:
     """Check a record that a function made, and return the code of its fault.
 
     Values under a null become 0; one that may not change and is null in ``given`` becomes null again.
@@ -121,7 +123,7 @@ def _fault(given: Any, out: Any, fields: Fields) -> int:
 
 
 @kernel
-def _settle(record: Any, fields: Fields) -> None:
+def _canonicalize_floats(record: Any, fields: Fields) -> None:
     """Give each float its one form, in which zero has no sign and NaN no payload: equal values are equal bytes then."""
     for f in range(fields.shape[0]):
         at = np.uint64(record + fields[f, 0])
@@ -140,7 +142,7 @@ def _settle(record: Any, fields: Fields) -> None:
 
 
 @kernel
-def _same_bytes(one: Any, other: Any, size: Any) -> bool:
+def _is_same_record(one: Any, other: Any, size: Any) -> bool:
     """Whether two records are the same, byte by byte."""
     equal = True
     for i in range(size):
@@ -149,24 +151,24 @@ def _same_bytes(one: Any, other: Any, size: Any) -> bool:
 
 
 @kernel
-def _among(address: Any, records: Any, n: Any, size: Any) -> Any:
+def _contains_record(address: Any, records: Any, n: Any, size: Any) -> Any:
     """Whether a record of so many bytes is one of n that stand together."""
     known = False
     for i in range(n):
-        known = known or _same_bytes(address, records + i * size, size)
+        known = known or _is_same_record(address, records + i * size, size)
     return known
 
 
 @lru_cache(maxsize=64)
-def build_merger(function: Callable[..., Any], kind: Kind) -> Any:
+def build_merge_loop(function: Callable[..., Any], kind: Kind) -> Any:
     """Build a loop that folds records of a type by a function.
 
     Its arguments: (permutation, key_times, keys, action, held, live, given, made, fields, work).
 
-    The first four: as in `fold.Walked`, and the action by place.  held: records[g]; live: uint8[g], whether a key holds
-    one.  given: records[n], by row.  fields: see `Fields`.  work: three records.  Written: made, records[m], the record
-    of each key after each of its times, zeros if it holds none, and live, after the last.  Returns a code and its row.
-    The function gets copies of the held and given records, so its writes to them are lost.  O(p).
+    The first four: as in `fold.EventsByKey`, and the action by place.  held: records[g]; live: uint8[g], whether a key
+    holds one.  given: records[n], by row.  fields: see `Fields`.  work: three records.  Written: made, records[m], the
+    record of each key after each of its times, zeros if it holds none, and live, after the last.  Returns a code and
+    its row. The function gets copies of the held and given records, so its writes to them are lost.  O(p).
     """
     call = compile_function(function, kind, kind, kind)
 
@@ -198,10 +200,10 @@ def build_merger(function: Callable[..., Any], kind: Kind) -> Any:
                         there = False
                         continue
                     if there:
-                        _fill(now, at_given + row * size, following, fields)
+                        _coalesce_record(now, at_given + row * size, following, fields)
                         _copy_record(at_given + row * size, event, size)
                         call(work[0], work[2], work[1])
-                        code = _fault(at_given + row * size, following, fields)
+                        code = _check_record(at_given + row * size, following, fields)
                         if code != FINE:
                             return code, row
                         _copy_record(following, now, size)
@@ -217,7 +219,7 @@ def build_merger(function: Callable[..., Any], kind: Kind) -> Any:
 
 
 @lru_cache(maxsize=64)
-def build_machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
+def build_machine_loop(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
     """Build a loop that runs a transition, of records of a type by events of another.
 
     (begin, permutation, key_times, keys, action, values, offsets, start, given, fields, work, out, ends) -> the key
@@ -273,11 +275,11 @@ def build_machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
                         return key, UNSOUND if made < 0 else TOO_MANY, row
                     n = 0
                     for i in range(made):
-                        code = _fault(now, following + i * size, fields)
+                        code = _check_record(now, following + i * size, fields)
                         if code != FINE:
                             return key, code, row
-                        _settle(following + i * size, fields)
-                        if not _among(following + i * size, now, n, size):
+                        _canonicalize_floats(following + i * size, fields)
+                        if not _contains_record(following + i * size, now, n, size):
                             _copy_record(following + i * size, now + n * size, size)
                             n += 1
                 _copy_record(now, at_out + written * size, n * size)
@@ -292,7 +294,7 @@ Kinds = tuple[bool, ...]
 """Of the numbers of a state: whether each is a double."""
 
 
-def _loader(kinds: Kinds) -> Any:
+def _build_state_loader(kinds: Kinds) -> Any:
     """Build a function that makes a tuple of the words of a row.  A tuple of several types is built one by one."""
 
     def one(at: int, double: bool) -> Any:
@@ -317,7 +319,7 @@ def _join_loaders(first: Any, last: Any) -> Any:
     return compile_function(both)
 
 
-def _storer(kinds: Kinds) -> Any:
+def _build_state_writer(kinds: Kinds) -> Any:
     """Build a function that writes a tuple to the words of a row."""
 
     def one(at: int, double: bool, before: Any) -> Any:
@@ -346,7 +348,7 @@ class AggregateLoops(NamedTuple):
 
     >>> kinds = (False, True)
     >>> add, retract = lambda s, x: (s[0] + 1, s[1] + x), lambda s, x: (s[0] - 1, s[1] - x)
-    >>> loops = AggregateLoops.of(add, retract, lambda s: s[1], kinds)
+    >>> loops = AggregateLoops.from_functions(add, retract, lambda s: s[1], kinds)
     >>> ints = lambda *values: np.array(values, np.int64)
     >>> before, out = np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64)
     >>> cells = ints(0, 1), ints(0, 2), ints(0, 1)
@@ -360,7 +362,7 @@ class AggregateLoops(NamedTuple):
     results: Callable[..., None]
 
     @classmethod
-    def of(cls, add: Any, retract: Any, result: Any, kinds: Kinds) -> AggregateLoops:
+    def from_functions(cls, add: Any, retract: Any, result: Any, kinds: Kinds) -> AggregateLoops:
         """Those of some functions."""
         return _build_loops(add, retract, result, kinds)
 
@@ -368,7 +370,7 @@ class AggregateLoops(NamedTuple):
 @lru_cache(maxsize=64)
 def _build_loops(add: Any, retract: Any, result: Any, kinds: Kinds) -> AggregateLoops:
     add, retract, result = (compile_function(each) for each in (add, retract, result))
-    load, store = _loader(kinds), _storer(kinds)
+    load, store = _build_state_loader(kinds), _build_state_writer(kinds)
 
     def fold(
         rows: Any,

@@ -8,7 +8,7 @@ it is no version, -1 where nothing ended it, else the first row of the event tha
 >>> import numpy as np
 >>> one = lambda *values: np.array(values, np.int64)
 >>> ends, held, event, until = one(0, 4), one(1, 1, 1, 1), one(0, 1, 2, 3), np.empty(4, np.int64)
->>> show_versions(ends, held, event, np.array([5, 5, 7, 0], np.uint64), until)
+>>> compute_versions(ends, held, event, np.array([5, 5, 7, 0], np.uint64), until)
 >>> until.tolist()
 [2, -2, 3, -2]
 """
@@ -26,14 +26,14 @@ NONE, OPEN = -2, -1
 
 
 @kernel
-def show_versions(ends: Ints, held: Ints, event: Ints, content: Words, until: Ints) -> None:
+def compute_versions(ends: Ints, held: Ints, event: Ints, content: Words, until: Ints) -> None:
     """Compute the versions of keys.
 
     ends: int64[g + 1], where the rows of keys begin.  held, event: int64[n], by row: how often it is there, and the
     ascending number of its event.  content: uint64[n].  Written: until int64[n].  O(n).
 
     >>> one = np.zeros(1, np.int64)
-    >>> show_versions(one, one, one, np.zeros(1, np.uint64), one)
+    >>> compute_versions(one, one, one, np.zeros(1, np.uint64), one)
     """
     for g in range(ends.size - 1):
         at, stop, run = ends[g], ends[g + 1], np.int64(-1)
@@ -54,7 +54,7 @@ def show_versions(ends: Ints, held: Ints, event: Ints, content: Words, until: In
 
 
 @kernel
-def move_versions(
+def compute_version_updates(
     ends: Ints,
     held: Ints,
     event: Ints,
@@ -72,7 +72,7 @@ def move_versions(
 ) -> int:
     """How the versions of keys change at each time of a step.
 
-    ends, event, content: as of `show_versions`.  held, until: so before the step, then after.  begins: int64[g + 1],
+    ends, event, content: as of `compute_versions`.  held, until: so before the step, then after.  begins: int64[g + 1],
     where the c changes of keys begin, each key's ascending in time.  places: int64[c], of the rows that change; ranks:
     int32[c], of times; counts: int64[c], how often a row is there then.  Scratch: fresh int64[n].
     Written: out_* [8 * c], a key's ascending in time.  Returns how many.  Of a time it looks from the version before
@@ -81,7 +81,7 @@ def move_versions(
     >>> one, none, out = np.array([0, 1]), np.full(2, -2), [np.empty(8, np.int32), *np.empty((3, 8), np.int64)]
     >>> content, until, held = np.array([5, 7], np.uint64), np.array([-1, -2]), np.array([1, 0])
     >>> told = until, one, one[1:], np.zeros(1, np.int32), one[1:], none
-    >>> move_versions(np.array([0, 2]), held, one, content, *told, *out)
+    >>> compute_version_updates(np.array([0, 2]), held, one, content, *told, *out)
     3
     >>> until.tolist()
     [1, -1]
@@ -98,7 +98,7 @@ def move_versions(
                 held[places[at]] = counts[at]
                 low, high = min(low, places[at]), max(high, places[at])
                 at += 1
-            reach, begin = max(reach, high + 1), _before(event, until, first, low)
+            reach, begin = max(reach, high + 1), _find_version_start(event, until, first, low)
             i, run, changed = begin, np.int64(-1), event[high]
             while i < reach:
                 head, shown = i, np.int64(-1)
@@ -127,7 +127,7 @@ def move_versions(
 
 
 @kernel
-def _before(event: Ints, until: Ints, first: Number, low: Number) -> Number:
+def _find_version_start(event: Ints, until: Ints, first: Number, low: Number) -> Number:
     """Find the first row of the event of the last version before the event of a row, else the first row of the key."""
     begin = low
     while begin > first and (event[begin] == event[low] or until[begin] == NONE):

@@ -14,18 +14,18 @@ import numpy as np
 
 from ddflow.kernels.arrays import Flags, Flags2d, Ints, Ints2d
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.fold import BLANK, CLEAR, SKIP, TAKE, Walked
+from ddflow.kernels.fold import BLANK, CLEAR, SKIP, TAKE, EventsByKey
 from ddflow.kernels.resolve import ERROR, FIRST, LAST, STALE, SUPERSEDED, TIE_LOST
 
 OLDER, TIED, REFUSED = 2, 3, 4
-"""What `_against` says beside TAKE."""
+"""What `_compare_orders` says beside TAKE."""
 NONE, TOMBSTONE, ROW = 0, 1, 2
 """What a key holds: nothing, a tombstone, a row."""
 OF_KEY = 2
 """A delete that is of the whole key, also where deletes are of groups: full contents do not name the key."""
 
 
-class Rule(NamedTuple):
+class WalkRules(NamedTuple):
     """What of a spec decides."""
 
     tie: int
@@ -42,14 +42,14 @@ class Rule(NamedTuple):
     """Whether some order of the row is null, and is inherited."""
 
 
-class Taken(NamedTuple):
+class WalkOutcome(NamedTuple):
     """The outcome, written by `walk_groups`.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
-    >>> rule = Rule(LAST, True, True, False, False, False)
-    >>> taken = Taken(np.empty((1, 3), np.uint8), np.empty(3, np.uint8), np.empty((1, 1), np.int64),
+    >>> rule = WalkRules(LAST, True, True, False, False, False)
+    >>> taken = WalkOutcome(np.empty((1, 3), np.uint8), np.empty(3, np.uint8), np.empty((1, 1), np.int64),
     ...               np.empty(1, np.uint8), ints(0))
-    >>> steps = Walked(few(0, 1, 2), few(0, 3), few(0, 1))
+    >>> steps = EventsByKey(few(0, 1, 2), few(0, 3), few(0, 1))
     >>> spans, fields = np.array([[0, 1, 1]]), np.array([[0, 0, 1, 1]])
     >>> walk_groups(steps, np.array([[5], [3], [5]]), np.zeros(3, np.uint8), np.zeros(1, np.uint8),
     ...             np.empty((1, 1), np.int64), spans, fields, rule, np.empty((4, 1), np.int64), taken)
@@ -71,10 +71,10 @@ class Taken(NamedTuple):
 
 
 @kernel
-def _against(order: Ints, row: int, other: Ints, at: int, begin: int, base: int, end: int, tie: int) -> int:
+def _compare_orders(order: Ints, row: int, other: Ints, at: int, begin: int, base: int, end: int, tie: int) -> int:
     """TAKE, OLDER, TIED or REFUSED: an event's words [begin, end) against running ones, of which base decide first.
 
-    >>> _against(np.array([[4, 1]]), 0, np.array([[4, 2]]), 0, 0, 1, 2, LAST) == OLDER
+    >>> _compare_orders(np.array([[4, 1]]), 0, np.array([[4, 2]]), 0, 0, 1, 2, LAST) == OLDER
     True
     """
     for w in range(begin, base):
@@ -91,7 +91,7 @@ def _against(order: Ints, row: int, other: Ints, at: int, begin: int, base: int,
 
 
 @kernel
-def _inherit(order: Ints, row: int, fields: Ints, running: Ints, at: int, out: Ints, to: int) -> None:
+def _inherit_order(order: Ints, row: int, fields: Ints, running: Ints, at: int, out: Ints, to: int) -> None:
     """Copy an event's order words to row ``to`` of ``out``; what is null in the row's order comes from running ones.
 
     fields: int64[f, 4], of each order column the group, its first word, the word after its last, and whether it may
@@ -118,7 +118,7 @@ def _is_null(order: Ints, row: int, begin: int, end: int, nullable: int) -> bool
 
 
 @kernel
-def _gives(order: Ints, row: int, fields: Ints, group: int) -> bool:
+def _has_group_order(order: Ints, row: int, fields: Ints, group: int) -> bool:
     """Whether an event gives a group an order: one of its order columns is not null."""
     for f in range(fields.shape[0]):
         if fields[f, 0] == group and not _is_null(order, row, fields[f, 1], fields[f, 2], fields[f, 3]):
@@ -127,15 +127,17 @@ def _gives(order: Ints, row: int, fields: Ints, group: int) -> bool:
 
 
 @kernel
-def _below(scratch: Ints, spans: Ints, group: int, known: bool, tie: int) -> bool:
+def _is_older_than_prior(scratch: Ints, spans: Ints, group: int, known: bool, tie: int) -> bool:
     """Whether an event is older than what its key held when the step began."""
     if not known:
         return False
-    return bool(_against(scratch, 2, scratch, 1, spans[group, 0], spans[group, 1], spans[group, 2], tie) == OLDER)
+    return bool(
+        _compare_orders(scratch, 2, scratch, 1, spans[group, 0], spans[group, 1], spans[group, 2], tie) == OLDER
+    )
 
 
 @kernel
-def _weigh(
+def _compare_with_groups(
     place: int, spans: Ints, fields: Ints, known: bool, tie: int, scratch: Ints, action: Flags
 ) -> tuple[bool, bool, bool, bool]:
     """Compare an event (row 2 of scratch) with what each group beside the row runs by; codes go to row 3, -1 for none.
@@ -149,17 +151,17 @@ def _weigh(
     for g in range(1, spans.shape[0]):
         codes[g] = -1
         action[g, place] = SKIP
-        if _gives(scratch, 2, fields, g):
-            code = _against(scratch, 2, scratch, 0, spans[g, 0], spans[g, 1], spans[g, 2], tie)
+        if _has_group_order(scratch, 2, fields, g):
+            code = _compare_orders(scratch, 2, scratch, 0, spans[g, 0], spans[g, 1], spans[g, 2], tie)
             if code == REFUSED:
                 codes[0] = REFUSED
             codes[g], given, taken, tied = code, True, taken or code == TAKE, tied or code == TIED
-            late = late or (code == OLDER and not _below(scratch, spans, g, known, tie))
+            late = late or (code == OLDER and not _is_older_than_prior(scratch, spans, g, known, tie))
     return given, taken, tied, late
 
 
 @kernel
-def _act(
+def _apply_to_groups(
     place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool, spans: Ints, scratch: Ints, action: Flags
 ) -> bool:
     """Write what an event does to each group, and let those that take it run by its order; whether it does anything."""
@@ -183,25 +185,24 @@ def _act(
 
 @kernel
 def walk_groups(
-    steps: Walked,
+    steps: EventsByKey,
     order: Ints2d,
     gone: Flags,
     status: Flags,
     prior: Ints2d,
     spans: Ints2d,
     fields: Ints2d,
-    rule: Rule,
+    rule: WalkRules,
     scratch: Ints2d,
-    out: Taken,
+    out: WalkOutcome,
 ) -> int:
     """Walk all keys.
 
     steps: see the fields.  order: int64[n, w], words by row.  gone: uint8[n], which delete: 1, or OF_KEY.  status:
     uint8[g], NONE, TOMBSTONE or ROW; prior: int64[g, w], the words held (w 0: none are).  spans: int64[groups, 3], of
-    each group its first word, where its tie words begin, and the end.  fields: as `_inherit` takes them.  rule: see the
-    fields.
-    scratch: int64[4, the greater of w and groups].  out: written.  Returns a row that is refused under ERROR, or -1.
-    O(n * groups).
+    each group its first word, where its tie words begin, and the end.  fields: as `_inherit_order` takes them.  rule:
+    see the fields. scratch: int64[4, the greater of w and groups].  out: written.  Returns a row that is refused under
+    ERROR, or -1. O(n * groups).
     """
     permutation, key_times, keys = steps
     tie, keeps, ordered, by_group, over, inherits = rule
@@ -214,30 +215,30 @@ def walk_groups(
         for w in range(words):
             scratch[0, w] = prior[key, w] if known else -(2**63)
         if not known:
-            _unset(scratch, spans, fields)
+            _clear_orders(scratch, spans, fields)
         for key_time in range(keys[key], keys[key + 1]):
             known = keeps and (known or key_time > keys[key])
-            some = known and not (by_group and _never(scratch, spans))
+            some = known and not (by_group and _is_row_order_unset(scratch, spans))
             for w in range(words):
                 scratch[1, w] = scratch[0, w]
             best = -1
             for place in range(key_times[key_time], key_times[key_time + 1]):
                 row = permutation[place]
-                _inherit(order, row, fields, scratch, 0 if inherits and some else -1, scratch, 2)
-                given, taken, tied, late = _weigh(place, spans, fields, known, tie, scratch, action)
+                _inherit_order(order, row, fields, scratch, 0 if inherits and some else -1, scratch, 2)
+                given, taken, tied, late = _compare_with_groups(place, spans, fields, known, tie, scratch, action)
                 if tie == ERROR and scratch[3, 0] == REFUSED:
                     return int(row)
                 accepted = taken or not given
                 if ordered:
                     code = TAKE
                     if some:
-                        code = _against(scratch, 2, scratch, 0, spans[0, 0], spans[0, 1], spans[0, 2], tie)
+                        code = _compare_orders(scratch, 2, scratch, 0, spans[0, 0], spans[0, 1], spans[0, 2], tie)
                     if code == REFUSED:
                         return int(row)
                     accepted, tied = code == TAKE, tied or code == TIED
-                    late = late or (code == OLDER and not _below(scratch, spans, 0, known, tie))
+                    late = late or (code == OLDER and not _is_older_than_prior(scratch, spans, 0, known, tie))
                 of_group = by_group and gone[row] != OF_KEY
-                acted = _act(place, gone[row] != 0, of_group, alive, accepted, spans, scratch, action)
+                acted = _apply_to_groups(place, gone[row] != 0, of_group, alive, accepted, spans, scratch, action)
                 if accepted and acted and not (of_group and gone[row] != 0):
                     alive, some = gone[row] == 0, True
                 why[row] = SUPERSEDED if acted or late else TIE_LOST if tied else STALE
@@ -250,7 +251,7 @@ def walk_groups(
 
 
 @kernel
-def _unset(scratch: Ints, spans: Ints, fields: Ints) -> None:
+def _clear_orders(scratch: Ints, spans: Ints, fields: Ints) -> None:
     """Write, as running and held words, those of groups that nobody gave an order: null in every column."""
     for w in range(scratch.shape[1]):
         scratch[0, w] = scratch[1, w] = -(2**63)
@@ -261,7 +262,7 @@ def _unset(scratch: Ints, spans: Ints, fields: Ints) -> None:
 
 
 @kernel
-def _never(scratch: Ints, spans: Ints) -> bool:
+def _is_row_order_unset(scratch: Ints, spans: Ints) -> bool:
     """Whether the row never had an order."""
     w = spans[0, 0]
     while w < spans[0, 2] and scratch[0, w] == -(2**63):
@@ -277,10 +278,10 @@ def _raise_order(scratch: Ints, spans: Ints, group: int) -> None:
 
 
 @kernel
-def _set_against(event: Ints, other: Ints, base: int, tie: int) -> int:
-    """TAKE, OLDER, TIED or REFUSED, as `_against`, of an event's words and others; base of them decide first.
+def _compare_order_words(event: Ints, other: Ints, base: int, tie: int) -> int:
+    """TAKE, OLDER, TIED or REFUSED, as `_compare_orders`, of an event's words and others; base of them decide first.
 
-    >>> _set_against(np.array([4, 1]), np.array([4, 2]), 1, LAST) == OLDER
+    >>> _compare_order_words(np.array([4, 1]), np.array([4, 2]), 1, LAST) == OLDER
     True
     """
     for w in range(base):
@@ -298,26 +299,26 @@ def _set_against(event: Ints, other: Ints, base: int, tie: int) -> int:
 
 @kernel
 def walk_row(
-    steps: Walked,
+    steps: EventsByKey,
     order: Ints2d,
     gone: Flags,
     status: Flags,
     prior: Ints2d,
     base: int,
     fields: Ints2d,
-    rule: Rule,
-    out: Taken,
+    rule: WalkRules,
+    out: WalkOutcome,
 ) -> int:
     """Walk all keys: as `walk_groups`, with one span of words, of which ``base`` decide before ties.  O(n), 15 ns an
     event.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
-    >>> taken = Taken(np.empty((1, 3), np.uint8), np.empty(3, np.uint8), np.empty((1, 1), np.int64),
+    >>> taken = WalkOutcome(np.empty((1, 3), np.uint8), np.empty(3, np.uint8), np.empty((1, 1), np.int64),
     ...               np.empty(1, np.uint8), ints(0))
-    >>> steps = Walked(few(0, 1, 2), few(0, 3), few(0, 1))
+    >>> steps = EventsByKey(few(0, 1, 2), few(0, 3), few(0, 1))
     >>> walk_row(steps, np.array([[5], [3], [5]]), np.zeros(3, np.uint8), np.zeros(1, np.uint8), np.empty((1, 1),
     ...     np.int64),
-    ...          1, np.array([[0, 0, 1, 1]]), Rule(LAST, True, True, False, False, False), taken)
+    ...          1, np.array([[0, 0, 1, 1]]), WalkRules(LAST, True, True, False, False, False), taken)
     -1
     >>> taken.action.tolist(), taken.running.tolist(), taken.last.tolist()
     ([[1, 0, 1]], [[5]], [2])
@@ -348,7 +349,7 @@ def walk_row(
                         if _is_null(order, row, fields[f, 1], fields[f, 2], fields[f, 3]):
                             for w in range(fields[f, 1], fields[f, 2]):
                                 event[w] = now[w]
-                code = _set_against(event, now, base, tie) if some else TAKE
+                code = _compare_order_words(event, now, base, tie) if some else TAKE
                 if code == TAKE:
                     for w in range(words):
                         now[w] = event[w]
@@ -359,7 +360,7 @@ def walk_row(
                 if code == REFUSED:
                     return int(row)
                 acts[place] = SKIP
-                late = code == OLDER and not (known and _set_against(event, began, base, tie) == OLDER)
+                late = code == OLDER and not (known and _compare_order_words(event, began, base, tie) == OLDER)
                 why[row] = SUPERSEDED if late else TIE_LOST if code == TIED else STALE
             for w in range(words):
                 running[key_time, w] = now[w]

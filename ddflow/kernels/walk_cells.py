@@ -1,7 +1,7 @@
 """The walk under versions of cells: every cell is compared by the order of the event that set it.
 
 A key keeps the order of its row, that of its latest delete, and that of each cell. A cell holds the value of the
-greatest order above the latest delete, and the row lives while an event above that delete was seen. `walk_cells_plain`
+greatest order above the latest delete, and the row lives while an event above that delete was seen. `walk_latest_cells`
 does the same for an order of one column without nulls where the last to arrive wins a tie; a test compares the two.
 
 Guarantees: the outcome does not depend on the order of arrival, except for ties that the rule leaves to it.
@@ -13,9 +13,9 @@ import numpy as np
 
 from ddflow.kernels.arrays import Flags, Flags2d, Ints, Ints2d
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.fold import CLEAR, SKIP, TAKE, Walked
+from ddflow.kernels.fold import CLEAR, SKIP, TAKE, EventsByKey
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, STALE, SUPERSEDED, TIE_LOST
-from ddflow.kernels.walk import NONE, OLDER, REFUSED, ROW, TIED, Rule, Taken, _against, _inherit
+from ddflow.kernels.walk import NONE, OLDER, REFUSED, ROW, TIED, WalkOutcome, WalkRules, _compare_orders, _inherit_order
 
 UNSET = -(2**63)
 """The word of an order that was never set."""
@@ -23,17 +23,17 @@ LATEST, EARLIEST, EVERY = 0, 1, 2
 """Which event gives a cell its value: that of the greatest order, of the least one, or all of them do."""
 
 
-class Values(NamedTuple):
+class CellValues(NamedTuple):
     """The cells' values as words, under GREATEST; else of no columns.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
-    >>> taken = Taken(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64),
+    >>> taken = WalkOutcome(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64),
     ...               np.empty(1, np.uint8), ints(0))
     >>> gives, none = np.array([[1, 1], [0, 1]], np.uint8), np.empty((2, 0), np.int64)
     >>> short = np.empty((2, 0), np.uint8)
-    >>> walk_cells(Walked(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
+    >>> walk_cells(EventsByKey(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
     ...            np.zeros(1, np.uint8), np.empty((1, 4), np.int64), gives, ints(0, 0), np.array([[0, 0, 1, 1]]),
-    ...            Rule(0, True, True, False, False, False), 1, Values(none, short, none, short),
+    ...            WalkRules(0, True, True, False, False, False), 1, CellValues(none, short, none, short),
     ...            np.empty((4, 6), np.int64), taken)
     -1
     >>> taken.action.tolist(), taken.running[0].tolist()[2:]  # the older event fills the second cell
@@ -60,7 +60,7 @@ def _is_unset(words: Ints, at: int, begin: int, end: int) -> bool:
 
 
 @kernel
-def _compare_part(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
+def _compare_part_order(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
     """Compare the event in row 2 of scratch with a part of the orders in row ``at``; TAKE if the part is unset."""
     begin = part * wide
     if _is_unset(scratch, at, begin, begin + wide):
@@ -70,7 +70,7 @@ def _compare_part(scratch: Ints, at: int, part: int, wide: int, base: int, tie: 
             return TAKE if scratch[2, w] > scratch[at, begin + w] else OLDER
     for w in range(wide):
         scratch[3, w] = scratch[at, begin + w]
-    return _against(scratch, 2, scratch, 3, 0, base, wide, tie)
+    return _compare_orders(scratch, 2, scratch, 3, 0, base, wide, tie)
 
 
 @kernel
@@ -81,7 +81,7 @@ def _set_part_order(scratch: Ints, part: int, wide: int) -> None:
 
 
 @kernel
-def _greater(values: Values, cell: int, row: int, current: int, key: int) -> bool:
+def _is_greater_value(values: CellValues, cell: int, row: int, current: int, key: int) -> bool:
     """Whether the event's value is greater than that of the cell: set by row ``current``, held (-1), or none (-2)."""
     if values.there[cell, row] == 0:
         return False
@@ -93,7 +93,7 @@ def _greater(values: Values, cell: int, row: int, current: int, key: int) -> boo
 
 
 @kernel
-def _earlier(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
+def _compare_earliest(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
     """As `compared`, where the least order wins: TAKE for an event before the part's, OLDER for one after it."""
     begin = part * wide
     if _is_unset(scratch, at, begin, begin + wide):
@@ -111,7 +111,7 @@ def _earlier(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) 
 
 
 @kernel
-def _fill(
+def _apply_to_cells(
     deletes: bool,
     row: int,
     place: int,
@@ -121,7 +121,7 @@ def _fill(
     tie: int,
     known: bool,
     wide: int,
-    values: Values,
+    values: CellValues,
     setter: Ints,
     key: int,
     scratch: Ints,
@@ -138,16 +138,16 @@ def _fill(
             continue
         part, kind, cell = 2 + c, kinds[c], TAKE
         if kind == EARLIEST:
-            cell = _earlier(scratch, 0, part, wide, base, tie)
+            cell = _compare_earliest(scratch, 0, part, wide, base, tie)
         elif kind == LATEST or deletes:
-            cell = _compare_part(scratch, 0, part, wide, base, tie)
+            cell = _compare_part_order(scratch, 0, part, wide, base, tie)
         refused = refused or cell == REFUSED
         if (
             tie == GREATEST
             and kind != EVERY
             and cell == TAKE
-            and _same_base(scratch, part, wide, base, True)
-            and (deletes or not _greater(values, c, row, setter[c], key))
+            and _is_base_tie(scratch, part, wide, base, True)
+            and (deletes or not _is_greater_value(values, c, row, setter[c], key))
         ):
             cell = TIED
         if cell == TAKE:
@@ -160,16 +160,16 @@ def _fill(
             setter[c] = -2 if deletes else row
         elif cell == OLDER and not deletes:
             if kind == EARLIEST:
-                before = known and _earlier(scratch, 1, part, wide, base, tie) == OLDER
+                before = known and _compare_earliest(scratch, 1, part, wide, base, tie) == OLDER
             else:
-                before = known and _compare_part(scratch, 1, part, wide, base, tie) == OLDER
+                before = known and _compare_part_order(scratch, 1, part, wide, base, tie) == OLDER
             passed = passed or not before
         lost = lost or cell == TIED
     return filled, passed, lost, refused
 
 
 @kernel
-def _begin(scratch: Ints, prior: Ints, key: int, known: bool, alive: bool, words: int) -> None:
+def _load_key_orders(scratch: Ints, prior: Ints, key: int, known: bool, alive: bool, words: int) -> None:
     """Copy a key's orders to row 0 of scratch, and mark its cells in row 1: -1 if the row lives, else -2."""
     for w in range(words):
         scratch[0, w] = prior[key, w] if known else UNSET
@@ -178,24 +178,24 @@ def _begin(scratch: Ints, prior: Ints, key: int, known: bool, alive: bool, words
 
 
 @kernel
-def _copy(scratch: Ints, target: Ints, at: int, words: int) -> None:
+def _copy_orders(scratch: Ints, target: Ints, at: int, words: int) -> None:
     """Row 0 of scratch into a row of another."""
     for w in range(words):
         target[at, w] = scratch[0, w]
 
 
 @kernel
-def _to_row(scratch: Ints, deletes: bool, alive: bool, wide: int, base: int, tie: int) -> int:
+def _compare_row_order(scratch: Ints, deletes: bool, alive: bool, wide: int, base: int, tie: int) -> int:
     """Compare the event with the order of the live row: a delete loses a tie under GREATEST."""
-    code = _compare_part(scratch, 0, 0, wide, base, tie) if alive else TAKE
-    if code == TAKE and deletes and tie == GREATEST and _same_base(scratch, 0, wide, base, alive):
+    code = _compare_part_order(scratch, 0, 0, wide, base, tie) if alive else TAKE
+    if code == TAKE and deletes and tie == GREATEST and _is_base_tie(scratch, 0, wide, base, alive):
         return TIED
     return code
 
 
 @kernel
 def walk_cells(
-    steps: Walked,
+    steps: EventsByKey,
     order: Ints2d,
     gone: Flags,
     status: Flags,
@@ -203,11 +203,11 @@ def walk_cells(
     gives: Flags2d,
     kinds: Ints,
     fields: Ints2d,
-    rule: Rule,
+    rule: WalkRules,
     base: int,
-    values: Values,
+    values: CellValues,
     scratch: Ints2d,
-    out: Taken,
+    out: WalkOutcome,
 ) -> int:
     """Walk all keys.
 
@@ -226,24 +226,24 @@ def walk_cells(
     action[:] = SKIP
     for key in range(keys.size - 1):
         known, alive = not over and status[key] != NONE, not over and status[key] == ROW
-        _begin(scratch, prior, key, known, alive, words)
+        _load_key_orders(scratch, prior, key, known, alive, words)
         for key_time in range(keys[key], keys[key + 1]):
             known, lived, best = known or key_time > keys[key], alive, -1
-            _copy(scratch, scratch, 1, words)
+            _copy_orders(scratch, scratch, 1, words)
             for place in range(key_times[key_time], key_times[key_time + 1]):
                 row = permutation[place]
                 deletes = gone[row] != 0
-                _inherit(order, row, fields, scratch, 0 if inherits and alive else -1, scratch, 2)
-                code = _compare_part(scratch, 0, 1, wide, base, tie)
+                _inherit_order(order, row, fields, scratch, 0 if inherits and alive else -1, scratch, 2)
+                code = _compare_part_order(scratch, 0, 1, wide, base, tie)
                 if code == REFUSED:
                     return int(row)
-                late = code == OLDER and not (known and _compare_part(scratch, 1, 1, wide, base, tie) == OLDER)
+                late = code == OLDER and not (known and _compare_part_order(scratch, 1, 1, wide, base, tie) == OLDER)
                 tied, acted = code == TIED, False
                 if code == TAKE:
-                    to_row = _to_row(scratch, deletes, alive, wide, base, tie)
+                    to_row = _compare_row_order(scratch, deletes, alive, wide, base, tie)
                     if to_row == REFUSED:
                         return int(row)
-                    was = known and lived and _compare_part(scratch, 1, 0, wide, base, tie) == OLDER
+                    was = known and lived and _compare_part_order(scratch, 1, 0, wide, base, tie) == OLDER
                     if deletes:
                         _set_part_order(scratch, 1, wide)
                         acted, action[0, place] = True, TAKE
@@ -252,7 +252,7 @@ def walk_cells(
                     elif to_row == TAKE:
                         _set_part_order(scratch, 0, wide)
                         alive, acted, action[0, place] = True, True, TAKE
-                    filled, passed, lost, refused = _fill(
+                    filled, passed, lost, refused = _apply_to_cells(
                         deletes, row, place, gives, kinds, base, tie, known, wide, values, setter, key, scratch, action
                     )
                     if refused:
@@ -261,13 +261,13 @@ def walk_cells(
                     late = passed or (to_row == OLDER and not was)
                 why[row] = SUPERSEDED if acted or late else TIE_LOST if tied else STALE
                 best = row if acted else best
-            _copy(scratch, running, key_time, words)
+            _copy_orders(scratch, running, key_time, words)
             live[key_time], last[key_time] = np.uint8(alive), best
     return -1
 
 
 @kernel
-def _same_base(scratch: Ints, part: int, wide: int, base: int, there: bool) -> bool:
+def _is_base_tie(scratch: Ints, part: int, wide: int, base: int, there: bool) -> bool:
     """Whether the event in row 2 ties with a part of the running orders that was set."""
     begin = part * wide
     if not there or _is_unset(scratch, 0, begin, begin + wide):
@@ -286,8 +286,15 @@ def _write_part_order(running: Ints, key_time: int, part: int, wide: int, word: 
 
 
 @kernel
-def walk_cells_plain(
-    steps: Walked, order: Ints2d, gone: Flags, status: Flags, prior: Ints2d, gives: Flags2d, over: bool, out: Taken
+def walk_latest_cells(
+    steps: EventsByKey,
+    order: Ints2d,
+    gone: Flags,
+    status: Flags,
+    prior: Ints2d,
+    gives: Flags2d,
+    over: bool,
+    out: WalkOutcome,
 ) -> None:
     """Walk all keys under versions of cells, where the latest event gives each cell its value.
 
@@ -295,11 +302,10 @@ def walk_cells_plain(
     (2 + cells) * v], of which the last word of each order decides.  O(n * cells), some 10 ns an event and cell.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
-    >>> taken = Taken(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64),
-    ...               np.empty(1, np.uint8), ints(0))
-    >>> walk_cells_plain(Walked(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
-    ...                  np.zeros(1, np.uint8), np.empty((1, 4), np.int64), np.array([[1, 1], [0, 1]], np.uint8), False,
-    ...                  taken)
+    >>> byte, wide = lambda *shape: np.zeros(shape, np.uint8), np.empty((1, 4), np.int64)
+    >>> taken, gives = WalkOutcome(byte(3, 2), byte(2), wide, byte(1), ints(0)), np.array([[1, 1], [0, 1]], np.uint8)
+    >>> steps = EventsByKey(few(0, 1), few(0, 2), few(0, 1))
+    >>> walk_latest_cells(steps, np.array([[5], [3]]), byte(2), byte(1), wide, gives, False, taken)
     >>> taken.action.tolist(), taken.running[0].tolist()[2:]  # the older event fills the second cell
     ([[1, 0], [1, 0], [0, 1]], [5, 3])
     """
@@ -308,8 +314,7 @@ def walk_cells_plain(
     cells, wide = gives.shape[0], order.shape[1]
     at, began = wide - 1, np.empty((2 + cells) * wide, np.int64)
     for key in range(keys.size - 1):
-        known = not over and status[key] != NONE
-        alive = not over and status[key] == ROW
+        known, alive = not over and status[key] != NONE, not over and status[key] == ROW
         first = keys[key]
         for w in range((2 + cells) * wide):
             running[first, w] = prior[key, w] if known else np.int64(UNSET)

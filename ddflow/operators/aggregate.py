@@ -7,13 +7,14 @@ rows but a state, after rows left that had not come, is held and not shown. An a
 `Count`.
 
 >>> import pyarrow as pa
->>> from ddflow.operators.updates import few, ints
+>>> from ddflow.operators.updates import narrow_ints, ints
 >>> rows = pa.table({"v": ["a", "a", "b"], "n": [1, 2, 3]})
->>> aggregates = [aggregate_of("total", "sum(n)", rows.schema), aggregate_of("rows", "count(*)", rows.schema)]
+>>> aggregates = [bind_sql_aggregate("total", "sum(n)", rows.schema), bind_sql_aggregate("rows", "count(*)",
+...     rows.schema)]
 >>> running = RunningAggregate(pa.schema({"v": pa.string()}), aggregates, Secret(1, 2))
->>> out, change = running.compute([Updates(rows, few(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
+>>> out, change = running.compute([Updates(rows, narrow_ints(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
 >>> running.apply([change], upper=6, since=5)
->>> out, _ = running.compute([Updates(rows.slice(0, 1), few(0), ints(-1), ints(6))], 6)
+>>> out, _ = running.compute([Updates(rows.slice(0, 1), narrow_ints(0), ints(-1), ints(6))], 6)
 >>> out.to_table(running.shown, pa.int64()).to_pylist()
 [{'v': 'a', 'total': 3, 'rows': 2, '_time': 6, '_diff': -1}, {'v': 'a', 'total': 2, 'rows': 1, '_time': 6, '_diff': 1}]
 """
@@ -25,9 +26,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words, has_wide_identities
+from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, Words, has_wide_identities
 from ddflow.columns.layout import Arena, Column, to_arrays
-from ddflow.columns.rows import RowPool, Rows, gather, gather_buffers, row_values
+from ddflow.columns.rows import RowPool, Rows, gather_buffers, gather_table, row_values
 from ddflow.columns.schema import column_arrays
 from ddflow.columns.sorting import SortedRows, sort_by_identity
 from ddflow.columns.widening import fill_columns
@@ -36,8 +37,8 @@ from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.aggregates.parts import BYTES, CountPart, StatePart, UpdatesByGroup, ValueOverflow
-from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, UserAggregate, aggregate_of
-from ddflow.operators.base import Context, GroupOperator, Hashes, Running, as_updates, register_operator
+from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, UserAggregate, bind_sql_aggregate
+from ddflow.operators.base import GroupOperator, Hashes, OperatorContext, RunningOperator, as_updates, register_operator
 from ddflow.operators.ordered_rows import number_identities
 from ddflow.operators.updates import Updates
 from ddflow.plan.aggregates import AppliedAggregate
@@ -61,7 +62,7 @@ class Agg(GroupOperator):
         self.by = check_groups(of, by, texts)
         self.aggregates = [_bind_aggregate(name, given, of.schema) for name, given in texts.items()]
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
-        super().__init__(of.flow, result_schema(self.groups, self.aggregates), [of], True)
+        super().__init__(of.flow, build_result_schema(self.groups, self.aggregates), [of], True)
         self.grows = False
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
@@ -82,7 +83,7 @@ class Agg(GroupOperator):
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: what is added up must say the same, and results be those of before."""
         for mine, its in zip(self.aggregates, narrow.aggregates, strict=True):
-            yield from mine.unlike(its)
+            yield from mine.list_incompatibilities(its)
             for expression in mine.arguments.values():
                 schemas = narrow.inputs[0].schema, self.inputs[0].schema
                 kind = its.arguments[expression.text or ""].type
@@ -102,7 +103,7 @@ class Agg(GroupOperator):
                 read |= set(self.inputs[0].schema.names if each.columns is None else each.columns)
         return [read]
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningAggregate(self.groups, self.aggregates, context.secret)
 
@@ -110,7 +111,7 @@ class Agg(GroupOperator):
 def _bind_aggregate(name: str, given: Any, schema: pa.Schema) -> FoldedAggregate:
     """Bind an aggregate of a plan, written as text or defined by the user."""
     own = isinstance(given, AppliedAggregate)
-    return UserAggregate(name, given, schema) if own else aggregate_of(name, given, schema)
+    return UserAggregate(name, given, schema) if own else bind_sql_aggregate(name, given, schema)
 
 
 def _render_aggregate(record: JsonRecord) -> str:
@@ -118,12 +119,12 @@ def _render_aggregate(record: JsonRecord) -> str:
     return f"{record.text('python')}({sql})" if "python" in record else sql
 
 
-def result_schema(groups: pa.Schema, aggregates: Sequence[FoldedAggregate]) -> pa.Schema:
+def build_result_schema(groups: pa.Schema, aggregates: Sequence[FoldedAggregate]) -> pa.Schema:
     """Return the columns of groups and results."""
     return pa.schema([*groups, *(pa.field(e.call.name, e.type, nullable=e.nullable) for e in aggregates)])
 
 
-class GroupedStep(NamedTuple):
+class GroupedUpdates(NamedTuple):
     """The groups of a step, and its cells."""
 
     updates: Updates
@@ -136,7 +137,7 @@ class GroupedStep(NamedTuple):
     """int64[c]: where the state before each cell stands among those that groups had, then those after cells; or -1."""
 
 
-class RunningAggregate(Running):
+class RunningAggregate(RunningOperator):
     """``groups``: the group columns, possibly none.  State: one row a group."""
 
     def __init__(self, groups: pa.Schema, aggregates: Sequence[FoldedAggregate], secret: Secret) -> None:
@@ -149,52 +150,52 @@ class RunningAggregate(Running):
         names = [TALLY, *(f"_{i}" for i in range(1, len(self.parts)))]
         kinds = [part.kind for part in self.parts.values()]
         self.state = pa.schema([pa.field(n, kind, nullable=False) for n, kind in zip(names, kinds, strict=True)])
-        self.schema, self.shown = pa.schema([*groups, *self.state]), result_schema(groups, aggregates)
+        self.schema, self.shown = pa.schema([*groups, *self.state]), build_result_schema(groups, aggregates)
         self.arrangements = (Arrangement(self.schema, has_wide_identities(groups), 0),)
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
-        self.arena, self.keys, self.values = Arena(), RowHashes(groups, secret), RowHashes(self.state, secret)
-        self.results = RowHashes(pa.schema([*self.shown][len(groups) :]), secret)
+        self.arena, self.keys, self.values = Arena(), RowHasher(groups, secret), RowHasher(self.state, secret)
+        self.results = RowHasher(pa.schema([*self.shown][len(groups) :]), secret)
         self.identified = groups
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
-        """See `Running.compute`.  O(updates), and for each group and time what its states take.
+        """See `RunningOperator.compute`.  O(updates), and for each group and time what its states take.
 
         Raises `AggregateOverflow`, and what arguments raise.
         """
         step = self._group_updates(inputs[0])
-        held = gather(self.arranged.pool(), step.prior.reference[step.folding.lived], self.state)
+        held = gather_table(self.output_arrangement.pool(), step.prior.reference[step.folding.lived], self.state)
         states = self._fold_parts(step, column_arrays(held))
         out = self._build_updates(step, states)
         return out, self._build_change(step, states, since)
 
-    def _group_updates(self, updates: Updates) -> GroupedStep:
+    def _group_updates(self, updates: Updates) -> GroupedUpdates:
         """Group the updates of a step by identity, and cut each group into cells."""
         n, arena = updates.diffs.size, self.arena
         columns = column_arrays(updates.rows, self.groups.names)
         self.given.set_batch(0, Rows.from_columns(columns, self.given.shape, n))
         arena.reset()
         empty = arena.choose_allocator(n)
-        high, low = self.keys.identities(columns, n)
+        high, low = self.keys.compute_identities(columns, n)
         number, first = number_identities(high, low, arena)
         by = sort_by_identity(high.take(first), low.take(first) if low.size else low, arena)
-        prior, m = self.arranged.seek(by.high, by.low, by.starts[:-1], arena), first.size
+        prior, m = self.output_arrangement.seek(by.high, by.low, by.starts[:-1], arena), first.size
         place = empty(m, np.int32)
         place[by.permutation] = np.arange(m, dtype=np.int32)
         groups, rows = place.take(number), empty(n, np.int64)
         order_by_rank(groups, np.empty(0, np.int64), np.int64(m), rows)
         starts, ranks, firsts = empty(n + 1, np.int64), empty(n, np.int32), np.zeros(m + 1, np.int64)
-        c = kernels.find_cells(rows, groups, updates.ranks, starts, ranks, firsts) if n else 0
+        c = kernels.find_group_times(rows, groups, updates.ranks, starts, ranks, firsts) if n else 0
         lived = np.flatnonzero(prior.reference & LIVE)
         cells = kernels.GroupTimes(rows, starts[: c + 1], firsts)
         before = np.arange(lived.size - 1, lived.size + c - 1)
         before[firsts[:-1]] = -1
         before[firsts[lived]] = np.arange(lived.size)
         of = np.repeat(np.arange(m), np.diff(firsts))
-        return GroupedStep(
+        return GroupedUpdates(
             updates, by, prior, UpdatesByGroup(cells, updates.diffs, lived, m, of, None), ranks[:c], before
         )
 
-    def _fold_parts(self, step: GroupedStep, held: Sequence[pa.Array]) -> list[pa.Array]:
+    def _fold_parts(self, step: GroupedUpdates, held: Sequence[pa.Array]) -> list[pa.Array]:
         """Fold each part, and return its states as a column: the prior ones of groups, then one after each cell."""
         rows = step.updates.rows
         read = set[str]().union(*(each.columns or () for each in self.arguments.values()))
@@ -218,18 +219,18 @@ class RunningAggregate(Running):
         there, out = kept[ROWS].to_numpy() != 0, []
         for each in self.aggregates:
             try:
-                out.append(each.results([kept[key] for key in each.parts], there))
+                out.append(each.compute_results([kept[key] for key in each.parts], there))
             except ValueOverflow as beyond:
                 return there, [], (beyond.place, f"{each.call.name} = {each.call.text}")
         return there, out, None
 
-    def _build_updates(self, step: GroupedStep, states: Sequence[pa.Array]) -> Updates:
+    def _build_updates(self, step: GroupedUpdates, states: Sequence[pa.Array]) -> Updates:
         """Compute the updates of the output, in the order of times."""
         there, results, refused = self._compute_results(states)
         lived, c = step.folding.lived.size, step.folding.of.size
         if refused is not None:
             raise self._overflow_error(step, refused[0] - lived, refused[1])
-        hashes, empty = self.results.values(results, there.size), self.arena.choose_allocator(2 * c)
+        hashes, empty = self.results.compute_value_hashes(results, there.size), self.arena.choose_allocator(2 * c)
         at, places, ranks, diffs = (empty(2 * c, kind) for kind in (np.int64, np.int64, np.int32, np.int64))
         ends = np.empty(step.updates.times.size + 1, np.int64)
         given = step.before, there.view(np.uint8), hashes, step.ranks, ends
@@ -246,7 +247,7 @@ class RunningAggregate(Running):
         """Gather the group columns of some updates."""
         return gather_buffers(self.given, rows, self.fields)
 
-    def _build_change(self, step: GroupedStep, states: Sequence[pa.Array], since: int) -> Change:
+    def _build_change(self, step: GroupedUpdates, states: Sequence[pa.Array], since: int) -> Change:
         """Build the versions to store, in the order of identities and times.
 
         A cell makes a version if its state differs from the one before.
@@ -280,20 +281,22 @@ class RunningAggregate(Running):
             live.astype(np.uint8),
             NONE,
             np.empty((at.size, 0), np.int64),
-            Rows.from_columns(payload, self.arranged.slots.pool.shape, at.size),
+            Rows.from_columns(payload, self.output_arrangement.slots.pool.shape, at.size),
         )
         self.given.set_batch(0, None)
-        return Change(batch, hashes, last, prior.place, self.arranged.index.built, added, 0)
+        return Change(batch, hashes, last, prior.place, self.output_arrangement.index.built, added, 0)
 
     def _hash_states(self, states: Sequence[pa.Array]) -> Words:
-        return self.values.values(states, len(states[0]))
+        return self.values.compute_value_hashes(states, len(states[0]))
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `Running.hash_rows`.  The hash is that of the states."""
+        """See `RunningOperator.hash_rows`.  The hash is that of the states."""
         return *self.keys.identify_rows(rows), self._hash_states(column_arrays(rows, self.state.names))
 
-    def recast(self, narrow: Self, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any) -> pa.RecordBatch:
-        """See `Running.recast`: sums are those of before, in other units, and results those of before, cast."""
+    def cast_state_rows(
+        self, narrow: Self, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any
+    ) -> pa.RecordBatch:
+        """See `RunningOperator.cast_state_rows`: sums keep their values in other units, results are cast."""
         # What a deletion has is nobody's.
         none = {pa.int64(): pa.scalar(0), BYTES: pa.scalar(b"", BYTES)}
         states = [
@@ -309,13 +312,13 @@ class RunningAggregate(Running):
         groups = column_arrays(rows, self.groups.names)
         return fill_columns(pa.Table.from_arrays([*groups, *states], names=self.schema.names), schema)
 
-    def output_rows(self, arranged: pa.Table) -> Updates:
-        """See `Readable.output_rows`: the results of groups that have rows."""
+    def to_output_rows(self, arranged: pa.Table) -> Updates:
+        """See `ReadableNode.to_output_rows`: the results of groups that have rows."""
         there, results, _ = self._compute_results(column_arrays(arranged, self.state.names))
         columns = [*column_arrays(arranged, self.groups.names), *results]
-        return as_updates(pa.Table.from_arrays(columns, schema=self.shown)).pick(np.flatnonzero(there))
+        return as_updates(pa.Table.from_arrays(columns, schema=self.shown)).take(np.flatnonzero(there))
 
-    def _overflow_error(self, step: GroupedStep, cell: int, what: str) -> AggregateOverflow:
+    def _overflow_error(self, step: GroupedUpdates, cell: int, what: str) -> AggregateOverflow:
         """Build the error for a group's value that leaves its type after a cell."""
         row = int(step.folding.cells.rows[step.folding.cells.starts[cell]])
         table = pa.Table.from_arrays(column_arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.fields))

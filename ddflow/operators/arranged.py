@@ -14,29 +14,29 @@ from typing import Any
 
 import numpy as np
 
-from ddflow.columns.names import TIMES, check_known, check_names, column_names
+from ddflow.columns.names import TIMES, check_column_names, check_columns_exist, parse_column_names
 from ddflow.columns.rows import row_values
 from ddflow.errors import NegativeMultiplicity
-from ddflow.operators.base import Context, Running, SameRows, register_operator
+from ddflow.operators.base import OperatorContext, RowPreservingOperator, RunningOperator, register_operator
 from ddflow.operators.ordered_rows import OrderedRows, RowChanges
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, Columns, refuse_forgetting
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.batch import Change
 
 
 @register_operator
-class Arrange(SameRows):
+class Arrange(RowPreservingOperator):
     """See `Collection.arrange`.  ``by``: the columns.  ``refuses``: what cannot do with less than zero, "" for none."""
 
     verb, keeps = "arrange", True
 
     def __init__(self, of: Collection, by: str | Sequence[str], refuses: str = "") -> None:
-        self.by, self.refuses = column_names(by, self.verb, "by"), refuses
-        check_known(self.by, of.schema.names, f"arrange({list(self.by)})")
-        check_names(self.by, self.verb)
-        check_names([*of.schema.names, TIMES], self.verb)
-        refuse_forgetting(f"arrange({list(self.by)})", "they would stay for ever", of)
+        self.by, self.refuses = parse_column_names(by, self.verb, "by"), refuses
+        check_columns_exist(self.by, of.schema.names, f"arrange({list(self.by)})")
+        check_column_names(self.by, self.verb)
+        check_column_names([*of.schema.names, TIMES], self.verb)
+        refuse_forgetting_inputs(f"arrange({list(self.by)})", "they would stay for ever", of)
         super().__init__(of.flow, of.schema, [of], of.consolidated)
         self.unique, self.positive = of.unique, of.positive or bool(refuses)
 
@@ -47,7 +47,7 @@ class Arrange(SameRows):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        return inputs[0]._then(cls.verb, record.texts("by"), record.text("refuses"))
+        return inputs[0]._apply_verb(cls.verb, record.texts("by"), record.text("refuses"))
 
     @classmethod
     def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
@@ -70,7 +70,7 @@ class Arrange(SameRows):
         """See `Collection.unique_by`: those of its input."""
         return self.inputs[0].unique_by()
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningArrange(self, context)
 
@@ -78,19 +78,19 @@ class Arrange(SameRows):
 class RunningArrange(OrderedRows):
     """State: each row, beside how often it is there."""
 
-    def __init__(self, node: Arrange, context: Context) -> None:
+    def __init__(self, node: Arrange, context: OperatorContext) -> None:
         super().__init__(node.schema, node.by, [], context.secret)
         self.refuses = "" if node.inputs[0].positive else node.refuses
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
-        """See `Running.compute`.  O(n log n).  Raises `CountOverflow`, `NegativeMultiplicity`."""
+        """See `RunningOperator.compute`.  O(n log n).  Raises `CountOverflow`, `NegativeMultiplicity`."""
         folded = self.fold(inputs[0], since)
         if self.refuses:
-            refuse_negative(folded, inputs[0], self.refuses)
+            refuse_negative_counts(folded, inputs[0], self.refuses)
         return inputs[0], folded.change
 
 
-def refuse_negative(folded: RowChanges, updates: Updates, asked: str) -> None:
+def refuse_negative_counts(folded: RowChanges, updates: Updates, asked: str) -> None:
     """Raise `NegativeMultiplicity`, naming the row, where one is there less than zero times after some time."""
     below = np.flatnonzero(folded.counts < 0)
     if below.size:

@@ -1,14 +1,14 @@
 """The operator protocol: what a plan holds of an operator, and what an opened plan holds of it.
 
-Invariant: an `Operator` is immutable and knows no rows. A `Running` changes in `Running.apply` alone, so a
-refused step leaves everything as it was. Nothing outside this room asks which operator it has: graph, step, codec,
+Invariant: an `Operator` is immutable and knows no rows. A `RunningOperator` changes in `RunningOperator.apply` alone,
+so a refused step leaves everything as it was. Nothing outside this room asks which operator it has: graph, step, codec,
 checkpoint, stages and tools go by these methods.
 
-An operator is a file: a subclass of `Operator` with a ``verb``, marked `register_operator`, and the `Running` that its
-``open`` gives. An operator without state gives a `Linear`.
+An operator is a file: a subclass of `Operator` with a ``verb``, marked `register_operator`, and the `RunningOperator`
+that its ``open`` gives. An operator without state gives a `StatelessRunningOperator`.
 
->>> doubled = Linear(lambda given: given._replace(diffs=2 * given.diffs))
->>> updates = Updates(pa.table({"v": ["oz"]}), few(0), ints(1), ints(3))
+>>> doubled = StatelessRunningOperator(lambda given: given._replace(diffs=2 * given.diffs))
+>>> updates = Updates(pa.table({"v": ["oz"]}), narrow_ints(0), ints(1), ints(3))
 >>> doubled.compute([updates], since=3)[0].diffs.tolist()
 [2]
 """
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words
+from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, Words
 from ddflow.columns.layout import Column, ColumnBuffers
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.rows import RowPool, Rows, gather_buffers
@@ -30,21 +30,29 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.columns.widening import fill_columns
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.updates import Updates, consolidate, few, ints
+from ddflow.operators.updates import Updates, consolidate, ints, narrow_ints
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.verbs.family import register_operator
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Change
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
-__all__ = ["Context", "Linear", "Operator", "Running", "few", "ints", "register_operator"]
+__all__ = [
+    "Operator",
+    "OperatorContext",
+    "RunningOperator",
+    "StatelessRunningOperator",
+    "ints",
+    "narrow_ints",
+    "register_operator",
+]
 
 Hashes = tuple[Words, Words, Words] | tuple[Words, Words, Words, Ints]
 """Of rows: their identities, high and low words, and a hash of what counts in "did it change"; of rows of ordered
 arrangements the words beyond two, where all columns are there."""
 
 
-class Context(NamedTuple):
+class OperatorContext(NamedTuple):
     """What an operator is opened in."""
 
     secret: Secret
@@ -56,10 +64,10 @@ class Context(NamedTuple):
     threads: Threads = ALONE
     """The threads that share the work."""
     inputs: tuple[Any, ...] = ()
-    """What is opened of its inputs, each a `Readable`."""
+    """What is opened of its inputs, each a `ReadableNode`."""
 
 
-class Readable:
+class ReadableNode:
     """What can be asked of an input or an operator of an opened plan."""
 
     tracked: Sequence[str] | None = None
@@ -69,14 +77,14 @@ class Readable:
     """The state that lasts; the first is that of its own output, where it is arranged."""
 
     @property
-    def arranged(self) -> Arrangement:
+    def output_arrangement(self) -> Arrangement:
         """The arrangement of its own output."""
         return self.arrangements[0]
 
     identified: pa.Schema = pa.schema([])
     """The columns that versions of its arrangements are identified by."""
 
-    keys: RowHashes
+    keys: RowHasher
     """The columns that rows of its own output are found by, where it is arranged, and how they are hashed."""
 
     @property
@@ -84,20 +92,20 @@ class Readable:
         """Bytes in memory of all its state."""
         return sum(each.nbytes for each in self.arrangements)
 
-    def pieces(self, as_of: int | None) -> Iterable[Updates]:
+    def iterate_rows(self, as_of: int | None) -> Iterable[Updates]:
         """Yield the rows of its output as of a time, by default now, piece by piece.  O(rows)."""
-        return (self.output_rows(table) for table in self.arranged.pieces(as_of))
+        return (self.to_output_rows(table) for table in self.output_arrangement.iterate_rows(as_of))
 
-    def output_rows(self, arranged: pa.Table) -> Updates:
+    def to_output_rows(self, arranged: pa.Table) -> Updates:
         """Convert rows of its arrangement to rows of its output; more columns may come along.  O(rows)."""
         return as_updates(arranged)
 
-    def look(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
+    def look_up_groups(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
         """Look up the rows of groups by the words of their identities, ascending.
 
         References point into the arrangement.  ``most``: of each group, at most.  O(groups) expected.
         """
-        arranged = self.arranged
+        arranged = self.output_arrangement
         prior = arranged.seek(high, low if arranged.index.wide else NONE, np.arange(high.size, dtype=np.int32))
         live = prior.reference & LIVE != 0
         if not arranged.index.wide:
@@ -111,15 +119,15 @@ class Readable:
 
         ``columns``: one value each, those of `keys`.  O(rows of the group) now; O(runs log rows) at an older time.
         """
-        arranged, (high, low) = self.arranged, self.keys.identities(columns, 1)
+        arranged, (high, low) = self.output_arrangement, self.keys.compute_identities(columns, 1)
         found = None
         if arranged.is_searched and (as_of is None or as_of >= max(arranged.latest, arranged.since)):
-            found, as_of = self.look(high, low if low.size else np.zeros(1, np.uint64)).references, None
+            found, as_of = self.look_up_groups(high, low if low.size else np.zeros(1, np.uint64)).references, None
         one = copy(self)
-        one.arrangements = (arranged.narrow(high, low, found, as_of), *self.arrangements[1:])
-        return one.pieces(as_of)
+        one.arrangements = (arranged.narrow_to_group(high, low, found, as_of), *self.arrangements[1:])
+        return one.iterate_rows(as_of)
 
-    def reset(self) -> None:
+    def clear_state(self) -> None:
         """Hold nothing any more: as it was opened."""
         fresh = [each.make_empty() for each in self.arrangements]
         for each, old in zip(fresh, self.arrangements, strict=True):
@@ -134,12 +142,12 @@ class Readable:
         """
         raise NotImplementedError
 
-    def output(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
+    def to_output_table(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
         """Convert the result of `read` to the table of an output.  O(rows)."""
         return consolidate(made, secret).to_table(schema, time_type)
 
 
-class Running(Readable):
+class RunningOperator(ReadableNode):
     """What an opened plan holds of one operator."""
 
     @abstractmethod
@@ -155,26 +163,28 @@ class Running(Readable):
         for each in self.arrangements:
             each.apply(changes, upper, since)
 
-    def keep_change(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
+    def store_change(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
         """Return a change that outlives its piece of a step.  ``keep``: moves an arrangement's change to files."""
         return keep(self.arrangements[0], change)
 
-    def recast(self, narrow: Any, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any) -> pa.RecordBatch:
+    def cast_state_rows(
+        self, narrow: Any, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any
+    ) -> pa.RecordBatch:
         """Rows of an arrangement of ``narrow``, the same operator on narrower columns, in the columns of its own.
 
         ``live``: bool[n]; the row of a deletion may be any.  O(bytes).  Raises `InexactValue`.
         """
         return fill_columns(rows, schema)
 
-    def compute_filling(self, inputs: Sequence[Updates], since: int) -> Any:
+    def compute_initial_change(self, inputs: Sequence[Updates], since: int) -> Any:
         """Compute the change that fills state without files from the ``inputs`` at the last time.  O(rows)."""
         return self.compute(inputs, since)[1]
 
-    def from_nothing(self, inputs: Sequence[Updates]) -> Updates:
+    def compute_initial_updates(self, inputs: Sequence[Updates]) -> Updates:
         """Of an operator that keeps nothing: the updates of its output where its inputs came to hold this.  O(rows)."""
         return self.compute(inputs, 0)[0]
 
-    def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
+    def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """Its output where its inputs hold this.  O(rows)."""
         return self.compute(inputs, 0)[0]
 
@@ -183,11 +193,11 @@ class Operator(Collection):
     """A collection that is computed from others."""
 
     @abstractmethod
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """Its state, new, and its step."""
 
 
-class SameRows(Operator):
+class RowPreservingOperator(Operator):
     """An operator whose rows are rows of its inputs, with the same values in the columns that it has."""
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
@@ -213,7 +223,7 @@ class GroupOperator(Operator):
         return [alike.select_matches(given[0], wanted, self.by)]
 
 
-class SteppedRows(Running):
+class CountedRows(RunningOperator):
     """What keeps rows of a step with numbers, such as counts.  ``given``: holds the columns of the updates at hand, as
     number 0; ``fields``: their fields, in whose schema null may not be meant."""
 
@@ -243,11 +253,11 @@ class SteppedRows(Running):
             NONE,
             np.empty((at.size, 0), np.int64) if order is None else order.take(at, 0),
             Rows.from_columns(
-                self._lay_out_columns(rows.take(sorting), values), self.arranged.slots.pool.shape, at.size
+                self._lay_out_columns(rows.take(sorting), values), self.output_arrangement.slots.pool.shape, at.size
             ),
             ordered=order is not None,
         )
-        return Change(batch, values.view(np.uint64), last, prior.place, self.arranged.index.built, 0, 0)
+        return Change(batch, values.view(np.uint64), last, prior.place, self.output_arrangement.index.built, 0, 0)
 
     def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
         """Gather some rows of the step, and append their numbers."""
@@ -255,18 +265,18 @@ class SteppedRows(Running):
         return [*gather_buffers(self.given, rows, self.fields), column]
 
 
-class Linear(Running):
+class StatelessRunningOperator(RunningOperator):
     """An operator that keeps nothing: ``step`` makes its output's updates of its inputs', and rows of rows."""
 
     def __init__(self, step: Callable[..., Updates]) -> None:
         self.step = step
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
-        """See `Running.compute`.  op(a + b) = op(a) + op(b)."""
+        """See `RunningOperator.compute`.  op(a + b) = op(a) + op(b)."""
         return self.step(*inputs), None
 
-    def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
-        """See `Running.read`."""
+    def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
+        """See `RunningOperator.compute_output_rows`."""
         return self.step(*inputs)
 
 

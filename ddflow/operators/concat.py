@@ -2,27 +2,33 @@
 
 import pyarrow as pa
 
-from ddflow.operators.base import Context, Linear, Running, SameRows, register_operator
+from ddflow.operators.base import (
+    OperatorContext,
+    RowPreservingOperator,
+    RunningOperator,
+    StatelessRunningOperator,
+    register_operator,
+)
 from ddflow.operators.updates import Updates, concat
 from ddflow.plan.collection import Collection
-from ddflow.plan.verbs.rows import check_sides
+from ddflow.plan.verbs.rows import check_compatible_sides
 
 
 @register_operator
-class Concat(SameRows):
+class Concat(RowPreservingOperator):
     """See `Collection.concat`."""
 
     verb = "concat"
 
     def __init__(self, *parts: Collection) -> None:
         first = parts[0]
-        check_sides("concat", parts)
+        check_compatible_sides("concat", parts)
         fields = [f.with_nullable(any(p.schema.field(f.name).nullable for p in parts)) for f in first.schema]
         super().__init__(first.flow, pa.schema(fields), parts, False)
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
-        return Linear(self._concat_inputs)
+        return StatelessRunningOperator(self._concat_inputs)
 
     def _concat_inputs(self, *inputs: Updates) -> Updates:
         """All updates.  The inputs may differ in what may be null."""

@@ -2,13 +2,19 @@
 
 from functools import partial
 
-from ddflow.operators.base import Context, Linear, Running, SameRows, register_operator
+from ddflow.operators.base import (
+    OperatorContext,
+    RowPreservingOperator,
+    RunningOperator,
+    StatelessRunningOperator,
+    register_operator,
+)
 from ddflow.operators.updates import consolidate
 from ddflow.plan.collection import Collection, Columns
 
 
 @register_operator
-class Consolidate(SameRows):
+class Consolidate(RowPreservingOperator):
     """See `Collection.consolidate`."""
 
     verb, transparent = "consolidate", True
@@ -24,6 +30,6 @@ class Consolidate(SameRows):
         """See `Collection.unique_by`: those of its input."""
         return self.inputs[0].unique_by()
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
-        return Linear(partial(consolidate, secret=context.secret))
+        return StatelessRunningOperator(partial(consolidate, secret=context.secret))

@@ -7,16 +7,16 @@ an aggregate without groups, are collections like others: they change at a time.
 It is told of events, and not of rows: of partitions each tells at which times it has some, and one has the rows.
 
 >>> from ddflow.columns.hashing import Secret
->>> from ddflow.operators.updates import few, ints
+>>> from ddflow.operators.updates import narrow_ints, ints
 >>> constant = RunningConstant(pa.table({"n": [1, 2]}), Secret(1, 2))
->>> out, change = constant.compute([Updates(pa.table({}), few(), ints(), ints(4, 5))], 5)
+>>> out, change = constant.compute([Updates(pa.table({}), narrow_ints(), ints(), ints(4, 5))], 5)
 >>> out.diffs.size
 0
->>> out, change = constant.compute([Updates(pa.table({}), few(1), ints(1), ints(4, 5))], 5)
+>>> out, change = constant.compute([Updates(pa.table({}), narrow_ints(1), ints(1), ints(4, 5))], 5)
 >>> constant.apply([change], upper=6, since=5)
 >>> out.to_table(constant.groups, pa.int64()).to_pylist()
 [{'n': 1, '_time': 5, '_diff': 1}, {'n': 2, '_time': 5, '_diff': 1}]
->>> constant.compute([Updates(pa.table({}), few(0), ints(1), ints(6))], 6)[0].diffs.size
+>>> constant.compute([Updates(pa.table({}), narrow_ints(0), ints(1), ints(6))], 6)[0].diffs.size
 0
 """
 
@@ -30,7 +30,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import TIMES
 from ddflow.columns.row_match import RowMatcher
 from ddflow.expressions import compile as compile_expression
-from ddflow.operators.base import Context, Operator, Running, register_operator
+from ddflow.operators.base import Operator, OperatorContext, RunningOperator, register_operator
 from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
@@ -82,7 +82,7 @@ class Constant(Operator):
         """See `Collection.behind`: none, because they stand in the plan."""
         return [each.slice(0, 0) for each in given]
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningConstant(self.table, context.secret)
 
@@ -95,9 +95,9 @@ class RunningConstant(RunningCount):
         self.table, self.tracked = table, None
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
-        """See `Running.compute`.  ``inputs``: an update for each time of an event.  O(rows) once, then O(1)."""
+        """See `RunningOperator.compute`.  ``inputs``: an update for each time of an event.  O(rows) once, then O(1)."""
         ranks = [each.ranks.min() for each in inputs if each.ranks.size]
-        n = self.table.num_rows if ranks and not self.arranged.keys else 0
+        n = self.table.num_rows if ranks and not self.output_arrangement.keys else 0
         given = np.full(n, min(ranks, default=0), np.int32), np.ones(n, np.int64)
         counted, change = super().compute([Updates(self.table.slice(0, n), *given, inputs[0].times)], since)
         return counted._replace(rows=counted.rows.select(self.groups.names)), change

@@ -7,11 +7,12 @@ Sums are checked for overflow. The group columns of a retraction are taken from 
 the stored ones by canonical equality. (McSherry, "Upserts in differential dataflow", Counting.)
 
 >>> import pyarrow as pa
->>> from ddflow.operators.updates import few, ints
+>>> from ddflow.operators.updates import narrow_ints, ints
 >>> count = RunningCount(pa.schema({"v": pa.string()}), "count", Secret(1, 2))
->>> out, change = count.compute([Updates(pa.table({"v": ["a", "a", "b"]}), few(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
+>>> out, change = count.compute([Updates(pa.table({"v": ["a", "a", "b"]}), narrow_ints(0, 0, 0), ints(1, 1, 1),
+...     ints(5))], 5)
 >>> count.apply([change], upper=6, since=5)
->>> out, _ = count.compute([Updates(pa.table({"v": ["a"]}), few(0), ints(-1), ints(6))], 6)
+>>> out, _ = count.compute([Updates(pa.table({"v": ["a"]}), narrow_ints(0), ints(-1), ints(6))], 6)
 >>> out.to_table(count.schema, pa.int64()).to_pylist()
 [{'v': 'a', 'count': 2, '_time': 6, '_diff': -1}, {'v': 'a', 'count': 1, '_time': 6, '_diff': 1}]
 """
@@ -22,18 +23,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, RowHashes, Secret, has_wide_identities
+from ddflow.columns.hashing import Ints, RowHasher, Secret, has_wide_identities
 from ddflow.columns.layout import Arena, to_arrays
-from ddflow.columns.names import check_known, check_names, column_names
+from ddflow.columns.names import check_column_names, check_columns_exist, parse_column_names
 from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.schema import column_arrays
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE
-from ddflow.operators.base import Context, GroupOperator, Hashes, Running, SteppedRows, register_operator
+from ddflow.operators.base import (
+    CountedRows,
+    GroupOperator,
+    Hashes,
+    OperatorContext,
+    RunningOperator,
+    register_operator,
+)
 from ddflow.operators.ordered_rows import KINDS, number_identities
-from ddflow.operators.updates import Updates, overflow
+from ddflow.operators.updates import Updates, count_overflow_error
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
@@ -47,13 +55,13 @@ class Count(GroupOperator):
     verb, keeps = "count", True
 
     def __init__(self, of: Collection, by: str | Sequence[str] | None = None, name: str = "count") -> None:
-        self.by = list(of.schema.names if by is None else column_names(by, "count", "by"))
-        check_known(self.by, of.schema.names, "count by")
+        self.by = list(of.schema.names if by is None else parse_column_names(by, "count", "by"))
+        check_columns_exist(self.by, of.schema.names, "count by")
         if name in self.by:
             raise SpecError(
                 "count", f"a group column is called {name!r} already", Phrase("choose another with ", Option("name"))
             )
-        check_names([*self.by, name], "count")
+        check_column_names([*self.by, name], "count")
         self.name = name
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
         super().__init__(of.flow, pa.schema([*self.groups, pa.field(name, pa.int64(), nullable=False)]), [of], True)
@@ -82,31 +90,31 @@ class Count(GroupOperator):
         """See `Collection.found_by`: the groups."""
         return tuple(self.by)
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningCount(self.groups, self.name, context.secret)
 
 
-class RunningCount(SteppedRows):
+class RunningCount(CountedRows):
     """``groups``: the group columns, possibly none.  ``name``: of the count's column.  State: one row a group."""
 
     def __init__(self, groups: pa.Schema, name: str, secret: Secret) -> None:
         self.groups, self.name, self.secret = groups, name, secret
         self.schema = pa.schema([*groups, pa.field(name, pa.int64(), nullable=False)])
         self.arrangements, self.arena = (Arrangement(self.schema, has_wide_identities(groups), 0),), Arena()
-        self.tracked, self.keys, self.identified = [name], RowHashes(groups, secret), groups
+        self.tracked, self.keys, self.identified = [name], RowHasher(groups, secret), groups
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
         """The groups of the updates at hand, as number 0, and their columns, in whose schema null may not be meant."""
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
-        """See `Running.compute`.  O(updates).  Raises `CountOverflow`."""
-        updates, n, arena, arranged = inputs[0], inputs[0].diffs.size, self.arena, self.arranged
+        """See `RunningOperator.compute`.  O(updates).  Raises `CountOverflow`."""
+        updates, n, arena, arranged = inputs[0], inputs[0].diffs.size, self.arena, self.output_arrangement
         # Not cast: the types agree, only what may be null does not; and Arrow's cast breaks lists of nulls.
         groups = column_arrays(updates.rows, self.given.shape.names)
         self.given.set_batch(0, Rows.from_columns(groups, self.given.shape, n))
         arena.reset()
         empty = arena.choose_allocator(n)
-        high, low = self.keys.identities(groups, n)
+        high, low = self.keys.compute_identities(groups, n)
         number, first = number_identities(high, low, arena)
         by = sort_by_identity(high.take(first), low.take(first) if low.size else low, arena)
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
@@ -119,9 +127,9 @@ class RunningCount(SteppedRows):
         scratch, last = (empty(m, np.int64), empty(n, np.int64)), empty(m, np.int64)
         given = updates.ranks, updates.diffs, counts, since_rank
         work: Any = (*given, *scratch, *up, *down, last)
-        changed, versions, refused = kernels.count_groups(number, *work)
+        changed, versions, refused = kernels.update_group_counts(number, *work)
         if refused >= 0:
-            raise overflow(pa.RecordBatch.from_arrays(groups, schema=self.groups), refused)
+            raise count_overflow_error(pa.RecordBatch.from_arrays(groups, schema=self.groups), refused)
         ranks, rows, values, diffs = [column[:changed] for column in up]
         made = pa.Table.from_arrays(to_arrays(self._lay_out_columns(rows, values)), schema=self.schema)
         out = Updates(made, ranks, diffs.copy(), updates.times)
@@ -132,5 +140,5 @@ class RunningCount(SteppedRows):
         return out, change._replace(live_added=int(np.count_nonzero(counts)) - lived)
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `Running.hash_rows`.  The hash is the count itself."""
+        """See `RunningOperator.hash_rows`.  The hash is the count itself."""
         return *self.keys.identify_rows(rows), np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)

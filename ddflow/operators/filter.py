@@ -1,9 +1,9 @@
 """Filter: the rows for which a condition is true.
 
 >>> import pyarrow.compute as pc
->>> from ddflow.operators.updates import few, ints
->>> updates = Updates(pa.table({"v": [1, 2]}), few(0, 1), ints(1, 1), ints(3, 4))
->>> passing(updates, lambda batch: pc.greater(batch["v"], 1), updates.rows.schema).rows.to_pydict()
+>>> from ddflow.operators.updates import narrow_ints, ints
+>>> updates = Updates(pa.table({"v": [1, 2]}), narrow_ints(0, 1), ints(1, 1), ints(3, 4))
+>>> select_passing_rows(updates, lambda batch: pc.greater(batch["v"], 1), updates.rows.schema).rows.to_pydict()
 {'v': [2]}
 """
 
@@ -14,10 +14,16 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import true_flags
+from ddflow.columns.hashing import unpack_booleans
 from ddflow.columns.schema import column_arrays
 from ddflow.expressions import compile as compile_expression
-from ddflow.operators.base import Context, Linear, Running, SameRows, register_operator
+from ddflow.operators.base import (
+    OperatorContext,
+    RowPreservingOperator,
+    RunningOperator,
+    StatelessRunningOperator,
+    register_operator,
+)
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections, write_formula
@@ -25,7 +31,7 @@ from ddflow.plan.verbs.rows import Formula
 
 
 @register_operator
-class Filter(SameRows):
+class Filter(RowPreservingOperator):
     """See `Collection.filter`.  ``predicate``: compiled."""
 
     verb = "filter"
@@ -41,7 +47,7 @@ class Filter(SameRows):
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the condition as JSON."""
-        return {"predicate": formulas.add(self.predicate)}
+        return {"predicate": formulas.describe_formula(self.predicate)}
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
@@ -69,15 +75,15 @@ class Filter(SameRows):
         """See `Collection.unique_by`: those of its input."""
         return self.inputs[0].unique_by()
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
-        return Linear(partial(passing, predicate=self.predicate, read=self.read))
+        return StatelessRunningOperator(partial(select_passing_rows, predicate=self.predicate, read=self.read))
 
 
-def passing(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array], read: pa.Schema) -> Updates:
+def select_passing_rows(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array], read: pa.Schema) -> Updates:
     """Select the updates whose row passes; null does not.  ``read``: the columns that ``predicate`` gets.  O(n)."""
     if not updates.diffs.size:
         return updates
     shown = pa.RecordBatch.from_arrays(column_arrays(updates.rows, read.names), schema=read)
-    places = np.flatnonzero(true_flags(predicate(shown)))
-    return updates if places.size == updates.diffs.size else updates.pick(places)
+    places = np.flatnonzero(unpack_booleans(predicate(shown)))
+    return updates if places.size == updates.diffs.size else updates.take(places)

@@ -6,14 +6,15 @@ row a key; this structure is for operators that must find out whether that is so
 came, until these are many or half of their rows are gone; then the live rows are gathered into one. Which row of a key
 shows, or may be there, is decided in ``upserting``.
 
->>> from ddflow.columns.hashing import Secret, identities
+>>> from ddflow.columns.hashing import Secret, compute_identities
 >>> from ddflow.columns.sorting import sort_by_identity
 >>> table = pa.table({"k": [1, 1], "v": ["a", "b"]})
->>> held, by = HeldRows(table.schema, wide=True), sort_by_identity(*identities(table.select(["k"]), Secret(1, 2)))
+>>> held, by = RowStore(table.schema, wide=True), sort_by_identity(*compute_identities(table.select(["k"]), Secret(1,
+...     2)))
 >>> keys = held.seek(by)
 >>> found = held.list_candidates(keys, by, np.array([7, 8]))
 >>> once, pool = found._replace(counts=np.array([1, 1])), held.pool.with_events(Rows(table))
->>> held.keep(held.compute_change(once, pool, by, keys))
+>>> held.apply_changes(held.compute_change(once, pool, by, keys))
 >>> held.rows, held.list_candidates(held.seek(by), by, np.array([8, 9])).counts.tolist()
 (2, [1, 1, 0])
 """
@@ -26,7 +27,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Narrow, Words
 from ddflow.columns.layout import Arena
-from ddflow.columns.rows import RowPool, Rows, gather
+from ddflow.columns.rows import RowPool, Rows, gather_table
 from ddflow.columns.sorting import SortedRows
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
@@ -62,7 +63,7 @@ class CandidateRows(NamedTuple):
     of: Narrow
 
 
-class HeldRowsChange(NamedTuple):
+class RowStoreChange(NamedTuple):
     """What a step changes, computed and not kept yet: m candidates of g keys, and the ``rows`` that come in."""
 
     first: Ints
@@ -92,7 +93,7 @@ Ranked = Callable[[CandidateRows, RowPool], CandidateRows]
 """Brings the candidates of each key into an order."""
 
 
-class HeldRows:
+class RowStore:
     """``row``: the columns.  ``wide``: whether identities of keys are two words.
 
     ``rows``, ``keys``: how many are held."""
@@ -117,7 +118,7 @@ class HeldRows:
         O(rows of the step, and rows that its keys hold) expected.
         """
         n = by.permutation.size
-        m = kernels.list_held_rows(self.cells, keys.heads) + n
+        m = kernels.count_held_rows(self.cells, keys.heads) + n
         arena = arena or Arena()
         first, of = arena.empty(keys.heads.size + 1, np.int64), arena.empty(n, np.int32)
         cell, row, count, hashed = (arena.empty(m, np.int64) for _ in range(4))
@@ -132,15 +133,15 @@ class HeldRows:
         cell = found.cell.take(which)
         return np.where(cell >= 0, self.cells[np.maximum(cell, 0), kernels.REF], found.row.take(which))
 
-    def compute_change(self, found: CandidateRows, pool: RowPool, by: SortedRows, keys: StepKeys) -> HeldRowsChange:
+    def compute_change(self, found: CandidateRows, pool: RowPool, by: SortedRows, keys: StepKeys) -> RowStoreChange:
         """Compute the change that makes `keep` hold the candidates' counts.  Nothing changes.
 
         ``pool``: these with the step's rows beside.  O(candidates).
         """
         new, starts = np.flatnonzero((found.cell < 0) & (found.counts > 0)), by.starts[:-1]
-        rows = gather(pool, found.row[new], self.pool.schema)
+        rows = gather_table(pool, found.row[new], self.pool.schema)
         low = by.low[starts] if by.low.size else by.low
-        return HeldRowsChange(
+        return RowStoreChange(
             found.first, found.cell, found.counts, found.hashed, new, rows, keys, by.high[starts], low
         )
 
@@ -151,15 +152,15 @@ class HeldRows:
         """
         keys, pool = self.seek(by), self.pool.with_events(Rows(rows))
         found = ranked(self.list_candidates(keys, by, hashes), pool)
-        self.keep(self.compute_change(found._replace(counts=counts.take(found.row)), pool, by, keys))
+        self.apply_changes(self.compute_change(found._replace(counts=counts.take(found.row)), pool, by, keys))
 
-    def keep(self, *changes: HeldRowsChange) -> None:
+    def apply_changes(self, *changes: RowStoreChange) -> None:
         """Hold what the changes of a step say, which are of other keys each.  Amortised O(candidates)."""
-        self.index.room(sum(change.keys.heads.size for change in changes))
+        self.index.reserve(sum(change.keys.heads.size for change in changes))
         for change in changes:
             self._apply_change(change)
 
-    def _apply_change(self, change: HeldRowsChange) -> None:
+    def _apply_change(self, change: RowStoreChange) -> None:
         refs, keys, more = np.empty(change.cell.size, np.int64), change.keys, change.new.size
         if more:
             number = len(self.pool.rows)
@@ -170,7 +171,7 @@ class HeldRows:
             room = max(more, self.cells.shape[0] // 2)
             self.cells = np.concatenate([self.cells, np.zeros((room, 4), np.int64)])
         heads = np.empty(keys.heads.size, np.int64)
-        self.free, self.used, added = kernels.keep_cells(
+        self.free, self.used, added = kernels.write_cells(
             change.first, change.cell, change.counts, change.hashed, refs, self.cells, self.free, self.used, heads
         )
         live, lived = heads >= 0, keys.heads >= 0
@@ -190,7 +191,7 @@ class HeldRows:
     def _compact_rows(self) -> None:
         """Make the rows that are held one batch, without those that went.  O(rows held)."""
         live = np.flatnonzero(self.cells[: self.used, kernels.COUNT] > 0)
-        rows = Rows(gather(self.pool, self.cells[live, kernels.REF], self.pool.schema))
+        rows = Rows(gather_table(self.pool, self.cells[live, kernels.REF], self.pool.schema))
         self.pool = self._empty_pool(self.pool.schema)
         self.pool.set_batch(FIRST, rows)
         self.cells[live, kernels.REF] = np.arange(live.size) + (FIRST << SLOT)
@@ -202,11 +203,11 @@ class HeldRows:
         out.set_batch(NULLS, Rows(pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)))
         return out
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         """Assert the invariant."""
         # Each cell in use is in one chain, or among the free ones.
         _, places = self.index.walk(live=True)
-        heads = [int(value) for value in self.index.entries(places)[2].view(np.int64)]
+        heads = [int(value) for value in self.index.read_entries(places)[2].view(np.int64)]
         seen, counted = set(), 0
         for start in [*heads, self.free]:
             at = start

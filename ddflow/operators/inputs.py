@@ -39,7 +39,7 @@ class ResolvedDifferences:
 
     bound: BoundDifferences
     events: Events
-    given_events: Ints
+    received_positions: Ints
     """The events, by place."""
     counts: Ints
     """int64[8]: events by verdict."""
@@ -55,7 +55,7 @@ class ResolvedDifferences:
     @property
     def verdict(self) -> Flags:
         """uint8[n]: the verdict of each event."""
-        return np.full(self.given_events.size, APPLIED, np.uint8)
+        return np.full(self.received_positions.size, APPLIED, np.uint8)
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
         """No columns: there is no order."""
@@ -83,9 +83,9 @@ class RunningDifferences(RunningThreshold):
     def __init__(self, bound: BoundDifferences, secret: Secret, threads: Threads = ALONE) -> None:
         super().__init__(bound.row_schema, lambda batch: batch.column("n"), secret)
         self.bound, self.threads = bound, threads
-        self.arranged.share(threads)
+        self.output_arrangement.set_threads(threads)
 
-    def keyed_for(self, asked: str, error: type[DdflowError] = SpecError) -> NoReturn:
+    def require_keys(self, asked: str, error: type[DdflowError] = SpecError) -> NoReturn:
         """Raise ``error`` for what is asked of keys."""
         found = f"{self.bound.name!r} is an input of differences, which has no keys"
         raise error(asked, found, "ask it of an input of upserts: flow.upserts(...)")
@@ -101,7 +101,7 @@ class RunningDifferences(RunningThreshold):
         rows = pa.Table.from_batches([events.rows]).select(self.bound.row_schema.names)
         made = Updates(rows, ranks, diffs, times)
         if not diffs.all():
-            made = made.pick(np.flatnonzero(diffs))
+            made = made.take(np.flatnonzero(diffs))
         counts = np.zeros(8, np.int64)
         counts[APPLIED] = n
         resolved = ResolvedDifferences(self.bound, events, np.arange(n), counts, made)

@@ -24,20 +24,20 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, validity
+from ddflow.columns.hashing import NONE, Ints, Narrow, RowHasher, Words, unpack_validity
 from ddflow.columns.layout import Arena
-from ddflow.columns.names import check_names, check_no_overlap
+from ddflow.columns.names import check_column_names, check_no_overlap
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.rows import Chosen, PairedRows, RowPool, Rows, RowView, row_values
 from ddflow.columns.schema import column_arrays, to_array
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.errors import CountOverflow
-from ddflow.kernels.join import pair
+from ddflow.kernels.join import pair_updates
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.base import Context, Operator, Readable, Running, register_operator
-from ddflow.operators.ordered_rows import number_identities, stepped_pool
-from ddflow.operators.updates import Updates, few, ints, net_updates, retracting_first
-from ddflow.plan.collection import Collection, Columns, refuse_forgetting, rename_equal_columns
+from ddflow.operators.base import Operator, OperatorContext, ReadableNode, RunningOperator, register_operator
+from ddflow.operators.ordered_rows import add_step_rows, number_identities
+from ddflow.operators.updates import Updates, compute_net_updates, ints, narrow_ints, sort_retractions_first
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs, rename_equal_column_sets
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.ordered_index import RowsByGroup
 
@@ -64,38 +64,38 @@ class Join(Operator):
         nulls: bool = False,
     ) -> None:
         self.on, self.nulls, self.whole = [(str(one), str(other)) for one, other in on], nulls, list(whole)
-        self.columns, sides = encode_columns(columns), (left, right)
+        self.columns, sides = normalize_columns(columns), (left, right)
         fields = [sides[side].schema.field(of).with_name(name) for name, side, of in self.columns]
         shown = [{of: name for name, at, of in self.columns if at == side} for side in (0, 1)]
         check_no_overlap([*shown[0].values()], [*shown[1].values()], right.schema.names, self.verb)
-        check_names([name for name, _, _ in self.columns], self.verb)
-        refuse_forgetting(self.verb, "their pairs would stay for ever", left, right)
+        check_column_names([name for name, _, _ in self.columns], self.verb)
+        refuse_forgetting_inputs(self.verb, "their pairs would stay for ever", left, right)
         met = [{pair[side] for pair in self.on if pair[1 - side] in shown[1 - side]} for side in (0, 1)]
         # No two pairs are one row.
         whole_rows = all(of.told_by({*shown[at], *met[at]}) for at, of in enumerate(sides))
         super().__init__(left.flow, pa.schema(fields), sides, whole_rows and left.consolidated and right.consolidated)
         meeting = {frozenset([shown[0][a], shown[1][b]]) for a, b in self.on if a in shown[0] and b in shown[1]}
         self.equal = frozenset(meeting).union(
-            *(rename_equal_columns(of.equal, shown[at]) for at, of in enumerate(sides))
+            *(rename_equal_column_sets(of.equal, shown[at]) for at, of in enumerate(sides))
         )
         self.unique, self.positive = False, all(each.positive for each in self.inputs)
         self.grows = any(self.inputs[side].grows for side in self.whole)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the pairs of join columns, and the columns, as JSON."""
-        columns = written_columns(self.columns, self.whole, self.inputs)
+        columns = columns_to_json(self.columns, self.whole, self.inputs)
         return {"on": [list(each) for each in self.on], "columns": columns, "whole": self.whole, "nulls": self.nulls}
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         left, right = inputs
-        on, columns = record.list("on"), read_columns(record.list("columns"), inputs)
+        on, columns = record.list("on"), columns_from_json(record.list("columns"), inputs)
         return cls(left, right, on, columns, record.list("whole"), bool(record.given.get("nulls")))
 
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """See `Collection.again`."""
-        columns = read_columns(written_columns(self.columns, self.whole, self.inputs), inputs)
+        columns = columns_from_json(columns_to_json(self.columns, self.whole, self.inputs), inputs)
         return Join(inputs[0], inputs[1], self.on, columns, self.whole, self.nulls)
 
     @classmethod
@@ -137,16 +137,16 @@ class Join(Operator):
 
     def solid(self) -> frozenset[str]:
         """See `Collection.solid`: what is so on a side."""
-        return super().solid() | self._find_solid_columns(0) | self._find_solid_columns(1)
+        return super().solid() | self._find_never_null_columns(0) | self._find_never_null_columns(1)
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.behind`: both rows of each pair that is one of these."""
         shown = [[column for column in self.columns if column[1] == side] for side in (0, 1)]
-        met = alike.number_rows(*((given[side], [pair[side] for pair in self.on]) for side in (0, 1)))
+        met = alike.assign_row_numbers(*((given[side], [pair[side] for pair in self.on]) for side in (0, 1)))
         asked, sides = dict[str, Ints](), list[pa.Table]()
         for side, (name, its, there) in enumerate(zip("lr", given, met, strict=True)):
             names = [of for _, _, of in shown[side]], [here for here, _, _ in shown[side]]
-            mine, asked[name] = alike.number_rows((its, names[0]), (wanted, names[1]))
+            mine, asked[name] = alike.assign_row_numbers((its, names[0]), (wanted, names[1]))
             meets = np.ones(its.num_rows, bool)
             for each in () if self.nulls else self.on:
                 meets &= np.asarray(its.column(each[side]).is_valid())
@@ -157,17 +157,17 @@ class Join(Operator):
         places = (np.unique(np.asarray(to_array(found.column(f"{name} at")))) for name in "lr")
         return [its.take(pa.array(at)) for its, at in zip(given, places, strict=True)]
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningJoin(self, context)
 
 
-def encode_columns(columns: Sequence[Sequence[Any]]) -> list[Chosen]:
+def normalize_columns(columns: Sequence[Sequence[Any]]) -> list[Chosen]:
     """Columns as they stand in JSON."""
     return [(str(name), int(side), str(of)) for name, side, of in columns]
 
 
-def written_columns(columns: Sequence[Chosen], whole: Sequence[int], inputs: Sequence[Collection]) -> list[Any]:
+def columns_to_json(columns: Sequence[Chosen], whole: Sequence[int], inputs: Sequence[Collection]) -> list[Any]:
     """Columns as they stand in JSON: those of a side that is shown whole by what is left out, so that columns that it
     gets change nothing."""
     out: list[Any] = []
@@ -183,15 +183,15 @@ def written_columns(columns: Sequence[Chosen], whole: Sequence[int], inputs: Seq
     return out + [{"side": side, "without": left_out[side]} for side in sorted(none)]
 
 
-def read_columns(written: Sequence[Any], inputs: Sequence[Collection]) -> list[Chosen]:
-    """Parse the columns of a join as `written_columns` writes them."""
+def columns_from_json(written: Sequence[Any], inputs: Sequence[Collection]) -> list[Chosen]:
+    """Parse the columns of a join as `columns_to_json` writes them."""
     out: list[Chosen] = []
     for each in written:
         if isinstance(each, Mapping):
             side, without = int(each["side"]), set(each["without"])
             out += [(name, side, name) for name in inputs[side].schema.names if name not in without]
         else:
-            out += encode_columns([each])
+            out += normalize_columns([each])
     return out
 
 
@@ -226,45 +226,53 @@ class JoinedPairs(NamedTuple):
         return JoinedPairs(*columns)
 
 
-class RunningJoin(Running):
+class RunningJoin(RunningOperator):
     """It holds nothing.  ``sides``: what is opened of its inputs."""
 
-    def __init__(self, node: Join, context: Context) -> None:
+    def __init__(self, node: Join, context: OperatorContext) -> None:
         self.node, self.sides, self.secret, self.arena = node, context.inputs, context.secret, Arena()
         loose = [
-            [of.schema.field(name).with_nullable(True) for name in by or ()] for of, by in self._inputs_with_keys(node)
+            [of.schema.field(name).with_nullable(True) for name in by or ()]
+            for of, by in self._list_inputs_with_keys(node)
         ]
-        self.key_hashes = [RowHashes(pa.schema(fields), context.secret) for fields in loose]
+        self.key_hashes = [RowHasher(pa.schema(fields), context.secret) for fields in loose]
         self.wanted = [column for column in node.columns if column[0] in context.wanted]
 
     @staticmethod
-    def _inputs_with_keys(node: Join) -> list[tuple[Collection, Columns | None]]:
+    def _list_inputs_with_keys(node: Join) -> list[tuple[Collection, Columns | None]]:
         return list(zip(node.inputs, node.exchange(), strict=True))
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, None]:
-        """See `Running.compute`.  O(n + pairs), and a look-up a key.  Raises `CountOverflow`."""
-        pools = [stepped_pool(side.arranged.slots.pool, each) for side, each in zip(self.sides, inputs, strict=True)]
+        """See `RunningOperator.compute`.  O(n + pairs), and a look-up a key.  Raises `CountOverflow`."""
+        pools = [
+            add_step_rows(side.output_arrangement.slots.pool, each)
+            for side, each in zip(self.sides, inputs, strict=True)
+        ]
         (left, right), high, low = self._group_updates(inputs)
         held = [self._look_up_groups(self.sides[side], other, high, low) for side, other in ((0, right), (1, left))]
         every = [
-            self._pair_updates(left, held[1].begins, held[1].references, held[1].values, few()),
-            self._swap_sides(self._pair_updates(right, held[0].begins, held[0].references, held[0].values, few())),
+            self._pair_updates(left, held[1].begins, held[1].references, held[1].values, narrow_ints()),
+            self._swap_sides(
+                self._pair_updates(right, held[0].begins, held[0].references, held[0].values, narrow_ints())
+            ),
             self._pair_updates(left, right.begins, right.places, right.updates.diffs, right.updates.ranks),
         ]
         # Pairs cancel each other only where both sides of a group change.
         both = (np.diff(left.begins) > 0) & (np.diff(right.begins) > 0) if self.node.consolidated else None
         return self._build_updates(every, pools, inputs[0].times, self.wanted, both), None
 
-    def read(self, inputs: Sequence[Updates], as_of: int | None, columns: Sequence[Chosen] | None = None) -> Updates:
-        """See `Running.read`.  ``columns``: by default all."""
+    def compute_output_rows(
+        self, inputs: Sequence[Updates], as_of: int | None, columns: Sequence[Chosen] | None = None
+    ) -> Updates:
+        """See `RunningOperator.compute_output_rows`.  ``columns``: by default all."""
         pools = [RowPool(each.rows.schema, [Rows(each.rows.select(each.rows.schema.names))]) for each in inputs]
         (left, right), _, _ = self._group_updates(inputs)
         made = self._pair_updates(left, right.begins, right.places, right.updates.diffs, right.updates.ranks)
         return self._build_updates([made], pools, inputs[0].times, self.node.columns if columns is None else columns)
 
-    def from_nothing(self, inputs: Sequence[Updates]) -> Updates:
-        """See `Running.from_nothing`."""
-        return self.read(inputs, None, self.wanted)
+    def compute_initial_updates(self, inputs: Sequence[Updates]) -> Updates:
+        """See `RunningOperator.compute_initial_updates`."""
+        return self.compute_output_rows(inputs, None, self.wanted)
 
     def _group_updates(self, inputs: Sequence[Updates]) -> tuple[list[SideUpdates], Words, Words]:
         """Group the updates of both sides, and return the words of the groups, ascending."""
@@ -273,9 +281,9 @@ class RunningJoin(Running):
             columns, n = column_arrays(each.rows, keys.names), each.diffs.size
             there = np.ones(n, bool)
             for column in columns if not self.node.nulls else ():
-                there &= validity(column) != 0 if column.null_count else True
+                there &= unpack_validity(column) != 0 if column.null_count else True
             some.append(np.flatnonzero(there))
-            words.append([word.take(some[-1]) for word in keys.identities(columns, n)])
+            words.append([word.take(some[-1]) for word in keys.compute_identities(columns, n)])
         high, low = (np.concatenate(each) for each in zip(*words, strict=True))
         self.arena.reset()
         number, first = number_identities(high, low, self.arena)
@@ -294,10 +302,10 @@ class RunningJoin(Running):
             made.append(SideUpdates(updates, own.take(places), begins, rows.take(places)))
         return made, by.high.copy(), by.low.copy()
 
-    def _look_up_groups(self, side: Readable, other: SideUpdates, high: Words, low: Words) -> RowsByGroup:
+    def _look_up_groups(self, side: ReadableNode, other: SideUpdates, high: Words, low: Words) -> RowsByGroup:
         """Look up the rows that a side held before the step, of the groups that the other side updates."""
         which = np.flatnonzero(np.diff(other.begins))
-        found = side.look(high.take(which), low.take(which))
+        found = side.look_up_groups(high.take(which), low.take(which))
         sizes = np.zeros(high.size + 1, np.int64)
         sizes[which + 1] = np.diff(found.begins)
         return found._replace(begins=np.cumsum(sizes))
@@ -309,7 +317,7 @@ class RunningJoin(Running):
         n = int(np.diff(begins).take(mine.number).sum())
         out = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         given = mine.number, mine.updates.ranks, mine.updates.diffs, begins, references, times, theirs
-        refused = pair(*given, *out)
+        refused = pair_updates(*given, *out)
         if refused >= 0:
             row = row_values(mine.updates.rows, int(mine.places[refused]))
             found = f"the multiplicity of {row}, times that of its partner, leaves int64"
@@ -335,13 +343,13 @@ class RunningJoin(Running):
         ``both``: bool[groups], in which ones pairs may cancel each other, so that these are consolidated.
         """
         pairs = JoinedPairs.concat_pairs(every)
-        pairs = pairs.take_pairs(retracting_first(pairs.ranks, pairs.diffs, times.size))
+        pairs = pairs.take_pairs(sort_retractions_first(pairs.ranks, pairs.diffs, times.size))
         if both is not None and (shared := both[pairs.groups]).any():
             some = pairs.take_pairs(np.flatnonzero(shared))
-            ranks, kept, diffs = net_updates(self._view_pairs(some, pools, times, columns), self.secret)
+            ranks, kept, diffs = compute_net_updates(self._view_pairs(some, pools, times, columns), self.secret)
             left = pairs.take_pairs(np.flatnonzero(~shared)), some.take_pairs(kept)._replace(ranks=ranks, diffs=diffs)
             pairs = JoinedPairs.concat_pairs(left)
-            pairs = pairs.take_pairs(retracting_first(pairs.ranks, pairs.diffs, times.size))
+            pairs = pairs.take_pairs(sort_retractions_first(pairs.ranks, pairs.diffs, times.size))
         return self._view_pairs(pairs, pools, times, columns)
 
     def _view_pairs(

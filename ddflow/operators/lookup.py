@@ -24,23 +24,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, true_flags, validity
+from ddflow.columns.hashing import NONE, Ints, Narrow, RowHasher, Words, unpack_booleans, unpack_validity
 from ddflow.columns.layout import Arena, Column
-from ddflow.columns.names import TIMES, check_names, check_no_overlap
+from ddflow.columns.names import TIMES, check_column_names, check_no_overlap
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import RowPool, Rows, gather, gather_arrays, row_values
+from ddflow.columns.rows import RowPool, Rows, gather_arrays, gather_table, row_values
 from ddflow.columns.schema import column_arrays, empty_table
 from ddflow.errors import NotUnique
-from ddflow.kernels.join import find_single
+from ddflow.kernels.join import find_group_row_at_times
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, Operator, Running, as_updates, register_operator
-from ddflow.operators.ordered_rows import OrderedRows, RowChanges, number_identities, stepped_pool
-from ddflow.operators.updates import Updates, few, ints, retracting_first
-from ddflow.plan.collection import Collection, Columns, refuse_forgetting
+from ddflow.operators.arranged import refuse_negative_counts
+from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
+from ddflow.operators.ordered_rows import OrderedRows, RowChanges, add_step_rows, number_identities
+from ddflow.operators.updates import Updates, ints, narrow_ints, sort_retractions_first
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Change, starts
+from ddflow.trace.batch import Change, mark_first_of_keys
 
 FOUND = "_found"
 """The column that says whether a row of the state found one."""
@@ -67,12 +67,12 @@ class LookUp(Operator):
         self.on, self.how, self.shown, self.without = [(str(a), str(b)) for a, b in on], how, shown, list(without)
         every = {name: name for name in right.schema.names if name not in without}
         self.columns = list((every if shown is None else shown).items())
-        refuse_forgetting(self.verb, "what was found would stay", left, right)
+        refuse_forgetting_inputs(self.verb, "what was found would stay", left, right)
         fields = [right.schema.field(of).with_name(name) for name, of in self.columns]
         self.found = pa.schema([field.with_nullable(field.nullable or how == "left") for field in fields])
         schema = pa.schema([*left.schema, *self.found])
         check_no_overlap(left.schema.names, self.found.names, right.schema.names, self.verb)
-        check_names([*schema.names, TIMES, FOUND], self.verb)
+        check_column_names([*schema.names, TIMES, FOUND], self.verb)
         super().__init__(left.flow, schema, [left, right], True)
         self.unique, self.positive = self.inputs[0].unique, True
 
@@ -90,7 +90,7 @@ class LookUp(Operator):
             shown = {name: columns.text(name) for name in columns.names()}
         else:
             without = record.texts("without")
-        return inputs[0]._then("lookup", inputs[1], on, shown, without, record.text("how"))
+        return inputs[0]._apply_verb("lookup", inputs[1], on, shown, without, record.text("how"))
 
     @classmethod
     def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
@@ -120,12 +120,12 @@ class LookUp(Operator):
             ),
         ]
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningLookup(self, context)
 
 
-class LookedUpRows(NamedTuple):
+class LookupResults(NamedTuple):
     """What c changes of rows are given: each row's together and ascending in time."""
 
     order: Ints
@@ -139,7 +139,7 @@ class LookedUpRows(NamedTuple):
 class RunningLookup(OrderedRows):
     """State: each row of the left by its key, beside how often it is there, and what it found."""
 
-    def __init__(self, node: LookUp, context: Context) -> None:
+    def __init__(self, node: LookUp, context: OperatorContext) -> None:
         row, right = node.inputs[0].schema, node.inputs[1].schema
         keys = node.exchange()
         super().__init__(row, keys[0] or (), [], context.secret)
@@ -150,27 +150,27 @@ class RunningLookup(OrderedRows):
         self.schema = pa.schema([*row, *self.kept, pa.field(TIMES, pa.int64(), False)])
         self.arrangements = (Arrangement(self.schema, wide=True, words=2, ordered=True),)
         self.identified = pa.schema([*row, *loose])
-        self.asked = RowHashes(
+        self.asked = RowHasher(
             pa.schema([right.field(name).with_nullable(True) for name in keys[1] or ()]), self.secret
         )
         names = [name for name in right.names if name in node.needs(set())[1]] or right.names[:1]
         self.theirs = pa.schema([right.field(name).with_nullable(True) for name in names])
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
-        """See `Running.compute`.  Raises `NegativeMultiplicity`, `NotUnique`, `CountOverflow`.
+        """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `NotUnique`, `CountOverflow`.
 
         O(n log n), and a look-up for each key of rows that come to be there, for n updates of both sides.
         """
         left, right = inputs
         folded = self.fold(left, since)
-        refuse_negative(folded, left, self.node.verb)
-        given = self._find_given_rows(folded, left, right)
-        change = self._add_values(folded, left, given)
+        refuse_negative_counts(folded, left, self.node.verb)
+        given = self._find_change_values(folded, left, right)
+        change = self._add_looked_up_values(folded, left, given)
         ranks, rows, diffs = folded.ranks[given.order], folded.rows[given.order], given.diffs
         shown = np.arange(diffs.size)
         if self.node.how == "inner":
-            shown = np.flatnonzero(true_flags(given.found.column(FOUND).combine_chunks()))
-        shown = shown[retracting_first(ranks[shown], diffs[shown], left.times.size)]
+            shown = np.flatnonzero(unpack_booleans(given.found.column(FOUND).combine_chunks()))
+        shown = shown[sort_retractions_first(ranks[shown], diffs[shown], left.times.size)]
         places, mine = pa.array(shown), pa.array(rows[shown])
         columns = [
             given.found.column(field.name).take(places)
@@ -181,15 +181,15 @@ class RunningLookup(OrderedRows):
         made = pa.Table.from_arrays(columns, schema=pa.schema(self.wanted))
         return Updates(made, ranks[shown], diffs[shown], left.times), change
 
-    def compute_filling(self, inputs: Sequence[Updates], since: int) -> Any:
-        """See `Running.compute_filling`: as of now, which is how the right is held, if not elsewhere."""
+    def compute_initial_change(self, inputs: Sequence[Updates], since: int) -> Any:
+        """See `RunningOperator.compute_initial_change`: as of now, which is how the right is held, if not elsewhere."""
         left, right = inputs
-        if self.sides[1].arranged.keys:
-            right = Updates(empty_table(right.rows.schema), few(), ints(), left.times)
-        return super().compute_filling([left, right], since)
+        if self.sides[1].output_arrangement.keys:
+            right = Updates(empty_table(right.rows.schema), narrow_ints(), ints(), left.times)
+        return super().compute_initial_change([left, right], since)
 
-    def output_rows(self, arranged: pa.Table) -> Updates:
-        """See `Readable.output_rows`: each row with what it found."""
+    def to_output_rows(self, arranged: pa.Table) -> Updates:
+        """See `ReadableNode.to_output_rows`: each row with what it found."""
         if self.node.how == "inner":
             arranged = arranged.filter(arranged.column(FOUND))
         (times,) = column_arrays(arranged, [TIMES])
@@ -198,11 +198,11 @@ class RunningLookup(OrderedRows):
         return as_updates(rows)._replace(diffs=times.to_numpy())
 
     def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """See `SteppedRows._lay_out_columns`; what is found is put in later."""
+        """See `CountedRows._lay_out_columns`; what is found is put in later."""
         *mine, times = super()._lay_out_columns(rows, counts)
         return [*mine, *(pa.nulls(counts.size, field.type) for field in self.kept), times]
 
-    def _find_given_rows(self, folded: RowChanges, left: Updates, right: Updates) -> LookedUpRows:
+    def _find_change_values(self, folded: RowChanges, left: Updates, right: Updates) -> LookupResults:
         """Return the values for each change: stored ones, or values looked up if the change adds a new row."""
         c = folded.numbers.size
         order = np.empty(c, np.int64)
@@ -215,16 +215,16 @@ class RunningLookup(OrderedRows):
         there = np.ones(came.size, bool)
         for column in rows:
             if column.null_count:
-                there &= validity(column)[folded.rows[order[came]]] != 0
+                there &= unpack_validity(column)[folded.rows[order[came]]] != 0
         asked = came[there]
         by, which = folded.by, numbers[asked]
         given = order[asked]
-        found = self._find_on_right(by.high[which], by.low[which], folded.ranks[given], right, left, folded.rows[given])
+        found = self._look_up_right(by.high[which], by.low[which], folded.ranks[given], right, left, folded.rows[given])
         # What the row was given last: where it came, else what is kept.
         latest = np.maximum.accumulate(np.where(before == 0, np.arange(c), -1))
         begun = np.flatnonzero(first)[np.cumsum(first) - 1] if c else ints()
         kept = latest < begun
-        table = gather(self.arranged.slots.pool, folded.references[numbers[kept]], self.kept)
+        table = gather_table(self.output_arrangement.slots.pool, folded.references[numbers[kept]], self.kept)
         nulls = [pa.nulls(1, field.type) for field in self.node.found]
         nothing = pa.Table.from_arrays([*nulls, pa.array([False])], schema=self.kept)
         place = np.full(c, table.num_rows + found.num_rows)
@@ -232,22 +232,22 @@ class RunningLookup(OrderedRows):
         place = place[latest]
         place[kept] = np.arange(table.num_rows)
         every = pa.concat_tables([table, found, nothing]).combine_chunks()
-        return LookedUpRows(order, counts - before, every.take(pa.array(place)))
+        return LookupResults(order, counts - before, every.take(pa.array(place)))
 
-    def _find_on_right(
+    def _look_up_right(
         self, high: Words, low: Words, ranks: Narrow, right: Updates, left: Updates, rows: Ints
     ) -> pa.Table:
         """Look up keys, ascending, on the right at the times of some ranks.  ``rows``: of the left, for an error."""
-        n, heads = high.size, starts(high, low)
+        n, heads = high.size, mark_first_of_keys(high, low)
         group, size = np.cumsum(heads) - 1, int(heads.sum())
-        held = self.sides[1].look(high[heads], low[heads])
-        words = self.asked.identities(column_arrays(right.rows, self.asked.names), right.diffs.size)
+        held = self.sides[1].look_up_groups(high[heads], low[heads])
+        words = self.asked.compute_identities(column_arrays(right.rows, self.asked.names), right.diffs.size)
         both = [np.concatenate(each) for each in zip((high[heads], low[heads]), words, strict=True)]
         theirs = number_identities(both[0], both[1], Arena())[0][size:]
         changes = np.flatnonzero(theirs < size)
         changes = changes[np.argsort(theirs[changes], kind="stable")]
         begins = np.searchsorted(theirs[changes], np.arange(size + 1))
-        pool = stepped_pool(self.sides[1].arranged.slots.pool, right)
+        pool = add_step_rows(self.sides[1].output_arrangement.slots.pool, right)
         references = np.concatenate([held.references, changes])
         numbers = self._number_equal_rows(pool, references, held.begins, begins)
         cut, sorting = held.references.size, np.lexsort((ranks, group))
@@ -255,7 +255,7 @@ class RunningLookup(OrderedRows):
         found = np.empty(n, np.int64)
         asked = np.searchsorted(group, np.arange(size + 1)), ranks[sorting]
         given = held.begins, numbers[:cut], held.values, begins, *told, *asked
-        refused = find_single(*given, np.zeros(references.size, np.int64), found)
+        refused = find_group_row_at_times(*given, np.zeros(references.size, np.int64), found)
         if refused >= 0:
             row = row_values(left.rows, int(rows[sorting[refused]]))
             what = f"{row} finds several rows of its key {self.asked.names}, or one that is not there once"
@@ -275,13 +275,13 @@ class RunningLookup(OrderedRows):
         mixed = np.repeat(np.diff(changes) > 0, np.diff(held))
         some = np.append(np.flatnonzero(mixed), out[mixed.size :])
         if some.size > 1:
-            hashes = RowHashes(self.theirs, self.secret)
-            words = hashes.identities(gather_arrays(pool, references[some], self.theirs), some.size)
+            hashes = RowHasher(self.theirs, self.secret)
+            words = hashes.compute_identities(gather_arrays(pool, references[some], self.theirs), some.size)
             number, first = number_identities(*words, Arena())
             out[some] = some[first[number]]
         return out
 
-    def _add_values(self, folded: RowChanges, left: Updates, given: LookedUpRows) -> Change:
+    def _add_looked_up_values(self, folded: RowChanges, left: Updates, given: LookupResults) -> Change:
         """Add to each version of the change the values that its row was given."""
         change, batch = folded.change, folded.change.batch
         there = np.flatnonzero(change.last >= 0)
@@ -291,5 +291,5 @@ class RunningLookup(OrderedRows):
         found = given.found.take(pa.array(np.searchsorted(known, numbers * times + ranks)))
         mine, columns = len(self.row), batch.rows.columns
         columns = [*columns[:mine], *column_arrays(found), columns[-1]]
-        rows = Rows.from_columns(columns, self.arranged.slots.pool.shape, len(batch))
+        rows = Rows.from_columns(columns, self.output_arrangement.slots.pool.shape, len(batch))
         return change._replace(batch=replace(batch, rows=rows))

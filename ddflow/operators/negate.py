@@ -1,12 +1,18 @@
 """Negate: the same rows with multiplicities negated."""
 
-from ddflow.operators.base import Context, Linear, Running, SameRows, register_operator
+from ddflow.operators.base import (
+    OperatorContext,
+    RowPreservingOperator,
+    RunningOperator,
+    StatelessRunningOperator,
+    register_operator,
+)
 from ddflow.operators.updates import negate
 from ddflow.plan.collection import Collection
 
 
 @register_operator
-class Negate(SameRows):
+class Negate(RowPreservingOperator):
     """See `Collection.negate`."""
 
     verb = "negate"
@@ -19,6 +25,6 @@ class Negate(SameRows):
         """Return the wanted columns."""
         return [wanted]
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
-        return Linear(negate)
+        return StatelessRunningOperator(negate)

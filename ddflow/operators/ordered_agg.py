@@ -6,16 +6,16 @@ extreme that leaves is found in O(log rows). A list reads its group. Of the rows
 column is null, a group holds one at most (`ddflow.plan.verbs.groups` sees to that), so few are passed by.
 
 >>> from ddflow.columns.hashing import Secret
->>> from ddflow.operators.updates import few, ints
+>>> from ddflow.operators.updates import narrow_ints, ints
 >>> from ddflow.plan.plan import Plan
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> sales = Plan().upserts("sales", {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}, Upsert(key="id"))
 >>> node = OrderedAgg(sales.project(["city", "n"]), ["city"], ["n nulls last"], [("most", "last", "n")], "n")
->>> running = node.open(Context(Secret(1, 2), pa.int64(), frozenset()))
+>>> running = node.open(OperatorContext(Secret(1, 2), pa.int64(), frozenset()))
 >>> rows = pa.table({"city": ["Bern", "Bern", "Chur"], "n": [5, 7, 1]})
->>> out, change = running.compute([Updates(rows, few(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
+>>> out, change = running.compute([Updates(rows, narrow_ints(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
 >>> running.apply([change], upper=6, since=5)
->>> out, _ = running.compute([Updates(rows.slice(1, 1), few(0), ints(-1), ints(6))], 6)
+>>> out, _ = running.compute([Updates(rows.slice(1, 1), narrow_ints(0), ints(-1), ints(6))], 6)
 >>> out.rows.to_pylist(), out.diffs.tolist()
 ([{'city': 'Bern', 'most': 7}, {'city': 'Bern', 'most': 5}], [-1, 1])
 """
@@ -26,23 +26,30 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Flags, Ints, RowHashes
-from ddflow.columns.names import TIMES, check_names
-from ddflow.columns.rows import RowPool, gather, gather_column
+from ddflow.columns.hashing import Flags, Ints, RowHasher
+from ddflow.columns.names import TIMES, check_column_names
+from ddflow.columns.rows import RowPool, gather_column, gather_table
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import TooLarge
 from ddflow.kernels.accumulate import list_differences
 from ddflow.kernels.sort import order_by_rank
-from ddflow.kernels.top import list_heads
-from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, GroupOperator, Running, as_updates, register_operator
+from ddflow.kernels.top import list_first_rows
+from ddflow.operators.arranged import refuse_negative_counts
+from ddflow.operators.base import GroupOperator, OperatorContext, RunningOperator, as_updates, register_operator
 from ddflow.operators.ordered_rows import OrderedGroups, RowChanges
-from ddflow.operators.row_order import FirstRows, RowOrder, find_reordered, first_rows, order_texts, ordered_by
+from ddflow.operators.row_order import (
+    FirstRows,
+    RowOrder,
+    find_first_rows,
+    find_reordered_columns,
+    format_order_columns,
+    parse_order_columns,
+)
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, refuse_forgetting
+from ddflow.plan.collection import Collection, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Change, starts
+from ddflow.trace.batch import Change, mark_first_of_keys
 from ddflow.trace.group_rows import gather_identities
 from ddflow.trace.ordered_index import ALL
 
@@ -65,12 +72,12 @@ class OrderedAgg(GroupOperator):
     def __init__(
         self, of: Collection, by: Sequence[str], order: Sequence[str], results: Sequence[Sequence[str]], skips: str
     ) -> None:
-        self.by, self.order, self.skips = tuple(by), ordered_by(order, of.schema, "agg"), skips
+        self.by, self.order, self.skips = tuple(by), parse_order_columns(order, of.schema, "agg"), skips
         self.results = [(str(name), str(way), str(column)) for name, way, column in results]
-        refuse_forgetting("agg", "they would stay for ever", of)
+        refuse_forgetting_inputs("agg", "they would stay for ever", of)
         fields = [of.schema.field(name) for name in self.by]
-        check_names([*of.schema.names, TIMES], "agg")
-        check_names([*self.by, *(name for name, _, _ in self.results)], "agg")
+        check_column_names([*of.schema.names, TIMES], "agg")
+        check_column_names([*self.by, *(name for name, _, _ in self.results)], "agg")
         for name, way, column in self.results:
             kind = of.schema.field(column).type
             fields.append(pa.field(name, pa.list_(kind) if way == "all" else kind, nullable=way != "all"))
@@ -80,17 +87,17 @@ class OrderedAgg(GroupOperator):
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """All of it."""
         results = [list(each) for each in self.results]
-        return {"by": list(self.by), "order": order_texts(self.order), "results": results, "skips": self.skips}
+        return {"by": list(self.by), "order": format_order_columns(self.order), "results": results, "skips": self.skips}
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         results = record.list("results")
-        return inputs[0]._then(cls.verb, record.texts("by"), record.texts("order"), results, record.text("skips"))
+        return inputs[0]._apply_verb(cls.verb, record.texts("by"), record.texts("order"), results, record.text("skips"))
 
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: which rows come first must not change."""
-        for name, kind in find_reordered(self.inputs[0].schema, narrow.inputs[0].schema):
+        for name, kind in find_reordered_columns(self.inputs[0].schema, narrow.inputs[0].schema):
             if name not in self.by:
                 yield f"agg(...) compares its column {name!r}, whose values as {kind} have another order"
 
@@ -100,7 +107,7 @@ class OrderedAgg(GroupOperator):
         told = [f"by={record.texts('by')}", f"order={record.texts('order')}"]
         return ", ".join([*told, *(f"{name}={way} {column}" for name, way, column in record.list("results"))])
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningOrderedAgg(self, context)
 
@@ -117,7 +124,7 @@ class GroupCells(NamedTuple):
     counts: Ints
 
     @property
-    def order(self) -> Ints:
+    def state_order(self) -> Ints:
         """int64[g + c]: of states by group, those before the step, then those after cells."""
         groups = self.cells.size - 1
         of = np.repeat(np.arange(groups), np.diff(self.cells))
@@ -127,22 +134,22 @@ class GroupCells(NamedTuple):
 class RunningOrderedAgg(OrderedGroups):
     """State: all rows of the input, by group and order."""
 
-    def __init__(self, node: OrderedAgg, context: Context) -> None:
+    def __init__(self, node: OrderedAgg, context: OperatorContext) -> None:
         row = node.inputs[0].schema
         self.ways = RowOrder(row, node.by, node.order, context.secret)
-        super().__init__(row, node.by, self.ways.words, context.secret, self.ways.whole)
+        super().__init__(row, node.by, self.ways.words, context.secret, self.ways.is_total_order)
         self.made, self.skips, self.results = node.schema, node.skips, node.results
-        self.hashes = RowHashes(pa.schema([*node.schema][len(node.by) :]), context.secret)
+        self.hashes = RowHasher(pa.schema([*node.schema][len(node.by) :]), context.secret)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
-        """See `Running.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
+        """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
 
         O(u log rows) for u updates; where there are lists, O(rows of the groups that change) for each of their times.
         """
         updates = inputs[0]
         folded = self.fold(updates, since)
-        refuse_negative(folded, updates, f"agg of {', '.join(name for name, _, _ in self.results)}")
-        pool = self.arranged.pool(folded.change.batch.rows)
+        refuse_negative_counts(folded, updates, f"agg of {', '.join(name for name, _, _ in self.results)}")
+        pool = self.output_arrangement.pool(folded.change.batch.rows)
         try:
             return self._compute_updates(folded, updates, pool), folded.change
         finally:
@@ -151,8 +158,12 @@ class RunningOrderedAgg(OrderedGroups):
     def _compute_updates(self, folded: RowChanges, updates: Updates, pool: RowPool) -> Updates:
         """Compute the updates of the output."""
         by = folded.by
-        first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)
-        ends = {way: self._find_read_rows(way, folded, first, pool) for way in {way for _, way, _ in self.results}}
+        first = (
+            np.flatnonzero(np.append(mark_first_of_keys(by.high, by.low), True))
+            if by.high.size
+            else np.zeros(1, np.int64)
+        )
+        ends = {way: self._find_result_rows(way, folded, first, pool) for way in {way for _, way, _ in self.results}}
         # Rows behind those that were read change nothing.
         near = np.logical_or.reduce([end.place >= 0 for end in ends.values()])
         order = np.flatnonzero(near[folded.numbers])
@@ -173,23 +184,29 @@ class RunningOrderedAgg(OrderedGroups):
         n = 2 * heads.size
         at, places, diffs, out_ranks = *(np.empty(n, np.int64) for _ in range(3)), np.empty(n, np.int32)
         scratch = np.empty(updates.times.size + 1, np.int64)
-        given = before, there, self.hashes.values(results, there.size), ranks[heads].astype(np.int32), scratch
+        given = (
+            before,
+            there,
+            self.hashes.compute_value_hashes(results, there.size),
+            ranks[heads].astype(np.int32),
+            scratch,
+        )
         n = list_differences(*given, at, places, out_ranks, diffs)
         rows, taken = pa.array(folded.rows[order[heads[at[:n]]]]), pa.array(places[:n])
         columns = [each.take(rows) for each in column_arrays(updates.rows, self.by)]
         table = pa.Table.from_arrays([*columns, *(each.take(taken) for each in results)], schema=self.made)
         return Updates(table, out_ranks[:n], diffs[:n], updates.times)
 
-    def _find_read_rows(self, way: str, folded: RowChanges, first: Ints, pool: RowPool) -> FirstRows:
+    def _find_result_rows(self, way: str, folded: RowChanges, first: Ints, pool: RowPool) -> FirstRows:
         """Find the rows of groups that a result may read."""
         few = 2 if self.skips else 1
-        return first_rows(self, self.ways, folded, first, pool, few if way != "all" else ALL >> 1, way == "last")
+        return find_first_rows(self, self.ways, folded, first, pool, few if way != "all" else ALL >> 1, way == "last")
 
     def _compute_results(
         self, ends: dict[str, FirstRows], changes: GroupCells, pool: RowPool
     ) -> tuple[Flags, list[pa.Array]]:
         """Which states of groups are there, and the results of all, those before the step first."""
-        order, made = changes.order, dict[str, tuple[Ints, Ints]]()
+        order, made = changes.state_order, dict[str, tuple[Ints, Ints]]()
         there, stops = np.empty(order.size, np.uint8), np.empty(order.size + 1, np.int64)
         for way, (references, held, bounds, place) in ends.items():
             skipped = np.zeros(references.size, np.uint8)
@@ -200,7 +217,7 @@ class RunningOrderedAgg(OrderedGroups):
             while True:
                 out = np.empty(room, np.int64)
                 told = changes.cells, changes.begins, places, changes.counts
-                n = list_heads(bounds, held.copy(), skipped, *told, limit, there, stops, out)
+                n = list_first_rows(bounds, held.copy(), skipped, *told, limit, there, stops, out)
                 if n <= room:
                     break
                 if n > MOST_VALUES:
@@ -221,14 +238,14 @@ class RunningOrderedAgg(OrderedGroups):
                 columns.append(values.take(pa.array(begins, mask=none)))
         return there[order], columns
 
-    def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
+    def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
         """Compute the results of rows in the order of identities, all of some groups."""
         pool = arranged.slots.pool
         high, low, order = gather_identities(arranged, references)
-        heads, tied = starts(high, low), starts(high, low, order[:, : self.ways.tied])
+        heads, tied = mark_first_of_keys(high, low), mark_first_of_keys(high, low, order[:, : self.ways.tied])
         if (places := self.ways.sort_ties(pool, references, (~tied).astype(np.uint8))) is not None:
             references = references[places]
-        times = np.asarray(gather(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0))
+        times = np.asarray(gather_table(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0))
         begins = np.append(np.flatnonzero(heads), references.size)
         none, groups = np.empty(0, np.int64), begins.size - 1
         changes = GroupCells(np.zeros(groups + 1, np.int64), np.zeros(1, np.int64), none, none)
@@ -237,5 +254,5 @@ class RunningOrderedAgg(OrderedGroups):
         ends["last"] = FirstRows(references[turned], times[turned], begins, none)
         wanted = {way for _, way, _ in self.results}
         _, results = self._compute_results({way: end for way, end in ends.items() if way in wanted}, changes, pool)
-        shown = gather(pool, references[begins[:-1]], pa.schema([self.row.field(name) for name in self.by]))
+        shown = gather_table(pool, references[begins[:-1]], pa.schema([self.row.field(name) for name in self.by]))
         return as_updates(pa.Table.from_arrays([*shown.columns, *results], schema=self.made))

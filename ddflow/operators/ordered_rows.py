@@ -6,13 +6,13 @@ stand side by side, in order. Nulls are a group like any other value, and equal 
 widths, are the same words. Nothing changes until the arrangement takes the change in. Joins look groups up in it, tops
 and extremes read them from the front.
 
->>> from ddflow.operators.updates import few, ints
+>>> from ddflow.operators.updates import narrow_ints, ints
 >>> schema = pa.schema({"city": pa.string(), "id": pa.int64()})
 >>> rows = OrderedRows(schema, ["city"], [OrderColumn("id", False, True)], Secret(1, 2))
 >>> table = pa.table({"city": ["Bern", "Bern"], "id": [7, 3]}, schema=schema)
->>> folded = rows.fold(Updates(table, few(0, 0), ints(1, 2), ints(5)), since=5)
+>>> folded = rows.fold(Updates(table, narrow_ints(0, 0), ints(1, 2), ints(5)), since=5)
 >>> rows.apply([folded.change], upper=6, since=5)
->>> found = rows.look(*rows.hash_groups([pa.array(["Bern"])], 1))
+>>> found = rows.look_up_groups(*rows.hash_groups([pa.array(["Bern"])], 1))
 >>> rows.gather_rows(found.references).to_pylist(), found.values.tolist()
 ([{'city': 'Bern', 'id': 3}, {'city': 'Bern', 'id': 7}], [2, 1])
 """
@@ -25,21 +25,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, Words
+from ddflow.columns.hashing import Ints, Narrow, RowHasher, Secret, Words
 from ddflow.columns.layout import Arena
 from ddflow.columns.names import TIMES
-from ddflow.columns.order_words import OrderColumn, order_words, word_count
-from ddflow.columns.rows import RowPool, Rows, gather
+from ddflow.columns.order_words import OrderColumn, compute_order_words, count_order_words
+from ddflow.columns.rows import RowPool, Rows, gather_table
 from ddflow.columns.schema import column_arrays
 from ddflow.columns.sorting import SortedRows, sort_by_words
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.kernels.sort import number_groups
-from ddflow.operators.base import Hashes, SteppedRows, as_updates
-from ddflow.operators.updates import Updates, overflow
+from ddflow.operators.base import CountedRows, Hashes, as_updates
+from ddflow.operators.updates import Updates, count_overflow_error
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Change
-from ddflow.trace.group_rows import group_rows
+from ddflow.trace.group_rows import find_group_rows
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
 KINDS: Any = (np.int32, np.int64, np.int64, np.int64)
@@ -70,7 +70,7 @@ class RowChanges(NamedTuple):
     """int64[m]: where the rows are that were there before."""
 
 
-class OrderedRows(SteppedRows):
+class OrderedRows(CountedRows):
     """``row``: the columns, of which ``by`` are the group's, possibly none.  ``order``: what decides within a group.
 
     ``whole``: whether no two rows of a group have the words of one order.
@@ -82,18 +82,18 @@ class OrderedRows(SteppedRows):
         self.row, self.by, self.order, self.secret, self.hashed = row, list(by), list(order), secret, not whole
         # Of any nullability: then keys take two words, and those of two collections are the same.
         loose = pa.schema([field.with_nullable(True) for field in row])
-        self.keys = RowHashes(pa.schema([loose.field(name) for name in by]), secret)
-        self.whole, self.schema = RowHashes(loose, secret), pa.schema([*row, pa.field(TIMES, pa.int64(), False)])
-        self.ordered = pa.schema([(each.name, ordered_type(row.field(each.name).type)) for each in order])
-        words = sum(word_count(field.type, field.name) for field in self.ordered) + 2 * self.hashed
+        self.keys = RowHasher(pa.schema([loose.field(name) for name in by]), secret)
+        self.whole, self.schema = RowHasher(loose, secret), pa.schema([*row, pa.field(TIMES, pa.int64(), False)])
+        self.ordered = pa.schema([(each.name, find_order_type(row.field(each.name).type)) for each in order])
+        words = sum(count_order_words(field.type, field.name) for field in self.ordered) + 2 * self.hashed
         self.arrangements, self.arena = (Arrangement(self.schema, wide=True, words=words, ordered=True),), Arena()
         self.given, self.fields, self.identified = RowPool(row), list(loose), row
 
     def hash_groups(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
         """uint64[n], twice: the first words of identities, of the columns of groups.  O(n)."""
-        return self.keys.identities(columns, n)
+        return self.keys.compute_identities(columns, n)
 
-    def look(
+    def look_up_groups(
         self,
         high: Words,
         low: Words,
@@ -102,23 +102,23 @@ class OrderedRows(SteppedRows):
         words: bool = False,
         back: bool = False,
     ) -> RowsByGroup:
-        """Look up the rows of groups by ascending words, at most ``most`` of each.  See `group_rows`."""
-        return group_rows(self.arranged, high, low, most=most, tied=tied, words=words, back=back)
+        """Look up the rows of groups by ascending words, at most ``most`` of each.  See `find_group_rows`."""
+        return find_group_rows(self.output_arrangement, high, low, most=most, tied=tied, words=words, back=back)
 
     def gather_rows(self, references: Ints) -> pa.Table:
         """Gather the rows at some references.  O(n)."""
-        return gather(self.arranged.slots.pool, references, self.row)
+        return gather_table(self.output_arrangement.slots.pool, references, self.row)
 
     def fold(self, updates: Updates, since: int) -> RowChanges:
         """Fold the updates of a step over what is held.  O(n log n).  Raises `CountOverflow`; nothing changes."""
-        n, arena, arranged = updates.diffs.size, self.arena, self.arranged
+        n, arena, arranged = updates.diffs.size, self.arena, self.output_arrangement
         columns = column_arrays(updates.rows, self.row.names)
         table = pa.Table.from_arrays(columns, schema=pa.schema(self.fields))
         self.given.set_batch(0, Rows.from_columns(columns, self.given.shape, n))
         arena.reset()
-        high, low = self.whole.identities(columns, n)
+        high, low = self.whole.compute_identities(columns, n)
         number, first = number_identities(high, low, arena)
-        by, order = self._sort_distinct(table, high, low, first, n)
+        by, order = self._sort_distinct_rows(table, high, low, first, n)
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena, order=order)
         m, empty = first.size, arena.choose_allocator(n)
         counts: Ints = empty(m, np.int64)
@@ -127,11 +127,11 @@ class OrderedRows(SteppedRows):
         since_rank = np.int64(np.searchsorted(updates.times, since, side="right") - 1)
         up, down = [empty(2 * n, kind) for kind in KINDS], [empty(n, kind) for kind in KINDS]
         work: Any = (empty(m, np.int64), empty(n, np.int64), *up, *down, empty(m, np.int64))
-        changed, versions, refused = kernels.count_groups(
+        changed, versions, refused = kernels.update_group_counts(
             number, updates.ranks, updates.diffs, counts, since_rank, *work
         )
         if refused >= 0:
-            raise overflow(table, refused)
+            raise count_overflow_error(table, refused)
         place = np.empty(m, np.int64)
         place[by.permutation] = np.arange(m)
         change = self._build_change(updates, by, order, prior, place, [column[:versions] for column in down])
@@ -148,34 +148,36 @@ class OrderedRows(SteppedRows):
         return RowChanges(change, by, order, rows[kept], ranks[kept], times, numbers, before, held)
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `Readable.hash_rows`: the words of groups, multiplicities, and, of whole rows, all other words."""
+        """See `ReadableNode.hash_rows`: the words of groups, multiplicities, and, of whole rows, all other words."""
         high, low = self.keys.identify_rows(rows)
         times = np.asarray(rows.column(TIMES).fill_null(0)).view(np.uint64)
         if not set(self.row.names) <= set(rows.schema.names):
             return high, low, times  # of a file that was written before there were more columns
         return high, low, times, self._identity_words(rows, *self.whole.identify_rows(rows))
 
-    def output_rows(self, arranged: pa.Table) -> Updates:
-        """See `Readable.output_rows`: each row as often as it is there."""
+    def to_output_rows(self, arranged: pa.Table) -> Updates:
+        """See `ReadableNode.to_output_rows`: each row as often as it is there."""
         (times,) = column_arrays(arranged, [TIMES])
         return as_updates(arranged)._replace(diffs=times.to_numpy())
 
     def _identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
         """int64[n, w]: the other words of rows whose own two are these."""
         ordered = self.ordered
-        words = order_words(rows.select(ordered.names).cast(ordered), self.order) if self.order else None
+        words = compute_order_words(rows.select(ordered.names).cast(ordered), self.order) if self.order else None
         if not self.hashed and words is not None:
             return words.view(np.int64)
         mine = [high.reshape(-1, 1), low.reshape(-1, 1)]
         return np.hstack(mine if words is None else [words, *mine]).view(np.int64)
 
-    def _sort_distinct(self, table: pa.Table, high: Words, low: Words, first: Ints, n: int) -> tuple[SortedRows, Ints]:
+    def _sort_distinct_rows(
+        self, table: pa.Table, high: Words, low: Words, first: Ints, n: int
+    ) -> tuple[SortedRows, Ints]:
         """Distinct rows by their identities, of which ``high`` and ``low`` are the last words."""
         words = self._identity_words(table, high, low)
         # By one word this is three times as fast as by several, within groups.
         before = np.argsort(words[:, 0].view(np.uint64).take(first))
         rows = first.take(before)
-        groups = [each.take(rows) for each in self.keys.identities(column_arrays(table, self.by), n)]
+        groups = [each.take(rows) for each in self.keys.compute_identities(column_arrays(table, self.by), n)]
         words = words.take(rows, 0)
         by = sort_by_words(groups[0], groups[1], words, self.arena)
         words = words.take(by.permutation, 0)
@@ -185,14 +187,14 @@ class OrderedRows(SteppedRows):
 class OrderedGroups(OrderedRows):
     """What shows something else of groups than the rows that it holds."""
 
-    def pieces(self, as_of: int | None) -> Iterator[Updates]:
-        """See `Readable.pieces`.  O(rows held)."""
-        for arranged in self.arranged.partitions:
-            for references in arranged.live(as_of):
-                yield self._show_groups(arranged, references)
+    def iterate_rows(self, as_of: int | None) -> Iterator[Updates]:
+        """See `ReadableNode.iterate_rows`.  O(rows held)."""
+        for arranged in self.output_arrangement.partitions:
+            for references in arranged.iterate_live_references(as_of):
+                yield self._compute_group_output(arranged, references)
 
     @abstractmethod
-    def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
+    def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
         """Compute the output of rows in the order of identities, all of some groups."""
 
 
@@ -206,7 +208,7 @@ def number_identities(high: Words, low: Words, arena: Arena) -> tuple[Narrow, In
     return number, first[:m]
 
 
-def stepped_pool(pool: RowPool, updates: Updates) -> RowPool:
+def add_step_rows(pool: RowPool, updates: Updates) -> RowPool:
     """Extend the pool by a step's updates, as batch 0, with nulls for missing columns.  O(columns)."""
     there, n = set(updates.rows.schema.names), updates.diffs.size
     columns = [
@@ -216,10 +218,10 @@ def stepped_pool(pool: RowPool, updates: Updates) -> RowPool:
     return pool.with_events(Rows.from_columns(columns, pool.shape, n))
 
 
-def ordered_type(kind: pa.DataType) -> pa.DataType:
+def find_order_type(kind: pa.DataType) -> pa.DataType:
     """Return the type whose words order values: int64 for narrower integers, so that widening keeps the words.
 
-    >>> ordered_type(pa.int32()), ordered_type(pa.float32())
+    >>> find_order_type(pa.int32()), find_order_type(pa.float32())
     (DataType(int64), DataType(float))
     """
     return pa.int64() if pat.is_integer(kind) and kind.bit_width < 64 else kind

@@ -16,8 +16,14 @@ import pyarrow as pa
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.rows import Chosen
 from ddflow.errors import CorruptState
-from ddflow.operators.base import Context, Linear, Operator, Running, register_operator
-from ddflow.operators.join import encode_columns, read_columns, written_columns
+from ddflow.operators.base import (
+    Operator,
+    OperatorContext,
+    RunningOperator,
+    StatelessRunningOperator,
+    register_operator,
+)
+from ddflow.operators.join import columns_from_json, columns_to_json, normalize_columns
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import JsonRecord
@@ -40,7 +46,7 @@ class Pad(Operator):
         keys: Sequence[str] = (),
         whole: Sequence[int] = (),
     ) -> None:
-        self.side, self.columns, self.keys, self.whole = side, encode_columns(columns), list(keys), list(whole)
+        self.side, self.columns, self.keys, self.whole = side, normalize_columns(columns), list(keys), list(whole)
         sides, own = (left, right), self._map_columns()
         fields = [sides[at].schema.field(of).with_name(name) for name, at, of in self.columns]
         fields = [field.with_nullable(field.nullable or field.name not in own) for field in fields]
@@ -56,7 +62,7 @@ class Pad(Operator):
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the side, the columns and the keys as JSON."""
-        columns = written_columns(self.columns, self.whole, self.inputs)
+        columns = columns_to_json(self.columns, self.whole, self.inputs)
         return {"side": str(self.side), "columns": columns, "keys": self.keys, "whole": self.whole}
 
     @classmethod
@@ -65,13 +71,13 @@ class Pad(Operator):
         left, right = inputs
         if (side := record.text("side")) not in ("0", "1"):
             raise CorruptState(record.what, f"its side is {side!r}", MEND)
-        columns = read_columns(record.list("columns"), inputs)
+        columns = columns_from_json(record.list("columns"), inputs)
         return cls(left, right, int(side), columns, record.texts("keys"), record.list("whole"))
 
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """See `Collection.again`."""
         left, right = inputs
-        columns: list[Chosen] = read_columns(written_columns(self.columns, self.whole, self.inputs), inputs)
+        columns: list[Chosen] = columns_from_json(columns_to_json(self.columns, self.whole, self.inputs), inputs)
         return Pad(left, right, self.side, columns, self.keys, self.whole)
 
     @classmethod
@@ -98,20 +104,20 @@ class Pad(Operator):
             for at, each in enumerate(given)
         ]
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningPad(self, [field for field in self.schema if field.name in context.wanted])
 
 
-class RunningPad(Linear):
+class RunningPad(StatelessRunningOperator):
     """``wanted``: the columns that are read in a step; a read makes all."""
 
     def __init__(self, node: Pad, wanted: Sequence[pa.Field]) -> None:
         super().__init__(lambda *inputs: self._pad_rows(inputs[node.side], wanted))
         self.node, self.own = node, node._map_columns()
 
-    def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
-        """See `Running.read`."""
+    def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
+        """See `RunningOperator.compute_output_rows`."""
         return self._pad_rows(inputs[self.node.side], list(self.node.schema))
 
     def _pad_rows(self, of: Updates, fields: Sequence[pa.Field]) -> Updates:

@@ -1,8 +1,8 @@
 """Project: the rows mapped to other columns, by name or by expression; multiplicities stay, and add up downstream.
 
 >>> import pyarrow.compute as pc
->>> from ddflow.operators.updates import few, ints
->>> updates = Updates(pa.table({"v": [1, 2]}), few(0, 1), ints(1, 1), ints(3, 4))
+>>> from ddflow.operators.updates import narrow_ints, ints
+>>> updates = Updates(pa.table({"v": [1, 2]}), narrow_ints(0, 1), ints(1, 1), ints(3, 4))
 >>> map_rows(updates, pa.schema({"w": pa.int64()}), [lambda batch: pc.add(batch["v"], 1)]).rows.to_pydict()
 {'w': [2, 3]}
 """
@@ -14,16 +14,23 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.names import DIFF, check_names, column_names, did_you_mean
+from ddflow.columns.names import DIFF, check_column_names, did_you_mean, parse_column_names
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.schema import to_batch
 from ddflow.errors import ExpressionError, SpecError
-from ddflow.expressions import Expression, compile as compile_expression, refuse_foreign
-from ddflow.operators.base import Context, Linear, Operator, Running, as_updates, register_operator
+from ddflow.expressions import Expression, compile as compile_expression, refuse_foreign_expression
+from ddflow.operators.base import (
+    Operator,
+    OperatorContext,
+    RunningOperator,
+    StatelessRunningOperator,
+    as_updates,
+    register_operator,
+)
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, Columns, rename_equal_columns
+from ddflow.plan.collection import Collection, Columns, rename_equal_column_sets
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections, write_formula
-from ddflow.plan.verbs.rest_columns import RestColumns, expand_rests, read_rests
+from ddflow.plan.verbs.rest_columns import RestColumns, expand_rest_columns, read_rest_columns
 from ddflow.plan.verbs.rows import Formula
 
 
@@ -40,14 +47,14 @@ class Project(Operator):
         self.columns: list[str | Expression] = []
         fields = []
         for each in columns if isinstance(columns, list | tuple) else [columns]:
-            refuse_foreign(each, of.schema, False, "project")
-        names = list(columns) if isinstance(columns, Mapping) else column_names(columns, "project", "columns")
+            refuse_foreign_expression(each, of.schema, False, "project")
+        names = list(columns) if isinstance(columns, Mapping) else parse_column_names(columns, "project", "columns")
         if not names and not rests:
             raise SpecError("project", "no column is named", "name at least one; count(by=[]) counts all rows")
-        check_names(names, "project")
+        check_column_names(names, "project")
         self.named, self.rests = names, tuple(rests)
         named = columns if isinstance(columns, Mapping) else dict(zip(names, names, strict=True))
-        for name, formula in expand_rests(of, named, rests).items():
+        for name, formula in expand_rest_columns(of, named, rests).items():
             if isinstance(formula, str) and formula in of.schema.names:
                 self.columns.append(formula)
                 fields.append(of.schema.field(formula).with_name(name))
@@ -64,13 +71,14 @@ class Project(Operator):
         super().__init__(of.flow, schema, [of], of.consolidated and of.told_by(kept))
         failing = [each for each in self.columns if not isinstance(each, str) and each.fallible]
         self.fallible = tuple(dict.fromkeys(name for each in failing for name in each.columns or of.schema.names))
-        self.equal, self.grows = rename_equal_columns(of.equal, kept), bool(rests)
+        self.equal, self.grows = rename_equal_column_sets(of.equal, kept), bool(rests)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the columns as JSON."""
         columns = dict(zip(self.schema.names, self.columns, strict=True))
         written = [
-            {"name": name} | ({"column": column} if isinstance(column := columns[name], str) else formulas.add(column))
+            {"name": name}
+            | ({"column": column} if isinstance(column := columns[name], str) else formulas.describe_formula(column))
             for name in self.named
         ]
         return {"columns": written} | ({"rests": [each.to_json() for each in self.rests]} if self.rests else {})
@@ -79,13 +87,13 @@ class Project(Operator):
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         columns = {c.text("name"): c.text("column" if "column" in c else "sql") for c in record.records("columns")}
-        return inputs[0]._then(cls.verb, columns, read_rests(record))
+        return inputs[0]._apply_verb(cls.verb, columns, read_rest_columns(record))
 
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """See `Collection.again`."""
         known = dict(zip(self.schema.names, self.columns, strict=True))
         columns = {name: each if isinstance(each := known[name], str) else each.given for name in self.named}
-        return inputs[0]._then(self.verb, columns, self.rests)
+        return inputs[0]._apply_verb(self.verb, columns, self.rests)
 
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: its formulas must say the same, or that in a wider type."""
@@ -100,7 +108,7 @@ class Project(Operator):
         columns = {each.text("name"): write_formula(each) for each in record.records("columns")}
         plain = all(repr(name) == formula for name, formula in columns.items())
         shown = [formula if plain else f"{name!r}: {formula}" for name, formula in columns.items()]
-        for rest in reversed(read_rests(record)):
+        for rest in reversed(read_rest_columns(record)):
             shown.insert(rest.at, "*" + (f" without {[*rest.without]}" if rest.without else ""))
         return f"[{', '.join(shown)}]" if plain else f"{{{', '.join(shown)}}}"
 
@@ -139,12 +147,12 @@ class Project(Operator):
         made = map_rows(as_updates(given[0].drop_columns([DIFF])), self.schema, columns)
         return [given[0].take(pa.array(np.flatnonzero(alike.mark_matches(made.rows, wanted, self.schema.names))))]
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningProject(self, context.wanted)
 
 
-class RunningProject(Linear):
+class RunningProject(StatelessRunningOperator):
     """A projection: a step computes the columns that are wanted; a read computes all, and null for one that fails."""
 
     def __init__(self, node: Project, wanted: frozenset[str]) -> None:
@@ -153,8 +161,8 @@ class RunningProject(Linear):
         super().__init__(partial(map_rows, schema=schema, columns=columns))
         self.node, self.wanted = node, wanted
 
-    def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
-        """See `Running.read`."""
+    def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
+        """See `RunningOperator.compute_output_rows`."""
         columns = [
             each if isinstance(each, str) or field.name in self.wanted else partial(_compute_or_null, each)
             for each, field in zip(self.node.columns, self.node.schema, strict=True)

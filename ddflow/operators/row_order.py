@@ -6,9 +6,9 @@ column of text or binary; rows that tie by words are compared by their values. A
 hashes and may not be in ``by``. The first rows of a group are right whatever the times of a step do to its rows.
 
 >>> schema = pa.schema({"city": pa.string(), "n": pa.int64(), "note": pa.string()})
->>> ordered_by(["n desc nulls first", "`city`"], schema, "top")
+>>> parse_order_columns(["n desc nulls first", "`city`"], schema, "top")
 [OrderColumn(name='n', descending=True, nulls_first=True), OrderColumn(name='city', descending=False, nulls_first=True)]
->>> order = RowOrder(schema, ["city"], ordered_by(["n desc"], schema, "top"), Secret(1, 2))
+>>> order = RowOrder(schema, ["city"], parse_order_columns(["n desc"], schema, "top"), Secret(1, 2))
 >>> [each.name for each in order.words], [each.name for each in order.values]
 (['n', 'note'], ['note'])
 """
@@ -21,15 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Flags, Ints, RowHashes, Secret
+from ddflow.columns.hashing import Flags, Ints, RowHasher, Secret
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.order_words import OrderColumn, has_exact_words, order_words, word_count
-from ddflow.columns.rows import RowPool, gather
-from ddflow.columns.schema import decode_array, is_flat, normal_type, to_array
+from ddflow.columns.order_words import OrderColumn, compute_order_words, count_order_words, has_exact_words
+from ddflow.columns.rows import RowPool, gather_table
+from ddflow.columns.schema import decode_array, is_flat_type, normalize_type, to_array
 from ddflow.columns.wider import find_widening, keeps_order, list_changed_types
 from ddflow.errors import Option, Phrase, SpecError, shorten
-from ddflow.kernels.top import merge_top
-from ddflow.operators.ordered_rows import OrderedRows, RowChanges, ordered_type
+from ddflow.kernels.top import merge_top_rows
+from ddflow.operators.ordered_rows import OrderedRows, RowChanges, find_order_type
 from ddflow.trace.ordered_index import RowsByGroup
 
 MOST: Final = 8
@@ -39,7 +39,7 @@ _WRITTEN: Final = re.compile(
 )
 
 
-def ordered_by(by: Any, schema: pa.Schema, asked: str) -> list[OrderColumn]:
+def parse_order_columns(by: Any, schema: pa.Schema, asked: str) -> list[OrderColumn]:
     """Texts such as ``"amount desc nulls last"``, one or several, as columns.  Raises `SpecError`.
 
     A name that is no word stands in backticks.  Nulls are first ascending and last descending, as in Spark.
@@ -61,7 +61,7 @@ def ordered_by(by: Any, schema: pa.Schema, asked: str) -> list[OrderColumn]:
         if name not in schema.names:
             lost = f"by= holds {shorten(repr(text))}: there is no column {name!r}"
             raise SpecError(asked, lost, did_you_mean(name, schema.names))
-        word_count(schema.field(name).type, name)
+        count_order_words(schema.field(name).type, name)
         descending = (found[3] or "asc").lower() == "desc"
         first = not descending if found[4] is None else found[4].lower() == "first"
         if name not in [each.name for each in out]:  # the second time it says nothing
@@ -69,8 +69,8 @@ def ordered_by(by: Any, schema: pa.Schema, asked: str) -> list[OrderColumn]:
     return out
 
 
-def order_texts(by: Sequence[OrderColumn]) -> list[str]:
-    """Columns as texts, which `ordered_by` reads."""
+def format_order_columns(by: Sequence[OrderColumn]) -> list[str]:
+    """Columns as texts, which `parse_order_columns` reads."""
     ways = "asc", "desc"
     nulls = "last", "first"
     return [f"`{n.replace('`', '``')}` {ways[descending]} nulls {nulls[first]}" for n, descending, first in by]
@@ -93,8 +93,8 @@ class RowOrder:
         self.values: list[OrderColumn] = []
         self.tied = 0
         for at, each in enumerate(every):
-            kind = ordered_type(row.field(each.name).type)
-            wide = word_count(kind, each.name) if is_flat(normal_type(kind)) else MOST + 1
+            kind = find_order_type(row.field(each.name).type)
+            wide = count_order_words(kind, each.name) if is_flat_type(normalize_type(kind)) else MOST + 1
             if self.tied + wide > most and (self.words or each not in by):
                 self.values = every[at:]
                 break
@@ -105,7 +105,7 @@ class RowOrder:
                 break
 
     @property
-    def whole(self) -> bool:
+    def is_total_order(self) -> bool:
         """Whether rows with equal words are equal."""
         return bool(self.words) and not self.values
 
@@ -113,13 +113,16 @@ class RowOrder:
         """Sort rows by values.  ``classes``: int64[n], ascending, equal for those that tie.  O(n log n)."""
         keys: list[Any] = [classes]
         for each in self.values:
-            column, kind = decode_array(to_array(rows.column(each.name))), normal_type(self.row.field(each.name).type)
+            column, kind = (
+                decode_array(to_array(rows.column(each.name))),
+                normalize_type(self.row.field(each.name).type),
+            )
             alone = pa.table({each.name: column})
-            if not is_flat(kind):
-                hashes = RowHashes(pa.schema([pa.field("", column.type)]), self.secret)
-                keys.extend(hashes.identities([column], len(column)))
+            if not is_flat_type(kind):
+                hashes = RowHasher(pa.schema([pa.field("", column.type)]), self.secret)
+                keys.extend(hashes.compute_identities([column], len(column)))
             elif has_exact_words(kind):
-                keys.extend(order_words(alone, [each]).T)
+                keys.extend(compute_order_words(alone, [each]).T)
             else:
                 ranks = np.array(pc.rank(column, "descending" if each.descending else "ascending", tiebreaker="dense"))
                 ranks[np.asarray(column.is_null())] = 0 if each.nulls_first else len(column) + 1
@@ -137,21 +140,21 @@ class RowOrder:
         classes = np.cumsum(ties == 0)[tied]
         schema = pa.schema([self.row.field(each.name).with_nullable(True) for each in self.values])
         out = np.arange(references.size)
-        out[tied] = tied[self.sort_rows(gather(pool, references[tied], schema), classes)]
+        out[tied] = tied[self.sort_rows(gather_table(pool, references[tied], schema), classes)]
         return out
 
 
-def sort_places(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
+def argsort_rows(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
     """Where the rows of a table stand in an order, those that tie by their other columns.  O(n log n).
 
     >>> rows = pa.table({"id": [1, 2, 3], "n": [7.5, None, float("nan")]})
-    >>> sort_places(rows, ordered_by("n desc nulls first", rows.schema, "ORDER BY")).tolist()
+    >>> argsort_rows(rows, parse_order_columns("n desc nulls first", rows.schema, "ORDER BY")).tolist()
     [1, 2, 0]
     """
     if not rows.num_rows:
         return np.zeros(0, np.int64)
     order = RowOrder(rows.schema, [], by, Secret.fresh())
-    words = order_words(rows, order.words)
+    words = compute_order_words(rows, order.words)
     first: Ints = np.lexsort(words.T[::-1])
     words = words[first]
     classes = np.zeros(first.size, np.int64)
@@ -159,11 +162,11 @@ def sort_places(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
     return first[order.sort_rows(rows.take(pa.array(first)), classes)]
 
 
-def find_reordered(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+def find_reordered_columns(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
     """Yield the columns, and their types, whose values sort differently in narrower types."""
     for name in list_changed_types(narrow, row):
         was, now = narrow.field(name).type, row.field(name).type
-        hashed = not is_flat(normal_type(now)) and find_widening(was, now) != "read"
+        hashed = not is_flat_type(normalize_type(now)) and find_widening(was, now) != "read"
         # Words of integers are those of int64, but for uint64.
         if hashed or pa.types.is_uint64(now) or not keeps_order(was, now):
             yield name, now
@@ -194,7 +197,7 @@ class StepRows(NamedTuple):
     last: Ints
 
 
-def first_rows(
+def find_first_rows(
     rows: OrderedRows,
     ways: RowOrder,
     folded: RowChanges,
@@ -209,15 +212,15 @@ def first_rows(
     read from their ends.  O(m + groups log rows + rows read).
 
     >>> from ddflow.columns.hashing import Secret
-    >>> from ddflow.operators.row_order import ordered_by
-    >>> from ddflow.operators.updates import Updates, few, ints
+    >>> from ddflow.operators.row_order import parse_order_columns
+    >>> from ddflow.operators.updates import Updates, narrow_ints, ints
     >>> import pyarrow as pa
     >>> row = pa.schema({"n": pa.int64()})
-    >>> ways = RowOrder(row, [], ordered_by(["n"], row, "top"), Secret(1, 2))
+    >>> ways = RowOrder(row, [], parse_order_columns(["n"], row, "top"), Secret(1, 2))
     >>> rows = OrderedRows(row, [], ways.words, Secret(1, 2))
-    >>> folded = rows.fold(Updates(pa.table({"n": [7, 3]}), few(0, 0), ints(1, 1), ints(5)), since=5)
-    >>> pool = rows.arranged.pool(folded.change.batch.rows)
-    >>> found = first_rows(rows, ways, folded, ints(0, 2), pool, 1, back=True)
+    >>> folded = rows.fold(Updates(pa.table({"n": [7, 3]}), narrow_ints(0, 0), ints(1, 1), ints(5)), since=5)
+    >>> pool = rows.output_arrangement.pool(folded.change.batch.rows)
+    >>> found = find_first_rows(rows, ways, folded, ints(0, 2), pool, 1, back=True)
     >>> found.place.tolist(), found.held.tolist()
     ([1, 0], [0, 0])
     """
@@ -230,8 +233,8 @@ def first_rows(
     touched = np.add.reduceat(step.prior > 0, heads, dtype=np.int64) if m else heads
     many = np.full(heads.size, most, np.int64)
     while True:
-        found = rows.look(folded.by.high[heads], folded.by.low[heads], many, ways.tied, words=True, back=back)
-        merged, held, ties, place, ends = _merge_step(step, found, many, ways.tied, back)
+        found = rows.look_up_groups(folded.by.high[heads], folded.by.low[heads], many, ways.tied, words=True, back=back)
+        merged, held, ties, place, ends = _merge_step_rows(step, found, many, ways.tied, back)
         mine = np.add.reduceat((place >= 0) & (step.prior > 0), heads, dtype=np.int64) if m else heads
         there = np.diff(found.begins)
         few = (there >= many) & (there - mine < most) & (many < most + touched)
@@ -253,7 +256,7 @@ def first_rows(
     return FirstRows(merged, held, ends, place)
 
 
-def _merge_step(
+def _merge_step_rows(
     step: StepRows, found: RowsByGroup, many: Ints, tied: int, back: bool
 ) -> tuple[Ints, Ints, Flags, Ints, Ints]:
     """Merge the rows of the step into the found ones: references, multiplicities, ties, places, ends of groups."""
@@ -263,5 +266,5 @@ def _merge_step(
     ties, ends = np.empty(n, np.uint8), np.empty(step.first.size, np.int64)
     mine = step.first, np.uint64(order.ctypes.data), step.prior, step.last, many
     its = found.begins, np.uint64(words.ctypes.data), found.references, found.values
-    n = merge_top(*mine, *its, np.int64(order.shape[1]), np.int64(tied), merged, held, ties, place, ends)
+    n = merge_top_rows(*mine, *its, np.int64(order.shape[1]), np.int64(tied), merged, held, ties, place, ends)
     return merged[:n], held[:n], ties[:n], place, ends

@@ -4,11 +4,11 @@ Invariant: a row whose count is above one fails, as by an expression: it refuses
 a time, and nothing changes. A query has it above the join with the rows that ask. The count is not a column of the
 output.
 
->>> from ddflow.operators.updates import few, ints
+>>> from ddflow.operators.updates import narrow_ints, ints
 >>> rows = pa.table({"city": ["Bern", "Basel"], "rows": [1, 2]})
->>> drop_counts(Updates(rows.slice(0, 1), few(0), ints(1), ints(3)), "rows").rows.column_names
+>>> drop_counts(Updates(rows.slice(0, 1), narrow_ints(0), ints(1), ints(3)), "rows").rows.column_names
 ['city']
->>> drop_counts(Updates(rows, few(0, 0), ints(1, 1), ints(3)), "rows", ["city"])
+>>> drop_counts(Updates(rows, narrow_ints(0, 0), ints(1, 1), ints(3)), "rows", ["city"])
 Traceback (most recent call last):
     ...
 ddflow.errors.NotSingle: a scalar subquery: it has 2 rows where city = Basel; add a condition, or an aggregate such ...
@@ -23,32 +23,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.names import check_known, column_name
+from ddflow.columns.names import check_column_name, check_columns_exist
 from ddflow.columns.rows import row_values
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import NotSingle, SpecError
-from ddflow.operators.base import Context, Linear, Running, SameRows, register_operator
+from ddflow.operators.base import (
+    OperatorContext,
+    RowPreservingOperator,
+    RunningOperator,
+    StatelessRunningOperator,
+    register_operator,
+)
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, Columns, rename_equal_columns
+from ddflow.plan.collection import Collection, Columns, rename_equal_column_sets
 from ddflow.plan.text.formulas import JsonRecord
 
 
 @register_operator
-class Single(SameRows):
+class Single(RowPreservingOperator):
     """See `Collection.single`.  ``counts``: the column of counts.  ``keys``: what messages name."""
 
     verb = "single"
 
     def __init__(self, of: Collection, count: str, keys: Sequence[str]) -> None:
-        self.counts, self.keys = column_name(count, "single", "count"), list(keys)
-        check_known([self.counts, *self.keys], of.schema.names, "single")
+        self.counts, self.keys = check_column_name(count, "single", "count"), list(keys)
+        check_columns_exist([self.counts, *self.keys], of.schema.names, "single")
         if not pat.is_integer(of.schema.field(self.counts).type) or len(of.schema) < 2:
             found = f"{self.counts!r} is {of.schema.field(self.counts).type}, of {len(of.schema)} columns"
             raise SpecError("single", found, "name a column of counts, beside others")
         fields = [field for field in of.schema if field.name != self.counts]
         super().__init__(of.flow, pa.schema(fields), [of], of.consolidated)
         self.fallible = (self.counts,)
-        self.equal = rename_equal_columns(of.equal, {name: name for name in self.schema.names})
+        self.equal = rename_equal_column_sets(of.equal, {name: name for name in self.schema.names})
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the column of counts and the keys as JSON."""
@@ -76,9 +82,9 @@ class Single(SameRows):
         """See `Collection.unique_by`: those of its input that are here."""
         return [each for each in self.inputs[0].unique_by() if self.counts not in each]
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
-        return Linear(partial(drop_counts, count=self.counts, keys=self.keys))
+        return StatelessRunningOperator(partial(drop_counts, count=self.counts, keys=self.keys))
 
 
 def drop_counts(updates: Updates, count: str, keys: Sequence[str] = ()) -> Updates:

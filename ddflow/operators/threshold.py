@@ -5,11 +5,11 @@ columns. A change of it from m to n gives the row ``f(n) - f(m)`` times, at each
 a row that is nowhere cannot come out.
 
 >>> import pyarrow as pa
->>> from ddflow.operators.updates import few, ints
+>>> from ddflow.operators.updates import narrow_ints, ints
 >>> import pyarrow.compute as pc
 >>> schema = pa.schema({"v": pa.string()})
 >>> twice = RunningThreshold(schema, lambda batch: pc.min_element_wise(batch["n"], 2), Secret(1, 2))
->>> out, _ = twice.compute([Updates(pa.table({"v": ["a", "b"]}), few(0, 0), ints(1, 3), ints(5))], 5)
+>>> out, _ = twice.compute([Updates(pa.table({"v": ["a", "b"]}), narrow_ints(0, 0), ints(1, 3), ints(5))], 5)
 >>> out.to_table(out.rows.schema, None).to_pylist()
 [{'v': 'a', '_diff': 1}, {'v': 'b', '_diff': 2}]
 """
@@ -22,14 +22,14 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, Secret
-from ddflow.columns.names import TIMES, check_names
+from ddflow.columns.names import TIMES, check_column_names
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import ExpressionError
 from ddflow.expressions import Expression, compile as compile_expression
-from ddflow.operators.base import Context, Running, SameRows, register_operator
+from ddflow.operators.base import OperatorContext, RowPreservingOperator, RunningOperator, register_operator
 from ddflow.operators.count import RunningCount
-from ddflow.operators.updates import Updates, consolidate, overflow
-from ddflow.plan.collection import Collection, Columns, refuse_forgetting
+from ddflow.operators.updates import Updates, consolidate, count_overflow_error
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord, write_formula
 from ddflow.plan.verbs.rows import POSITIVE, Formula
 from ddflow.trace.batch import Change
@@ -40,22 +40,22 @@ LEAST: Final = np.iinfo(np.int64).min
 
 
 @register_operator
-class Threshold(SameRows):
+class Threshold(RowPreservingOperator):
     """See `Collection.threshold`.  ``formula``: compiled over `GIVEN`."""
 
     verb, keeps = "threshold", True
 
     def __init__(self, of: Collection, formula: Formula) -> None:
         self.formula = _compile_threshold(formula)
-        refuse_forgetting(self.verb, "they would be counted again", of)
-        check_names([*of.schema.names, TIMES], self.verb)
+        refuse_forgetting_inputs(self.verb, "they would be counted again", of)
+        check_column_names([*of.schema.names, TIMES], self.verb)
         super().__init__(of.flow, of.schema, [of], True)
         self.unique = False
         self.positive = self.formula.text == POSITIVE
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the function as JSON."""
-        return {"formula": formulas.add(self.formula)}
+        return {"formula": formulas.describe_formula(self.formula)}
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
@@ -75,7 +75,7 @@ class Threshold(SameRows):
         """Equal rows."""
         return [tuple(self.schema.names)]
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningThreshold(self.schema, self.formula, context.secret)
 
@@ -141,18 +141,18 @@ class RunningThreshold(RunningCount):
         self.formula, self.tracked = formula, None
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
-        """See `Running.compute`.  O(updates).  Raises `CountOverflow`, and what the function raises."""
+        """See `RunningOperator.compute`.  O(updates).  Raises `CountOverflow`, and what the function raises."""
         counted, change = super().compute(inputs, since)
         times = self._apply_function(counted.rows)
         if (beyond := np.flatnonzero(times == LEAST)).size:  # which has no opposite
-            raise overflow(counted.rows, int(beyond[0]))
-        there = counted._replace(diffs=counted.diffs * times).pick(np.flatnonzero(times))
+            raise count_overflow_error(counted.rows, int(beyond[0]))
+        there = counted._replace(diffs=counted.diffs * times).take(np.flatnonzero(times))
         return consolidate(there._replace(rows=there.rows.select(self.groups.names)), self.secret), change
 
-    def output_rows(self, arranged: pa.Table) -> Updates:
-        """See `Readable.output_rows`: each row as often as the function says."""
+    def to_output_rows(self, arranged: pa.Table) -> Updates:
+        """See `ReadableNode.to_output_rows`: each row as often as the function says."""
         times = self._apply_function(arranged)
-        return super().output_rows(arranged)._replace(diffs=times).pick(np.flatnonzero(times))
+        return super().to_output_rows(arranged)._replace(diffs=times).take(np.flatnonzero(times))
 
     def _apply_function(self, rows: pa.Table) -> Ints:
         """Apply the function to multiplicities."""

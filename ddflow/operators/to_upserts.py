@@ -22,19 +22,19 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Secret, has_wide_identities, identities, value_hashes
-from ddflow.columns.names import DELETED, TIMES, check_known, check_names
+from ddflow.columns.hashing import Secret, compute_identities, compute_value_hashes, has_wide_identities
+from ddflow.columns.names import DELETED, TIMES, check_column_names, check_columns_exist
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.schema import column_arrays, conform, updates_schema
+from ddflow.columns.schema import column_arrays, conform_to_schema, updates_schema
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.columns.wider import keeps_order, list_changed_types
 from ddflow.errors import SpecError
-from ddflow.operators.base import Context, Operator, Running, as_updates, register_operator
-from ddflow.operators.held_rows import HeldRows
+from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
+from ddflow.operators.held_rows import RowStore
 from ddflow.operators.ordered_rows import OrderedRows
 from ddflow.operators.updates import Updates
 from ddflow.operators.upserts import Conflicts, ToUpserts
-from ddflow.plan.collection import Collection, Columns, refuse_forgetting
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.batch import Change
 
@@ -50,9 +50,9 @@ class AsUpserts(Operator):
 
     def __init__(self, of: Collection, key: str | Sequence[str], on_conflict: Conflicts = "error") -> None:
         made = ToUpserts(key, on_conflict)
-        check_known(made.key, of.schema.names, f"to_upserts({list(made.key)})")
-        refuse_forgetting(f"to_upserts({list(made.key)})", "keys would show them for ever", of)
-        check_names([*of.schema.names, TIMES], f"to_upserts({list(made.key)})")
+        check_columns_exist(made.key, of.schema.names, f"to_upserts({list(made.key)})")
+        refuse_forgetting_inputs(f"to_upserts({list(made.key)})", "keys would show them for ever", of)
+        check_column_names([*of.schema.names, TIMES], f"to_upserts({list(made.key)})")
         made.declare(of.updates_schema(of.time_type))
         self.key, self.on_conflict, self._out = made.key, on_conflict, made.schema.out
         # What may be null in a row may be null where it shows; only of a deleted key everything may.
@@ -109,11 +109,11 @@ class AsUpserts(Operator):
         """See `Collection.behind`: all rows of their keys."""
         return [alike.select_matches(given[0], wanted, self.key)]
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningToUpserts(self.inputs[0].schema, self, context.time_type, context.secret)
 
-    _then = consolidate = operand
+    _apply_verb = consolidate = operand
 
 
 class RunningToUpserts(OrderedRows):
@@ -135,37 +135,37 @@ class RunningToUpserts(OrderedRows):
             return self.told.resolve(updates)[0], None
         high, low = self.hash_groups(column_arrays(updates.rows, self.by), n)
         by = sort_by_identity(high, low)
-        found = self.look(by.high[by.starts[:-1]], by.low[by.starts[:-1]])
-        rows, told.held_rows = self.gather_rows(found.references), self._empty_rows()
+        found = self.look_up_groups(by.high[by.starts[:-1]], by.low[by.starts[:-1]])
+        rows, told.held_rows = self.gather_rows(found.references), self._build_empty_store()
         if rows.num_rows:
-            keys = sort_by_identity(*identities(rows.select(self.by), self.secret))
-            hashes = value_hashes(rows.select(told.schema.beside.names), self.secret).view(np.int64)
+            keys = sort_by_identity(*compute_identities(rows.select(self.by), self.secret))
+            hashes = compute_value_hashes(rows.select(told.schema.beside.names), self.secret).view(np.int64)
             told.held_rows.insert_rows(rows, keys, hashes, found.values, told._rank_candidates)
         return told.resolve(updates)[0], self.fold(updates, since).change
 
-    def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
+    def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """Compute the rows that keys show if the input holds these; store nothing.  O(rows).  Raises as `compute`."""
         told = copy(self.told)
-        told.held_rows = self._empty_rows()
+        told.held_rows = self._build_empty_store()
         return told.resolve(self._conform_rows(inputs[0]))[0]
 
-    def pieces(self, as_of: int | None) -> Iterator[Updates]:
-        """See `Readable.pieces`: what all keys show.  O(rows), in memory."""
-        every = [self.output_rows(table) for table in self.arranged.pieces(as_of)]
+    def iterate_rows(self, as_of: int | None) -> Iterator[Updates]:
+        """See `ReadableNode.iterate_rows`: what all keys show.  O(rows), in memory."""
+        every = [self.to_output_rows(table) for table in self.output_arrangement.iterate_rows(as_of)]
         if every:
             rows = pa.concat_tables([each.rows for each in every])
             whole = as_updates(rows)._replace(diffs=np.concatenate([each.diffs for each in every]))
-            yield self.read([whole], as_of)
+            yield self.compute_output_rows([whole], as_of)
 
-    def output(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
-        """See `Running.output`: upserts."""
+    def to_output_table(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
+        """See `RunningOperator.output`: upserts."""
         shown = [made.rows.column(name) for name in schema.names]
         there = pa.array(np.zeros(made.diffs.size, bool))
         table = pa.Table.from_arrays([*shown, there], schema=self.told.schema.shown)
         return self.told.told(made._replace(rows=table))
 
-    def _empty_rows(self) -> HeldRows:
-        return HeldRows(self.row, has_wide_identities(pa.schema([self.row.field(name) for name in self.by])))
+    def _build_empty_store(self) -> RowStore:
+        return RowStore(self.row, has_wide_identities(pa.schema([self.row.field(name) for name in self.by])))
 
     def _conform_rows(self, updates: Updates) -> Updates:
         """Conform the columns to the declared ones: nullability, and perhaps the encoding, differ between pieces."""
@@ -173,4 +173,4 @@ class RunningToUpserts(OrderedRows):
         if all(column.type == field.type for column, field in zip(columns, self.row, strict=True)):
             return updates._replace(rows=pa.Table.from_arrays(columns, schema=self.row))
         table = pa.Table.from_arrays(columns, names=self.row.names)
-        return updates._replace(rows=conform(table, self.row, "upserts"))
+        return updates._replace(rows=conform_to_schema(table, self.row, "upserts"))

@@ -10,15 +10,15 @@ where it touches some of these. A row that ties with the last of these is read a
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.plan import Plan
 >>> from ddflow.plan.inputs.spec import Upsert
->>> from ddflow.operators.updates import few, ints
+>>> from ddflow.operators.updates import narrow_ints, ints
 >>> plan = Plan()
 >>> sales = plan.upserts("sales", {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}, Upsert(key="id"))
 >>> best = sales.top(1, by=["n desc"], partition_by=["city"])
->>> top = best.open(Context(Secret(1, 2), pa.int64(), frozenset(["city", "n"])))
+>>> top = best.open(OperatorContext(Secret(1, 2), pa.int64(), frozenset(["city", "n"])))
 >>> rows = pa.table({"id": [1, 2, 3], "city": ["Bern", "Bern", "Chur"], "n": [5, 7, 1]}, schema=sales.schema)
->>> out, change = top.compute([Updates(rows, few(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
+>>> out, change = top.compute([Updates(rows, narrow_ints(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
 >>> top.apply([change], upper=6, since=5)
->>> out, _ = top.compute([Updates(rows.slice(1, 1), few(0), ints(-1), ints(6))], 6)
+>>> out, _ = top.compute([Updates(rows.slice(1, 1), narrow_ints(0), ints(-1), ints(6))], 6)
 >>> out.rows.to_pylist(), out.diffs.tolist()
 ([{'city': 'Bern', 'n': 7}, {'city': 'Bern', 'n': 5}], [-1, 1])
 """
@@ -32,22 +32,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints
-from ddflow.columns.names import DIFF, TIMES, check_known, check_names, column_name, column_names
+from ddflow.columns.names import (
+    DIFF,
+    TIMES,
+    check_column_name,
+    check_column_names,
+    check_columns_exist,
+    parse_column_names,
+)
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import RowPool, gather, gather_arrays
+from ddflow.columns.rows import RowPool, gather_arrays, gather_table
 from ddflow.columns.schema import to_array
 from ddflow.errors import Option, SpecError
 from ddflow.kernels.sort import order_by_rank
-from ddflow.kernels.top import move_windows
-from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, Operator, Running, as_updates, register_operator
+from ddflow.kernels.top import compute_window_updates
+from ddflow.operators.arranged import refuse_negative_counts
+from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
 from ddflow.operators.ordered_rows import OrderedGroups, RowChanges
-from ddflow.operators.row_order import RowOrder, find_reordered, first_rows, order_texts, ordered_by
-from ddflow.operators.updates import Updates, ints, retracting_first
-from ddflow.plan.collection import Collection, Columns, refuse_forgetting
+from ddflow.operators.row_order import (
+    RowOrder,
+    find_first_rows,
+    find_reordered_columns,
+    format_order_columns,
+    parse_order_columns,
+)
+from ddflow.operators.updates import Updates, ints, sort_retractions_first
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Change, starts
+from ddflow.trace.batch import Change, mark_first_of_keys
 from ddflow.trace.group_rows import gather_identities
 
 MOST: Final = 10_000
@@ -73,44 +86,52 @@ class Top(Operator):
     ) -> None:
         asked = self.verb
         self.k, self.offset, self.rank_name = (
-            _check_places(k, "k", 1, MOST),
-            _check_places(offset, "offset", 0, FARTHEST - 1),
+            _check_row_count(k, "k", 1, MOST),
+            _check_row_count(offset, "offset", 0, FARTHEST - 1),
             rank_name,
         )
-        self.by, self.partition_by = ordered_by(by, of.schema, asked), column_names(partition_by, asked, "partition_by")
-        check_known(self.partition_by, of.schema.names, asked, "partition_by")
-        refuse_forgetting(asked, "they would stay for ever", of)
+        self.by, self.partition_by = (
+            parse_order_columns(by, of.schema, asked),
+            parse_column_names(partition_by, asked, "partition_by"),
+        )
+        check_columns_exist(self.partition_by, of.schema.names, asked, "partition_by")
+        refuse_forgetting_inputs(asked, "they would stay for ever", of)
         ranks = []
         if rank_name is not None:
-            ranks = [pa.field(column_name(rank_name, asked, "rank_name"), pa.int64(), nullable=False)]
-        check_names([*of.schema.names, *(each.name for each in ranks), TIMES], asked)
+            ranks = [pa.field(check_column_name(rank_name, asked, "rank_name"), pa.int64(), nullable=False)]
+        check_column_names([*of.schema.names, *(each.name for each in ranks), TIMES], asked)
         super().__init__(of.flow, pa.schema([*of.schema, *ranks]), [of], True)
         self.unique, self.positive = of.unique or bool(ranks), True
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """All of it; the rank's name where there is one."""
-        told = {"k": self.k, "by": order_texts(self.by), "partition_by": list(self.partition_by), "offset": self.offset}
+        told = {
+            "k": self.k,
+            "by": format_order_columns(self.by),
+            "partition_by": list(self.partition_by),
+            "offset": self.offset,
+        }
         return told | ({} if self.rank_name is None else {"rank_name": self.rank_name})
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         rank = record.text("rank_name") if "rank_name" in record else None
-        groups, offset = record.texts("partition_by"), record.whole("offset")
-        return inputs[0].top(record.whole("k"), record.texts("by"), groups, offset, rank)
+        groups, offset = record.texts("partition_by"), record.integer("offset")
+        return inputs[0].top(record.integer("k"), record.texts("by"), groups, offset, rank)
 
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: which rows come first must not change."""
-        for name, kind in find_reordered(self.inputs[0].schema, narrow.inputs[0].schema):
+        for name, kind in find_reordered_columns(self.inputs[0].schema, narrow.inputs[0].schema):
             if name not in self.partition_by:
                 yield f"top(...) compares its column {name!r}, whose values as {kind} have another order"
 
     @classmethod
     def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the options that differ from their defaults as text."""
-        told = [str(record.whole("k")), f"by={record.texts('by')}"]
+        told = [str(record.integer("k")), f"by={record.texts('by')}"]
         told += [f"partition_by={groups}"] if (groups := record.texts("partition_by")) else []
-        told += [f"offset={offset}"] if (offset := record.whole("offset")) else []
+        told += [f"offset={offset}"] if (offset := record.integer("offset")) else []
         told += [f"rank_name={record.text('rank_name')!r}"] if "rank_name" in record else []
         return ", ".join(told)
 
@@ -135,31 +156,31 @@ class Top(Operator):
         """See `Collection.behind`: the rows themselves, with those before them where places say what is shown."""
         same = alike.select_matches(given[0], wanted, self.inputs[0].schema.names)
         cut = pc.sum(same.column(DIFF)) != pc.sum(wanted.column(DIFF))
-        return [self._before(given[0], wanted, alike) if self.rank_name or self.offset or cut else same]
+        return [self._select_preceding_rows(given[0], wanted, alike) if self.rank_name or self.offset or cut else same]
 
-    def _before(self, rows: pa.Table, wanted: pa.Table, alike: RowMatcher) -> pa.Table:
+    def _select_preceding_rows(self, rows: pa.Table, wanted: pa.Table, alike: RowMatcher) -> pa.Table:
         """Select the rows of the wanted ones' groups, up to the last wanted row of each.  O(rows)."""
         every = copy(self)
         every.k, every.offset, every.rank_name = self.k + self.offset, 0, self.rank_name or TIMES
         mine = alike.select_matches(rows, wanted, self.partition_by)
         n, names = mine.num_rows, self.inputs[0].schema.names
-        context = Context(alike.secret, self.time_type, frozenset([*names, every.rank_name]))
+        context = OperatorContext(alike.secret, self.time_type, frozenset([*names, every.rank_name]))
         given = Updates(mine.drop_columns([DIFF]), np.zeros(n, np.int32), mine.column(DIFF).to_numpy(), ints(0))
         ranked = RunningTop(every, context).compute([given], 0)[0].rows
         ranks = np.asarray(to_array(ranked.column(every.rank_name)))
         asked = np.flatnonzero(alike.mark_matches(ranked, wanted, self.schema.names))
-        (group,) = alike.number_rows((ranked, self.partition_by))
+        (group,) = alike.assign_row_numbers((ranked, self.partition_by))
         last = np.zeros(group.max(initial=0) + 1, np.int64)
         np.maximum.at(last, group[asked], ranks[asked])
         kept = ranked.take(pa.array(np.flatnonzero(ranks <= last[group])))
         return alike.select_matches(rows, kept, names)
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningTop(self, context)
 
 
-def _check_places(value: Any, name: str, least: int, most: int) -> int:
+def _check_row_count(value: Any, name: str, least: int, most: int) -> int:
     """Check a number of places.  Raises `SpecError`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise SpecError("top", Option(name) + f" is {value!r:.99}", f"give a whole number from {least:,} to {most:,}")
@@ -169,23 +190,23 @@ def _check_places(value: Any, name: str, least: int, most: int) -> int:
 class RunningTop(OrderedGroups):
     """State: all rows of the input, by group and order."""
 
-    def __init__(self, node: Top, context: Context) -> None:
+    def __init__(self, node: Top, context: OperatorContext) -> None:
         row, self.rank_name = node.inputs[0].schema, node.rank_name
         self.offset, self.limit = np.int64(node.offset), np.int64(node.offset + node.k)
         self.ways = RowOrder(row, node.partition_by, node.by, context.secret)
-        super().__init__(row, node.partition_by, self.ways.words, context.secret, self.ways.whole)
+        super().__init__(row, node.partition_by, self.ways.words, context.secret, self.ways.is_total_order)
         self.wanted = pa.schema([field for field in row if field.name in context.wanted])
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
-        """See `Running.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
+        """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
 
         For u updates in g groups, and k the places of interest: O(u log rows + g k) where each group has few times, and
         O(k) more for each time at which a group's first rows change.
         """
         updates = inputs[0]
         folded = self.fold(updates, since)
-        refuse_negative(folded, updates, "top")
-        pool = self.arranged.pool(folded.change.batch.rows)
+        refuse_negative_counts(folded, updates, "top")
+        pool = self.output_arrangement.pool(folded.change.batch.rows)
         try:
             return self._compute_updates(folded, updates.times, pool), folded.change
         finally:
@@ -194,8 +215,12 @@ class RunningTop(OrderedGroups):
     def _compute_updates(self, folded: RowChanges, times: Ints, pool: RowPool) -> Updates:
         """Compute the updates of the output."""
         by, changes = folded.by, folded.numbers.size
-        first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)
-        found = first_rows(self, self.ways, folded, first, pool, self.limit)
+        first = (
+            np.flatnonzero(np.append(mark_first_of_keys(by.high, by.low), True))
+            if by.high.size
+            else np.zeros(1, np.int64)
+        )
+        found = find_first_rows(self, self.ways, folded, first, pool, self.limit)
         at = found.place[folded.numbers]
         chosen = np.flatnonzero(at >= 0)
         group = np.repeat(np.arange(first.size - 1, dtype=np.int32), np.diff(first))[folded.numbers[chosen]]
@@ -208,28 +233,28 @@ class RunningTop(OrderedGroups):
         while True:
             out: Any = [np.empty(room, np.int32), *(np.empty(room, np.int64) for _ in range(3))]
             limits = self.offset, self.limit, self.rank_name is not None
-            n = move_windows(found.ends, found.held.copy(), *told, *limits, windows, *out)
+            n = compute_window_updates(found.ends, found.held.copy(), *told, *limits, windows, *out)
             if n <= room:
                 break
             room = n
         ranks, rows, diffs, places = (each[:n] for each in out)
-        order = retracting_first(ranks, diffs, times.size)
+        order = sort_retractions_first(ranks, diffs, times.size)
         shown = self._gather_output(pool, found.references[rows[order]], self.wanted, places[order])
         return Updates(shown, ranks[order], diffs[order], times)
 
-    def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
-        """See `OrderedGroups._show_groups`.  Only rows that are shown, or tie with these, are gathered."""
+    def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
+        """See `OrderedGroups._compute_group_output`.  Only rows that are shown, or tie with these, are gathered."""
         pool = arranged.slots.pool
         high, low, order = gather_identities(arranged, references)
-        heads, first = starts(high, low), starts(high, low, order[:, : self.ways.tied])
-        times = gather(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0)
+        heads, first = mark_first_of_keys(high, low), mark_first_of_keys(high, low, order[:, : self.ways.tied])
+        times = gather_table(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0)
         held = np.minimum(np.asarray(times), self.limit)
         # Those that tie with the first row of a class may stand where it does.
-        kept = np.flatnonzero(_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
+        kept = np.flatnonzero(_count_places_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
         references, held, heads = references[kept], held[kept], heads[kept]
         if (places := self.ways.sort_ties(pool, references, (~first[kept]).astype(np.uint8))) is not None:
             references, held = references[places], held[places]
-        before = _before(held, heads)
+        before = _count_places_before(held, heads)
         begin = np.maximum(before, self.offset)
         shown = np.maximum(np.minimum(before + held, self.limit) - begin, 0)
         if self.rank_name is None:
@@ -248,7 +273,7 @@ class RunningTop(OrderedGroups):
         return pa.Table.from_arrays([*columns, pa.array(places + 1)], schema=row.append(rank))
 
 
-def _before(held: Ints, heads: Any) -> Ints:
+def _count_places_before(held: Ints, heads: Any) -> Ints:
     """How many places are before each row; ``heads``: bool[n], where groups begin."""
     ends = np.cumsum(held)
     before: Ints = ends - held

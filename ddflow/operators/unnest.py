@@ -5,8 +5,8 @@ fields of a struct, in the place of the list. A list that is empty or null gives
 An element that stays while its list changes is retracted and asserted; consolidation, which every output has, cancels
 the two.
 
->>> from ddflow.operators.updates import few, ints
->>> updates = Updates(pa.table({"id": [7], "tag": [["a", "b"]]}), few(0), ints(1), ints(3))
+>>> from ddflow.operators.updates import narrow_ints, ints
+>>> updates = Updates(pa.table({"id": [7], "tag": [["a", "b"]]}), narrow_ints(0), ints(1), ints(3))
 >>> unnest_rows(updates, pa.schema({"id": pa.int64(), "tag": pa.string()}), "tag").rows.to_pylist()
 [{'id': 7, 'tag': 'a'}, {'id': 7, 'tag': 'b'}]
 """
@@ -20,11 +20,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.names import DIFF, check_known, check_names
+from ddflow.columns.names import DIFF, check_column_names, check_columns_exist
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import SpecError
-from ddflow.operators.base import Context, Linear, Operator, Running, register_operator
+from ddflow.operators.base import (
+    Operator,
+    OperatorContext,
+    RunningOperator,
+    StatelessRunningOperator,
+    register_operator,
+)
 from ddflow.operators.updates import Updates, ints
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import JsonRecord
@@ -37,7 +43,7 @@ class Unnest(Operator):
     verb = "unnest"
 
     def __init__(self, of: Collection, column: str) -> None:
-        check_known([column], of.schema.names, "unnest")
+        check_columns_exist([column], of.schema.names, "unnest")
         kind = of.schema.field(column).type
         if not (pat.is_list(kind) or pat.is_large_list(kind)):
             raise SpecError("unnest", f"{column!r} is {kind}", "name a column of lists")
@@ -49,7 +55,7 @@ class Unnest(Operator):
         )
         self.column = column
         fields = [part for field in of.schema for part in (made if field.name == column else [field])]
-        check_names([field.name for field in fields], f"unnest({column!r})")
+        check_column_names([field.name for field in fields], f"unnest({column!r})")
         super().__init__(of.flow, pa.schema(fields), [of], False)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
@@ -79,9 +85,9 @@ class Unnest(Operator):
         found = np.asarray(alike.select_matches(made, wanted, self.schema.names).column(place))
         return [given[0].take(pa.array(np.unique(found)))]
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
-        return Linear(partial(unnest_rows, schema=self.schema, column=self.column))
+        return StatelessRunningOperator(partial(unnest_rows, schema=self.schema, column=self.column))
 
 
 def unnest_rows(updates: Updates, schema: pa.Schema, column: str) -> Updates:

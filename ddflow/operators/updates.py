@@ -5,7 +5,7 @@ operators, so a rank means the same time everywhere. Rows may repeat and cancel 
 expression may fail only for a row that is present at the end of a time, so it is evaluated again on net rows.
 
 >>> import pyarrow as pa
->>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), few(0, 0, 1), ints(1, -1, 2), ints(5, 9))
+>>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), narrow_ints(0, 0, 1), ints(1, -1, 2), ints(5, 9))
 >>> consolidate(updates, Secret(1, 2)).to_table(updates.rows.schema, pa.int64()).to_pylist()
 [{'v': 'b', '_time': 9, '_diff': 2}]
 """
@@ -18,15 +18,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Narrow, Secret, identities
+from ddflow.columns.hashing import Ints, Narrow, Secret, compute_identities
 from ddflow.columns.layout import make_writable
 from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import RowView, row_values
 from ddflow.columns.schema import to_array
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.errors import AggregateFailed, CountOverflow, ExpressionError, NotSingle
-from ddflow.kernels.accumulate import net_changes
-from ddflow.kernels.emit import look_up
+from ddflow.kernels.accumulate import consolidate_diffs
+from ddflow.kernels.emit import map_ranks_to_times
 from ddflow.kernels.sort import order_by_rank
 
 INT64, DIFFS = pa.int64(), pa.field(DIFF, pa.int64(), nullable=False)
@@ -37,7 +37,7 @@ def ints(*values: int) -> Ints:
     return np.array(values, np.int64)
 
 
-def few(*values: int) -> Narrow:
+def narrow_ints(*values: int) -> Narrow:
     """Build a short int32 array."""
     return np.array(values, np.int32)
 
@@ -77,31 +77,31 @@ class Updates(NamedTuple):
         """
         names = schema.names
         columns = (
-            self.rows.gather_named(names) if isinstance(self.rows, RowView) else list(map(self.rows.column, names))
+            self.rows.gather_by_name(names) if isinstance(self.rows, RowView) else list(map(self.rows.column, names))
         )
         if time_type is not None:
             stamps = np.empty(self.ranks.size, np.int64)
             if self.times.size == 1:
                 stamps.fill(self.times[0])
             else:
-                look_up(make_writable(self.ranks), self.times, stamps)  # they may be mapped
-            columns.append(time_column(stamps, time_type))
+                map_ranks_to_times(make_writable(self.ranks), self.times, stamps)  # they may be mapped
+            columns.append(build_time_column(stamps, time_type))
         columns.append(pa.Array.from_buffers(INT64, self.diffs.size, [None, pa.py_buffer(self.diffs)], 0))
         if shown is None:
             times = [] if time_type is None else [pa.field(TIME, time_type, nullable=False)]
             shown = pa.schema([*schema, *times, DIFFS])
         return pa.Table.from_arrays(columns, schema=shown)
 
-    def between(self, begin: int, end: int) -> Updates:
+    def slice_rows(self, begin: int, end: int) -> Updates:
         """Slice the updates [begin, end), without a copy.  They need not be in the order of times."""
         return Updates(self.rows.slice(begin, end - begin), self.ranks[begin:end], self.diffs[begin:end], self.times)
 
-    def pick(self, places: Ints) -> Updates:
+    def take(self, places: Ints) -> Updates:
         """Take the updates at ``places``."""
         return Updates(self.rows.take(pa.array(places)), self.ranks.take(places), self.diffs.take(places), self.times)
 
 
-def time_column(times: Ints, kind: pa.DataType) -> pa.Array:
+def build_time_column(times: Ints, kind: pa.DataType) -> pa.Array:
     """int64 times in the type of the column they came from."""
     values = times.astype(np.int32) if kind.bit_width == 32 else np.ascontiguousarray(times)
     return pa.Array.from_buffers(kind, times.size, [None, pa.py_buffer(values)], 0)
@@ -114,33 +114,33 @@ def consolidate(updates: Updates, secret: Secret) -> Updates:
     """
     if not updates.diffs.size:
         return updates
-    ranks, rows, diffs = net_updates(updates, secret)
-    order = retracting_first(ranks, diffs, updates.times.size)
+    ranks, rows, diffs = compute_net_updates(updates, secret)
+    order = sort_retractions_first(ranks, diffs, updates.times.size)
     return Updates(updates.rows.take(pa.array(rows[order])), ranks[order], diffs[order], updates.times)
 
 
-def net_updates(updates: Updates, secret: Secret) -> tuple[Narrow, Ints, Ints]:
+def compute_net_updates(updates: Updates, secret: Secret) -> tuple[Narrow, Ints, Ints]:
     """For each (row, time) whose diffs do not add up to 0: the time's rank, one of its updates, and the sum.
 
     Updates are in the order of times.  O(n).  Raises `CountOverflow` when a sum leaves int64.
     """
     n = updates.diffs.size
-    by = sort_by_identity(*identities(updates.rows, secret, n))
+    by = sort_by_identity(*compute_identities(updates.rows, secret, n))
     ranks, rows, diffs = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64)
-    written, refused = net_changes(by.permutation, by.starts, updates.ranks, updates.diffs, ranks, rows, diffs)
+    written, refused = consolidate_diffs(by.permutation, by.starts, updates.ranks, updates.diffs, ranks, rows, diffs)
     if refused >= 0:
-        raise overflow(updates.rows, refused)
+        raise count_overflow_error(updates.rows, refused)
     return ranks[:written], rows[:written], diffs[:written]
 
 
-def retracting_first(ranks: Narrow, diffs: Ints, times: int) -> Ints:
+def sort_retractions_first(ranks: Narrow, diffs: Ints, times: int) -> Ints:
     """Sort by time, retractions first within a time, and keep the order otherwise.  O(n)."""
     order = np.empty(ranks.size, np.int64)
     order_by_rank(ranks, (diffs > 0).astype(np.int64), np.int64(times), order)
     return order
 
 
-def overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:
+def count_overflow_error(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:
     """Build the error for a sum of diffs that leaves int64, naming the row."""
     return CountOverflow(
         "adding up diffs",
@@ -156,9 +156,9 @@ def negate(updates: Updates) -> Updates:
     """
     least = np.flatnonzero(updates.diffs == np.iinfo(np.int64).min)
     if least.size:
-        raise overflow(updates.rows, int(least[0]))
-    order = retracting_first(updates.ranks, -updates.diffs, updates.times.size)
-    return updates._replace(diffs=-updates.diffs).pick(order)
+        raise count_overflow_error(updates.rows, int(least[0]))
+    order = sort_retractions_first(updates.ranks, -updates.diffs, updates.times.size)
+    return updates._replace(diffs=-updates.diffs).take(order)
 
 
 def concat(parts: Sequence[Updates]) -> Updates:
@@ -170,7 +170,7 @@ def concat(parts: Sequence[Updates]) -> Updates:
     tables = [pa.Table.from_arrays(p.rows.columns, schema=pa.schema(fields)) for p in parts]
     rows = pa.concat_tables(tables).combine_chunks()
     order_by_rank(ranks, np.empty(0, np.int64), np.int64(times.size), order)
-    return Updates(rows, ranks, np.concatenate([p.diffs for p in parts]), times).pick(order)
+    return Updates(rows, ranks, np.concatenate([p.diffs for p in parts]), times).take(order)
 
 
 Made = TypeVar("Made")
@@ -178,15 +178,17 @@ FAILURES: Final = (ExpressionError, NotSingle, AggregateFailed, pa.ArrowExceptio
 """Errors of expressions; the last two are those of a user's function."""
 
 
-def compute_netted(compute: Callable[[Sequence[Updates]], Made], inputs: Sequence[Updates], secret: Secret) -> Made:
+def compute_with_net_retry(
+    compute: Callable[[Sequence[Updates]], Made], inputs: Sequence[Updates], secret: Secret
+) -> Made:
     """Compute something of updates; of net updates if an expression fails.  Raises what fails then.
 
     >>> import pyarrow.compute as pc
-    >>> from ddflow.operators.updates import few, ints
-    >>> updates = Updates(pa.table({"v": [0, 0, 2]}), few(0, 0, 0), ints(1, -1, 1), ints(3))
+    >>> from ddflow.operators.updates import narrow_ints, ints
+    >>> updates = Updates(pa.table({"v": [0, 0, 2]}), narrow_ints(0, 0, 0), ints(1, -1, 1), ints(3))
     >>> def tenth(of):
     ...     return pc.divide_checked(10, of.rows.column("v")).to_pylist()
-    >>> compute_netted(lambda inputs: tenth(inputs[0]), [updates], Secret(1, 2))
+    >>> compute_with_net_retry(lambda inputs: tenth(inputs[0]), [updates], Secret(1, 2))
     [5]
     """
     try:
@@ -196,21 +198,21 @@ def compute_netted(compute: Callable[[Sequence[Updates]], Made], inputs: Sequenc
     return compute([consolidate(each, secret) for each in inputs])
 
 
-def set_apart(
+def compute_succeeding_rows(
     compute: Callable[[Updates], Updates], updates: Updates, by: Sequence[str], secret: Secret
 ) -> tuple[Updates, Ints]:
     """Compute a linear operator of all rows that it succeeds for.  Return its output and the places of other rows.
 
     ``by``: the columns that decide whether it fails.  O(n), and O(log n) runs for each failing value of these.
     """
-    high, low = identities(updates.rows.select(list(by)), secret, updates.diffs.size)
+    high, low = compute_identities(updates.rows.select(list(by)), secret, updates.diffs.size)
     _, first, number = np.unique(np.stack([high, low]), axis=1, return_index=True, return_inverse=True)
-    one_each, fails = updates.pick(first), np.zeros(first.size, bool)
+    one_each, fails = updates.take(first), np.zeros(first.size, bool)
     ahead = [(0, first.size)]
     while ahead:
         begin, end = ahead.pop()
         try:
-            compute(one_each.between(begin, end))
+            compute(one_each.slice_rows(begin, end))
         except FAILURES:
             middle = (begin + end) // 2
             if end - begin < 2:
@@ -218,4 +220,4 @@ def set_apart(
             else:
                 ahead += [(begin, middle), (middle, end)]
     failing = fails[number.ravel()]
-    return compute(updates.pick(np.flatnonzero(~failing))), np.flatnonzero(failing)
+    return compute(updates.take(np.flatnonzero(~failing))), np.flatnonzero(failing)

@@ -12,32 +12,39 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Narrow, Secret, has_wide_identities, identities, value_hashes
+from ddflow.columns.hashing import Ints, Narrow, Secret, compute_identities, compute_value_hashes, has_wide_identities
 from ddflow.columns.layout import Arena
-from ddflow.columns.names import DELETED, DIFF, TIME, check_names, column_names, did_you_mean
+from ddflow.columns.names import DELETED, DIFF, TIME, check_column_names, did_you_mean, parse_column_names
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.rows import RowPool, Rows, gather, gather_column, row_values
-from ddflow.columns.schema import conform, empty_table, is_flat, is_key, is_time, normal_type
+from ddflow.columns.rows import RowPool, Rows, gather_column, gather_table, row_values
+from ddflow.columns.schema import (
+    conform_to_schema,
+    empty_table,
+    is_flat_type,
+    is_key_type,
+    is_time_type,
+    normalize_type,
+)
 from ddflow.columns.sorting import SortedRows, sort_by_identity
 from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.upserts import list_all
-from ddflow.operators.held_rows import NULLS, STEP, CandidateRows, HeldRows, HeldRowsChange
-from ddflow.operators.updates import Updates, few, ints, overflow
+from ddflow.kernels.upserts import list_rows_per_time
+from ddflow.operators.held_rows import NULLS, STEP, CandidateRows, RowStore, RowStoreChange
+from ddflow.operators.updates import Updates, count_overflow_error, ints, narrow_ints
 from ddflow.time import format_time
 
 ROWS = "rows"
 Conflicts = Literal["error", "greatest", "all"]
 
 
-def step_schema(given: pa.Schema, key: Sequence[str], on_conflict: Conflicts) -> pa.Schema:
+def check_step_schema(given: pa.Schema, key: Sequence[str], on_conflict: Conflicts) -> pa.Schema:
     """Check the schema of updates, and return that of every step.  Raises `SchemaMismatch`, `SpecError`.
 
     >>> updates = pa.schema([pa.field("id", pa.int64(), False), ("city", pa.string()), ("_time", pa.int64()),
     ...                      ("_diff", pa.int64())])
-    >>> UpsertsSchema(step_schema(updates, ["id"], "error"), ["id"], "error").out.names
+    >>> UpsertsSchema(check_step_schema(updates, ["id"], "error"), ["id"], "error").out.names
     ['id', 'city', '_time', '_deleted']
     """
     asked = f"updates to turn into upserts by {list(key)}"
@@ -45,16 +52,16 @@ def step_schema(given: pa.Schema, key: Sequence[str], on_conflict: Conflicts) ->
         if name not in given.names or (name in (TIME, DIFF) and name in key):
             raise SchemaMismatch(asked, f"there is no column {name!r}", did_you_mean(name, given.names), column=name)
     rows = [field for field in given if field.name not in (TIME, DIFF)]
-    check_names([field.name for field in rows], asked)
-    schema = pa.schema([field.with_type(normal_type(field.type)) for field in rows])
+    check_column_names([field.name for field in rows], asked)
+    schema = pa.schema([field.with_type(normalize_type(field.type)) for field in rows])
     for field in schema:
-        if field.name in key and not is_key(field.type):
+        if field.name in key and not is_key_type(field.type):
             raise SpecError(
                 asked,
                 f"{field.name!r} is {field.type}, which cannot be hashed as a key",
                 "use numbers, text, binary, dates, decimals",
             )
-        if field.name not in key and on_conflict == "greatest" and not is_flat(field.type):
+        if field.name not in key and on_conflict == "greatest" and not is_flat_type(field.type):
             raise SpecError(
                 f"on_conflict='greatest' of {asked}",
                 f"{field.name!r} is {field.type}, which has no order",
@@ -63,7 +70,7 @@ def step_schema(given: pa.Schema, key: Sequence[str], on_conflict: Conflicts) ->
         if field.name == DELETED or (field.name in key and on_conflict == "all" and field.name == ROWS):
             raise SchemaMismatch(asked, f"{field.name!r} is a column that upserts get themselves", "rename it")
     kind = given.field(TIME).type
-    if not is_time(kind):
+    if not is_time_type(kind):
         raise SchemaMismatch(asked, f"{TIME!r} is {kind}, which is no time", "use int64, a timestamp or a date")
     return pa.schema([*schema, pa.field(TIME, kind, False), pa.field(DIFF, pa.int64(), False)])
 
@@ -89,7 +96,7 @@ class UpsertsSchema:
         self.shown = pa.schema([*fields, deleted])
         self.out = pa.schema([*fields, pa.field(TIME, self.time_type, False), deleted])
 
-    def rows(self, upserts: Ints, shown: Any, pool: RowPool) -> pa.Table:
+    def gather_rows(self, upserts: Ints, shown: Any, pool: RowPool) -> pa.Table:
         """Gather the rows that keys show, and ``_deleted``.  O(upserts).
 
         ``upserts``: the first update of each.  ``shown``: references to rows, -1 for none; under "all" the lists:
@@ -195,7 +202,7 @@ class ToUpserts:
     def __init__(
         self, key: str | Sequence[str], on_conflict: Conflicts = "error", *, secret: Secret | None = None
     ) -> None:
-        self.key = column_names(key, "dd.ToUpserts", "key")
+        self.key = parse_column_names(key, "dd.ToUpserts", "key")
         self.on_conflict, self.secret, self.arena = on_conflict, secret or Secret.fresh(), Arena()
         asked = f"upserts by {list(self.key)}"
         if not self.key or len(set(self.key)) < len(self.key):
@@ -245,11 +252,11 @@ class ToUpserts:
         compared.  Nothing has changed when it raises.
         """
         table = to_table(diffs, UPDATES, pa.schema([]))
-        declared = self.schema.updates if self.opened else step_schema(table.schema, self.key, self.on_conflict)
-        updates = Updates.from_table(conform(table, declared, UPDATES, declared.names))
+        declared = self.schema.updates if self.opened else check_step_schema(table.schema, self.key, self.on_conflict)
+        updates = Updates.from_table(conform_to_schema(table, declared, UPDATES, declared.names))
         self._check_times(updates, declared.field(TIME).type)
         if not self.opened:
-            self._open_columns(declared)
+            self._set_schema(declared)
         upserts, change = self.resolve(updates)
         if change is None:
             return empty_table(self.schema.out)
@@ -259,44 +266,44 @@ class ToUpserts:
 
     def declare(self, given: pa.Schema) -> None:
         """Say what the updates of every step look like, before the first.  Raises as `step`: `SchemaMismatch` etc."""
-        self._open_columns(step_schema(given, self.key, self.on_conflict))
+        self._set_schema(check_step_schema(given, self.key, self.on_conflict))
 
-    def resolve(self, updates: Updates) -> tuple[Updates, HeldRowsChange | None]:
+    def resolve(self, updates: Updates) -> tuple[Updates, RowStoreChange | None]:
         """Compute the upserts of some updates, and the change for `keep`; nothing changes.  Raises as `step`.
 
         ``updates``: with the declared columns, ranks ascending within a key; of each time, all updates of some keys at
         least. Returns rows of the shown columns and ``_deleted``, each with diff 1, by ascending ranks; the change is
-        None if there are no updates. The change is good until the next is resolved, its `HeldRowsChange.copy_out`
+        None if there are no updates. The change is good until the next is resolved, its `RowStoreChange.copy_out`
         until it is kept.
         """
         if not updates.diffs.size:
-            return Updates(empty_table(self.schema.shown), few(), ints(), updates.times), None
+            return Updates(empty_table(self.schema.shown), narrow_ints(), ints(), updates.times), None
         self.arena.reset()
         rows, diffs, ranks, times = Rows(updates.rows), updates.diffs, updates.ranks, updates.times
-        by = sort_by_identity(*identities(rows.table.select(self.key), self.secret), self.arena)
-        hashes = value_hashes(rows.table.select(self.schema.beside.names), self.secret).view(np.int64)
+        by = sort_by_identity(*compute_identities(rows.table.select(self.key), self.secret), self.arena)
+        hashes = compute_value_hashes(rows.table.select(self.schema.beside.names), self.secret).view(np.int64)
         keys = self.held_rows.seek(by, self.arena)
         found, pool = (
             self.held_rows.list_candidates(keys, by, hashes, self.arena),
             self.held_rows.pool.with_events(rows),
         )
-        found, upserts, shown = self._settle_keys(found, pool, by, ranks, diffs, times)
-        rows_shown = self.schema.rows(upserts, shown, pool)
+        found, upserts, shown = self._compute_shown_rows(found, pool, by, ranks, diffs, times)
+        rows_shown = self.schema.gather_rows(upserts, shown, pool)
         made = Updates(rows_shown, ranks[upserts], np.ones(upserts.size, np.int64), times)
         return made, self.held_rows.compute_change(found, pool, by, keys)
 
-    def keep(self, *changes: HeldRowsChange) -> None:
+    def keep(self, *changes: RowStoreChange) -> None:
         """Take in what was resolved of a step.  Amortised O(updates, and the rows that their keys held)."""
-        self.held_rows.keep(*changes)
+        self.held_rows.apply_changes(*changes)
 
     def told(self, upserts: Updates) -> pa.Table:
         """Build a table of resolved upserts: the shown columns, ``_time``, ``_deleted``.  O(upserts)."""
         return upserts.to_table(self.schema.shown, self.schema.time_type).select(self.schema.out.names)
 
-    def _open_columns(self, declared: pa.Schema) -> None:
+    def _set_schema(self, declared: pa.Schema) -> None:
         """Take the columns of the first step."""
         self.schema, self.opened = UpsertsSchema(declared, self.key, self.on_conflict), True
-        self.held_rows = HeldRows(
+        self.held_rows = RowStore(
             self.schema.row, has_wide_identities(pa.schema([self.schema.row.field(name) for name in self.key]))
         )
 
@@ -315,10 +322,12 @@ class ToUpserts:
         Columns without an order decide last, by a hash that is the same in every process.
         """
         n = found.cell.size
-        rows = gather(pool, self.held_rows.find_references(found, np.arange(n)), self.schema.beside)
-        flat = rows.select([field.name for field in self.schema.beside if is_flat(field.type)])
-        ranks = dense_ranks(flat, value_hashes(flat, self.secret)) if flat.num_columns else np.zeros(n, np.int64)
-        ties = value_hashes(rows, NO_SECRET) if flat.num_columns < rows.num_columns else np.zeros(n, np.uint64)
+        rows = gather_table(pool, self.held_rows.find_references(found, np.arange(n)), self.schema.beside)
+        flat = rows.select([field.name for field in self.schema.beside if is_flat_type(field.type)])
+        ranks = (
+            dense_ranks(flat, compute_value_hashes(flat, self.secret)) if flat.num_columns else np.zeros(n, np.int64)
+        )
+        ties = compute_value_hashes(rows, NO_SECRET) if flat.num_columns < rows.num_columns else np.zeros(n, np.uint64)
         groups = np.repeat(np.arange(found.first.size - 1), np.diff(found.first))
         order = np.lexsort((ties, ranks, groups))
         place = np.empty(order.size, np.int32)
@@ -327,7 +336,7 @@ class ToUpserts:
             found.first, found.cell[order], found.row[order], found.counts[order], found.hashed[order], place[found.of]
         )
 
-    def _settle_keys(
+    def _compute_shown_rows(
         self, found: CandidateRows, pool: RowPool, by: SortedRows, ranks: Narrow, diffs: Ints, times: Ints
     ) -> tuple[CandidateRows, Ints, Any]:
         """Compute the candidates with their new counts, the first update of each upsert, and the row that it shows.
@@ -339,7 +348,9 @@ class ToUpserts:
 
         def settle(unique: bool) -> tuple[int, int, int, int]:
             net[:] = 0
-            return kernels.settle(*given, found.of, found.first, unique, count, net, heap, entered, row, shown)
+            return kernels.find_greatest_changes(
+                *given, found.of, found.first, unique, count, net, heap, entered, row, shown
+            )
 
         if self.on_conflict == "all":
             return self._list_all_rows(self._rank_candidates(found, pool), pool, by, ranks, diffs, times)
@@ -370,7 +381,7 @@ class ToUpserts:
         while True:
             count, row, size = found.counts.copy(), np.empty(n, np.int64), np.empty(n, np.int64)
             listed, counted = np.empty(room, np.int64), np.empty(room, np.int64)
-            written, needed, why, where, place = list_all(
+            written, needed, why, where, place = list_rows_per_time(
                 by.permutation,
                 by.starts,
                 ranks,
@@ -415,7 +426,7 @@ class ToUpserts:
         time = format_time(int(times[ranks[row]]), self.schema.time_type)
         asked = f"upserts by {list(self.key)} at time {time}"
         if why == kernels.OVERFLOW:
-            return overflow(updates.table, row)
+            return count_overflow_error(updates.table, row)
         if why == kernels.ABSENT:
             return NotHeld(
                 asked,
@@ -425,7 +436,7 @@ class ToUpserts:
             )
         live = np.arange(found.first[group], found.first[group + 1])
         live = live[found.counts[live] > 0]
-        rows = gather(pool, self.held_rows.find_references(found, live[:3]), self.held_rows.pool.schema)
+        rows = gather_table(pool, self.held_rows.find_references(found, live[:3]), self.held_rows.pool.schema)
         shown = ", ".join(f"{row_values(rows, i)} ({found.counts[live[i]]} times)" for i in range(rows.num_rows))
         more = f" and {live.size - 3} more" if live.size > 3 else ""
         return NotUnique(

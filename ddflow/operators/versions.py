@@ -26,30 +26,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Ints, RowHashes, Words, true_flags
-from ddflow.columns.names import TIMES, check_known, check_names, column_name, column_names
-from ddflow.columns.order_words import OrderColumn, has_exact_words, word_count
+from ddflow.columns.hashing import Ints, RowHasher, Words, unpack_booleans
+from ddflow.columns.names import TIMES, check_column_name, check_column_names, check_columns_exist, parse_column_names
+from ddflow.columns.order_words import OrderColumn, count_order_words, has_exact_words
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import RowPool, gather, gather_arrays
+from ddflow.columns.rows import RowPool, gather_arrays, gather_table
 from ddflow.columns.schema import column_arrays, decode_array, to_array
 from ddflow.columns.sorting import sort_by_words
 from ddflow.connectors.formats.base import DELETED
 from ddflow.errors import BadMessage, Option, Phrase, SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.kernels.sort import order_by_rank
-from ddflow.kernels.versions import NONE, move_versions, show_versions
-from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, Operator, Running, as_updates, register_operator
-from ddflow.operators.ordered_rows import OrderedGroups, RowChanges, ordered_type, stepped_pool
-from ddflow.operators.row_order import RowOrder, find_reordered
-from ddflow.operators.updates import Updates, retracting_first
-from ddflow.plan.collection import Collection, Columns, refuse_forgetting
-from ddflow.plan.inputs.bind import tombstone_value
+from ddflow.kernels.versions import NONE, compute_version_updates, compute_versions
+from ddflow.operators.arranged import refuse_negative_counts
+from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
+from ddflow.operators.ordered_rows import OrderedGroups, RowChanges, add_step_rows, find_order_type
+from ddflow.operators.row_order import RowOrder, find_reordered_columns
+from ddflow.operators.updates import Updates, sort_retractions_first
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
+from ddflow.plan.inputs.bind import find_tombstone_value
 from ddflow.plan.inputs.spec import Tombstone
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections, write_formula
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Change, starts
-from ddflow.trace.group_rows import gather_identities, rows_around
+from ddflow.trace.batch import Change, mark_first_of_keys
+from ddflow.trace.group_rows import find_window_rows, gather_identities
 
 
 @register_operator
@@ -69,8 +69,8 @@ class AsVersions(Operator):
         valid_to: str = "valid_to",
     ) -> None:
         asked, row = self.verb, of.schema
-        self.key, self.ignore = column_names(key, asked, "key"), column_names(ignore, asked, "ignore")
-        self.order_by = column_names(order_by, asked, "order_by")
+        self.key, self.ignore = parse_column_names(key, asked, "key"), parse_column_names(ignore, asked, "ignore")
+        self.order_by = parse_column_names(order_by, asked, "order_by")
         if not self.order_by:
             raise SpecError(
                 asked, Phrase(Option("order_by"), " is empty"), "name the columns that order the versions of a key"
@@ -79,7 +79,7 @@ class AsVersions(Operator):
         said = [("key", self.key), ("order_by", self.order_by), ("ignore", self.ignore)]
         said += [("delete", (self.tombstone.column,))] if self.tombstone is not None else []
         for option, names in said:
-            check_known(names, row.names, asked, option)
+            check_columns_exist(names, row.names, asked, option)
         hidden = self.tombstone.column if self.tombstone is not None else None
         named = [*self.key, *self.order_by, *([] if hidden is None else [hidden])]
         if twice := [name for name in (*self.order_by, hidden) if name is not None and named.count(name) > 1]:
@@ -96,15 +96,15 @@ class AsVersions(Operator):
                 "name another column",
             )
         for name in self.order_by:
-            word_count(row.field(name).type, name)
+            count_order_words(row.field(name).type, name)
             if name != self.order_by[-1] and not has_exact_words(row.field(name).type):
                 found = Phrase(Option("order_by"), f" holds {name!r}, a {row.field(name).type}, before other columns")
                 raise SpecError(asked, found, "give text and binary as the last column, or alone")
         self.placed = _check_history(of, self, ends=delete is not None)
-        refuse_forgetting(asked, "they would stay for ever", of)
+        refuse_forgetting_inputs(asked, "they would stay for ever", of)
         given = delete if self.tombstone is None else _format_condition(self.tombstone, row)
         self.delete = None if given is None else compile_expression(given, row, boolean=True, what="delete of versions")
-        self.names = column_name(valid_from, asked, "valid_from"), column_name(valid_to, asked, "valid_to")
+        self.names = check_column_name(valid_from, asked, "valid_from"), check_column_name(valid_to, asked, "valid_to")
         shown = [field for field in row if field.name != hidden]
         taken = [name for i, name in enumerate(self.names) if name in (*row.names, *self.names[:i])]
         if taken:
@@ -116,7 +116,7 @@ class AsVersions(Operator):
             )
         order = row.field(self.order_by[0])
         shown += [order.with_name(valid_from), order.with_name(valid_to).with_nullable(True)]
-        check_names([*(field.name for field in shown), TIMES], asked)
+        check_column_names([*(field.name for field in shown), TIMES], asked)
         # Two rows that differ in a column that is not shown may leave and come as one, and so may two ends.
         super().__init__(of.flow, pa.schema(shown), [of], hidden is None and len(self.order_by) == 1)
         self.unique = self.positive = True
@@ -137,7 +137,7 @@ class AsVersions(Operator):
         if self.delete is None:
             return told
         given = self.delete.text or id(self.delete.given)
-        return told | {"delete": given if formulas is None else formulas.add(self.delete)}
+        return told | {"delete": given if formulas is None else formulas.describe_formula(self.delete)}
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
@@ -156,7 +156,7 @@ class AsVersions(Operator):
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: what is greatest, and what deletes, must not change."""
         rows = narrow.inputs[0].schema, self.inputs[0].schema
-        for name, kind in find_reordered(rows[1], rows[0]):
+        for name, kind in find_reordered_columns(rows[1], rows[0]):
             if name not in self.key:
                 yield f"versions(...) compares its column {name!r}, whose values as {kind} have another order"
         if self.delete is not None:
@@ -184,7 +184,7 @@ class AsVersions(Operator):
         found = [alike.mark_matches(given[0], wanted, key | order) for order in orders]
         return [given[0].take(pa.array(np.flatnonzero(found[0] | found[1])))]
 
-    def open(self, context: Context) -> Running:
+    def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return RunningVersions(self, context)
 
@@ -208,7 +208,7 @@ def _check_history(of: Collection, made: AsVersions, *, ends: bool) -> str | Non
         name, own = bound.name, [each for each, _ in format.order]
         history = f"give its messages to flow.updates({name!r}, ..., key={key}, format={format!r}), and order "
         history += f"versions by {own}, with delete=dd.tombstone({DELETED!r})"
-        lacking = [each for each in order if each in bound.target.columns.names and each not in bound.spec.key]
+        lacking = [each for each in order if each in bound.message_target.columns.names and each not in bound.spec.key]
         if not node.unique and ends and lacking and of.schema == node.schema:
             found = f"an end row of {name!r} has its key and nulls, so {lacking} puts it before all versions"
             raise SpecError("versions", found, f"order by {own}")
@@ -228,7 +228,7 @@ def _check_history(of: Collection, made: AsVersions, *, ends: bool) -> str | Non
 def _format_condition(tombstone: Tombstone, row: pa.Schema) -> str:
     """Write the condition of a tombstone as SQL.  Raises `SpecError`."""
     column, value = "`" + tombstone.column.replace("`", "``") + "`", tombstone.value
-    if tombstone_value("versions", row, tombstone) is not None:
+    if find_tombstone_value("versions", row, tombstone) is not None:
         if isinstance(value, str):
             value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
         return f"{column} = {value}"
@@ -252,23 +252,25 @@ class KeyRows(NamedTuple):
 class RunningVersions(OrderedGroups):
     """State: all rows of the input, by key and order."""
 
-    def __init__(self, node: AsVersions, context: Context) -> None:
+    def __init__(self, node: AsVersions, context: OperatorContext) -> None:
         row, self.order_by, self.delete, self.names = node.inputs[0].schema, node.order_by, node.delete, node.names
         order = [OrderColumn(name, False, True) for name in self.order_by]
         left_out = {*node.key, *node.ignore, *self.order_by, *([node.tombstone.column] if node.tombstone else [])}
         loose = [field.with_nullable(True) for field in row if field.name not in left_out]
-        self.counting = RowHashes(pa.schema(loose), context.secret)
+        self.counting = RowHasher(pa.schema(loose), context.secret)
         self.ties = RowOrder(row, [*node.key, *self.order_by], [], context.secret, most=0)
         super().__init__(row, node.key, order, context.secret)
-        self.arrangements = (Arrangement(self.schema, wide=True, words=self.arranged.words + 1, ordered=True),)
-        self.tied = self.arranged.words - 3
+        self.arrangements = (
+            Arrangement(self.schema, wide=True, words=self.output_arrangement.words + 1, ordered=True),
+        )
+        self.tied = self.output_arrangement.words - 3
         """Words of the order: those beyond are of the content, and of the row."""
-        self.exact = has_exact_words(ordered_type(row.field(self.order_by[-1]).type))
+        self.exact = has_exact_words(find_order_type(row.field(self.order_by[-1]).type))
         self.whole_row = [field for field in node.schema if field.name not in self.names]
         self.wanted, self.placed = context.wanted, node.placed
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
-        """See `Running.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`, `BadMessage`.
+        """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`, `BadMessage`.
 
         For u updates: O(u log rows), and O(r log r) for the r rows around them, from the version before to the second
         after, or of their keys where there are rows on disk; at each time, what stands between what changes then.
@@ -279,28 +281,28 @@ class RunningVersions(OrderedGroups):
             remedy = "give messages with offsets, or order versions by a column of their rows; nothing was taken in"
             raise BadMessage(f"messages for {self.placed!r}", found, remedy)
         folded = self.fold(updates, since)
-        refuse_negative(folded, updates, "versions")
+        refuse_negative_counts(folded, updates, "versions")
         return self._compute_updates(folded, updates), folded.change
 
-    def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
-        """See `OrderedGroups._show_groups`.  Only rows that are shown, or tie with others, are gathered."""
+    def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
+        """See `OrderedGroups._compute_group_output`.  Only rows that are shown, or tie with others, are gathered."""
         high, low, order = gather_identities(arranged, references)
         held = np.ones(references.size, np.int64)
         rows, _ = self._sort_rows(arranged.slots.pool, references, held, high, low, order)
         until = np.empty(references.size, np.int64)
-        show_versions(rows.ends, rows.held, rows.event, rows.content, until)
+        compute_versions(rows.ends, rows.held, rows.event, rows.content, until)
         at = np.flatnonzero(until != NONE)
         return as_updates(self._build_table(arranged.slots.pool, rows, at, until[at], None))
 
     def _identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
         """See `OrderedRows._identity_words`: the content stands before the row's own two."""
         names = self.counting.names
-        content = self.counting.values(column_arrays(rows, names), rows.num_rows) | np.uint64(1)
+        content = self.counting.compute_value_hashes(column_arrays(rows, names), rows.num_rows) | np.uint64(1)
         if self.delete is not None:
             read = self.row.names if self.delete.columns is None else list(self.delete.columns) or self.row.names[:1]
             shown = pa.schema([self.row.field(name).with_nullable(True) for name in read])
             content[
-                true_flags(self.delete(pa.RecordBatch.from_arrays(column_arrays(rows, read), schema=shown))) != 0
+                unpack_booleans(self.delete(pa.RecordBatch.from_arrays(column_arrays(rows, read), schema=shown))) != 0
             ] = 0
         words = super()._identity_words(rows, high, low)
         return np.ascontiguousarray(np.insert(words, words.shape[1] - 2, content.view(np.int64), axis=1))
@@ -309,7 +311,7 @@ class RunningVersions(OrderedGroups):
         """Compute the updates of the output."""
         touched, first, number = np.unique(folded.numbers, return_index=True, return_inverse=True)
         mine, by = folded.rows[first], folded.by
-        pool = stepped_pool(self.arranged.slots.pool, updates)
+        pool = add_step_rows(self.output_arrangement.slots.pool, updates)
         high, low, order = by.high[touched], by.low[touched], folded.order[touched]
         rows, place = self._merge_held_rows(pool, mine, folded.prior[touched], high, low, order)
         key = (np.searchsorted(rows.ends, place[number], side="right") - 1).astype(np.int32)
@@ -317,13 +319,13 @@ class RunningVersions(OrderedGroups):
         order_by_rank(key, np.empty(0, np.int64), np.int64(rows.ends.size), sorting)
         begins = np.searchsorted(key[sorting], np.arange(rows.ends.size))
         until, fresh = np.empty(rows.held.size, np.int64), np.empty(rows.held.size, np.int64)
-        show_versions(rows.ends, rows.held, rows.event, rows.content, until)
+        compute_versions(rows.ends, rows.held, rows.event, rows.content, until)
         told = begins, place[number[sorting]], folded.ranks[sorting], folded.counts[sorting]
         room = 8 * key.size
         out: Any = [np.empty(room, np.int32), *(np.empty(room, np.int64) for _ in range(3))]
-        n = move_versions(rows.ends, rows.held, rows.event, rows.content, until, *told, fresh, *out)
+        n = compute_version_updates(rows.ends, rows.held, rows.event, rows.content, until, *told, fresh, *out)
         ranks, at, ended, diffs = (each[:n] for each in out)
-        sorting = retracting_first(ranks, diffs, updates.times.size)
+        sorting = sort_retractions_first(ranks, diffs, updates.times.size)
         shown = self._build_table(pool, rows, at[sorting], ended[sorting], self.wanted)
         return Updates(shown, ranks[sorting], diffs[sorting], updates.times)
 
@@ -331,9 +333,11 @@ class RunningVersions(OrderedGroups):
         self, pool: RowPool, mine: Ints, prior: Ints, high: Words, low: Words, order: Ints
     ) -> tuple[KeyRows, Ints]:
         """Rows of a step, in the order of identities, among what their keys hold around them; and where these stand."""
-        begun = starts(high, low, order[:, : self.tied])
+        begun = mark_first_of_keys(high, low, order[:, : self.tied])
         head = np.flatnonzero(begun)
-        found, window = rows_around(self.arranged, high[head], low[head], order[head, : self.tied].copy())
+        found, window = find_window_rows(
+            self.output_arrangement, high[head], low[head], order[head, : self.tied].copy()
+        )
         windows = window[np.cumsum(begun) - 1], np.repeat(np.arange(found.begins.size - 1), np.diff(found.begins))
         words = np.concatenate([order, found.order.reshape(found.values.size, order.shape[1])])
         every = np.concatenate(windows).astype(np.uint64)
@@ -355,12 +359,12 @@ class RunningVersions(OrderedGroups):
         """Rows in the order of identities, all of some keys, or around places of them, in that of events; and the order
         that these had before."""
         content = order[:, self.tied].view(np.uint64)
-        begun = starts(high, low, order[:, : self.tied])
+        begun = mark_first_of_keys(high, low, order[:, : self.tied])
         at, number = np.arange(references.size), np.cumsum(begun) - 1
         tied = np.flatnonzero(np.append(~begun[1:], np.zeros(min(begun.size, 1), bool)) | ~begun)
         if tied.size:
             schema = pa.schema([field.with_nullable(True) for field in self.row])
-            table, classes = gather(pool, references[tied], schema), number[tied]
+            table, classes = gather_table(pool, references[tied], schema), number[tied]
             if not self.exact:
                 column = decode_array(to_array(table.column(self.order_by[-1])))
                 rank = np.array(pc.rank(column, "ascending", tiebreaker="dense")).astype(np.int64)
@@ -373,7 +377,7 @@ class RunningVersions(OrderedGroups):
                 classes = classes[sorting]
                 begun[tied[1:]] |= classes[1:] != classes[:-1]
                 number = np.cumsum(begun) - 1
-        ends = np.append(np.flatnonzero(starts(high, low)), references.size)
+        ends = np.append(np.flatnonzero(mark_first_of_keys(high, low)), references.size)
         return KeyRows(references[at], held[at], ends, number, content[at]), at
 
     def _build_table(self, pool: RowPool, rows: KeyRows, at: Ints, until: Ints, wanted: Any) -> pa.Table:

@@ -13,10 +13,18 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from ddflow.columns.hashing import Ints, Narrow, Secret, Words, identities, partition_of, value_hashes
+from ddflow.columns.hashing import (
+    Ints,
+    Narrow,
+    Secret,
+    Words,
+    assign_partitions,
+    compute_identities,
+    compute_value_hashes,
+)
 from ddflow.columns.layout import offset_width
-from ddflow.columns.rows import RowPool, Rows, gather
-from ddflow.columns.schema import decoded_size, empty_table, to_array, to_batch, updates_schema
+from ddflow.columns.rows import RowPool, Rows, gather_table
+from ddflow.columns.schema import compute_decoded_size, empty_table, to_array, to_batch, updates_schema
 from ddflow.errors import Misrouted
 from ddflow.partitions.messages import MessageFacts, join_facts
 from ddflow.partitions.stages import Exchange, Stages
@@ -47,17 +55,18 @@ ARRIVAL: Final = "_arrival"
 """The name of the column of places in chunks; it is the last column, so readers use its position, not its name."""
 
 
-class Origin(NamedTuple):
+class RowOrigins(NamedTuple):
     """Where each of n rows comes from.  ``names``: that sort in the order of arrival.  ``which``: int64[n], the name of
     each row, or of size 0 for the first.  ``places``: int64[n], its place there.  ``has_places``: whether chunks
     carry places as a last column.
 
     >>> rows = pa.record_batch({"n": [10, 11, 12]})
     >>> hashes = row_hashes(rows, Secret(1, 2))
-    >>> chunks = pack_chunks(rows, np.array([1, 0, 1], np.int32), hashes, Origin.of_range("0000000007", 40, 3), what=0)
+    >>> chunks = pack_chunks(rows, np.array([1, 0, 1], np.int32), hashes, RowOrigins.of_range("0000000007", 40, 3),
+    ...     what=0)
     >>> [(c["to"], c["origin"], c["at"], c["rows"]) for c in chunks.to_pylist()]
     [(0, '0000000007', 41, 1), (1, '0000000007', 40, 2)]
-    >>> unpack_chunk(payload_at(chunks.column("payload"), 1), rows.schema, 2).to_pydict()
+    >>> unpack_chunk(slice_binary_value(chunks.column("payload"), 1), rows.schema, 2).to_pydict()
     {'n': [10, 12]}
     >>> total = add_digests(*chunks.column("digest").to_pylist())
     >>> total == compute_digests(hashes, np.zeros(1, np.int64))[0].as_py()
@@ -67,7 +76,7 @@ class Origin(NamedTuple):
     names: Sequence[str]
     which: Ints
     places: Ints
-    has_places: bool
+    has_arrival_column: bool
 
     @classmethod
     def of_range(cls, name: str, first: int, rows: int) -> Self:
@@ -82,7 +91,7 @@ class ChunkLimits(NamedTuple):
     bytes: int
 
 
-def chunk_limits(partitions: int) -> ChunkLimits:
+def choose_chunk_limits(partitions: int) -> ChunkLimits:
     """Choose the limits of chunks for a number of partitions.  Pure.
 
     262,144 rows or 8 MB, and with many partitions more: a chunk costs some 0.5 KB and 20 us beside its rows, so each
@@ -91,17 +100,17 @@ def chunk_limits(partitions: int) -> ChunkLimits:
     return ChunkLimits(min(max(1 << 18, partitions << 9), 1 << 21), min(max(8 << 20, partitions << 14), 64 << 20))
 
 
-def chunk_schema(declared: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+def select_chunk_schema(declared: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     """Select the columns of an input's chunks: the ``declared`` ones that exist (None: all), in the declared order."""
     return declared if columns is None else pa.schema([field for field in declared if field.name in columns])
 
 
-def add_arrival(schema: pa.Schema, has_places: bool) -> pa.Schema:
+def add_arrival_column(schema: pa.Schema, has_places: bool) -> pa.Schema:
     """Append the column of places to the columns of a chunk if the rows carry their places."""
     return schema.append(pa.field(ARRIVAL, pa.int64(), nullable=False)) if has_places else schema
 
 
-def sums_schema(exchange: Exchange) -> pa.Schema:
+def exchange_sums_schema(exchange: Exchange) -> pa.Schema:
     """Return the columns of sums on their way to an exchange: the columns they meet by, `_time` as int64, `_diff`."""
     return updates_schema(exchange.schema, pa.int64())
 
@@ -109,7 +118,7 @@ def sums_schema(exchange: Exchange) -> pa.Schema:
 def row_hashes(rows: pa.RecordBatch, secret: Secret) -> Words:
     """Hash each row with a key and the names of its columns, as uint64[n].  O(n); 11 ns a row of four numbers."""
     names = "".join(f"{len(name)} {name}" for name in rows.schema.names).encode()
-    return value_hashes(rows, Secret(secret.k0 ^ xxhash.xxh3_64_intdigest(names), secret.k1))
+    return compute_value_hashes(rows, Secret(secret.k0 ^ xxhash.xxh3_64_intdigest(names), secret.k1))
 
 
 def compute_digests(hashes: Words, starts: Ints) -> pa.Array:
@@ -130,7 +139,7 @@ def add_digests(*each: bytes) -> bytes:
     return (first % 2**64).to_bytes(8, "little") + (second % 2**64).to_bytes(8, "little")
 
 
-def pack_chunks(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: int) -> pa.RecordBatch:
+def pack_chunks(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: RowOrigins, what: int) -> pa.RecordBatch:
     """Pack rows into chunks, one for each partition and origin, with the columns `PACKED`; by partition, then by
     origin.
 
@@ -140,14 +149,14 @@ def pack_chunks(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin,
     n, several = rows.num_rows, len(origin.names)
     group: Any = to if several == 1 else to.astype(np.int64) * several + origin.which
     order, starts = sort_by_group(group)
-    if origin.has_places and n:
+    if origin.has_arrival_column and n:
         behind = np.diff(origin.places[order]) < 0
         behind[starts[1:] - 1] = False
         if behind.any():
             order = np.lexsort((origin.places, group))
-    schema, first = add_arrival(rows.schema, origin.has_places), order[starts]
-    table = gather(RowPool(rows.schema, [Rows(rows)]), order, rows.schema)
-    columns = [*map(to_array, table.columns), *([pa.array(origin.places[order])] if origin.has_places else [])]
+    schema, first = add_arrival_column(rows.schema, origin.has_arrival_column), order[starts]
+    table = gather_table(RowPool(rows.schema, [Rows(rows)]), order, rows.schema)
+    columns = [*map(to_array, table.columns), *([pa.array(origin.places[order])] if origin.has_arrival_column else [])]
     payload = _serialize_slices(pa.RecordBatch.from_arrays(columns, schema=schema), [*starts.tolist(), n])
     names = np.zeros(starts.size, np.int64) if several == 1 else origin.which[first]
     return pa.RecordBatch.from_arrays(
@@ -190,7 +199,7 @@ def _serialize_slices(rows: pa.RecordBatch, ends: Sequence[int]) -> pa.Array:
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5, use_legacy_format=False)
 
 
-def payload_at(column: pa.Array, row: int) -> pa.Buffer:
+def slice_binary_value(column: pa.Array, row: int) -> pa.Buffer:
     """Slice the bytes of one binary value out of a column, without a copy, which Arrow's scalars would make.  O(1)."""
     wide = offset_width(column.type)
     begin, end = np.frombuffer(column.buffers()[1], f"i{wide}", 2, (column.offset + row) * wide).tolist()
@@ -222,23 +231,25 @@ def _chunk_error(found: str, rows: int, schema: pa.Schema) -> Misrouted:
     )
 
 
-def pack_sums(tables: Mapping[int, pa.Table], cut: Stages, partitions: int, secret: Secret) -> Iterator[pa.RecordBatch]:
-    """Pack sums into chunks.  ``tables``: by number of their exchange, the columns of `sums_schema`.
+def pack_exchange_sums(
+    tables: Mapping[int, pa.Table], cut: Stages, partitions: int, secret: Secret
+) -> Iterator[pa.RecordBatch]:
+    """Pack sums into chunks.  ``tables``: by number of their exchange, the columns of `exchange_sums_schema`.
 
-    A sum goes to the partition of its exchange's columns.  O(n), in chunks within `chunk_limits`.
+    A sum goes to the partition of its exchange's columns.  O(n), in chunks within `choose_chunk_limits`.
     """
     for number, table in sorted(tables.items()):
         names = list(cut.exchanges[number].by)
-        for part in slice_rows(table, *chunk_limits(partitions)):
+        for part in slice_rows(table, *choose_chunk_limits(partitions)):
             rows = to_batch(part.combine_chunks())
-            high, _ = identities(rows.select(names), secret, rows.num_rows)
-            origin = Origin.of_range("", 0, rows.num_rows)
-            yield pack_chunks(rows, partition_of(high, partitions), row_hashes(rows, secret), origin, -1 - number)
+            high, _ = compute_identities(rows.select(names), secret, rows.num_rows)
+            origin = RowOrigins.of_range("", 0, rows.num_rows)
+            yield pack_chunks(rows, assign_partitions(high, partitions), row_hashes(rows, secret), origin, -1 - number)
 
 
 def slice_rows(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
     """Slice a table or batch by limits of rows and bytes; each slice has at least one row.  O(slices)."""
-    size = decoded_size(rows) if rows.num_rows > 1 else 0
+    size = compute_decoded_size(rows) if rows.num_rows > 1 else 0
     if rows.num_rows <= most_rows and size <= most_bytes:
         if rows.num_rows:
             yield rows
@@ -248,7 +259,7 @@ def slice_rows(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
         yield from slice_rows(rows.slice(begin, step), most_rows, most_bytes)
 
 
-def pack_facts(said: Mapping[int, str], what: int) -> pa.RecordBatch:
+def pack_message_facts(said: Mapping[int, str], what: int) -> pa.RecordBatch:
     """Pack what a task tells partitions about the messages of an input, without rows.  O(partitions)."""
     n = len(said)
     columns = [[*said], [what] * n, [*said.values()], [0] * n, [0] * n, [NO_ROWS] * n, [None] * n]
@@ -283,7 +294,7 @@ class Chunk(NamedTuple):
     place: tuple[int, int]
 
     @property
-    def has_places(self) -> bool:
+    def has_arrival_column(self) -> bool:
         """Whether the rows carry their places: origins of Kafka have a slash, origins of tasks are numbers."""
         return "/" in self.origin
 
@@ -307,7 +318,7 @@ class ShuffleReader(Closing):
     >>> chunks = list(route([pa.record_batch({"id": [3, 1, 2], "city": ["Bern", "Basel", "Chur"]})], origin=0))
     >>> with ShuffleReader(cut_stages(flow), stage=0, number=0) as shuffle:
     ...     for chunk in reversed(chunks):
-    ...         shuffle.take_chunks(chunk)
+    ...         shuffle.add_chunks(chunk)
     ...     shuffle.rows, shuffle.read_input("orders").read_all().column("id").to_pylist()
     ({'orders': 3}, [3, 1, 2])
     """
@@ -325,7 +336,8 @@ class ShuffleReader(Closing):
         self.most = None if memory is None or scratch is None else memory // SHARE
         self.names = list(cut.flow.inputs)
         self.schemas = {
-            name: chunk_schema(input.bound.schema, (columns or {}).get(name)) for name, input in cut.flow.inputs.items()
+            name: select_chunk_schema(input.bound.schema, (columns or {}).get(name))
+            for name, input in cut.flow.inputs.items()
         }
         self.rows, self.said = dict[str, int](), dict[str, MessageFacts]()
         self.receipts: list[bytes] = []
@@ -341,7 +353,7 @@ class ShuffleReader(Closing):
         """The digest of the rows that came, by input: 32 hex digits."""
         return {name: digest.hex() for name, digest in self._digests.items()}
 
-    def take_chunks(self, batch: pa.RecordBatch) -> None:
+    def add_chunks(self, batch: pa.RecordBatch) -> None:
         """Take in some chunks, of the columns `PACKED`.  O(chunks), and O(bytes) if memory runs out.
 
         Raises `Misrouted` for a chunk of another task, `BadMessage` if tasks read messages of several tables
@@ -356,13 +368,13 @@ class ShuffleReader(Closing):
         self._check_destination(to, {what[i] for i in here})
         if payload.null_count:
             given = payload.is_valid().to_pylist()
-            self._record_messages(
+            self._record_message_facts(
                 [(what[i], origin[i]) for i in range(len(to)) if not given[i] and what[i] is not None]
             )
         self._payloads.append(payload)
         self.bytes_resident += batch.nbytes
         if self.most is not None and self.bytes_resident > self.most:
-            self._spill()
+            self._spill_payloads()
         for i in here:
             number = what[i]
             if number == RECEIPT:
@@ -375,11 +387,11 @@ class ShuffleReader(Closing):
                 self.rows[name] = self.rows.get(name, 0) + rows[i]
                 self._digests[name] = add_digests(self._digests.get(name, NO_ROWS), digest[i])
 
-    def _record_messages(self, said: list[tuple[int, str]]) -> None:
+    def _record_message_facts(self, said: list[tuple[int, str]]) -> None:
         """Keep what tasks say of messages.  Raises `BadMessage` if these are of two tables."""
         for number, text in said:
             name = self.names[number]
-            self.said[name] = join_facts(name, self.said.get(name), MessageFacts.read(text))
+            self.said[name] = join_facts(name, self.said.get(name), MessageFacts.from_text(text))
 
     def _check_destination(self, to: list[int], what: set[int]) -> None:
         """Raise `Misrouted` for chunks of another task."""
@@ -402,19 +414,21 @@ class ShuffleReader(Closing):
         Raises `Misrouted` for chunks that hold something else.
         """
         schema, chunks = self.schemas[name], self._chunks.get(self.names.index(name))
-        return pa.RecordBatchReader.from_batches(schema, self._order_batches(chunks, schema)) if chunks else None
+        return (
+            pa.RecordBatchReader.from_batches(schema, self._read_in_arrival_order(chunks, schema)) if chunks else None
+        )
 
-    def read_sums(self, number: int) -> pa.Table:
-        """Read the sums of an exchange: the columns of `sums_schema`, in chunks.  O(chunks).
+    def read_exchange_sums(self, number: int) -> pa.Table:
+        """Read the sums of an exchange: the columns of `exchange_sums_schema`, in chunks.  O(chunks).
 
         Raises `Misrouted`.
         """
-        schema, chunks = sums_schema(self.cut.exchanges[number]), self._chunks.get(-1 - number, [])
-        batches = [self._open_chunk(chunk, schema) for chunk in sorted(chunks, key=_arrival_key)]
+        schema, chunks = exchange_sums_schema(self.cut.exchanges[number]), self._chunks.get(-1 - number, [])
+        batches = [self._unpack_chunk(chunk, schema) for chunk in sorted(chunks, key=_arrival_sort_key)]
         return pa.Table.from_batches(batches, schema) if batches else empty_table(schema)
 
     @property
-    def later_chunks(self) -> Iterator[pa.RecordBatch]:
+    def later_stage_chunks(self) -> Iterator[pa.RecordBatch]:
         """Chunks for later stages, one at a time, as they came: the columns `PACKED`."""
         for number, chunks in self._chunks.items():
             if number < 0 and self.cut.exchanges[-1 - number].stage > self.stage:
@@ -431,7 +445,7 @@ class ShuffleReader(Closing):
         if self._scratch is not None:
             self._scratch.store.close()
 
-    def _spill(self) -> None:
+    def _spill_payloads(self) -> None:
         """Move the payloads that are in memory to a file.  O(bytes)."""
         if self._scratch is None:
             assert self._where is not None
@@ -444,44 +458,46 @@ class ShuffleReader(Closing):
     def _slice_payload(self, chunk: Chunk) -> pa.Buffer:
         """Slice the payload of a chunk, without a copy."""
         batch, row = chunk.place
-        return payload_at(self._payloads[batch], row)
+        return slice_binary_value(self._payloads[batch], row)
 
-    def _open_chunk(self, chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
+    def _unpack_chunk(self, chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
         return unpack_chunk(self._slice_payload(chunk), schema, chunk.rows)
 
-    def _order_batches(self, chunks: list[Chunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        for of, group in groupby(sorted(chunks, key=_arrival_key), key=lambda chunk: (chunk.has_places, chunk.origin)):
+    def _read_in_arrival_order(self, chunks: list[Chunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for of, group in groupby(
+            sorted(chunks, key=_arrival_sort_key), key=lambda chunk: (chunk.has_arrival_column, chunk.origin)
+        ):
             if not of[0]:
-                yield from (self._open_chunk(chunk, schema) for chunk in group)
+                yield from (self._unpack_chunk(chunk, schema) for chunk in group)
                 continue
             stretch: list[pa.RecordBatch] = []
             last = 0
             for chunk in group:
-                batch = self._open_chunk(chunk, add_arrival(schema, True))
+                batch = self._unpack_chunk(chunk, add_arrival_column(schema, True))
                 if stretch and chunk.at > last:
-                    yield from _merge_stretch(stretch, schema)
+                    yield from _merge_overlapping_chunks(stretch, schema)
                     stretch = []
-                last = max(last, int(_row_places(batch)[-1])) if stretch else int(_row_places(batch)[-1])
+                last = max(last, int(_arrival_column(batch)[-1])) if stretch else int(_arrival_column(batch)[-1])
                 stretch.append(batch)
-            yield from _merge_stretch(stretch, schema)
+            yield from _merge_overlapping_chunks(stretch, schema)
 
 
-def _arrival_key(chunk: Chunk) -> tuple[str, int, int, bytes]:
+def _arrival_sort_key(chunk: Chunk) -> tuple[str, int, int, bytes]:
     """Return the sort key of a chunk.  Its last two values make the order independent of the shuffle if the others
     agree."""
     return chunk.origin, chunk.at, chunk.rows, chunk.digest
 
 
-def _row_places(batch: pa.RecordBatch) -> Ints:
+def _arrival_column(batch: pa.RecordBatch) -> Ints:
     return np.asarray(batch.column(batch.num_columns - 1))
 
 
-def _merge_stretch(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _merge_overlapping_chunks(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Merge chunks over the same stretch of places, each ascending, into rows in the order of their places.
 
     Cuts them at the same places, about one chunk's worth between two cuts, so that little is joined at a time.
     """
-    places = [_row_places(batch) for batch in batches]
+    places = [_arrival_column(batch) for batch in batches]
     most = max(each.size for each in places)
     # Each place taken stands for so many rows; the last few of a chunk are not counted, at most half of a chunk in all.
     step = max(most // (2 * len(batches)), 1)
@@ -495,10 +511,10 @@ def _merge_stretch(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iter
         begins = ends
         if parts:
             # Of one chunk they are in order.
-            joined = parts[0] if len(parts) == 1 else _sort_by_place(parts)
+            joined = parts[0] if len(parts) == 1 else _sort_by_arrival(parts)
             yield pa.RecordBatch.from_arrays(joined.columns[:-1], schema=schema)
 
 
-def _sort_by_place(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _sort_by_arrival(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     whole = pa.concat_batches(parts)
-    return whole.take(pa.array(np.argsort(_row_places(whole), kind="stable")))
+    return whole.take(pa.array(np.argsort(_arrival_column(whole), kind="stable")))

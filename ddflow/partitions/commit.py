@@ -51,31 +51,31 @@ from ddflow.errors import (
     TimeWentBack,
     WrongMode,
 )
-from ddflow.partitions.epoch_start import EpochStart, Growth, Version, address_of, usable_memory
+from ddflow.partitions.epoch_start import Backfill, EpochStart, StateVersion, find_store_address, usable_memory
 from ddflow.partitions.messages import MessageFacts, load_known_messages
 from ddflow.partitions.receipt import (
     OWED,
     ROWS,
-    Committed,
-    Contribution,
+    EpochContribution,
+    EpochResult,
     LiveFiles,
     Receipt,
     check_files_exist,
-    check_names,
+    check_receipt_names,
     digest_call,
-    extend_past,
+    extend_inventory_history,
     gather_receipts,
     join_outputs,
     max_by_name,
 )
-from ddflow.partitions.rewrite import GrowthPlan
-from ddflow.partitions.stages import cut_stages, find_regrouped
+from ddflow.partitions.rewrite import BackfillPlan
+from ddflow.partitions.stages import cut_stages, find_repartitioned_nodes
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import read_step_time_type
-from ddflow.storage.closing import on_failure
+from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.epochs import QUERY, Epoch, Feed, Kind
-from ddflow.storage.feeding import EVENTS, record_feed
-from ddflow.storage.manifest import PARTITIONS, Call, Epoch as CommittedEpoch, Feed as FeedRecord, Manifest, Output
+from ddflow.storage.feeding import EVENTS, record_feed_call
+from ddflow.storage.manifest import PARTITIONS, Epoch as CommittedEpoch, EpochCall, Feed as FeedRecord, Manifest, Output
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
 from ddflow.terminal import format_size
@@ -181,7 +181,8 @@ def find_batch_epoch(
             "that is no batch of a query",
             f"give Feed(query, batch): a text of {QUERY} characters at most, a whole number from 0",
         )
-    what, folder = f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}", _name_folder(checkpoint)
+    what = f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}"
+    folder = _describe_checkpoint_folder(checkpoint)
     if now is None and asked.batch and not adopt:
         raise FeedChanged(
             what,
@@ -190,7 +191,7 @@ def find_batch_epoch(
             f"give checkpoint= another folder, or delete {folder}, to start from the "
             "beginning; or start with " + ADOPT + ", where the state has those rows",
         )
-    if now is None or _is_adopted(now, asked, adopt):
+    if now is None or _is_query_takeover(now, asked, adopt):
         return None
     fed = f"the state is fed by {_describe_query(now.query)}, whose last batch is {now.batch}"
     if now.query and asked.query and now.query != asked.query:
@@ -219,28 +220,28 @@ def find_batch_epoch(
         )
     found = next((each for each in kept if each.batch == asked.batch), None)
     if found is None and not asked.query and asked.batch == 0:
-        raise restart_error(where, now, asked, checkpoint)
+        raise query_restart_error(where, now, asked, checkpoint)
     if found is None:
         raise EpochSkipped(
             what,
-            f"{fed}, and batches that were given before {_describe_oldest(kept)} are not kept",
+            f"{fed}, and batches that were given before {_describe_oldest_batch(kept)} are not kept",
             "the checkpoint is older than the state: restore both as of the same time; or "
             f"delete {folder} and start with " + ADOPT + ", which reads the source from its beginning: " + AGAIN,
         )
     return found
 
 
-def restart_error(where: str, now: Feed, asked: Feed, checkpoint: str | None = None) -> FeedChanged:
+def query_restart_error(where: str, now: Feed, asked: Feed, checkpoint: str | None = None) -> FeedChanged:
     """Build the error for a query without an id whose batches are numbered again from 0."""
     return FeedChanged(
         f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}",
         f"batch {asked.batch} was given before with other rows, and the last one was {now.batch}: this "
         "is another query, or its checkpoint was deleted",
-        f"restore {_name_folder(checkpoint)}; or start with " + ADOPT + ": " + AGAIN,
+        f"restore {_describe_checkpoint_folder(checkpoint)}; or start with " + ADOPT + ": " + AGAIN,
     )
 
 
-def next_feed(now: Feed | None, asked: Feed | None) -> Feed | None:
+def advance_feed(now: Feed | None, asked: Feed | None) -> Feed | None:
     """Return the feed of a state after a batch, or after an epoch without one.  Pure."""
     if asked is None or now is None:
         return asked or now
@@ -256,13 +257,13 @@ def is_other_query(now: Feed | None, asked: Feed | None) -> bool:
     return asked.batch != now.batch + 1 or bool(now.query and asked.query and now.query != asked.query)
 
 
-def is_restart(now: Feed, asked: Feed, epoch: Epoch) -> bool:
+def is_query_restart(now: Feed, asked: Feed, epoch: Epoch) -> bool:
     """Return whether other rows under the number of a kept epoch mean that a query without an id restarts its
     numbers."""
     return not (now.query and asked.query) and epoch.batch is not None and epoch.batch < now.batch
 
 
-def _is_adopted(now: Feed, asked: Feed, adopt: bool) -> bool:
+def _is_query_takeover(now: Feed, asked: Feed, adopt: bool) -> bool:
     """Return whether this is the first batch of a query that is taken over."""
     if now.query and asked.query:
         return adopt and now.query != asked.query
@@ -273,7 +274,7 @@ def _is_batch_number(batch: object) -> bool:
     return isinstance(batch, int) and not isinstance(batch, bool) and 0 <= batch < CLOSED
 
 
-def _name_folder(checkpoint: str | None) -> str:
+def _describe_checkpoint_folder(checkpoint: str | None) -> str:
     return "its checkpoint's folder" if checkpoint is None else f"the folder {checkpoint}"
 
 
@@ -281,7 +282,7 @@ def _describe_query(query: str) -> str:
     return f"query {query!r}" if query else "a query without an id"
 
 
-def _describe_oldest(kept: Iterable[Epoch]) -> str:
+def _describe_oldest_batch(kept: Iterable[Epoch]) -> str:
     batches = [each.batch for each in kept if each.batch is not None]
     return f"batch {min(batches)}" if batches else "now"
 
@@ -293,7 +294,7 @@ APART: Final = 200
 class EpochDriver:
     """``flow``, ``cut``: the plan.  ``log``: the state's epochs.  ``partitions``: of the state.  ``heard``: what
     is known of inputs that take messages.  ``growing``: what is new, which tasks make before the next epoch
-    (`begin_growth`); None for nothing.  `open` makes it."""
+    (`begin_backfill`); None for nothing.  `open` makes it."""
 
     def __init__(self, flow: Plan, log: EpochLog, options: DriverOptions) -> None:
         """Read the inventories of a state.  Raises `CorruptState`."""
@@ -301,11 +302,11 @@ class EpochDriver:
         manifest, stages = log.manifest_log.manifest, self.cut.stages
         # What was never committed has no partitions yet, whatever its options say.
         self.partitions = manifest.partitions if manifest.inventories else options.partitions or manifest.partitions
-        self.growing: GrowthPlan | None = None
+        self.growing: BackfillPlan | None = None
         if manifest.inventories and (log.change.outputs or log.change.inputs):
-            self.growing = GrowthPlan(self.cut, log.change, log.manifest_log)
+            self.growing = BackfillPlan(self.cut, log.change, log.manifest_log)
             stages = len(manifest.inventories) // self.partitions
-        self.live = LiveFiles.read(log.manifest_log.store, manifest.inventories, stages, self.partitions)
+        self.live = LiveFiles.load(log.manifest_log.store, manifest.inventories, stages, self.partitions)
         self._owed: Mapping[str, Output] = {}
         log.resume(self.live.file_names())
         self.heard = load_known_messages(flow, log.manifest_log.store, self.live.parts[0] if self.live.parts else ())
@@ -335,9 +336,9 @@ class EpochDriver:
             fits=options.check_manifest,
             options=LogOptions(options.outputs, options.trust, options.grace, options.keep, options.secret),
         )
-        with on_failure(log.close):
+        with undo_on_failure(log.close):
             many, before = log.manifest_log.manifest.partitions > 1, log.change.before
-            if many and before is not None and (moved := find_regrouped(before, log.flow)):
+            if many and before is not None and (moved := find_repartitioned_nodes(before, log.flow)):
                 raise PlanChanged(
                     f"open {log.manifest_log.store.where} with this plan",
                     f"{log.change.text}; rows of {moved} are told apart by it, and would be in other partitions",
@@ -373,9 +374,9 @@ class EpochDriver:
                 raise SpecError(f"epoch={epoch}, feed={feed!r}", "they may contradict each other", "give one of them")
             self._asked = feed
             return find_batch_epoch(where, manifest.feed, feed, manifest.receipts, adopt, self.options.checkpoint)
-        return None if epoch is None else self.log.find_committed(epoch, f"epoch {epoch} of {where}")
+        return None if epoch is None else self.log.find_committed_epoch(epoch, f"epoch {epoch} of {where}")
 
-    def replayed(self, epoch: CommittedEpoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> Committed:
+    def replayed(self, epoch: CommittedEpoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> EpochResult:
         """Return the result of a committed epoch whose rows are given again.  ``rows``, ``digests``: of all, by input.
 
         O(inputs).  Raises `ReplayMismatch` if they differ; `FeedChanged` if they come from a query without an
@@ -385,8 +386,8 @@ class EpochDriver:
         found = digest_call(call.kind, call.time, rows, digests)
         if len(epoch.calls) > 1 or found != call.digest:
             now, asked = self.manifest.feed, self._asked
-            if now is not None and asked is not None and is_restart(now, asked, epoch):
-                raise restart_error(self.log.manifest_log.store.where, now, asked, self.options.checkpoint)
+            if now is not None and asked is not None and is_query_restart(now, asked, epoch):
+                raise query_restart_error(self.log.manifest_log.store.where, now, asked, self.options.checkpoint)
             more = (
                 ", and the plan has other columns since" if self.log.find_past_schemas(epoch.epoch) is not None else ""
             )
@@ -395,7 +396,7 @@ class EpochDriver:
                 f"it was committed of rows with digest {call.digest}, these have {found}{more}",
                 "give the same rows again, or go on with the next epoch",
             )
-        return Committed(
+        return EpochResult(
             epoch.epoch, call.time, call.frontier, call.counts, dict(rows), call.outputs, call.figures, True
         )
 
@@ -431,11 +432,11 @@ class EpochDriver:
         self._feed, self._start = feed, self._build_start(time, CLOSED if close else self._find_frontier())
         return self._start
 
-    def _build_start(self, time: int, to: int, growth: Growth | None = None) -> EpochStart:
+    def _build_start(self, time: int, to: int, backfill: Backfill | None = None) -> EpochStart:
         """Build the start of the next epoch."""
         manifest, log = self.manifest, self.log.manifest_log
         return EpochStart(
-            version=Version(address_of(log.store), self.options.trust, log.number, log.digest),
+            version=StateVersion(find_store_address(log.store), self.options.trust, log.number, log.digest),
             epoch=self.epoch + 1,
             partitions=self.partitions,
             secret=manifest.secret,
@@ -447,13 +448,13 @@ class EpochDriver:
             horizons=dict(manifest.horizons),
             inventories=self.live.parts,
             folder=self.log.outputs.path,
-            retain=self._retain,
+            retain=self._retention_span,
             memory=self.options.task_memory,
             past=self._past,
-            growth=growth,
+            backfill=backfill,
         )
 
-    def begin_growth(self) -> EpochStart:
+    def begin_backfill(self) -> EpochStart:
         """Build the start of tasks that make the new parts of the plan.  Call it while there is ``growing``, before the
         next epoch.  O(files), and O(bytes) if it partitions the rows of the state differently.  Raises `Fenced`,
         `StorageFull`, `StorageFailed`."""
@@ -461,19 +462,19 @@ class EpochDriver:
         log = self.log.manifest_log
         log.check_newest()
         parts = self.growing.write_inventories(self.options.trust, self.options.task_memory)
-        self.live = LiveFiles.read(log.store, parts, self.cut.stages, self.partitions)
+        self.live = LiveFiles.load(log.store, parts, self.cut.stages, self.partitions)
         self._start = self._build_start(self.manifest.last, self.manifest.frontier, self.growing.new)
         return self._start
 
-    def finish_growth(self, start: EpochStart, receipts: Iterable[Receipt]) -> None:
+    def finish_backfill(self, start: EpochStart, receipts: Iterable[Receipt]) -> None:
         """Take over the state that these tasks made, with one receipt of each; the next epoch publishes it.  Raises as
         `finish` does."""
         taken, whole = self._gather_receipts(start, receipts)
-        self.live = self.live.after_epoch(self.log.manifest_log.store, taken)
+        self.live = self.live.apply_receipts(self.log.manifest_log.store, taken)
         self.growing, self._start, self._owed = None, None, whole.outputs
 
     @property
-    def _retain(self) -> int:
+    def _retention_span(self) -> int:
         """The span of history that is kept before the last time: the span asked for, else the span so far."""
         return self.manifest.retain if self.options.retain is None else self.options.retain
 
@@ -487,7 +488,7 @@ class EpochDriver:
             least = min(least, max(seen - input.spec.lateness, NEVER))
         return max(least, manifest.frontier)
 
-    def finish(self, start: EpochStart, receipts: Iterable[Receipt], *, feed: FeedRecord | None = None) -> Committed:
+    def finish(self, start: EpochStart, receipts: Iterable[Receipt], *, feed: FeedRecord | None = None) -> EpochResult:
         """Publish an epoch, from one receipt a task.  O(receipts + files of the state).
 
         Raises `MissingReceipts`, `ReceiptsDisagree`, `SpecError` for receipts of another epoch, `StateRefused` if files
@@ -499,9 +500,9 @@ class EpochDriver:
         if feed != self._feed:
             raise SpecError(f"finish epoch {start.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
         taken, whole = self._gather_receipts(start, receipts)
-        live = self.live.after_epoch(self.log.manifest_log.store, taken)
+        live = self.live.apply_receipts(self.log.manifest_log.store, taken)
         whole = replace(whole, outputs=join_outputs(self._owed, whole.outputs))
-        call = self._make_call(start, whole)
+        call = self._build_call_record(start, whole)
         manifest = self.manifest
         kept = self.log.add_receipt(CommittedEpoch(start.epoch, (call,), None if feed is None else feed.batch))
         if is_other_query(manifest.feed, feed):  # then batch numbers of another query mean nothing
@@ -514,27 +515,27 @@ class EpochDriver:
             frontier=whole.frontier,
             last=whole.last,
             since=max(whole.since, manifest.since),
-            retain=self._retain,
+            retain=self._retention_span,
             partitions=self.partitions,
             horizons=max_by_name((manifest.horizons, whole.horizons)),
             greatest=max_by_name((manifest.greatest, whole.greatest)),
-            feed=next_feed(manifest.feed, feed),
-            fed=record_feed(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, start.epoch),
+            feed=advance_feed(manifest.feed, feed),
+            fed=record_feed_call(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, start.epoch),
         )
-        self._past = extend_past(self.live.parts, live.parts, self._past)
+        self._past = extend_inventory_history(self.live.parts, live.parts, self._past)
         self.live, self._start, self._owed = live, None, {}
         for name, each in self.heard.items():
-            for found in each.take_facts(whole.said.get(name, MessageFacts())):
+            for found in each.add_facts(whole.said.get(name, MessageFacts())):
                 warnings.warn(f"messages for {name!r}: {found}", stacklevel=3)
-        self.log.finish(APART)
+        self.log.finish_epoch(APART)
         figures = whole.figures | {"tasks": len(taken), "commit": (perf_counter_ns() - began) // 1000}
-        return Committed(
+        return EpochResult(
             start.epoch, call.time, whole.frontier, whole.counts, whole.rows, whole.outputs, figures, False
         )
 
     def _gather_receipts(
         self, start: EpochStart, receipts: Iterable[Receipt]
-    ) -> tuple[tuple[Receipt, ...], Contribution]:
+    ) -> tuple[tuple[Receipt, ...], EpochContribution]:
         """Check the receipts, one a task, and their files; return them and their sum."""
         if start is not self._start and start != self._start:
             raise SpecError(
@@ -543,13 +544,13 @@ class EpochDriver:
                 "begin it, and give what that returns",
             )
         taken, whole = gather_receipts(receipts, start.version.digest, self.cut.stages, self.partitions)
-        check_names(self.cut, taken, folder=self.log.outputs.sink is not None)
+        check_receipt_names(self.cut, taken, folder=self.log.outputs.sink is not None)
         check_files_exist(
             self.log.manifest_log.store, self.log.outputs.sink, start.epoch, taken, set(self.live.inventories)
         )
         return taken, whole
 
-    def publish_attached(self) -> None:
+    def publish_connector_positions(self) -> None:
         """Publish the attached sinks and sources if the newest manifest lacks them.  O(plan).  Raises as a commit does.
 
         While the plan has columns that the state has not, the next epoch publishes it.
@@ -561,14 +562,14 @@ class EpochDriver:
             )
             self.log.manifest_log.sweep()
 
-    def _make_call(self, start: EpochStart, whole: Contribution) -> Call:
+    def _build_call_record(self, start: EpochStart, whole: EpochContribution) -> EpochCall:
         """Build the record of the epoch's call."""
         kind: Kind = "push" if self.flow.holds_back else "step"
         time = 0 if self.flow.holds_back else start.time
-        if start.closes:
+        if start.closes_all_times:
             kind, time = "advance_to", CLOSED
         digest = digest_call(kind, time, whole.rows, whole.digests)
         figures = whole.figures | {f"{ROWS}{name}": n for name, n in whole.rows.items()}
         if self._owed:
             figures[OWED] = sum(each.rows for each in self._owed.values())
-        return Call(kind, time, digest, whole.frontier, whole.counts, whole.outputs, figures)
+        return EpochCall(kind, time, digest, whole.frontier, whole.counts, whole.outputs, figures)

@@ -9,7 +9,7 @@ Guarantees: a read gives updates partition by partition, in bounded memory, of o
 >>> with flow.open(store) as engine:
 ...     _ = engine.step({"people": {"id": [7, 8]}})
 >>> epochs = DriverEpochs(EpochDriver.open(flow, store.writer()))
->>> gained = epochs.read_updates(next(epochs.list_kept()), "people")
+>>> gained = epochs.read_updates(next(epochs.list_epochs()), "people")
 >>> epochs.manifest.epoch, epochs.read_output("people").num_rows, gained.num_rows
 (1, 2, 2)
 """
@@ -24,34 +24,34 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Secret, identities, partition_of
+from ddflow.columns.hashing import Secret, assign_partitions, compute_identities
 from ddflow.columns.names import DIFF
 from ddflow.connectors.api import TableSink
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.engine.checkpoint import MEND, StoredInventory
-from ddflow.engine.read.history import net_changes
+from ddflow.engine.read.history import compute_net_changes
 from ddflow.engine.read.reads import Reading
 from ddflow.engine.run.kept_epochs import InParts, KeptEpochs
-from ddflow.engine.run.sync import Synced, detach, sync_targets
-from ddflow.engine.snapshot import Snapshot, fill_version
+from ddflow.engine.run.sync import Synced, detach_connectors, sync_targets
+from ddflow.engine.snapshot import Snapshot, restore_version
 from ddflow.errors import CorruptState, PlanChanged, SpecError
 from ddflow.metrics import Look
-from ddflow.operators.updates import time_column
+from ddflow.operators.updates import build_time_column
 from ddflow.partitions.commit import EpochDriver
-from ddflow.partitions.epoch_start import Version, address_of, expired_error
+from ddflow.partitions.epoch_start import StateVersion, expired_error, find_store_address
 from ddflow.partitions.receipt import OWED
-from ddflow.partitions.stages import StageGraph, cut_stages, place_collections
+from ddflow.partitions.stages import StageGraph, compute_placements, cut_stages
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.compatibility import resolve_plan
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import node_ids
+from ddflow.plan.text.codec import compute_node_ids
 from ddflow.storage.epochs import Epoch
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.protocol import Blob, Store
-from ddflow.time import format_given_time
-from ddflow.trace.joined import find_misplaced
+from ddflow.time import format_time_argument
+from ddflow.trace.joined import find_misplaced_key
 
 KEYS: Final = 1000
 """Number of keys above which all partitions are read."""
@@ -77,7 +77,7 @@ class Partitioning(NamedTuple):
 def find_partitioning(flow: Plan, name: str) -> Partitioning | None:
     """Return how an output or an input is split over partitions; None if it must be read whole.  O(nodes)."""
     try:
-        places, stages = place_collections(flow), cut_stages(flow)
+        places, stages = compute_placements(flow), cut_stages(flow)
     except SpecError:  # it has no outputs
         return None
     node = flow.outputs.get(name) or flow.inputs[name]
@@ -90,7 +90,9 @@ def find_partitioning(flow: Plan, name: str) -> Partitioning | None:
     return Partitioning(on.pop(), by) if len(on) == 1 and (node.consolidated or by is not None) else None
 
 
-def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest) -> list[int] | None:
+def find_matching_partitions(
+    by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest
+) -> list[int] | None:
     """Return the partitions that can have rows with certain values, ascending; None if that is unknown.  O(keys).
 
     ``by``: as in `Partitioning`.  ``values``: by column, Arrow scalars of its type; a row has one of them.
@@ -102,11 +104,11 @@ def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], mani
         return []
     # Scalars as they are: Python has no date before the year 1.
     columns = [pa.concat_arrays([pa.repeat(key[i], 1) for key in keys]) for i in range(len(by))]
-    high, _ = identities(pa.Table.from_arrays(columns, names=list(by)), Secret(*manifest.secret), len(keys))
-    return sorted({int(number) for number in partition_of(high, manifest.partitions)})
+    high, _ = compute_identities(pa.Table.from_arrays(columns, names=list(by)), Secret(*manifest.secret), len(keys))
+    return sorted({int(number) for number in assign_partitions(high, manifest.partitions)})
 
 
-class PartitionReading(Reading):
+class PartitionReader(Reading):
     """One partition of one stage, open for reading.  O(bytes of it): every file is verified.
 
     Raises `CorruptState`, `StorageFailed`.
@@ -114,20 +116,20 @@ class PartitionReading(Reading):
 
     def __init__(self, store: Store, manifest: Manifest, flow: Plan, stage: int, number: int) -> None:
         stored = StoredInventory.read(store, manifest.inventories[stage * manifest.partitions + number])
-        store.ahead(stored.text.names)
+        store.pin_blobs(stored.text.names)
         graph = StageGraph(cut_stages(flow), stage, Secret(*manifest.secret))
         super().__init__(Dataflow(flow, graph, Budget(None, None)))
-        ids = node_ids(flow)
+        ids = compute_node_ids(flow)
         if missing := sorted(ids[node] for node in graph.keeping if ids[node] not in stored.of.operators):
             raise CorruptState(stored.what, f"it lacks the operators {missing}", MEND)
-        fill_version(self.dataflow, manifest, [stored], BatchStore(store))
+        restore_version(self.dataflow, manifest, [stored], BatchStore(store))
         for upsert in graph.inputs.values():
-            if (odd := find_misplaced(upsert.arranged, number, manifest.partitions)) is not None:
+            if (odd := find_misplaced_key(upsert.output_arrangement, number, manifest.partitions)) is not None:
                 raise CorruptState(stored.what, f"partition {number} of {manifest.partitions} has a key of {odd}", MEND)
 
 
 def read_updates(
-    version: Version,
+    version: StateVersion,
     flow: Plan | None,
     name: str,
     share: tuple[int, int] | None,
@@ -137,14 +139,14 @@ def read_updates(
     """Read an output or an input of a version as updates.  O(bytes opened).
 
     ``share``: a stage and a partition, as `find_partitioning` says; None for all of it.  ``as_of``, ``after``: as in
-    `read_contents`.  Raises as `Version.open`, `PartitionReading` and `Snapshot` do, and `NotReadable`.
+    `read_contents`.  Raises as `Version.open`, `PartitionReader` and `Snapshot` do, and `NotReadable`.
     """
     with closing(version.open("read")) as store:
         manifest = version.load_manifest(store)
         plan = resolve_plan(manifest.plan, flow, store.where)
         try:
             reading = (
-                Snapshot(store, manifest, plan) if share is None else PartitionReading(store, manifest, plan, *share)
+                Snapshot(store, manifest, plan) if share is None else PartitionReader(store, manifest, plan, *share)
             )
         except CorruptState:
             if version.number not in store.list_manifests():
@@ -163,20 +165,20 @@ def read_contents(reading: Reading, name: str, as_of: int | None = None, after: 
     """
     node, graph = reading.node(name), reading.dataflow.graph
     kind = reading.flow.time_type
-    time = reading.closed(f"read {name!r} as of {format_given_time(as_of, kind)}", as_of)
+    time = reading.closed(f"read {name!r} as of {format_time_argument(as_of, kind)}", as_of)
     if after is None:
-        return graph.output(node, time, as_of)
+        return graph.read_output(node, time, as_of)
     if DIFF not in node.updates_schema(kind).names:
         raise SpecError(f"changes of {name!r}", "it gives upserts", "read the collection that they are made of")
-    table = net_changes(
-        graph, node, reading.closed(f"changes of {name!r} after {format_given_time(after, kind)}", after), time
+    table = compute_net_changes(
+        graph, node, reading.closed(f"changes of {name!r} after {format_time_argument(after, kind)}", after), time
     )
-    return stamp_time(table, time, node.updates_schema(kind))
+    return append_time_column(table, time, node.updates_schema(kind))
 
 
-def stamp_time(table: pa.Table, time: int, schema: pa.Schema) -> pa.Table:
+def append_time_column(table: pa.Table, time: int, schema: pa.Schema) -> pa.Table:
     """Add a column of one time to rows and their ``_diff``.  ``schema``: of the updates.  O(rows)."""
-    times = time_column(np.full(table.num_rows, time), schema.field(len(schema) - 2).type)
+    times = build_time_column(np.full(table.num_rows, time), schema.field(len(schema) - 2).type)
     columns = [table.column(name) for name in schema.names[:-2]]
     return pa.Table.from_arrays([*columns, pa.chunked_array([times]), table.column(DIFF)], schema=schema)
 
@@ -203,21 +205,21 @@ class DriverEpochs(KeptEpochs):
     def read_output(self, name: str) -> pa.Table:
         """Read an output from the newest version; an output that is new is empty until the next epoch.  O(bytes of
         it)."""
-        if self.is_new(name):
+        if self.is_new_output(name):
             return self.output_schema(name).empty_table()
         manifest, log = self.manifest, self.log.manifest_log
-        version = Version(address_of(log.store), self.driver.options.trust, manifest.number, log.digest)
+        version = StateVersion(find_store_address(log.store), self.driver.options.trust, manifest.number, log.digest)
         parts = find_partitioning(self.flow, name) if manifest.partitions > 1 else None
         if parts is None:
             return read_updates(version, self.flow, name, None)
         shares = [(parts.stage, number) for number in range(manifest.partitions)]
         return pa.concat_tables(read_updates(version, self.flow, name, share) for share in shares)
 
-    def is_new(self, name: str) -> bool:
+    def is_new_output(self, name: str) -> bool:
         """Return whether an output is new."""
         return name in self.log.change.outputs
 
-    def find_parts(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
+    def find_part_mapper(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
         """Split an epoch's rows of an output by partition, if they are many and equal rows, or rows of a key, share a
         partition."""
         each = self.each
@@ -235,9 +237,9 @@ class DriverEpochs(KeptEpochs):
                 return None
         return partial(each, receipt, name, blobs)
 
-    def publish_attached(self) -> None:
+    def publish_connector_positions(self) -> None:
         """Publish with the inventories of the state.  While the plan has new columns, the next epoch does it."""
-        self.driver.publish_attached()
+        self.driver.publish_connector_positions()
 
 
 def sync_state(
@@ -257,5 +259,5 @@ def sync_state(
     epochs = DriverEpochs(driver)
     done = sync_targets(epochs, sinks, adopt, dry, look)
     if forget:
-        detach(epochs, forget)
+        detach_connectors(epochs, forget)
     return done

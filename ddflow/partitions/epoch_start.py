@@ -2,10 +2,11 @@
 
 Guarantees: whoever opens the state elsewhere can tell whether it is the one that the driver meant.
 
->>> start = EpochStart(version=Version("s3://shop/orders", "owner", number=3, digest="0" * 32), epoch=4, partitions=2,
+>>> start = EpochStart(version=StateVersion("s3://shop/orders", "owner", number=3, digest="0" * 32), epoch=4,
+...     partitions=2,
 ...             secret=(1, 2), frontier=7, last=6, since=6, time=7, to=7, horizons={}, inventories=(), folder=None,
 ...             retain=0, memory=None)
->>> start.closes, start._replace(to=2**63 - 1).closes
+>>> start.closes_all_times, start._replace(to=2**63 - 1).closes_all_times
 (False, True)
 """
 
@@ -17,9 +18,9 @@ from ddflow.engine.checkpoint import Inventory
 from ddflow.errors import CorruptState, Option, Phrase, SnapshotExpired, StateRefused
 from ddflow.partitions.stages import Stages
 from ddflow.plan.plan import Plan
-from ddflow.storage.closing import on_failure
+from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.manifest import Manifest
-from ddflow.storage.manifest_log import digest
+from ddflow.storage.manifest_log import hash_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob, Store
@@ -28,7 +29,7 @@ from ddflow.time import CLOSED
 REMEDY = "mount the same folder on the driver and on all executors, or keep the state in s3://bucket/prefix"
 
 
-class Version(NamedTuple):
+class StateVersion(NamedTuple):
     """``store``: the state's address, or the store, where it is in memory.  ``trust``: as in `Flow.open`.  ``number``,
     ``digest``: of its manifest.
 
@@ -38,8 +39,8 @@ class Version(NamedTuple):
     >>> flow, store = dd.Flow(), MemoryStore()
     >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
     >>> flow.open(store).close()
-    >>> version = Version.of(store, load_newest(store), "owner")
-    >>> version.number, version.digest == digest(store.read_manifest(0))
+    >>> version = StateVersion.of_manifest(store, load_newest(store), "owner")
+    >>> version.number, version.digest == hash_manifest(store.read_manifest(0))
     (0, True)
     >>> version._replace(digest="another").open("read")
     Traceback (most recent call last):
@@ -53,9 +54,11 @@ class Version(NamedTuple):
     digest: str
 
     @classmethod
-    def of(cls, store: Store, manifest: Manifest, trust: str) -> Self:
+    def of_manifest(cls, store: Store, manifest: Manifest, trust: str) -> Self:
         """Build the version of a manifest of a store.  O(bytes of the manifest)."""
-        return cls(address_of(store), trust, manifest.number, digest(store.read_manifest(manifest.number)))
+        return cls(
+            find_store_address(store), trust, manifest.number, hash_manifest(store.read_manifest(manifest.number))
+        )
 
     def open(self, what: str, readonly: bool = True) -> Store:
         """Open the store, for the caller to close.  ``what``: the purpose, for messages.  O(bytes of the manifest).
@@ -71,7 +74,7 @@ class Version(NamedTuple):
                 store = open_store(self.store, trust=self.trust, create=False, readonly=readonly)
             except StateRefused as error:
                 raise StateRefused(self._describe_request(what), error.found, REMEDY) from None
-        with on_failure(store.close):
+        with undo_on_failure(store.close):
             self._check_digest(store, what)
         return store
 
@@ -86,7 +89,7 @@ class Version(NamedTuple):
 
     def _check_digest(self, store: Store, what: str) -> None:
         try:
-            found = digest(store.read_manifest(self.number))
+            found = hash_manifest(store.read_manifest(self.number))
         except CorruptState:
             if store.list_manifests()[-1:] > [self.number]:
                 raise expired_error(store, self.number) from None
@@ -105,7 +108,7 @@ class Version(NamedTuple):
         return f"{what} the state {address} on {os.uname().nodename}"
 
 
-def address_of(store: Store) -> str | MemoryStore:
+def find_store_address(store: Store) -> str | MemoryStore:
     """Return the address of a store; a store in memory is its own."""
     return store if isinstance(store, MemoryStore) else store.where
 
@@ -125,7 +128,7 @@ def usable_memory(memory: int) -> int:
     return memory - 3 * (memory // 8)
 
 
-class Growth(NamedTuple):
+class Backfill(NamedTuple):
     """The new parts of a plan.  ``outputs``: by name.  ``operators``: the ids of operators without state in
     any file."""
 
@@ -143,10 +146,10 @@ class EpochStart(NamedTuple):
     none for a state without a commit.  ``folder``: of Parquet outputs; None where they are files of the state.
     ``retain``: as in `Flow.open`.  ``memory``: bytes that a task may take, or None.  ``past``: of each part, the names
     of the inventories that led to the one it has, as far as the driver knows; a part that was kept open with one of
-    these can be brought up to date.  ``growth``: of tasks that take no rows, and make what is new of what is held.
+    these can be brought up to date.  ``backfill``: of tasks that take no rows, and make what is new of what is held.
     """
 
-    version: Version
+    version: StateVersion
     epoch: int
     partitions: int
     secret: tuple[int, int]
@@ -161,18 +164,18 @@ class EpochStart(NamedTuple):
     retain: int
     memory: int | None
     past: tuple[tuple[tuple[str, ...], ...], ...] = ()
-    growth: Growth | None = None
+    backfill: Backfill | None = None
 
     def inventory_name(self, stage: int, number: int) -> str:
         """Return the name of the inventory of a part; "" for none."""
         return self.inventories[stage][number].name if self.inventories else ""
 
-    def find_past(self, stage: int, number: int) -> tuple[str, ...]:
+    def list_past_inventories(self, stage: int, number: int) -> tuple[str, ...]:
         """Return the names of the inventories that led to this part's one, in order."""
         return self.past[stage][number] if self.past else ()
 
     @property
-    def closes(self) -> bool:
+    def closes_all_times(self) -> bool:
         """Whether its step closes all times."""
         return self.to == CLOSED > self.frontier
 
@@ -187,7 +190,7 @@ class RewriteStart(NamedTuple):
     operators that the state may lack.  ``memory``: bytes that a task may take, or None."""
 
     cut: Stages
-    version: Version
+    version: StateVersion
     secret: tuple[int, int]
     before: int
     partitions: int

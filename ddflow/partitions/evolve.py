@@ -31,27 +31,27 @@ from msgspec.structs import replace
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.widening import InexactValue
 from ddflow.connectors.sources import drop_inputs as without_source
-from ddflow.engine.garbage import list_blobs
+from ddflow.engine.garbage import list_version_blobs
 from ddflow.engine.outputs import Outputs
-from ddflow.errors import Evolve, Phrase, PlanChanged, SchemaMismatch, SpecError
+from ddflow.errors import EvolveFix, Phrase, PlanChanged, SchemaMismatch, SpecError
 from ddflow.metrics import Look
-from ddflow.partitions.rewrite import NewState, Rewrite, Rewritten, same_plan, shrink_plan
+from ddflow.partitions.rewrite import NewState, Rewrite, RewriteResult, drop_from_plan, require_same_plan
 from ddflow.partitions.rewrite_task import NOTHING
-from ddflow.partitions.stages import Stages, as_one_stage, cut_stages
+from ddflow.partitions.stages import Stages, build_single_stage, cut_stages
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.compatibility import PlanChange, compare_plans
 from ddflow.plan.evolve import (
+    build_plan_with_time_type,
     evolve_to_types,
-    keep_past_columns,
     refuse_misspelled_columns,
-    set_time_type,
-    share_join_sides,
+    retain_past_columns,
+    share_join_arrangements,
 )
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe_plan, fingerprint_plan, read_step_time_type, rebuild_plan
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.epochs import AttachedSource, Epoch, PastColumns
-from ddflow.storage.inventory_text import inside
+from ddflow.storage.inventory_text import is_state_file
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Blob, Store
@@ -59,7 +59,7 @@ from ddflow.storage.protocol import Blob, Store
 T = TypeVar("T")
 
 
-class Evolved(NamedTuple):
+class EvolutionResult(NamedTuple):
     """The result of an evolution.
 
     Attributes
@@ -106,12 +106,12 @@ class Evolved(NamedTuple):
     freed: int = 0
 
 
-def cut_for_partitions(plan: Plan, partitions: int) -> Stages:
+def cut_plan_for_partitions(plan: Plan, partitions: int) -> Stages:
     """Cut a plan for a state of so many partitions; one partition needs no stages."""
-    return as_one_stage(plan) if partitions == 1 else cut_stages(plan)
+    return build_single_stage(plan) if partitions == 1 else cut_stages(plan)
 
 
-class Evolution:
+class ColumnEvolution:
     """A change of columns: the state's plan with columns of ``types``, or ``flow``, whose columns are wider.
 
     ``change``: what that changes, and ``plan``: the new one, once `find_new_state` was called."""
@@ -128,14 +128,14 @@ class Evolution:
             )
         self.types, self.flow, self.change = types, flow, PlanChange()
 
-    def find_new_state(self, store: Store, manifest: Manifest) -> NewState:
+    def plan_new_state(self, store: Store, manifest: Manifest) -> NewState:
         """Find what to make of the state.  Raises `SpecError`, `PlanChanged`."""
         where = store.where
         if self.flow is None:
             plan = rebuild_plan(manifest.plan, where)
         else:
-            plan, _ = set_time_type(self.flow.frozen(), read_step_time_type(manifest.plan, where))
-            plan = share_join_sides(plan, manifest.plan)
+            plan, _ = build_plan_with_time_type(self.flow.frozen(), read_step_time_type(manifest.plan, where))
+            plan = share_join_arrangements(plan, manifest.plan)
         if self.types is not None:
             plan, _ = evolve_to_types(plan, self.types, f"evolve {where}")
         self.plan, self.change = plan, compare_plans(manifest.plan, plan, where, rewriting=True)
@@ -147,10 +147,10 @@ class Evolution:
             )
         if self.types is not None:
             refuse_misspelled_columns(plan, self.change.columns, f"evolve {where}")
-        stages = cut_for_partitions(plan, manifest.partitions)
-        return NewState(stages, manifest.partitions, "evolution", cast=self.change.before, revise=self._revise)
+        stages = cut_plan_for_partitions(plan, manifest.partitions)
+        return NewState(stages, manifest.partitions, "evolution", cast=self.change.before, revise=self._revise_manifest)
 
-    def _revise(self, manifest: Manifest, written: list[Blob]) -> Manifest:
+    def _revise_manifest(self, manifest: Manifest, written: list[Blob]) -> Manifest:
         """Put the plan with other columns into a manifest, and keep the past columns of its receipts."""
         before, plan, added = self.change.before, describe_plan(self.plan), dict(manifest.added)
         assert before is not None, "columns change"
@@ -161,11 +161,11 @@ class Evolution:
             manifest,
             plan=plan,
             fingerprint=fingerprint_plan(plan),
-            past=keep_past_columns(manifest.past, before, manifest.epoch, manifest.oldest),
+            past=retain_past_columns(manifest.past, before, manifest.epoch, manifest.oldest_epoch),
             added={name: columns for name, columns in added.items() if columns},
         )
 
-    def make_report(self, done: Rewritten) -> Evolved:
+    def build_result(self, done: RewriteResult) -> EvolutionResult:
         """Build the result.  ``done``: the result of the rewrite."""
         columns: dict[str, dict[str, tuple[str | None, str]]] = {}
         for name, types in self.change.types.items():
@@ -173,10 +173,10 @@ class Evolution:
         for name, added in self.change.columns.items():
             schema = self.plan.inputs[name].bound.schema
             columns.setdefault(name, {}).update({column: (None, str(schema.field(column).type)) for column in added})
-        return Evolved(done.epoch, done.manifest, columns, done.versions, done.pending, done.files, done.bytes)
+        return EvolutionResult(done.epoch, done.manifest, columns, done.versions, done.pending, done.files, done.bytes)
 
 
-class Drop:
+class DropEvolution:
     """A change that takes ``outputs`` and ``inputs`` out of a state.
 
     ``names``: the outputs whose files the receipts leave out.  ``flow``: the plan without them, once `find_new_state`
@@ -200,40 +200,46 @@ class Drop:
         self.given, self.trust, self.freed = flow, trust, 0
         self.names = {*self.outputs}
 
-    def find_new_state(self, store: Store, manifest: Manifest) -> NewState:
+    def plan_new_state(self, store: Store, manifest: Manifest) -> NewState:
         """Find what to make of the state.  Raises `SpecError`, `PlanChanged`."""
         self.store, self.manifest = store, manifest
-        self.plan = plan = same_plan(manifest, self.given, store.where, self.verb)
+        self.plan = plan = require_same_plan(manifest, self.given, store.where, self.verb)
         _check_drop(plan, self.outputs, self.inputs, manifest, store.where)
         self.names |= {name for name, (input, _) in plan.side_outputs().items() if input.name in self.inputs}
-        self.flow, moves = shrink_plan(plan, self.inputs, self.outputs)
+        self.flow, moves = drop_from_plan(plan, self.inputs, self.outputs)
         many, note = manifest.partitions, f"dropped {', '.join(sorted({*self.outputs, *self.inputs}))}"
         return NewState(
-            cut_for_partitions(self.flow, many), many, note, None, NOTHING, moves and many > 1, self._revise
+            cut_plan_for_partitions(self.flow, many),
+            many,
+            note,
+            None,
+            NOTHING,
+            moves and many > 1,
+            self._revise_manifest,
         )
 
-    def _revise(self, manifest: Manifest, written: list[Blob]) -> Manifest:
+    def _revise_manifest(self, manifest: Manifest, written: list[Blob]) -> Manifest:
         """Build the manifest without them, and show the outputs in their folder for the last time.  O(files)."""
         plan, past = describe_plan(self.flow), list[PastColumns]()
         for each in manifest.past:
-            inputs = _without_names(each.inputs, self.inputs)
-            past.append(replace(each, inputs=inputs, outputs=_without_names(each.outputs, self.names)))
+            inputs = _drop_names(each.inputs, self.inputs)
+            past.append(replace(each, inputs=inputs, outputs=_drop_names(each.outputs, self.names)))
         new = replace(
             manifest,
             plan=plan,
             fingerprint=fingerprint_plan(plan),
-            backlog=Backlog(self.store).rewrite_epochs(manifest.backlog, self._strip_epoch, written),
-            receipts=tuple(map(self._strip_epoch, manifest.receipts)),
+            backlog=Backlog(self.store).rewrite_epochs(manifest.backlog, self._drop_epoch_outputs, written),
+            receipts=tuple(map(self._drop_epoch_outputs, manifest.receipts)),
             past=tuple(past),
             **{
-                field: _without_names(getattr(manifest, field), self.inputs)
+                field: _drop_names(getattr(manifest, field), self.inputs)
                 for field in ("fed", "added", "horizons", "greatest")
             },
-            sources=_leave_out_sources(manifest.sources, self.inputs),
+            sources=_drop_sources(manifest.sources, self.inputs),
             dropped={**manifest.dropped, **dict.fromkeys(sorted(self.names), manifest.epoch)},
         )
         before, after = (
-            {blob.name: blob.length for blob in list_blobs(self.store, each) if inside(blob)}
+            {blob.name: blob.length for blob in list_version_blobs(self.store, each) if is_state_file(blob)}
             for each in (self.manifest, new)
         )
         self.freed = sum(length for name, length in before.items() if name not in after)
@@ -243,15 +249,15 @@ class Drop:
         outputs.sync()
         return new
 
-    def _strip_epoch(self, epoch: Epoch) -> Epoch:
+    def _drop_epoch_outputs(self, epoch: Epoch) -> Epoch:
         """Leave the files of the outputs out of an epoch."""
-        calls = (replace(call, outputs=_without_names(call.outputs, self.names)) for call in epoch.calls)
+        calls = (replace(call, outputs=_drop_names(call.outputs, self.names)) for call in epoch.calls)
         return replace(epoch, calls=tuple(calls))
 
-    def make_report(self, done: Rewritten) -> Evolved:
+    def build_result(self, done: RewriteResult) -> EvolutionResult:
         """Build the result.  ``done``: the result of the rewrite."""
-        were, are = (_find_used(plan, plan.outputs.values()) for plan in (self.plan, self.flow))
-        return Evolved(
+        were, are = (_find_used_inputs(plan, plan.outputs.values()) for plan in (self.plan, self.flow))
+        return EvolutionResult(
             done.epoch,
             done.manifest,
             {},
@@ -283,14 +289,14 @@ def _check_drop(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manif
         raise SpecError(
             asked, "it has no other, and a state has one at least", "delete the state, or open it with another output"
         )
-    made = {name: used for name, node in plan.outputs.items() if (used := _find_used(plan, [node]) & {*inputs})}
+    made = {name: used for name, node in plan.outputs.items() if (used := _find_used_inputs(plan, [node]) & {*inputs})}
     if still := [name for name in made if name not in outputs]:
         of = " and ".join(map(repr, sorted({*inputs} & {each for name in still for each in made[name]})))
         together = [name for name in plan.outputs if name in outputs or name in made]
         remedy = "they are all that it has: delete the state, or open it with another output first"
         if len(together) < len(plan.outputs):
             remedy = Phrase(
-                "drop them too, in one call: ", Evolve(state=where, drop_outputs=together, drop_inputs=inputs)
+                "drop them too, in one call: ", EvolveFix(state=where, drop_outputs=together, drop_inputs=inputs)
             )
         raise SpecError(asked, f"the outputs {still} are made of {'it' if len(inputs) == 1 else of}", remedy)
     names = [*outputs, *(name for name, (input, _) in sides.items() if input.name in inputs)]
@@ -311,28 +317,28 @@ def _describe_names(kind: str, names: Sequence[str]) -> list[str]:
     return [f"the {kind} {names[0]!r}" if len(names) == 1 else f"the {kind}s {[*names]}"] if names else []
 
 
-def _find_used(plan: Plan, outputs: Iterable[Collection]) -> set[str]:
+def _find_used_inputs(plan: Plan, outputs: Iterable[Collection]) -> set[str]:
     """Return the inputs that outputs depend on."""
     found = walk_inputs(outputs)
     return {name for name, input in plan.inputs.items() if input in found}
 
 
-def _without_names(given: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
+def _drop_names(given: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
     return {name: each for name, each in given.items() if name not in names}
 
 
-def _leave_out_sources(sources: Mapping[str, AttachedSource], inputs: Sequence[str]) -> dict[str, AttachedSource]:
+def _drop_sources(sources: Mapping[str, AttachedSource], inputs: Sequence[str]) -> dict[str, AttachedSource]:
     """Leave out sources that have fed only these inputs, as far as the state knows."""
     out = dict[str, AttachedSource]()
     for name, each in sources.items():
-        fed = _without_names(each.left_out, inputs)
+        fed = _drop_names(each.left_out, inputs)
         if fed or not (each.left_out or name in inputs):
             out[name] = replace(each, left_out=fed, position=without_source(each.kind, each.position, {*inputs}))
     return out
 
 
 @contextmanager
-def explain_inexact(where: str) -> Iterator[None]:
+def explain_inexact_value(where: str) -> Iterator[None]:
     """Explain a value that a wider type does not hold.  Raises `SchemaMismatch`."""
     try:
         yield
@@ -355,7 +361,7 @@ def evolve(
     trust: Trust = "owner",
     memory: str | int | None = None,
     look: Look = lambda rows: None,
-) -> Evolved:
+) -> EvolutionResult:
     """Make a new version of a state, of the same epoch, with wider columns, or with fewer outputs and inputs.
 
     Parameters
@@ -407,9 +413,11 @@ def evolve(
     a dropped input came cannot be given again.
     """
     change = (
-        Drop(drop_outputs, drop_inputs, types, flow, trust) if drop_outputs or drop_inputs else Evolution(types, flow)
+        DropEvolution(drop_outputs, drop_inputs, types, flow, trust)
+        if drop_outputs or drop_inputs
+        else ColumnEvolution(types, flow)
     )
-    with Rewrite.open(state, change.find_new_state, verb=change.verb, trust=trust, memory=memory) as rewrite:
-        with explain_inexact(rewrite.store.where):
-            rewrite.run(look)
-        return change.make_report(rewrite.finish())
+    with Rewrite.open(state, change.plan_new_state, verb=change.verb, trust=trust, memory=memory) as rewrite:
+        with explain_inexact_value(rewrite.store.where):
+            rewrite.run_tasks(look)
+        return change.build_result(rewrite.finish())

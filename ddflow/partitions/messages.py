@@ -8,13 +8,13 @@ the next epoch what is known. So a task of a later epoch knows a message of anot
 >>> one, other = MessageFacts("orders", ("id",), ("id", "n")), MessageFacts("shop.orders", ("n",))
 >>> join_facts("orders", one, other)
 MessageFacts(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=(), tables={})
->>> [MessageFacts.read(text).had for text in one.to_texts(2).values()]
+>>> [MessageFacts.from_text(text).had for text in one.to_texts(2).values()]
 [('id',), ()]
 >>> driver = KnownMessages(["id", "n"], None)
->>> driver.take_facts(MessageFacts(more=("city",)))
+>>> driver.add_facts(MessageFacts(more=("city",)))
 ["they have the columns ['city'], which the flow does not declare, so their values are left out: declare those that \
 you want in the flow; rows from before have null there until their keys come again"]
->>> driver.take_facts(MessageFacts(more=("city",)))
+>>> driver.add_facts(MessageFacts(more=("city",)))
 []
 >>> join_facts("orders", one, MessageFacts("people"))
 Traceback (most recent call last):
@@ -32,15 +32,15 @@ from msgspec import field
 from msgspec.json import Decoder
 
 from ddflow.connectors.formats.base import UnseenColumns
-from ddflow.connectors.formats.messages import longer_name
+from ddflow.connectors.formats.messages import merge_table_names
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.errors import BadMessage, shorten
 from ddflow.plan.plan import Plan
-from ddflow.storage.fields import Strict, decode_record, encode_record
+from ddflow.storage.fields import StrictRecord, decode_record, encode_record
 from ddflow.storage.protocol import Blob, Store
 
 
-class MessageFacts(Strict, frozen=True):
+class MessageFacts(StrictRecord, frozen=True):
     """``table``: that messages are of, None where none says it.  ``had``: columns that some message had.  ``names``:
     the columns that messages have, where one was looked for.  ``more``: those that they have and nobody declared.
     ``tables``: see `DecodedEvents`."""
@@ -58,7 +58,7 @@ class MessageFacts(Strict, frozen=True):
         return told | ({0: encode_record(self).decode()} if self != MessageFacts() else {})
 
     @classmethod
-    def read(cls, text: str) -> MessageFacts:
+    def from_text(cls, text: str) -> MessageFacts:
         """Decode what `texts` wrote.  Raises `CorruptState`."""
         return decode_record(_DECODER, text.encode(), "what a task says of messages", "run the job again")
 
@@ -74,14 +74,14 @@ class KnownMessages:
         self.unseen = UnseenColumns(columns, asked if table is None else None)
         self.table, self.known = table, frozenset(columns)
 
-    def take_facts(self, said: MessageFacts) -> list[str]:
+    def add_facts(self, said: MessageFacts) -> list[str]:
         """Take in what a committed epoch said, and return the warnings about it.  O(columns).
 
         Each warning comes once.
         """
         if said.table is not None:
-            self.table = longer_name(self.table, said.table)
-        self.unseen.note_found(said.had, said.names, said.tables, self.table)
+            self.table = merge_table_names(self.table, said.table)
+        self.unseen.note_worker_findings(said.had, said.names, said.tables, self.table)
         more = sorted({*said.more} - self.known)
         self.known |= {*more}
         found = f"they have the columns {more}, which the flow does not declare, so their values are left out: "
@@ -104,7 +104,7 @@ def load_known_messages(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict
         tables |= {name: inputs[name].table for name in left if name in inputs}
         left = [name for name in left if tables.get(name) is None]
     return {
-        name: KnownMessages(bound.target.columns.names, tables.get(name), bound.format.asked)
+        name: KnownMessages(bound.message_target.columns.names, tables.get(name), bound.format.asked)
         for name, bound in formats.items()
         if bound.format is not None
     }
@@ -136,7 +136,7 @@ def match_table(input: str, own: str | None, table: str) -> str:
 
     Raises `BadMessage` for messages of another table than its own.
     """
-    if (both := longer_name(own, table)) is not None:
+    if (both := merge_table_names(own, table)) is not None:
         return both
     one, other = (shorten(each, 80) for each in sorted([str(own), table]))
     raise BadMessage(

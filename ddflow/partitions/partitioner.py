@@ -25,27 +25,41 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
+from ddflow.columns.hashing import Ints, RowHasher, Secret, assign_partitions
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import check_values, conform, decode_array, decoded_size, is_text, to_array, to_batch
+from ddflow.columns.schema import (
+    check_values,
+    compute_decoded_size,
+    conform_to_schema,
+    decode_array,
+    is_text,
+    to_array,
+    to_batch,
+)
 from ddflow.columns.widening import narrow_columns
-from ddflow.connectors.formats.base import OWN, UnseenColumns, decode_messages, find_undeclared, refuse_truncates
+from ddflow.connectors.formats.base import (
+    OWN,
+    UnseenColumns,
+    decode_messages,
+    find_undeclared_columns,
+    refuse_truncates,
+)
 from ddflow.connectors.formats.messages import Messages
-from ddflow.dataflow.admission import MessagesRead
+from ddflow.dataflow.admission import DecodeProgress
 from ddflow.errors import DdflowError, SchemaMismatch
-from ddflow.errors.base import name_input
+from ddflow.errors.base import set_error_input
 from ddflow.partitions.chunks import (
     PACKED,
     ChunkLimits,
-    Origin,
-    add_arrival,
-    chunk_limits,
-    chunk_schema,
+    RowOrigins,
+    add_arrival_column,
+    choose_chunk_limits,
     compute_digests,
     pack_chunks,
-    pack_facts,
-    payload_at,
+    pack_message_facts,
     row_hashes,
+    select_chunk_schema,
+    slice_binary_value,
     slice_rows,
     unpack_chunk,
 )
@@ -62,8 +76,8 @@ TOPIC: Final = "topic"
 class Partitioner:
     """``input``: its name in the flow.  ``columns``: the declared ones that the rows have, as `find_present_columns`
     tells them (None: all, and those that rows lack are null).  ``limits``: of rows that are packed together (by default
-    `chunk_limits`); four copies of them are in memory at most.  ``restore``: makes the flow's types of those that rows
-    travelled in before.  ``heard``: what is known of messages.
+    `choose_chunk_limits`); four copies of them are in memory at most.  ``restore``: makes the flow's types of those
+    that rows travelled in before.  ``heard``: what is known of messages.
 
     It holds no rows between calls, and may be called any number of times.
     """
@@ -82,15 +96,15 @@ class Partitioner:
         bound = flow.inputs[input].bound
         # Not the whole of what is bound: a router is sent to the tasks, and expressions need not be.
         self.input, self.number, self.several = input, list(flow.inputs).index(input), len(flow.inputs) > 1
-        self.declared, self.schema = bound.schema, chunk_schema(bound.schema, columns)
+        self.declared, self.schema = bound.schema, select_chunk_schema(bound.schema, columns)
         self.keys, self.required = bound.key_schema, bound.needed_columns
         self.fixed = bound.deciding_columns
         self.partitions, self.secret, self.restore = partitions, secret, restore
-        self.format, self.target = bound.format, bound.target if bound.format else None
+        self.format, self.target = bound.format, bound.message_target if bound.format else None
         self.table = None if heard is None else heard.table
         self.left, self.asked = ([], None) if heard is None else (heard.unseen.left, heard.unseen.table)
         self.known = None if heard is None else {*heard.known, *bound.schema.names}
-        self.limits = limits or chunk_limits(partitions)
+        self.limits = limits or choose_chunk_limits(partitions)
 
     def __call__(self, batches: Iterable[pa.RecordBatch], origin: int) -> Iterator[pa.RecordBatch]:
         """Pack rows into chunks, in batches of the columns `PACKED`.
@@ -98,12 +112,17 @@ class Partitioner:
         ``origin``: the number of the task that reads them, which puts the rows of tasks in order.  O(rows); 40 ns a
         row of four numbers.  Raises `SchemaMismatch`.
         """
-        first, read, unseen, more = 0, MessagesRead(self.table), UnseenColumns(self.left, self.asked), dict[str, None]()
+        first, read, unseen, more = (
+            0,
+            DecodeProgress(self.table),
+            UnseenColumns(self.left, self.asked),
+            dict[str, None](),
+        )
         for table in self._group_batches(batches):
             try:
                 chunks = self._route_table(table, origin, first, read, unseen, more)
             except DdflowError as error:
-                name_input(error, self.input, self.several)
+                set_error_input(error, self.input, self.several)
                 raise
             first += table.num_rows
             if chunks.num_rows:
@@ -112,7 +131,7 @@ class Partitioner:
         new = None if read.table == self.table else read.table
         said = MessageFacts(new, had, tuple(unseen.names), tuple(more), unseen.tables)
         if texts := said.to_texts(self.partitions):  # other tasks see other messages
-            yield pack_facts(texts, self.number)
+            yield pack_message_facts(texts, self.number)
 
     def _group_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield tables of rows that are packed together; yields a table without rows for each new schema, to check
@@ -127,7 +146,7 @@ class Partitioner:
                 chunk, rows, size, schema = [], 0, 0, batch.schema
                 yield pa.Table.from_batches([], schema)
             for piece in slice_rows(batch, *self.limits):
-                taken = decoded_size(piece)
+                taken = compute_decoded_size(piece)
                 if chunk and (rows + piece.num_rows > self.limits.rows or size + taken > self.limits.bytes):
                     yield pa.Table.from_batches(chunk)
                     chunk, rows, size = [], 0, 0
@@ -137,24 +156,36 @@ class Partitioner:
             yield pa.Table.from_batches(chunk)
 
     def _route_table(
-        self, table: pa.Table, number: int, first: int, read: MessagesRead, unseen: UnseenColumns, more: dict[str, None]
+        self,
+        table: pa.Table,
+        number: int,
+        first: int,
+        read: DecodeProgress,
+        unseen: UnseenColumns,
+        more: dict[str, None],
     ) -> pa.RecordBatch:
         if self.format is not None and self.target is not None:
             return self._pack_rows(*self._decode_messages(table, number, first, read, unseen, more))
-        told = has_arrival(table.schema, self.declared)
+        told = has_arrival_columns(table.schema, self.declared)
         # Looked at before anything is cast: what travels is in whatever integers there are.
-        origin = self._read_origin(table) if told else Origin.of_range(f"{number:010d}", first, table.num_rows)
+        origin = self._read_row_origins(table) if told else RowOrigins.of_range(f"{number:010d}", first, table.num_rows)
         if told:
             table = table.drop_columns(find_arrival_columns(table.schema, self.declared))
         if self.restore is not None:
             table = self.restore(table)
         return self._pack_rows(
-            to_batch(conform(table, self.schema, repr(self.input), self.required, fixed=self.fixed)), origin
+            to_batch(conform_to_schema(table, self.schema, repr(self.input), self.required, fixed=self.fixed)), origin
         )
 
     def _decode_messages(
-        self, table: pa.Table, number: int, first: int, read: MessagesRead, unseen: UnseenColumns, more: dict[str, None]
-    ) -> tuple[pa.RecordBatch, Origin]:
+        self,
+        table: pa.Table,
+        number: int,
+        first: int,
+        read: DecodeProgress,
+        unseen: UnseenColumns,
+        more: dict[str, None],
+    ) -> tuple[pa.RecordBatch, RowOrigins]:
         """Decode messages into events and their origin.  Raises `BadMessage`, `SchemaMismatch`."""
         assert self.format is not None and self.target is not None
         made = refuse_truncates(
@@ -162,26 +193,28 @@ class Partitioner:
         )
         check_values(made.rows, repr(self.input))
         read.table = made.table
-        unseen.search(self.format, table, made, repr(self.input))
+        unseen.search_messages(self.format, table, made, repr(self.input))
         if self.known is not None:
-            more |= dict.fromkeys(find_undeclared(self.format, table, made, {*self.known, *more}, repr(self.input)))
+            more |= dict.fromkeys(
+                find_undeclared_columns(self.format, table, made, {*self.known, *more}, repr(self.input))
+            )
         made = made._replace(rows=made.rows.select(self.schema.names))
-        if has_arrival(table.schema, pa.schema([])):
-            of = self._read_origin(table)
+        if has_arrival_columns(table.schema, pa.schema([])):
+            of = self._read_row_origins(table)
             return to_batch(made.rows), of._replace(which=of.which[made.at], places=of.places[made.at])
         # Two events of one message stay in their order: their places are those of rows.
-        return to_batch(made.rows), Origin.of_range(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
+        return to_batch(made.rows), RowOrigins.of_range(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
 
-    def _pack_rows(self, rows: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
-        high, _ = RowHashes(self.keys, self.secret).identify_rows(rows)
+    def _pack_rows(self, rows: pa.RecordBatch, origin: RowOrigins) -> pa.RecordBatch:
+        high, _ = RowHasher(self.keys, self.secret).identify_rows(rows)
         return pack_chunks(
-            rows, partition_of(high, self.partitions), row_hashes(rows, self.secret), origin, self.number
+            rows, assign_partitions(high, self.partitions), row_hashes(rows, self.secret), origin, self.number
         )
 
-    def _read_origin(self, table: pa.Table) -> Origin:
+    def _read_row_origins(self, table: pa.Table) -> RowOrigins:
         """Read the origin of rows from their columns.  Raises `SchemaMismatch` if a row has none."""
         partition, places = (self._read_integers(table, name) for name in KAFKA)
-        topic = _plain_column(table, TOPIC) if TOPIC in table.column_names else pa.nulls(table.num_rows)
+        topic = _decode_column(table, TOPIC) if TOPIC in table.column_names else pa.nulls(table.num_rows)
         texts, of = _encode_values(
             (topic if is_text(topic.type) else pa.nulls(table.num_rows, pa.string())).fill_null("")
         )
@@ -189,10 +222,10 @@ class Partitioner:
         which = of * max(len(numbers), 1) + which
         used = np.flatnonzero(np.bincount(which)) if which.size else which
         names = [f"{texts[pair // len(numbers)]}/{numbers[pair % len(numbers)]:010d}" for pair in used.tolist()]
-        return Origin(names, np.searchsorted(used, which), np.asarray(places), True)
+        return RowOrigins(names, np.searchsorted(used, which), np.asarray(places), True)
 
     def _read_integers(self, table: pa.Table, name: str) -> pa.Array:
-        column = _plain_column(table, name)
+        column = _decode_column(table, name)
         if column.null_count:
             raise SchemaMismatch(
                 f"rows for {self.input!r}",
@@ -203,7 +236,7 @@ class Partitioner:
         return column.cast(pa.int64())
 
 
-def _plain_column(table: pa.Table, name: str) -> pa.Array:
+def _decode_column(table: pa.Table, name: str) -> pa.Array:
     return decode_array(to_array(table.column(name)))
 
 
@@ -213,7 +246,7 @@ def _encode_values(column: pa.Array) -> tuple[list[Any], Ints]:
     return coded.dictionary.to_pylist(), np.asarray(coded.indices).astype(np.int64)
 
 
-def has_arrival(given: pa.Schema, declared: pa.Schema) -> bool:
+def has_arrival_columns(given: pa.Schema, declared: pa.Schema) -> bool:
     """Return whether rows with these columns say their origin.  Kafka's `partition` and `offset` must be integers, and
     not both among the ``declared`` columns, which mean something else in the flow.  Pure."""
     here = all(given.names.count(n) == 1 and pat.is_signed_integer(given.field(n).type) for n in KAFKA)
@@ -222,7 +255,7 @@ def has_arrival(given: pa.Schema, declared: pa.Schema) -> bool:
 
 def find_arrival_columns(given: pa.Schema, declared: pa.Schema) -> list[str]:
     """Return the columns that only tell the rows' arrival, and are no part of an event.  Pure."""
-    if not has_arrival(given, declared):
+    if not has_arrival_columns(given, declared):
         return []
     return [name for name in (*KAFKA, TOPIC) if name in given.names and name not in declared.names]
 
@@ -263,7 +296,7 @@ def find_present_columns(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class PastDigests:
+class PastSchemaDigests:
     """``now``: the columns of each input's chunks, by its number.  ``past``: those it was given with then.
 
     >>> import ddflow as dd
@@ -274,7 +307,7 @@ class PastDigests:
     ...     rows = pa.record_batch({"id": [1], "n": pa.array([value], kind)})
     ...     return [c for c in Partitioner(flow, "a", 1, Secret(1, 2))([rows], 0)][0], flow.inputs["a"].bound.schema
     >>> (then, narrow), (now, wide) = chunks(pa.int32(), 7), chunks(pa.float64(), 7.0)
-    >>> again = PastDigests((wide,), (narrow,), Secret(1, 2))(now)
+    >>> again = PastSchemaDigests((wide,), (narrow,), Secret(1, 2))(now)
     >>> now.column("digest") == then.column("digest"), again.column("digest") == then.column("digest")
     (False, True)
     """
@@ -288,12 +321,12 @@ class PastDigests:
         chunks = chunks.filter(chunks.column("payload").is_valid())
         payload = chunks.column("payload")
         told = zip(*(chunks.column(name).to_pylist() for name in ("what", "origin", "rows")), strict=True)
-        found = starmap(self._digest_chunk, ((payload_at(payload, i), *each) for i, each in enumerate(told)))
+        found = starmap(self._digest_chunk, ((slice_binary_value(payload, i), *each) for i, each in enumerate(told)))
         at = PACKED.get_field_index("digest")
         return chunks.set_column(at, PACKED.field(at), pa.array(list(found), pa.binary()))
 
     def _digest_chunk(self, payload: pa.Buffer, what: int, origin: str, rows: int) -> bytes:
-        batch = unpack_chunk(payload, add_arrival(self.now[what], "/" in origin), rows)
+        batch = unpack_chunk(payload, add_arrival_column(self.now[what], "/" in origin), rows)
         table = pa.Table.from_batches([batch])
         if "/" in origin:
             table = table.select(list(range(table.num_columns - 1)))  # the last says where rows stood

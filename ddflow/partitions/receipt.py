@@ -48,7 +48,7 @@ from ddflow.errors import CorruptState, MissingReceipts, ReceiptsDisagree, SpecE
 from ddflow.partitions.chunks import add_digests
 from ddflow.partitions.messages import MessageFacts, join_all_facts as said_together
 from ddflow.partitions.stages import Stages
-from ddflow.storage.epochs import Output, check_files
+from ddflow.storage.epochs import Output, refuse_duplicate_files
 from ddflow.storage.fields import (
     FileName,
     Hex,
@@ -56,11 +56,11 @@ from ddflow.storage.fields import (
     Instant,
     Natural,
     NonceOrNone,
-    Strict,
+    StrictRecord,
     decode_record,
     encode_record,
 )
-from ddflow.storage.inventory_text import inside, read
+from ddflow.storage.inventory_text import is_state_file, read_inventory_text
 from ddflow.storage.manifest import PARTITIONS
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
@@ -72,7 +72,7 @@ Stage = Annotated[int, Meta(ge=0, lt=STAGES)]
 Number = Annotated[int, Meta(ge=0, lt=PARTITIONS)]
 
 
-class Contribution(Strict, frozen=True, kw_only=True):
+class EpochContribution(StrictRecord, frozen=True, kw_only=True):
     """The contribution of one task to an epoch, or of all tasks.
 
     ``outputs``: what outputs gained, where not empty.  ``rows``, ``digests``: of the rows that came, by input;
@@ -94,7 +94,7 @@ class Contribution(Strict, frozen=True, kw_only=True):
     said: dict[str, MessageFacts]
 
 
-class Receipt(Contribution, frozen=True, kw_only=True):
+class Receipt(EpochContribution, frozen=True, kw_only=True):
     """The receipt of the task of a ``stage`` and partition ``number``.
 
     ``started_from``: digest of the manifest of its epoch start.  ``nonce``: of the writer of its files, "" where it
@@ -113,7 +113,7 @@ class Receipt(Contribution, frozen=True, kw_only=True):
     sent: HexOrNone
 
     @property
-    def content(self) -> dict[str, Any]:
+    def reproducible_content(self) -> dict[str, Any]:
         """The parts that agree for all tasks with the same rows: neither the writer, nor the files, nor the speed."""
         return {
             "rows": {name: n for name, n in self.rows.items() if n},
@@ -143,7 +143,7 @@ class Receipt(Contribution, frozen=True, kw_only=True):
         """Decode a receipt.  ``what``: its task, for messages.  O(bytes).  Raises `CorruptState`."""
         receipt = decode_record(_DECODER, data, what, AGAIN)
         try:
-            check_files([receipt.outputs])
+            refuse_duplicate_files([receipt.outputs])
             receipt._check_writer()
         except ValueError as error:
             raise CorruptState(what, str(error), AGAIN) from None
@@ -162,20 +162,20 @@ class Receipt(Contribution, frozen=True, kw_only=True):
 _DECODER: Final = Decoder(Receipt)
 
 
-class PartShare(Strict, frozen=True):
+class PartitionShare(StrictRecord, frozen=True):
     """The share of the new partition ``to``.  ``inventory``: the partition's, if it had no other share."""
 
     to: Number
     inventory: Inventory
 
 
-class TaskShares(Strict, frozen=True):
+class RewriteTaskResult(StrictRecord, frozen=True):
     """The result of a task.  ``shares``: by new partition.  ``added``: the files that they name. ``versions``,
     ``pending``: how many these hold.  ``figures``: microseconds and bytes."""
 
     stage: Stage
     number: Number
-    shares: tuple[PartShare, ...]
+    shares: tuple[PartitionShare, ...]
     added: tuple[Blob, ...]
     versions: Natural
     pending: Natural
@@ -186,15 +186,15 @@ class TaskShares(Strict, frozen=True):
         return encode_record(self)
 
     @classmethod
-    def from_json(cls, data: bytes, what: str) -> TaskShares:
+    def from_json(cls, data: bytes, what: str) -> RewriteTaskResult:
         """Decode a result.  ``what``: its task, for messages.  O(bytes).  Raises `CorruptState`."""
         return decode_record(_SHARES, data, what, AGAIN)
 
 
-_SHARES: Final = Decoder(TaskShares)
+_SHARES: Final = Decoder(RewriteTaskResult)
 
 
-class Committed(NamedTuple):
+class EpochResult(NamedTuple):
     """An epoch that is committed.  ``time``: that its step stamped.  ``counts``: events by verdict.  ``rows``: that
     came, by input.  ``outputs``: by name, where not empty.  ``figures``: what was measured, of all tasks.
     ``replayed``: whether it was committed before."""
@@ -221,7 +221,7 @@ _NOT_ADDED: Final = ("memory", "part_cache")
 
 def gather_receipts(
     receipts: Iterable[Receipt], started_from: str, stages: int, partitions: int
-) -> tuple[tuple[Receipt, ...], Contribution]:
+) -> tuple[tuple[Receipt, ...], EpochContribution]:
     """Check the receipts, one a task, and add them up; returns them by stage with their sum.  O(receipts).
 
     ``started_from``: the digest of the manifest that all tasks started from.  Raises `MissingReceipts`, naming
@@ -241,7 +241,7 @@ def gather_receipts(
         for name, output in each.outputs.items():
             files[name] += output.blobs
             rows[name] += output.rows
-    return taken, Contribution(
+    return taken, EpochContribution(
         rows=_sum_by_name(each.rows for each in taken),
         digests=sum_digests(each.digests for each in taken),
         counts=_sum_by_name(each.counts for each in taken),
@@ -312,12 +312,14 @@ def _select_receipts(
                 asked, f"there is a receipt of {_describe_task(each)}", "give tasks the flow that the epoch start is of"
             )
         first = taken.setdefault((each.stage, each.number), each)
-        if first is not each and first.content != each.content:
-            differs = [name for name, value in first.content.items() if value != each.content[name]]
+        if first is not each and first.reproducible_content != each.reproducible_content:
+            differs = [
+                name for name, value in first.reproducible_content.items() if value != each.reproducible_content[name]
+            ]
             raise ReceiptsDisagree(
                 asked,
                 f"two attempts at {_describe_task(each)} differ in {', '.join(differs)}: "
-                + "; ".join(f"{first.content[n]} and {each.content[n]}" for n in differs[:2]),
+                + "; ".join(f"{first.reproducible_content[n]} and {each.reproducible_content[n]}" for n in differs[:2]),
                 "a function of the plan, or an input, gives other rows when it is read again",
             )
     for stage in range(stages):
@@ -364,7 +366,7 @@ class LiveFiles:
     >>> from ddflow.storage.memory import MemoryStore
     >>> store = MemoryStore()
     >>> blob = store.put("json", lambda sink: sink.write(b'{"rows": ["00ff00ff00ff00ff-1.arrow", 4, "..."]}'))
-    >>> live = LiveFiles.read(store, (blob,), stages=2, partitions=1)
+    >>> live = LiveFiles.load(store, (blob,), stages=2, partitions=1)
     >>> live.whole, live.file_names() == {blob.name, "00ff00ff00ff00ff-1.arrow"}
     (True, True)
     """
@@ -374,12 +376,12 @@ class LiveFiles:
     whole: bool = False
 
     @classmethod
-    def read(cls, store: Store, given: tuple[Blob, ...], stages: int, partitions: int) -> LiveFiles:
+    def load(cls, store: Store, given: tuple[Blob, ...], stages: int, partitions: int) -> LiveFiles:
         """Read the files of a manifest's partitions.  O(bytes of the inventories).  Raises `CorruptState`."""
-        parts = split_by_stage(store.where, given, stages, partitions)
+        parts = split_inventories_by_stage(store.where, given, stages, partitions)
         whole = len(given) == partitions == 1 < stages
         files = {
-            (stage, number): list_files(store, blob)
+            (stage, number): list_inventory_files(store, blob)
             for stage, blobs in enumerate(parts[:1] if whole else parts)
             for number, blob in enumerate(blobs)
         }
@@ -394,7 +396,7 @@ class LiveFiles:
         """Return the names of all files of the parts.  O(files)."""
         return {blob.name for blob in self.inventories}.union(*self.files.values())
 
-    def after_epoch(self, store: Store, taken: Sequence[Receipt]) -> LiveFiles:
+    def apply_receipts(self, store: Store, taken: Sequence[Receipt]) -> LiveFiles:
         """Return the inventories and files after an epoch.  ``taken``: a receipt a part, by stage.  O(files of the
         parts that changed).
 
@@ -416,7 +418,9 @@ class LiveFiles:
                 "inventory of all stages, and others wrote their own",
                 "open the parts of all stages once, even where no rows came",
             )
-        return LiveFiles(parts, {(each.stage, each.number): list_files(store, each.inventory) for each in taken})
+        return LiveFiles(
+            parts, {(each.stage, each.number): list_inventory_files(store, each.inventory) for each in taken}
+        )
 
     def _list_files_after(self, receipt: Receipt) -> frozenset[str]:
         before = self.files.get((receipt.stage, receipt.number), frozenset())
@@ -432,7 +436,9 @@ class LiveFiles:
         return before.difference(receipt.gone).union(blob.name for blob in receipt.added)
 
 
-def split_by_stage(where: str, given: tuple[Blob, ...], stages: int, partitions: int) -> tuple[tuple[Blob, ...], ...]:
+def split_inventories_by_stage(
+    where: str, given: tuple[Blob, ...], stages: int, partitions: int
+) -> tuple[tuple[Blob, ...], ...]:
     """Split the inventories of a manifest by stage and partition; one engine's inventory serves all stages.
     O(inventories).
 
@@ -450,7 +456,7 @@ def split_by_stage(where: str, given: tuple[Blob, ...], stages: int, partitions:
     return tuple(given[at : at + partitions] for at in range(0, len(given), partitions))
 
 
-def extend_past(
+def extend_inventory_history(
     before: tuple[tuple[Blob, ...], ...],
     now: tuple[tuple[Blob, ...], ...],
     past: tuple[tuple[tuple[str, ...], ...], ...],
@@ -460,8 +466,8 @@ def extend_past(
     ``past``: the same for ``before``.  O(parts).
 
     >>> one, two = Blob("a.json", 1, b""), Blob("b.json", 1, b"")
-    >>> past = extend_past(((one, one),), ((two, one),), ())
-    >>> past, extend_past(((two, one),), ((one, two),), past)
+    >>> past = extend_inventory_history(((one, one),), ((two, one),), ())
+    >>> past, extend_inventory_history(((two, one),), ((one, two),), past)
     (((('a.json',), ()),), ((('b.json', 'a.json'), ('a.json',)),))
     """
     if not before:
@@ -473,12 +479,12 @@ def extend_past(
     )
 
 
-def list_files(store: Store, inventory: Blob) -> frozenset[str]:
+def list_inventory_files(store: Store, inventory: Blob) -> frozenset[str]:
     """Return the names of all files in an inventory.  O(bytes).  Raises `CorruptState`."""
-    return frozenset(read(store, inventory).names)
+    return frozenset(read_inventory_text(store, inventory).names)
 
 
-def check_names(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
+def check_receipt_names(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
     """Raise `CorruptState` for a receipt with names that the plan does not have.  O(receipts).
 
     ``folder``: whether outputs are in one.
@@ -489,7 +495,9 @@ def check_names(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
         wrong = sorted(told - (inputs if each.stage == 0 else set()))
         wrong += sorted(set(each.outputs) - set(cut.outputs[each.stage]))
         wrong += sorted({name for name, n in each.rows.items() if n} - set(each.digests))
-        wrong += [blob.name for output in each.outputs.values() for blob in output.blobs if inside(blob) == folder]
+        wrong += [
+            blob.name for output in each.outputs.values() for blob in output.blobs if is_state_file(blob) == folder
+        ]
         if wrong:
             raise CorruptState(
                 f"the receipt of partition {each.number} on stage {each.stage}",
@@ -505,12 +513,12 @@ def check_files_exist(
 
     Their readers compare the bytes.  Raises as the store does.
     """
-    new = {blob for each in taken for blob in each.claimed_files() if inside(blob)} - known
-    there: dict[str, int | None] = {**store.sizes([blob.name for blob in new])}
+    new = {blob for each in taken for blob in each.claimed_files() if is_state_file(blob)} - known
+    there: dict[str, int | None] = {**store.find_blob_sizes([blob.name for blob in new])}
     if sink is not None:
         shown = {Fragment(name, b) for each in taken for name, output in each.outputs.items() for b in output.blobs}
         new |= {each.blob for each in shown}
-        there |= {each.blob.name: sink.size(epoch, each) for each in shown}
+        there |= {each.blob.name: sink.find_fragment_size(epoch, each) for each in shown}
     wrong = sorted(blob for blob in new if there.get(blob.name) != blob.length)
     if wrong:
         first = wrong[0]

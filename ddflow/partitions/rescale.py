@@ -6,7 +6,7 @@ partitions. The work is in `ddflow.partitions.rewrite`.
 
 from ddflow.errors import SpecError
 from ddflow.metrics import Look
-from ddflow.partitions.rewrite import FindNewState, NewState, Rewrite, Rewritten, same_plan
+from ddflow.partitions.rewrite import FindNewState, NewState, Rewrite, RewriteResult, require_same_plan
 from ddflow.partitions.stages import cut_stages
 from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import PARTITIONS, Manifest
@@ -22,7 +22,7 @@ def plan_rescale(partitions: int, flow: Plan | None = None) -> FindNewState:
         )
 
     def find_new_state(store: Store, manifest: Manifest) -> NewState:
-        plan = same_plan(manifest, flow, store.where, "rescale")
+        plan = require_same_plan(manifest, flow, store.where, "rescale")
         return NewState(cut_stages(plan), partitions, f"rescale {manifest.partitions} -> {partitions}")
 
     return find_new_state
@@ -36,7 +36,7 @@ def rescale(
     trust: Trust = "owner",
     memory: str | int | None = None,
     look: Look = lambda rows: None,
-) -> Rewritten:
+) -> RewriteResult:
     """Split or join a state's partitions, all in this process.  O(bytes of the state).
 
     ``flow``: its plan, if the state's plan has functions.  ``memory``: what a task may take.  ``look``: for progress,
@@ -60,5 +60,5 @@ def rescale(
     (2, [('Bern', 1), ('Rome', 2)])
     """
     with Rewrite.open(state, plan_rescale(partitions, flow), trust=trust, memory=memory) as rewrite:
-        rewrite.run(look)
+        rewrite.run_tasks(look)
         return rewrite.finish()

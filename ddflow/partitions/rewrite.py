@@ -1,6 +1,6 @@
 """Rewrite a state: read the ranges of its partitions, map their rows, write the new ones and publish them.
 
-`rescale` and `evolve` say what to make of a state (`NewState`). New parts of a plan (`GrowthPlan`) take the same way,
+`rescale` and `evolve` say what to make of a state (`NewState`). New parts of a plan (`BackfillPlan`) take the same way,
 but the next epoch publishes them.
 
 Guarantees: the old state stays valid until the new one is published as a whole. Every row of an old partition goes to
@@ -15,7 +15,7 @@ Limits: rows are rewritten only if their partition or their columns change; othe
 >>> with flow.open(store := MemoryStore()) as engine:
 ...     _ = engine.step({"people": [{"id": 1}, {"id": 2}]})
 >>> with Rewrite.open(store.writer(), plan_rescale(2)) as rewrite:
-...     rewrite.run()
+...     rewrite.run_tasks()
 ...     done = rewrite.finish()
 >>> rewrite.tasks, done.partitions, done.versions
 ([(0, 0)], 2, 2)
@@ -39,19 +39,19 @@ from ddflow.dataflow.inflow import add_counts
 from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory, make_inventory
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.metrics import Look
-from ddflow.partitions.epoch_start import Growth, RewriteStart, Version
-from ddflow.partitions.receipt import TaskShares, split_by_stage
+from ddflow.partitions.epoch_start import Backfill, RewriteStart, StateVersion
+from ddflow.partitions.receipt import RewriteTaskResult, split_inventories_by_stage
 from ddflow.partitions.rewrite_task import NOTHING, build_inventory, run_task
-from ddflow.partitions.stages import Stages, place_collections
+from ddflow.partitions.stages import Stages, compute_placements
 from ddflow.plan.compatibility import PlanChange, resolve_plan
 from ddflow.plan.evolve import evolve_plan
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import describe_plan, fingerprint_plan, node_ids
+from ddflow.plan.text.codec import compute_node_ids, describe_plan, fingerprint_plan
 from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest, load_newest
 from ddflow.storage.manifest_log import ManifestLog
-from ddflow.storage.opening import State, Trust, opened_store
+from ddflow.storage.opening import State, Trust, open_existing_store
 from ddflow.storage.protocol import Blob, Store
 from ddflow.terminal import format_size
 from ddflow.time import NEVER
@@ -75,7 +75,7 @@ class NewState(NamedTuple):
     moves: bool = True
     revise: Callable[[Manifest, list[Blob]], Manifest] = lambda manifest, written: manifest
 
-    def is_change(self, manifest: Manifest) -> bool:
+    def is_different_from(self, manifest: Manifest) -> bool:
         """Return whether it differs from the state of a manifest."""
         return self.partitions != manifest.partitions or self.cast is not None or self.new is not None
 
@@ -84,7 +84,7 @@ FindNewState = Callable[[Store, Manifest], NewState]
 """Says what to make of a version of a state.  May raise `SpecError`, `PlanChanged`."""
 
 
-class Rewritten(NamedTuple):
+class RewriteResult(NamedTuple):
     """The result of a rewrite.  ``epoch``, ``manifest``: of the newest version.  ``before``, ``partitions``: how many
     there were and are, on each of so many ``stages``.  ``versions``, ``pending``: rows and events that were moved.
     ``files``, ``bytes``: written; none if the state was like that already."""
@@ -110,12 +110,12 @@ class Rewrite:
 
     def __init__(self, store: Store, manifest: Manifest, target: NewState, trust: str, memory: int | None) -> None:
         self.store, self.manifest, self.target = store, manifest, target
-        self.made, self.written, self.publishing = list[TaskShares](), list[Blob](), False
+        self.made, self.written, self.publishing = list[RewriteTaskResult](), list[Blob](), False
         cut, given, many = target.cut, manifest.inventories, manifest.partitions
         inventories: dict[tuple[int, int], tuple[Blob, ...]] = {}
         horizons, greatest = dict(manifest.horizons), dict(manifest.greatest)
-        if given and target.moves and target.is_change(manifest):
-            by_stage = split_by_stage(store.where, given, cut.stages, many) if target.new is None else ()
+        if given and target.moves and target.is_different_from(manifest):
+            by_stage = split_inventories_by_stage(store.where, given, cut.stages, many) if target.new is None else ()
             for stage, number in product(range(cut.stages), range(many)):
                 inventories[stage, number] = (by_stage[stage][number],) if by_stage else given[number::many]
             # One engine's inventory also says what all partitions must know.
@@ -126,7 +126,7 @@ class Rewrite:
         self.tasks = [*inventories]
         self.start = RewriteStart(
             cut=cut,
-            version=Version.of(store, manifest, trust),
+            version=StateVersion.of_manifest(store, manifest, trust),
             secret=manifest.secret,
             before=many,
             partitions=target.partitions,
@@ -161,7 +161,7 @@ class Rewrite:
             raise SpecError(
                 f"memory={format_size(size)}", "that is too small to work in", f"give {format_size(LEAST)} or more"
             )
-        with opened_store(state, trust=trust, readonly=False) as store:
+        with open_existing_store(state, trust=trust, readonly=False) as store:
             manifest = load_newest(store)
             if manifest is None:
                 raise StateRefused(f"{verb} {store.where}", "there is no state", "make one with flow.open")
@@ -170,22 +170,22 @@ class Rewrite:
                 yield rewrite
             except BaseException as error:
                 if not rewrite.publishing or isinstance(error, Fenced):
-                    rewrite.delete_written()
+                    rewrite.delete_written_files()
                 raise
 
-    def run(self, look: Look = lambda rows: None) -> None:
+    def run_tasks(self, look: Look = lambda rows: None) -> None:
         """Run all tasks in this process.  O(bytes of the state) if rows move.  ``look``: as in `run_task`."""
         for stage, number in self.tasks:
             self.made.append(run_task(self.start, stage, number, self.store, look))
 
-    def finish(self) -> Rewritten:
+    def finish(self) -> RewriteResult:
         """Publish what the tasks made as another version of the same epoch.  O(partitions + files).
 
         Raises `MissingReceipts` if a task is missing, `CorruptState` if a file of one is missing, `Fenced` when
         another writer has committed meanwhile, and what `ManifestLog.commit` raises.
         """
-        manifest, target, taken = self.manifest, self.target, self._take_results()
-        done = Rewritten(
+        manifest, target, taken = self.manifest, self.target, self._collect_results()
+        done = RewriteResult(
             manifest.epoch,
             manifest.number,
             manifest.partitions,
@@ -196,7 +196,7 @@ class Rewrite:
             0,
             0,
         )
-        if not target.is_change(manifest):
+        if not target.is_different_from(manifest):
             return done
         self._check_files(taken)
         new = replace(
@@ -214,7 +214,7 @@ class Rewrite:
         files = [*self.written, *(blob for each in taken for blob in each.added)]
         return done._replace(manifest=number, files=len(files), bytes=sum(blob.length for blob in files))
 
-    def _take_results(self) -> list[TaskShares]:
+    def _collect_results(self) -> list[RewriteTaskResult]:
         """Take one result of each task.  Raises `MissingReceipts`."""
         by = {(each.stage, each.number): each for each in self.made}
         if missing := [each for each in self.tasks if each not in by]:
@@ -226,10 +226,10 @@ class Rewrite:
             )
         return [by[each] for each in self.tasks]
 
-    def _check_files(self, taken: Sequence[TaskShares]) -> None:
+    def _check_files(self, taken: Sequence[RewriteTaskResult]) -> None:
         """Raise `CorruptState` unless all files exist, with the lengths that their tasks reported."""
         files = {blob: each for each in taken for blob in each.added}
-        there = self.store.sizes([blob.name for blob in files])
+        there = self.store.find_blob_sizes([blob.name for blob in files])
         for blob, each in files.items():
             if there.get(blob.name) != blob.length:
                 raise CorruptState(
@@ -243,14 +243,14 @@ class Rewrite:
         """Write the inventories of the new partitions, stage by stage; writes one for all stages of one partition, as a
         local engine does, if rows move.  O(files)."""
         if not self.tasks:
-            return self._write_unmoved()
+            return self._write_unmoved_inventories()
         shares = defaultdict[tuple[int, int], list[Inventory]](list)
-        for each in self._take_results():
+        for each in self._collect_results():
             for share in each.shares:
                 shares[0 if self.target.partitions == 1 else each.stage, share.to].append(share.inventory)
-        return tuple(self._write_inventory(join_shares(shares[part])) for part in sorted(shares))
+        return tuple(self._write_inventory(join_inventories(shares[part])) for part in sorted(shares))
 
-    def _write_unmoved(self) -> tuple[Blob, ...]:
+    def _write_unmoved_inventories(self) -> tuple[Blob, ...]:
         """Write inventories over the files that are there.  Those that stay are not written again."""
         cut, given, many, parts = self.target.cut, self.manifest.inventories, self.manifest.partitions, list[Blob]()
         old = [StoredInventory.read(self.store, each).of for each in given]
@@ -265,14 +265,14 @@ class Rewrite:
         self.written.append(self.store.put("json", lambda sink: sink.write(data)))
         return self.written[-1]
 
-    def delete_written(self) -> None:
+    def delete_written_files(self) -> None:
         """Delete all written files, which no version names.  Never fails: what stays is garbage.  O(files)."""
         for blob in (*self.written, *(blob for each in self.made for blob in each.added)):
             with suppress(DdflowError):
                 self.store.delete(blob.name)
 
 
-def join_shares(shares: Sequence[Inventory]) -> Inventory:
+def join_inventories(shares: Sequence[Inventory]) -> Inventory:
     """Join shares into one inventory.  O(files)."""
     totals: dict[str, int] = {}
     inputs, operators = defaultdict[str, list[InputRecord]](list), defaultdict[str, list[OperatorRecord]](list)
@@ -283,25 +283,27 @@ def join_shares(shares: Sequence[Inventory]) -> Inventory:
         for name, operator in each.operators.items():
             operators[name].append(operator)
     return Inventory(
-        {name: _join_inputs(given) for name, given in inputs.items()},
+        {name: _join_input_records(given) for name, given in inputs.items()},
         {
-            name: OperatorRecord([*map(_join_runs, zip(*(each.arrangements for each in given), strict=True))])
+            name: OperatorRecord(
+                [*map(_join_arrangement_records, zip(*(each.arrangements for each in given), strict=True))]
+            )
             for name, given in operators.items()
         },
         totals,
     )
 
 
-def _join_inputs(given: Sequence[InputRecord]) -> InputRecord:
+def _join_input_records(given: Sequence[InputRecord]) -> InputRecord:
     return replace(
         given[0],
         arrived=sum(each.arrived for each in given),
-        rows=_join_runs([each.rows for each in given]),
+        rows=_join_arrangement_records([each.rows for each in given]),
         runs=[run for each in given for run in each.runs],
     )
 
 
-def _join_runs(given: Sequence[ArrangementRecord]) -> ArrangementRecord:
+def _join_arrangement_records(given: Sequence[ArrangementRecord]) -> ArrangementRecord:
     """Join the runs of one arrangement from all shares.  Each has one run, of the same shape, or none."""
     runs = [run for each in given for run in each.runs]
     assert len(runs) <= len(given), "a task leaves no merge half done"
@@ -313,17 +315,17 @@ def _join_runs(given: Sequence[ArrangementRecord]) -> ArrangementRecord:
         tombstones=sum(each.tombstones for each in given),
         lapsed=0,
         shapes=next((each.shapes for each in given if each.shapes), []),
-        items=[*runs] if len(runs) < 2 else [begin_merge(runs)],
+        items=[*runs] if len(runs) < 2 else [build_merge_record(runs)],
     )
 
 
-def begin_merge(runs: Sequence[RunRecord]) -> MergeRecord:
+def build_merge_record(runs: Sequence[RunRecord]) -> MergeRecord:
     """Build a merge, not yet begun, of runs without a common key.
 
     Inputs follow each other in time, so the first covers all times, and the others none.  O(runs).
 
     >>> run = RunRecord(lower=0, upper=7, since=3, begin=0, batches=[])
-    >>> merge = begin_merge([run, RunRecord(lower=2, upper=5, since=4, begin=0, batches=[])])
+    >>> merge = build_merge_record([run, RunRecord(lower=2, upper=5, since=4, begin=0, batches=[])])
     >>> [(each.lower, each.upper) for each in (merge.output, *merge.inputs)], merge.output.since
     ([(0, 7), (0, 7), (7, 7)], 4)
     """
@@ -334,7 +336,7 @@ def begin_merge(runs: Sequence[RunRecord]) -> MergeRecord:
     return MergeRecord([first, *others], RunRecord(lower, upper, since, 0, []), whole=True, first=0, credit=0)
 
 
-def same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: str) -> Plan:
+def require_same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: str) -> Plan:
     """Return the plan that a state was made by: the given ``flow`` if there is one.
 
     ``verb``: its purpose, for messages.  O(plan).  Raises `PlanChanged` for another one, and the errors of
@@ -350,16 +352,16 @@ def same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: str) -> P
     return plan
 
 
-def shrink_plan(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[Plan, bool]:
+def drop_from_plan(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[Plan, bool]:
     """Return a plan without some inputs and outputs, and whether it puts rows of some operator into other partitions.
     O(nodes)."""
     schemas = {name: input.bound.schema for name, input in plan.inputs.items() if name not in inputs}
     smaller, nodes = evolve_plan(plan, schemas, only=plan.outputs.keys() - {*outputs})
-    before, now = place_collections(plan), place_collections(smaller)
+    before, now = compute_placements(plan), compute_placements(smaller)
     return smaller, any(before[old].by != now[new].by for old, new in nodes.items() if new.keeps)
 
 
-class GrowthPlan:
+class BackfillPlan:
     """``cut``: of the new plan.  ``change``: what it has more than the state.  ``log``: of the state.
 
     ``new``: what tasks must make.  Raises `PlanChanged` for what rows that are not kept would be needed for,
@@ -374,8 +376,8 @@ class GrowthPlan:
     ...     _ = engine.step({"people": [{"id": 1, "city": "Bern"}]})
     >>> _ = flow.output("by_city", people.count("city"))
     >>> change = PlanChange(outputs=["by_city"])
-    >>> growth = GrowthPlan(cut_stages(flow), change, ManifestLog(store.writer(), load_newest(store), set()))
-    >>> growth.new.outputs, len(growth.new.operators), len(growth.write_inventories("owner", None))
+    >>> backfill = BackfillPlan(cut_stages(flow), change, ManifestLog(store.writer(), load_newest(store), set()))
+    >>> backfill.new.outputs, len(backfill.new.operators), len(backfill.write_inventories("owner", None))
     (('by_city',), 1, 2)
     """
 
@@ -386,18 +388,18 @@ class GrowthPlan:
         old = [StoredInventory.read(log.store, each).of for each in log.manifest.inventories]
         empty = make_inventory(Dataflow(flow, graph, Budget(None, None)), BatchStore(log.store))
         there = {name for each in old for name in each.operators}
-        self.new = Growth(tuple(change.outputs), tuple(name for name in empty.operators if name not in there))
-        self._check_kept(graph, {name for each in old for name, found in each.inputs.items() if found.arrived})
-        _, moves = shrink_plan(flow, change.inputs, change.outputs)
+        self.new = Backfill(tuple(change.outputs), tuple(name for name in empty.operators if name not in there))
+        self._check_rows_retained(graph, {name for each in old for name, found in each.inputs.items() if found.arrived})
+        _, moves = drop_from_plan(flow, change.inputs, change.outputs)
         self.target = NewState(cut, many, new=empty, moves=moves and many > 1)
 
-    def _check_kept(self, graph: Graph, fed: set[str]) -> None:
+    def _check_rows_retained(self, graph: Graph, fed: set[str]) -> None:
         """Raise `PlanChanged` if a new part of the plan needs rows that are not kept.  ``fed``: inputs with events."""
         for name in self.new.outputs:
-            if lost := fed.intersection(graph.list_unkept(graph.plan.outputs[name])):
+            if lost := fed.intersection(graph.list_stateless_inputs(graph.plan.outputs[name])):
                 raise graph.no_state_error(f"output {name!r}", sorted(lost))
-        for node, name in node_ids(graph.plan).items():
-            if name in self.new.operators and (lost := fed.intersection(graph.list_unkept(*node.inputs))):
+        for node, name in compute_node_ids(graph.plan).items():
+            if name in self.new.operators and (lost := fed.intersection(graph.list_stateless_inputs(*node.inputs))):
                 raise graph.no_state_error(f"{node.verb}({', '.join(node.schema.names)})", sorted(lost))
 
     def write_inventories(self, trust: Trust, memory: int | None) -> tuple[Blob, ...]:
@@ -405,5 +407,5 @@ class GrowthPlan:
 
         ``memory``: what that may take.  Raises `StorageFull`, `StorageFailed`."""
         rewrite = Rewrite(self.store, self.manifest, self.target, trust, memory)
-        rewrite.run()
+        rewrite.run_tasks()
         return rewrite.write_inventories()

@@ -1,7 +1,7 @@
 """The task of a rewrite: what one old partition of a stage gives to each of the new ones.
 
 Guarantees: the new partitions together read, at every time from ``since`` on, as the old ones did, and each holds its
-own keys (`ddflow.columns.hashing.partition_of`) and no others. Rows are read range by range and each file once, so
+own keys (`ddflow.columns.hashing.assign_partitions`) and no others. Rows are read range by range and each file once, so
 memory does not grow with the partition. No manifest names the files of a task, so a second run only leaves garbage.
 
 >>> import ddflow as dd
@@ -30,8 +30,8 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
-from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, identities, partition_of
-from ddflow.columns.rows import Rows, gather
+from ddflow.columns.hashing import Ints, Narrow, RowHasher, Secret, assign_partitions, compute_identities
+from ddflow.columns.rows import Rows, gather_table
 from ddflow.columns.schema import to_batch
 from ddflow.columns.widening import fill_columns
 from ddflow.dataflow import batcher as pending
@@ -41,25 +41,25 @@ from ddflow.dataflow.result import GONE
 from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.metrics import Look
-from ddflow.operators.base import Context, Running
+from ddflow.operators.base import OperatorContext, RunningOperator
 from ddflow.operators.inputs import open_input
 from ddflow.operators.upsert.events import Events
 from ddflow.partitions.chunks import sort_by_group
 from ddflow.partitions.epoch_start import RewriteStart
-from ddflow.partitions.receipt import PartShare, TaskShares
-from ddflow.partitions.stages import Stages, find_place_columns, place_collections
+from ddflow.partitions.receipt import PartitionShare, RewriteTaskResult
+from ddflow.partitions.stages import Stages, compute_placements, find_partition_columns
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.inputs.input import Binding, Input
-from ddflow.plan.text.codec import node_ids
+from ddflow.plan.text.codec import compute_node_ids
 from ddflow.storage.fields import MEND
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, Run, mark_last, repeat_value
-from ddflow.trace.cast import Cast, cast_rows, changes_identities, recast, recast_pieces
-from ddflow.trace.checkpoint import WrittenBatch, restore
-from ddflow.trace.merge import PickedVersions, mark_useless, pick_by_sorting
+from ddflow.trace.batch import Batch, Run, mark_last_of_keys, repeat_value
+from ddflow.trace.cast import Cast, cast_batch, cast_batches, cast_rows, changes_identities
+from ddflow.trace.checkpoint import WrittenBatch, restore_arrangement
+from ddflow.trace.merge import PickedVersions, mark_useless_deletions, pick_by_sorting
 from ddflow.trace.records import ArrangementRecord, BatchRecord, RunRecord
 from ddflow.trace.spill import Made, from_record, to_record
 
@@ -75,7 +75,7 @@ WAITING: Final = 512 << 20
 
 def run_task(
     start: RewriteStart, stage: int, number: int, store: Store | None = None, look: Look = lambda rows: None
-) -> TaskShares:
+) -> RewriteTaskResult:
     """Share out one old partition of a stage.  O(bytes of it); memory for a piece and the rows that wait for files, or
     ``start.memory``.
 
@@ -111,8 +111,8 @@ def build_inventory(stages: Stages, stage: int, old: Sequence[Inventory], new: I
     >>> made.operators, made.totals
     ({}, {'applied': 7})
     """
-    ids, totals = node_ids(stages.flow), dict[str, int]()
-    here = {ids[node] for node in stages.keeping_nodes(stage)}
+    ids, totals = compute_node_ids(stages.flow), dict[str, int]()
+    here = {ids[node] for node in stages.find_stateful_nodes(stage)}
     operators = {name: found for each in (new, *old) for name, found in each.operators.items() if name in here}
     if stage:
         return Inventory({}, operators, {})
@@ -127,10 +127,10 @@ def build_inventory(stages: Stages, stage: int, old: Sequence[Inventory], new: I
     return Inventory(inputs, operators, totals)
 
 
-def find_overlapping(number: int, partitions: int, before: int) -> range:
+def find_overlapping_partitions(number: int, partitions: int, before: int) -> range:
     """Return the old partitions, of ``before``, that share identities with a new one, of ``partitions``.  Pure.
 
-    >>> list(find_overlapping(0, 2, 3)), list(find_overlapping(2, 3, 2))
+    >>> list(find_overlapping_partitions(0, 2, 3)), list(find_overlapping_partitions(2, 3, 2))
     ([0, 1], [1])
     """
     first, after = (-((-at << 32) // partitions) for at in (number, number + 1))  # of mixed words of identities
@@ -146,16 +146,16 @@ class _RewriteTask:
         self.start, self.stage, self.number, self.look = start, stage, number, look
         self.batch_store, self.secret = BatchStore(store), Secret(*start.secret)
         self.home = None if start.memory is None else self.batch_store
-        self.targets = find_overlapping(number, start.before, start.partitions)
+        self.targets = find_overlapping_partitions(number, start.before, start.partitions)
         self.added, self.held = list[Blob](), list[Any]()
         self.versions = self.pending = 0
         stored = [StoredInventory.read(store, each) for each in start.inventories[stage, number]]
         self.old = stored[0]._replace(of=build_inventory(start.cut, stage, [each.of for each in stored], start.new))
-        self.ids = node_ids(start.cut.flow)
-        self.before = {} if start.cast is None else {name: node for node, name in node_ids(start.cast).items()}
+        self.ids = compute_node_ids(start.cut.flow)
+        self.before = {} if start.cast is None else {name: node for node, name in compute_node_ids(start.cast).items()}
         """The collections of the plan before, by id; empty if their columns are the same."""
 
-    def run(self) -> TaskShares:
+    def run(self) -> RewriteTaskResult:
         """Write all shares.  O(bytes of the partition)."""
         start, flow = self.start, self.start.cut.flow
         inputs, operators = (
@@ -166,22 +166,24 @@ class _RewriteTask:
             for to, rows in self._split_input(name, input):
                 inputs[to][name] = rows
         places, here = (
-            {} if start.partitions == start.before == 1 else place_collections(flow),
-            start.cut.keeping_nodes(self.stage),
+            {} if start.partitions == start.before == 1 else compute_placements(flow),
+            start.cut.find_stateful_nodes(self.stage),
         )
         for node in flow.nodes:
             if node in here and node.open(self._make_context(node)).arrangements:
-                told = find_place_columns(node, places[node]) if node in places else None
+                told = find_partition_columns(node, places[node]) if node in places else None
                 for to, groups in self._split_operator(node, self.ids[node], told).items():
                     operators[to][self.ids[node]] = groups
         # What is written is deleted when nobody refers to it, until it is known to be of use.
-        self.batch_store.name(blob.name for blob in self.added)
+        self.batch_store.register_named_files(blob.name for blob in self.added)
         first, totals = self.targets[0], self.old.of.totals if self.stage == 0 else {}
         shares = (
-            PartShare(to, Inventory(inputs[to], operators[to], totals if to == first else {}))
+            PartitionShare(to, Inventory(inputs[to], operators[to], totals if to == first else {}))
             for to in sorted({*self.targets, *operators, *inputs})
         )
-        return TaskShares(self.stage, self.number, tuple(shares), tuple(self.added), self.versions, self.pending, {})
+        return RewriteTaskResult(
+            self.stage, self.number, tuple(shares), tuple(self.added), self.versions, self.pending, {}
+        )
 
     def _split_input(self, name: str, input: Input) -> Iterator[tuple[int, InputRecord]]:
         """Yield an input's rows, pending events and numbers for each new partition."""
@@ -191,17 +193,17 @@ class _RewriteTask:
             upsert = open_input(bound, self.secret)
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = horizon
-            return upsert.arranged, upsert.hash_rows, upsert.identified
+            return upsert.output_arrangement, upsert.hash_rows, upsert.identified
 
         was = None if self.start.cast is None else self.start.cast.inputs[name].bound
         old = None if was is None else partial(open_rows, was)
         given, what = self._require_record("inputs", name, self.old.of.inputs.get(name))
         resolved, batchers = self._split_pending(input, what, given, was)
         rows = self._split_versions(f"{what}, rows", given.rows, partial(open_rows, input.bound), old)
-        nothing = without_versions(next(iter(rows.values())))
+        nothing = drop_versions(next(iter(rows.values())))
         for to in sorted({*rows, *batchers}):
             batcher = batchers.get(to, Batcher())
-            runs = pending.take(batcher, self.batch_store)
+            runs = pending.checkpoint_batcher(batcher, self.batch_store)
             self.added += [run.file for run in runs]
             self.held.append(batcher)
             self.pending += len(batcher)
@@ -221,7 +223,7 @@ class _RewriteTask:
         """Return a record of the inventory with its place, for messages; raises `CorruptState` if it is missing."""
         if found is None:
             raise CorruptState(self.old.what, f"it has no {name!r}, which the plan has", MEND)
-        return found, self.old.name_place(kind, name)
+        return found, self.old.describe_place(kind, name)
 
     def _split_pending(
         self, input: Input, what: str, given: InputRecord, was: Binding | None
@@ -232,10 +234,12 @@ class _RewriteTask:
         after them, and unique, though no task knows how many the others have.
         """
         schema, memory = (was or input.bound).event_schema, self.start.memory
-        old = pending.restore(given.runs, what, schema, self.batch_store, True, self.home)
+        old = pending.restore_batcher(given.runs, what, schema, self.batch_store, True, self.home)
         after = input.bound.event_schema
-        every = [run.waiting._replace(rows=fill_columns(run.waiting.rows, after)) for run in old.runs.by_least]
-        picked = [(part, self._group_by_target(input, part)) for part in every]
+        every = [
+            run.pending_events._replace(rows=fill_columns(run.pending_events.rows, after)) for run in old.runs.by_least
+        ]
+        picked = [(part, self._group_by_new_partition(input, part)) for part in every]
         out: dict[int, Batcher] = {to: Batcher() for _, places in picked for to in places}
         order = {
             to: np.sort(np.concatenate([part.arrival[places[to]] for part, places in picked if to in places]))
@@ -245,16 +249,16 @@ class _RewriteTask:
             for to, rows in places.items():
                 # Numbers of other partitions' events have nothing to do with these; what counts is their order.
                 at = np.searchsorted(order[to], part.arrival[rows]) - order[to].size
-                out[to].add(_take_events(part, rows, at * self.start.before + self.number))
+                out[to].add(_take_renumbered_events(part, rows, at * self.start.before + self.number))
             if memory is not None and sum(batcher.nbytes for batcher in out.values()) > memory // 8:
                 for batcher in out.values():
                     batcher.spill(self.batch_store, memory // 16 // len(out), memory // 32)
         return given.arrived - len(old), out
 
-    def _group_by_target(self, input: Input, events: Events) -> dict[int, Ints]:
+    def _group_by_new_partition(self, input: Input, events: Events) -> dict[int, Ints]:
         """Group the positions of events by the new partition of their keys."""
-        high, _ = RowHashes(input.bound.key_schema, self.secret).identify_rows(events.rows)
-        return group_positions(partition_of(high, self.start.partitions))
+        high, _ = RowHasher(input.bound.key_schema, self.secret).identify_rows(events.rows)
+        return group_positions(assign_partitions(high, self.start.partitions))
 
     def _split_operator(self, node: Collection, name: str, told: Columns | None) -> dict[int, OperatorRecord]:
         """Split an operator's groups by the new partition of each, or of the keys that they are kept with.
@@ -262,14 +266,14 @@ class _RewriteTask:
         ``told``: the columns that say which, if identities do not."""
         was = self.before.get(name)
         given, what = self._require_record("operators", name, self.old.of.operators.get(name))
-        empty: Running = node.open(self._make_context(node))
+        empty: RunningOperator = node.open(self._make_context(node))
         if len(given.arrangements) != len(empty.arrangements):
             raise CorruptState(what, f"a {node.verb} has {len(empty.arrangements)} arrangements", MEND)
 
-        cast = cast_rows if was is None else partial(empty.recast, was.open(self._make_context(was)))
+        cast = cast_rows if was is None else partial(empty.cast_state_rows, was.open(self._make_context(was)))
 
         def open_groups(of: Collection, number: int) -> Opened:
-            made: Running = of.open(self._make_context(of))
+            made: RunningOperator = of.open(self._make_context(of))
             return made.arrangements[number], made.hash_rows, made.identified
 
         def split_arrangement(number: int) -> dict[int, ArrangementRecord]:
@@ -280,14 +284,14 @@ class _RewriteTask:
             return self._split_versions(where, record, partial(open_groups, node, number), old, keys, cast)
 
         each = [split_arrangement(number) for number in range(len(empty.arrangements))]
-        nothing = [without_versions(next(iter(shares.values()))) for shares in each]
+        nothing = [drop_versions(next(iter(shares.values()))) for shares in each]
         return {
             to: OperatorRecord([shares.get(to, none) for shares, none in zip(each, nothing, strict=True)])
             for to in sorted({to for shares in each for to in shares})
         }
 
-    def _make_context(self, node: Collection) -> Context:
-        return Context(self.secret, self.start.cut.flow.time_type, frozenset(node.schema.names))
+    def _make_context(self, node: Collection) -> OperatorContext:
+        return OperatorContext(self.secret, self.start.cut.flow.time_type, frozenset(node.schema.names))
 
     def _split_versions(
         self,
@@ -304,74 +308,78 @@ class _RewriteTask:
         others.  ``keys``: the columns whose identities say where a version belongs, None if the rows' own do.
         ``cast``: makes new rows of the old ones."""
         (old, hashed, was), (new, made, identified) = (before or fresh)(), fresh()
-        restore(old, given, what, self.batch_store, indexed=False, made=hashed, sieved=False, home=self.home)
+        restore_arrangement(
+            old, given, what, self.batch_store, indexed=False, made=hashed, sieved=False, home=self.home
+        )
         times = [(each if isinstance(each, Run) else each.output).description for each in old.on_disk.items]
         lower = min((each.lower for each in times), default=NEVER)
         upper = max((each.upper for each in times), default=NEVER)
         since = max([min(old.since, upper - 1), *(each.since for each in times)])
-        shares = {to: _ShareWriter(self, new.schema, old.since) for to in self.targets}
+        shares = {to: _PartitionShareWriter(self, new.schema, old.since) for to in self.targets}
         moves = changes_identities(was, identified)
         source = self._rekey_versions(old, fresh()[0], made, cast) if moves else old
         recasts = before is not None and not moves
         most = WAITING if self.start.memory is None else self.start.memory // 4
-        for picked, to in self._read_ranges(source, keys):
+        for picked, to in self._read_version_ranges(source, keys):
             for target, rows in group_positions(to).items():
-                batch = picked.only(rows).batch(source.slots, True)
-                share = shares.setdefault(target, _ShareWriter(self, new.schema, old.since))
-                share.put(recast(batch, new.schema, made, False, cast) if recasts else batch)
+                batch = picked.select_rows(rows).build_batch(source.slots, True)
+                share = shares.setdefault(target, _PartitionShareWriter(self, new.schema, old.since))
+                share.add_versions(cast_batch(batch, new.schema, made, False, cast) if recasts else batch)
             if sum(share.nbytes for share in shares.values()) > most:
                 for share in shares.values():
-                    share.write()
+                    share.write_file()
         return {to: share.make_record(old, Description(lower, upper, since)) for to, share in shares.items()}
 
     def _rekey_versions(self, old: Arrangement, out: Arrangement, made: Made, cast: Cast) -> Arrangement:
         """Put all versions under the identities of their wider columns: a run for each piece, to be merged."""
         out.since = old.since
-        self._limit_piece(old)
-        for batch in recast_pieces(old, out.schema, made, True, cast):
+        self._limit_versions_per_read(old)
+        for batch in cast_batches(old, out.schema, made, True, cast):
             if not len(batch):
                 continue
             if self.home is None:
-                part = out.slots.put(batch)
+                part = out.slots.add_batch(batch)
             else:
                 record, layout = to_record(batch)
                 kept = self.home.write(record)
-                part = out.slots.put(from_record(kept.batch, layout))
+                part = out.slots.add_batch(from_record(kept.batch, layout))
                 out.slots.files[part.slot] = WrittenBatch(kept, layout, batch.rows.table.schema.names)
             out.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [part]))
         return out
 
-    def _limit_piece(self, old: Arrangement) -> None:
+    def _limit_versions_per_read(self, old: Arrangement) -> None:
         """Limit how many versions are read together to what fits the memory."""
         memory, batches = self.start.memory, old.slots.batches
         if memory is not None and batches:
             width = max(sum(batch.nbytes for batch in batches) // sum(map(len, batches)), 32)
             old.piece = min(old.piece, max(memory // 4 // (4 * width + 128), 4096))
 
-    def _read_ranges(self, old: Arrangement, keys: pa.Schema | None) -> Iterator[tuple[PickedVersions, Narrow]]:
+    def _read_version_ranges(self, old: Arrangement, keys: pa.Schema | None) -> Iterator[tuple[PickedVersions, Narrow]]:
         """Yield the versions that stay, merged, some identities at a time, and the partition of each."""
-        self._limit_piece(old)
-        for parts in old.ranges():
+        self._limit_versions_per_read(old)
+        for parts in old.iterate_version_ranges():
             picked = pick_by_sorting(old.slots, parts, old.since, not old.keeps)
             if old.lapse is not None and old.keeps:
-                picked = picked.without(mark_useless(picked, old.since, old.lapse))
+                picked = picked.drop_rows(mark_useless_deletions(picked, old.since, old.lapse))
             if picked.high.size:
-                words = picked.high if keys is None else self._hash_keys(picked, old, keys)
-                yield picked, partition_of(words, self.start.partitions)
+                words = picked.high if keys is None else self._hash_partition_keys(picked, old, keys)
+                yield picked, assign_partitions(words, self.start.partitions)
 
-    def _hash_keys(self, picked: PickedVersions, old: Arrangement, keys: pa.Schema) -> Any:
+    def _hash_partition_keys(self, picked: PickedVersions, old: Arrangement, keys: pa.Schema) -> Any:
         """Hash each version by its row's ``keys``, as uint64[m].
 
         A deletion's row may be filler, so a live version of the same key decides for all."""
-        high, _ = identities(gather(old.slots.pool, picked.references, keys), self.secret, picked.high.size)
-        first = picked.starts
+        high, _ = compute_identities(
+            gather_table(old.slots.pool, picked.references, keys), self.secret, picked.high.size
+        )
+        first = picked.first_of_keys
         of, live = np.cumsum(first) - 1, picked.live != 0
         decided = high[first]
         decided[of[live]] = high[live]
         return decided[of]
 
 
-class _ShareWriter:
+class _PartitionShareWriter:
     """The share of one new partition in an arrangement: a run, whose files are written as they fill."""
 
     def __init__(self, task: _RewriteTask, schema: pa.Schema, since: int) -> None:
@@ -381,27 +389,27 @@ class _ShareWriter:
         self.keys = self.deleted = 0
         self.latest = NEVER
 
-    def put(self, batch: Batch) -> None:
+    def add_versions(self, batch: Batch) -> None:
         """Add the next versions.  O(n), and O(versions that wait) if they fill a file."""
         if self.waiting and self.nbytes + batch.nbytes > WAITING:
-            self.write()
+            self.write_file()
         self.waiting.append(batch)
         self.nbytes, self.versions = self.nbytes + batch.nbytes, self.versions + len(batch)
-        last = mark_last(batch.high, batch.low, batch.more)
+        last = mark_last_of_keys(batch.high, batch.low, batch.extra_words)
         live = batch.live != 0
         self.keys, self.deleted = self.keys + int((live & last).sum()), self.deleted + int((~live & last).sum())
         self.latest = max(self.latest, int(batch.time.max()))
         if self.versions >= FILE:
-            self.write()
+            self.write_file()
 
-    def write(self) -> None:
+    def write_file(self) -> None:
         """Write the versions that wait to a file.  O(bytes)."""
         if not self.waiting:
             return
         batch, task = _join_batches(self.waiting, self.since), self.task
         self.waiting, self.nbytes, self.versions = [], 0, 0
         record, layout = to_record(batch)
-        kept = task.batch_store.save(record)
+        kept = task.batch_store.write_unmapped(record)
         task.held.append(kept)
         task.added.append(kept.blob)
         task.versions += len(batch)
@@ -410,7 +418,7 @@ class _ShareWriter:
 
     def make_record(self, old: Arrangement, description: Description) -> ArrangementRecord:
         """Write the rest, and build the record for an inventory.  O(files)."""
-        self.write()
+        self.write_file()
         lower, upper, since = map(int, description)
         return ArrangementRecord(
             since=int(old.since),
@@ -424,7 +432,7 @@ class _ShareWriter:
         )
 
 
-def without_versions(given: ArrangementRecord) -> ArrangementRecord:
+def drop_versions(given: ArrangementRecord) -> ArrangementRecord:
     """Return the record of an arrangement without its versions.  O(1)."""
     return replace(given, latest=NEVER, keys=0, tombstones=0, shapes=[], items=[])
 
@@ -453,7 +461,7 @@ def _join_batches(batches: list[Batch], since: int) -> Batch:
     return Batch(**columns, rows=Rows(rows))
 
 
-def _take_events(events: Events, rows: Ints, arrival: Ints) -> Events:
+def _take_renumbered_events(events: Events, rows: Ints, arrival: Ints) -> Events:
     """Take some events, with other arrival numbers."""
     times = events.times[rows]
     original = times if events.original is events.times else events.original[rows]

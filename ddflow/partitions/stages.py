@@ -28,10 +28,10 @@ from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents, find_read_columns
 from ddflow.dataflow.step import Computation, Observe
 from ddflow.errors import ExpressionError, SpecError
-from ddflow.operators.updates import Updates, consolidate, few, ints, set_apart
+from ddflow.operators.updates import Updates, compute_succeeding_rows, consolidate, ints, narrow_ints
 from ddflow.plan.collection import Collection, Columns, find_paired_inputs, is_partitioned_by, walk_inputs
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import node_ids
+from ddflow.plan.text.codec import compute_node_ids
 
 ALL: Final = pa.schema({"all": pa.bool_()})
 """The columns of sums that are not by any: one that is true in all rows, for something must carry them."""
@@ -79,7 +79,7 @@ class Stages:
     active: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[str, ...], ...]
 
-    def keeping_nodes(self, stage: int) -> set[Collection]:
+    def find_stateful_nodes(self, stage: int) -> set[Collection]:
         """Return the operators whose state a stage holds."""
         return {node for n in self.active[stage] if (node := self.flow.nodes[n]).keeps and node.inputs}
 
@@ -88,15 +88,15 @@ class Stages:
         active = self.active[stage]
         return [each for each in self.exchanges if each.stage > stage and each.of in active]
 
-    def sum_exchanges(self, stage: int) -> list[Exchange]:
+    def list_computed_row_exchanges(self, stage: int) -> list[Exchange]:
         """Return the exchanges of computed rows that a stage may send to."""
         return [each for each in self.list_exchanges(stage) if each.tests is None]
 
-    def test_exchanges(self, stage: int) -> dict[Collection, Exchange]:
+    def find_failed_row_exchanges(self, stage: int) -> dict[Collection, Exchange]:
         """Return, by operator, the exchanges that may take failed rows of a stage."""
         return {self.flow.nodes[each.tests]: each for each in self.list_exchanges(stage) if each.tests is not None}
 
-    def find_lent(self, stage: int) -> dict[int, list[Collection]]:
+    def find_lookup_collections(self, stage: int) -> dict[int, list[Collection]]:
         """Return, by earlier stage, the collections whose state there a stage looks into.  O(nodes * stages)."""
         active, out = self.active[stage], dict[int, list[Collection]]()
         at = {node: n for n, node in enumerate(self.flow.nodes)}
@@ -120,12 +120,12 @@ class Stages:
             return f"{what} of {names[each.of]}"
 
         parts = [sums(each) for each in self.exchanges if each.stage == stage and each.tests is None]
-        for earlier, nodes in sorted(self.find_lent(stage).items()):
+        for earlier, nodes in sorted(self.find_lookup_collections(stage).items()):
             parts.append(f"looks into {', '.join(names[at[node]] for node in nodes)} of stage {earlier}")
         parts += [
             ", ".join(names[n] for n in self.active[stage]),
             *self.outputs[stage],
-            *map(sums, self.sum_exchanges(stage)),
+            *map(sums, self.list_computed_row_exchanges(stage)),
         ]
         return f"stage {stage}: {'; '.join(part for part in parts if part)}"
 
@@ -147,11 +147,11 @@ def cut_stages(flow: Plan, only: str | None = None) -> Stages:
     return _StageCutter(flow).cut_flow()
 
 
-def find_regrouped(before: Plan, now: Plan) -> list[str]:
+def find_repartitioned_nodes(before: Plan, now: Plan) -> list[str]:
     """Return the operators, by verb, and the inputs, by name, whose rows would be in other partitions.  The plan
     ``now`` has more columns, and tells their rows apart by more of them.  O(nodes)."""
-    ids, places = node_ids(now), place_collections(now)
-    was = {name: node for node, name in node_ids(before).items()}
+    ids, places = compute_node_ids(now), compute_placements(now)
+    was = {name: node for node, name in compute_node_ids(before).items()}
     kept = [node for node in now.nodes if node.keeps and node.inputs and ids.get(node) in was]
     moved = [node for node in kept if places[node].by == node.exchange()[0] != was[ids[node]].exchange()[0]]
     inputs = [(each, before.inputs[name]) for name, each in now.inputs.items() if name in before.inputs]
@@ -159,14 +159,14 @@ def find_regrouped(before: Plan, now: Plan) -> list[str]:
     return [*apart, *(node.verb for node in moved)]
 
 
-def as_one_stage(flow: Plan) -> Stages:
+def build_single_stage(flow: Plan) -> Stages:
     """Return a flow as one stage, for a state of one partition.  O(nodes)."""
     needed = walk_inputs([*flow.inputs.values(), *flow.outputs.values()])
     active = tuple(n for n, node in enumerate(flow.nodes) if node in needed)
     return Stages(flow, 1, (), (active,), ((*flow.side_outputs(), *flow.outputs),))
 
 
-def place_collections(flow: Plan) -> dict[Collection, Placement]:
+def compute_placements(flow: Plan) -> dict[Collection, Placement]:
     """Compute the place of every collection.  O(nodes)."""
     places: dict[Collection, Placement] = {}
     input_keys: dict[Collection, Sequence[str]] = {
@@ -192,7 +192,7 @@ def place_collections(flow: Plan) -> dict[Collection, Placement]:
     return places
 
 
-def find_place_columns(node: Collection, place: Placement) -> Columns | None:
+def find_partition_columns(node: Collection, place: Placement) -> Columns | None:
     """Return the columns that say in which partition a row of an operator's state is; None if identities say it."""
     by = place.by or ()
     return None if by == node.exchange()[0] and not node.of_events else by
@@ -202,7 +202,7 @@ class _StageCutter:
     """Finds the exchanges that outputs depend on, and from them the stages."""
 
     def __init__(self, flow: Plan) -> None:
-        self.flow, self.places = flow, place_collections(flow)
+        self.flow, self.places = flow, compute_placements(flow)
         self.at = {node: n for n, node in enumerate(flow.nodes)}
         self.exchanges: dict[tuple[Any, ...], Exchange] = {}
         self.stage: dict[Collection, int] = dict.fromkeys(flow.inputs.values(), 0)
@@ -214,10 +214,10 @@ class _StageCutter:
         outputs: list[tuple[int, str]] = [(0, name) for name in self.flow.side_outputs()]
         for node in self.flow.nodes:  # a collection stands behind what it is made of
             if node.inputs and node in self.needed and self.places[node].roots == (node,):
-                self.stage[node] = self._meet_inputs(node)
+                self.stage[node] = self._add_input_exchanges(node)
         for name, node in self.flow.outputs.items():
             direct = node.consolidated or self.places[node].by is not None
-            stage = self.stage[self.places[node].roots[0]] if direct else self._last_stage(node) + 1
+            stage = self.stage[self.places[node].roots[0]] if direct else self._find_last_stage(node) + 1
             if not direct:
                 self._add_exchange(node, tuple(node.schema.names), stage)
             outputs.append((stage, name))
@@ -227,11 +227,11 @@ class _StageCutter:
         for node in self.flow.nodes:
             for root in self.places[node].roots if node in self.needed else ():
                 active[self.stage[root]].add(self.at[node])
-        self._add_tests(active)
+        self._add_failed_row_exchanges(active)
         given = tuple(tuple(name for at, name in outputs if at == stage) for stage in range(stages))
         return Stages(self.flow, stages, tuple(self.exchanges.values()), tuple(tuple(sorted(a)) for a in active), given)
 
-    def _add_tests(self, active: Sequence[Set[int]]) -> None:
+    def _add_failed_row_exchanges(self, active: Sequence[Set[int]]) -> None:
         """Bring rows together that failed, if equal rows may be in several partitions or stages."""
         last = len(active) - 1
         for node in self.flow.nodes:
@@ -244,22 +244,22 @@ class _StageCutter:
                 made = Exchange(len(self.exchanges), last, self.at[of], tuple(carried.names), carried, False, at)
                 self.exchanges["tests", at] = made
 
-    def _last_stage(self, node: Collection) -> int:
+    def _find_last_stage(self, node: Collection) -> int:
         """Return the last stage that computes a collection."""
         return max(self.stage[root] for root in self.places[node].roots)
 
-    def _meet_inputs(self, node: Collection) -> int:
+    def _add_input_exchanges(self, node: Collection) -> int:
         """Bring the inputs of a node together, and return the stage of that."""
         every = [by or () for by in node.exchange()]
         stands = [
             len(every) > 1 and not node.of_events and self.places[of].by == by
             for of, by in zip(node.inputs, every, strict=True)
         ]
-        stage = max(self._last_stage(of) + (not there) for of, there in zip(node.inputs, stands, strict=True))
+        stage = max(self._find_last_stage(of) + (not there) for of, there in zip(node.inputs, stands, strict=True))
         assert all(stands[n] for n in node.looks), "what is looked into stands by what meets"
         read = node.needs(set(self.read[node].names))
         for of, by, columns in zip(node.inputs, every, read, strict=True):
-            if self._last_stage(of) < stage:
+            if self._find_last_stage(of) < stage:
                 self._add_exchange(of, by, stage, columns, node.of_events)
         return stage
 
@@ -286,7 +286,7 @@ class StageGraph(Graph):
     >>> _ = flow.output("by_city", people.count("city"))
     >>> graph = StageGraph(cut_stages(flow), 1, Secret(1, 2))
     >>> rows = pa.table({"city": ["Bern", "Bern"], "_time": [7, 7], "_diff": [2, 1]})
-    >>> graph.came = {0: as_updates(rows, graph.cut.exchanges[0].schema)}
+    >>> graph.came = {0: build_sum_updates(rows, graph.cut.exchanges[0].schema)}
     >>> StageComputation(graph, {}, 7, UpdateBuffer(None, 0)).run().outputs["by_city"].to_pylist()
     [{'city': 'Bern', 'count': 3, '_time': 7, '_diff': 1}]
     """
@@ -298,7 +298,7 @@ class StageGraph(Graph):
         self.keeping = {node: each for node, each in self.keeping.items() if node in self.here}
         if stage:
             self.inputs = {}
-        self.lent = cut.find_lent(stage)
+        self.lent = cut.find_lookup_collections(stage)
         """The collections whose state this stage looks into, by earlier stage."""
         self.came: dict[int, Updates] = {}
         self.sent: dict[int, pa.Table] = {}
@@ -331,20 +331,22 @@ class StageComputation(Computation):
                 self.came[nodes[met.of], met.by, met.events] = each
             else:
                 self.arrived_suspects[nodes[met.tests]] = each
-        self.kept = self.kept | {nodes[each.of] for each in cut.sum_exchanges(graph.stage) if not each.events}
-        self.tests = cut.test_exchanges(graph.stage)
+        self.kept = self.kept | {
+            nodes[each.of] for each in cut.list_computed_row_exchanges(graph.stage) if not each.events
+        }
+        self.tests = cut.find_failed_row_exchanges(graph.stage)
         if self.came:
             self.times = np.unique(np.concatenate([self.times, *(each.times for each in self.came.values())]))
             self.came = {known: _rank_times(each, self.times) for known, each in self.came.items()}
 
     def run(self) -> ComputedStep:
         """Run the step, and sum the rows for later stages.  O(events and updates)."""
-        self._check_suspects()
+        self._check_failed_rows()
         stepped = super().run()
-        self._send(self.of.cut.sum_exchanges(self.of.stage))
+        self._send_to_exchanges(self.of.cut.list_computed_row_exchanges(self.of.stage))
         return stepped
 
-    def _check_suspects(self) -> None:
+    def _check_failed_rows(self) -> None:
         """Raise the error of an expression unless the rows that it failed for cancel."""
         for node, suspects in self.arrived_suspects.items():
             left = consolidate(suspects, self.of.secret)
@@ -353,24 +355,26 @@ class StageComputation(Computation):
                 found = "a function failed for a row, and did not when it was called again"
                 raise ExpressionError(f"compute {node.verb}", found, "let it depend on the row only")
 
-    def _compute_netted(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
+    def _retry_on_net_updates(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
         """Compute an operator of net updates; leave out rows that fail and may be cancelled elsewhere, to send them."""
         if node not in self.tests:
-            return super()._compute_netted(node, inputs)
+            return super()._retry_on_net_updates(node, inputs)
         names = self.of.needed[node.inputs[0]].names
         net = consolidate(inputs[0]._replace(rows=inputs[0].rows.select(names)), self.of.secret)
         running, by = self.of.running[node], [name for name in names if name in node.fallible] or names
-        made, failing = set_apart(lambda part: running.compute([part], self.since)[0], net, by, self.of.secret)
+        made, failing = compute_succeeding_rows(
+            lambda part: running.compute([part], self.since)[0], net, by, self.of.secret
+        )
         if failing.size:
-            self.suspects.setdefault(node, []).append(self.buffer.keep(net.pick(failing)))
+            self.suspects.setdefault(node, []).append(self.buffer.store_copy(net.take(failing)))
         return made, None
 
-    def _send(self, sums: Iterable[Exchange]) -> None:
+    def _send_to_exchanges(self, sums: Iterable[Exchange]) -> None:
         """Send computed rows to some exchanges, and to others the rows that failed."""
         tests = [each for node, each in self.tests.items() if node in self.suspects]
         self.of.sent = {each.number: self._sum_rows(each) for each in (*sums, *tests)}
 
-    def outputs(self) -> Iterable[tuple[str, Collection]]:
+    def list_outputs(self) -> Iterable[tuple[str, Collection]]:
         """Return the outputs of this stage."""
         here = self.of.cut.outputs[self.of.stage]
         return [(name, node) for name, node in self.of.plan.outputs.items() if name in here]
@@ -380,35 +384,37 @@ class StageComputation(Computation):
         came = self.came.get((node, tuple(node.schema.names if by is None else by), False))
         return super().receive_updates(node, by) if came is None else [came]
 
-    def events(self, node: Collection) -> Updates:
+    def build_time_updates(self, node: Collection) -> Updates:
         """Return the events that other tasks sent, if the input belongs to another stage."""
         came = self.came.get((node, (), True))
-        return super().events(node) if came is None else came
+        return super().build_time_updates(node) if came is None else came
 
     def _sum_rows(self, exchange: Exchange) -> pa.Table:
         """Sum the rows that leave for an exchange: one update a row and time."""
         node, schema = self.of.plan.nodes[exchange.of], exchange.schema
         pieces = []
-        given = self._list_pieces(node) if exchange.tests is None else self.suspects[self.of.plan.nodes[exchange.tests]]
-        for piece in [self.events(node)] if exchange.events else given:
+        given = (
+            self._list_updates(node) if exchange.tests is None else self.suspects[self.of.plan.nodes[exchange.tests]]
+        )
+        for piece in [self.build_time_updates(node)] if exchange.events else given:
             carried = [piece.rows.column(name) for name in exchange.carried.names]
             columns = carried or [pa.repeat(True, piece.diffs.size)]
             rows = pa.Table.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
             made = consolidate(piece._replace(rows=rows), self.of.secret)
-            pieces.append(self.buffer.keep(made) if self.many else made)
-        return self.buffer.output(pieces, schema, pa.int64())
+            pieces.append(self.buffer.store_copy(made) if self.many else made)
+        return self.buffer.merge_to_table(pieces, schema, pa.int64())
 
 
-def as_updates(table: pa.Table, schema: pa.Schema) -> Updates:
+def build_sum_updates(table: pa.Table, schema: pa.Schema) -> Updates:
     """Build updates from sums, with their own times, in the order of time.  O(n log n) for several times."""
     times, ranks = np.unique(table.column(TIME).to_numpy(), return_inverse=True)
     diffs: Ints = table.column(DIFF).to_numpy()
     rows = table.select(schema.names).cast(schema).combine_chunks()
     updates = Updates(rows, ranks.astype(np.int32), diffs, times if times.size else ints())
-    return updates if times.size < 2 else updates.pick(np.argsort(ranks, kind="stable"))
+    return updates if times.size < 2 else updates.take(np.argsort(ranks, kind="stable"))
 
 
 def _rank_times(updates: Updates, times: Ints) -> Updates:
     """Rank updates among more times."""
     places = np.searchsorted(times, updates.times).astype(np.int32)
-    return updates._replace(ranks=places[updates.ranks] if updates.times.size else few(), times=times)
+    return updates._replace(ranks=places[updates.ranks] if updates.times.size else narrow_ints(), times=times)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 import pyarrow as pa
 from msgspec.structs import replace
 
-from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.columns.hashing import Secret, compute_value_hashes
 from ddflow.connectors.formats.base import BAD
 from ddflow.connectors.parquet.sink import OutputFolder, open_outputs
 from ddflow.dataflow.admission import Admission
@@ -21,35 +21,35 @@ from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents
 from ddflow.dataflow.result import Step
-from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, is_bad
-from ddflow.dataflow.spill import make_room
+from ddflow.dataflow.side_outputs import SideOutputs, build_bad_messages, has_bad_messages
+from ddflow.dataflow.spill import spill_excess
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import Inventory, StoredInventory
-from ddflow.engine.outputs import put_output
-from ddflow.operators.updates import Updates, compute_netted, few, ints
-from ddflow.partitions.epoch_start import EpochStart, Growth, usable_memory
+from ddflow.engine.outputs import write_output
+from ddflow.operators.updates import Updates, compute_with_net_retry, ints, narrow_ints
+from ddflow.partitions.epoch_start import Backfill, EpochStart, usable_memory
 from ddflow.partitions.messages import MessageFacts, match_table
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.stages import StageComputation, StageGraph, Stages, as_updates
+from ddflow.partitions.stages import StageComputation, StageGraph, Stages, build_sum_updates
 from ddflow.plan.collection import Collection, walk_inputs
-from ddflow.plan.text.codec import node_ids
-from ddflow.storage.closing import on_failure
+from ddflow.plan.text.codec import compute_node_ids
+from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.inventory_text import SheetWriter, Text
+from ddflow.storage.inventory_text import InventoryText, SheetWriter
 from ddflow.storage.manifest import Output
 from ddflow.storage.protocol import Blob
 from ddflow.time import CLOSED, NEVER
 
 
-class PartResult(NamedTuple):
+class StagePartitionResult(NamedTuple):
     """The result of a part.  ``sums``: by exchange, the rows for other stages, with ``_time`` and ``_diff``."""
 
     receipt: Receipt
     sums: dict[int, pa.Table]
 
 
-class StagePart:
+class StagePartition:
     """``at``: the name of the inventory that it holds, "" for none.  ``stage``, ``number``: which part it is.
 
     >>> import os, tempfile, ddflow as dd
@@ -60,7 +60,7 @@ class StagePart:
     >>> with tempfile.TemporaryDirectory() as place:
     ...     coordinator = EpochDriver.open(flow, os.path.join(place, "state"), DriverOptions(partitions=1))
     ...     start = coordinator.begin()
-    ...     part = StagePart(cut_stages(flow), start, stage=0, number=0)
+    ...     part = StagePartition(cut_stages(flow), start, stage=0, number=0)
     ...     rows = pa.table({"id": [1, 2]}).to_reader()
     ...     done = part.step(start, {"people": rows}, {}, {"people": 2}, {"people": "00" * 16})
     ...     committed = coordinator.finish(start, [done.receipt])
@@ -78,7 +78,7 @@ class StagePart:
         began = perf_counter_ns()
         self.cut, self.stage, self.number = cut, stage, number
         store = start.version.open("open a partition of", readonly=False)
-        with on_failure(store.close):
+        with undo_on_failure(store.close):
             graph = StageGraph(cut, stage, Secret(*start.secret))
             budget = Budget(None if start.memory is None else usable_memory(start.memory), None, store)
             self.dataflow = Dataflow(cut.flow, graph, budget, retain=start.retain, step=StageComputation)
@@ -87,7 +87,7 @@ class StagePart:
                 store,
                 BatchStore(store, compresses=start.memory is None),
             )
-            self.dataflow.budget.home = self.batch_store if self.dataflow.budget.spills else None
+            self.dataflow.budget.home = self.batch_store if self.dataflow.budget.can_spill else None
             for arranged in graph.arrangements.values():
                 arranged.slots.lasting = True
             self.sheets = SheetWriter(store)
@@ -111,34 +111,34 @@ class StagePart:
         """Load the inventory of the part."""
         blob = start.inventories[self.stage][self.number]
         stored = StoredInventory.read(self.store, blob)
-        own = _select_stage(stored.of, self.cut, self.stage)
+        own = _select_stage_inventory(stored.of, self.cut, self.stage)
         # One engine's inventory is of all stages, and so are its sheets.
-        text = stored.text if own == stored.of else Text(encode_record(own), ())
+        text = stored.text if own == stored.of else InventoryText(encode_record(own), ())
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
-        recovery.fill_dataflow(
+        recovery.restore_dataflow(
             self.dataflow,
             [StoredInventory(stored.what, own, text)],
             self.batch_store,
             indexed=self.dataflow.budget.memory is None,
         )
-        self.sheets.resume(text)
+        self.sheets.load_text(text)
         self.at, self.names = blob.name, {each.name: each for each in text.files}
-        self.batch_store.name(self.names)
+        self.batch_store.register_named_files(self.names)
 
-    def _load_lent(self, start: EpochStart) -> None:
+    def _load_lookup_collections(self, start: EpochStart) -> None:
         """Load the collections of earlier stages that this stage looks into.  O(bytes that are new)."""
         graph, began = self.levelled, perf_counter_ns()
         for stage, nodes in graph.lent.items():
             at = start.inventory_name(stage, self.number)
             if self.lent[stage] == at:
                 continue
-            if self.lent[stage] not in ("", *start.find_past(stage, self.number)):
+            if self.lent[stage] not in ("", *start.list_past_inventories(stage, self.number)):
                 for node in nodes:
-                    graph.opened[node].reset()
+                    graph.opened[node].clear_state()
             self.lent[stage] = "?"  # until all is taken up
             stored = StoredInventory.read(self.store, start.inventories[stage][self.number])
             indexed = self.dataflow.budget.memory is None
-            recovery.fill_lent_collections(self.dataflow, nodes, stored, self.batch_store, indexed=indexed)
+            recovery.restore_lookup_collections(self.dataflow, nodes, stored, self.batch_store, indexed=indexed)
             self.lent[stage] = at
         self.opened += (perf_counter_ns() - began) // 1000
 
@@ -156,7 +156,7 @@ class StagePart:
         rows: Mapping[str, int],
         digests: Mapping[str, str],
         said: Mapping[str, MessageFacts] | None = None,
-    ) -> PartResult:
+    ) -> StagePartitionResult:
         """Take in this part's rows of an epoch, and write the results.  O(rows and updates) expected.
 
         ``inputs``: by input, on stage 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by exchange of
@@ -164,8 +164,8 @@ class StagePart:
         table must not change between epochs.  Raises as a step of an engine does, and `BadMessage` for another
         table; the part must then be closed, and its files are garbage.
         """
-        if start.growth is None:
-            self._load_lent(start)
+        if start.backfill is None:
+            self._load_lookup_collections(start)
         began = perf_counter_ns()
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
         for name, upsert in self.dataflow.graph.inputs.items():
@@ -175,15 +175,17 @@ class StagePart:
             admission = self.dataflow.admissions[name]
             if each.table is not None:
                 admission.table = match_table(name, admission.table, each.table)
-        if start.growth is not None:
-            step = self._build_growth(start, start.growth, sums)
+        if start.backfill is not None:
+            step = self._run_backfill(start, start.backfill, sums)
         else:
             step = self._step_events(start, inputs) if self.stage == 0 else self._step_sums(start, sums)
         stepped = perf_counter_ns()
         sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}
         self.levelled.came, self.levelled.sent = {}, {}
         receipt = self._write_changes(start, step)
-        receipt = replace(receipt, rows=dict(rows), digests=dict(digests), sent=_hash_sent(sent, self.dataflow.secret))
+        receipt = replace(
+            receipt, rows=dict(rows), digests=dict(digests), sent=_hash_sent_rows(sent, self.dataflow.secret)
+        )
         figures = {
             "open": self.opened,
             "step": (stepped - began) // 1000,
@@ -192,7 +194,7 @@ class StagePart:
             "bytes": receipt.inventory.length + sum(each.length for each in receipt.added),
         }
         self.opened = 0
-        return PartResult(replace(receipt, figures=figures), sent)
+        return StagePartitionResult(replace(receipt, figures=figures), sent)
 
     def _step_events(self, start: EpochStart, inputs: Mapping[str, Any]) -> Step:
         """Step with the rows of inputs, on stage 0."""
@@ -204,40 +206,40 @@ class StagePart:
         """Step with sums, on later stages."""
         frontier, last = (start.to, start.to - 1) if self.dataflow.flow.holds_back else (start.time + 1, start.time)
         if frontier <= self.dataflow.frontier:
-            return self.dataflow.take({}, None, self.dataflow.frontier, self.dataflow.last)
-        came = self._load_sums(sums)
+            return self.dataflow.apply_step({}, None, self.dataflow.frontier, self.dataflow.last)
+        came = self._build_exchange_updates(sums)
         if frontier == CLOSED:
             last = max([self.dataflow.last, *(int(each.times[-1]) for each in came.values() if each.times.size)])
         self.levelled.came = {number: each for number, each in came.items() if each.diffs.size}
-        return self.dataflow.take({}, self.dataflow.compute({}, last), frontier, last)
+        return self.dataflow.apply_step({}, self.dataflow.compute_step({}, last), frontier, last)
 
-    def _load_sums(self, sums: Mapping[int, pa.Table]) -> dict[int, Updates]:
+    def _build_exchange_updates(self, sums: Mapping[int, pa.Table]) -> dict[int, Updates]:
         """Build updates from the sums of this stage's exchanges."""
         here = (each for each in self.cut.exchanges if each.stage == self.stage and each.number in sums)
-        return {each.number: as_updates(sums[each.number], each.schema) for each in here}
+        return {each.number: build_sum_updates(sums[each.number], each.schema) for each in here}
 
-    def _build_growth(self, start: EpochStart, growth: Growth, sums: Mapping[int, pa.Table]) -> Step:
+    def _run_backfill(self, start: EpochStart, backfill: Backfill, sums: Mapping[int, pa.Table]) -> Step:
         """Build the new parts of the plan from the rows of the state, and from the sums of other tasks."""
         graph, budget = self.levelled, self.dataflow.budget
-        graph.came = {number: each for number, each in self._load_sums(sums).items() if each.diffs.size}
+        graph.came = {number: each for number, each in self._build_exchange_updates(sums).items() if each.diffs.size}
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
-        made = GrowthComputation(graph, growth, start.last, start.frontier, start.since, buffer).run()
-        make_room(budget, graph, self.dataflow.batchers)
-        return self.dataflow.committed(made.outputs, {}, start.frontier)
+        made = BackfillComputation(graph, backfill, start.last, start.frontier, start.since, buffer).run()
+        spill_excess(budget, graph, self.dataflow.batchers)
+        return self.dataflow.build_committed_step(made.outputs, {}, start.frontier)
 
     def _write_changes(self, start: EpochStart, step: Step) -> Receipt:
         """Write the changes to files, and build the receipt."""
         store, before = self.store, self.names
         outputs = self._write_outputs(start, step)
         data = encode_record(
-            _select_stage(recovery.make_inventory(self.dataflow, self.batch_store), self.cut, self.stage)
+            _select_stage_inventory(recovery.make_inventory(self.dataflow, self.batch_store), self.cut, self.stage)
         )
-        blob = self.sheets.put(data)
+        blob = self.sheets.write_inventory(data)
         store.sync_names()
-        self.names = {each.name: each for each in Text(data, self.sheets.blobs).files}
-        self.batch_store.name(self.names)
+        self.names = {each.name: each for each in InventoryText(data, self.sheets.blobs).files}
+        self.batch_store.register_named_files(self.names)
         self.at = blob.name
-        greatest, horizons = ({}, {}) if self.stage else recovery.find_greatest(self.dataflow)
+        greatest, horizons = ({}, {}) if self.stage else recovery.find_max_times_and_orders(self.dataflow)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         return Receipt(
             stage=self.stage,
@@ -268,7 +270,7 @@ class StagePart:
             self.sink = None
         elif self.sink is None or self.sink.target != start.folder:  # one for all epochs, since it numbers its files
             self.sink = open_outputs(start.folder, self.store, start.version.trust)
-        out = {name: put_output(self.sink, self.batch_store, name, table) for name, table in here.items()}
+        out = {name: write_output(self.sink, self.batch_store, name, table) for name, table in here.items()}
         if self.sink is not None and out:
             self.sink.sync()
         return out
@@ -280,7 +282,7 @@ def make_idle_receipt(cut: Stages, start: EpochStart, stage: int, number: int) -
     Without rows nothing changes on later stages; nor on stage 0 in epoch mode, unless keys expire.
     """
     expires = any(input.spec.expiry is not None for input in cut.flow.inputs.values())
-    if not start.inventories or start.growth is not None or (stage == 0 and (cut.flow.holds_back or expires)):
+    if not start.inventories or start.backfill is not None or (stage == 0 and (cut.flow.holds_back or expires)):
         return None
     if len({each[number].name for each in start.inventories}) < len(start.inventories):
         return None  # one engine's inventory is of all stages: each writes its own first
@@ -311,36 +313,36 @@ def make_idle_receipt(cut: Stages, start: EpochStart, stage: int, number: int) -
     )
 
 
-def _select_stage(given: Inventory, cut: Stages, stage: int) -> Inventory:
+def _select_stage_inventory(given: Inventory, cut: Stages, stage: int) -> Inventory:
     """Select a stage's part of an inventory: a local engine's holds all stages."""
-    ids = node_ids(cut.flow)
-    here = {ids[node] for node in cut.keeping_nodes(stage)}
+    ids = compute_node_ids(cut.flow)
+    here = {ids[node] for node in cut.find_stateful_nodes(stage)}
     operators = {name: each for name, each in given.operators.items() if name in here}
     return Inventory(given.inputs, operators, given.totals) if stage == 0 else Inventory({}, operators, {})
 
 
-def _hash_sent(sums: Mapping[int, pa.Table], secret: Secret) -> str:
+def _hash_sent_rows(sums: Mapping[int, pa.Table], secret: Secret) -> str:
     """Hash the rows that are sent on, in any order, to compare two attempts.  O(updates)."""
     total = 0
     for number, table in sorted(sums.items()):
         for batch in table.to_batches():
-            total += int(value_hashes(batch, secret).sum()) * (2 * number + 1)
+            total += int(compute_value_hashes(batch, secret).sum()) * (2 * number + 1)
     return f"{total % 2**128:032x}" if sums else ""
 
 
-class GrowthComputation(StageComputation):
-    """``growth``: what is new.  ``last``: the last closed time, which is stamped.  ``upper``: the frontier.  The new
+class BackfillComputation(StageComputation):
+    """``backfill``: what is new.  ``last``: the last closed time, which is stamped.  ``upper``: the frontier.  The new
     operators of ``graph`` are filled when it has run; nothing else changes."""
 
     def __init__(
-        self, graph: StageGraph, growth: Growth, last: int, upper: int, since: int, buffer: UpdateBuffer
+        self, graph: StageGraph, backfill: Backfill, last: int, upper: int, since: int, buffer: UpdateBuffer
     ) -> None:
         super().__init__(graph, {}, since, buffer)
-        self.growth, self.last, self.upper = growth, last, upper
+        self.backfill, self.last, self.upper = backfill, last, upper
         self.times, self.many = ints(last), True  # what is held comes in pieces
-        self.new = new_operators(graph, growth)
-        computed = set(_find_computed(graph, growth))
-        shown = {graph.plan.outputs[name] for name in growth.outputs}
+        self.new = find_new_operators(graph, backfill)
+        computed = set(_find_computed_nodes(graph, backfill))
+        shown = {graph.plan.outputs[name] for name in backfill.outputs}
         read = computed.union(shown, *(node.inputs for node in computed))
         self.nodes = [node for node in self.nodes if node in read]
         known = {
@@ -351,7 +353,9 @@ class GrowthComputation(StageComputation):
         nodes = graph.plan.nodes
         known |= {(node, tuple(node.schema.names), False) for node in shown}
         self.sending = [
-            e for e in graph.cut.sum_exchanges(graph.stage) if (nodes[e.of], tuple(e.by), e.events) in known
+            e
+            for e in graph.cut.list_computed_row_exchanges(graph.stage)
+            if (nodes[e.of], tuple(e.by), e.events) in known
         ]
 
     def run(self) -> ComputedStep:
@@ -359,69 +363,73 @@ class GrowthComputation(StageComputation):
         self.of.sent = {}
         if self.last == NEVER:
             return self.out
-        self._check_suspects()
+        self._check_failed_rows()
         inputs, secret = {each for each in self.graph.names if self.of.stage == 0}, self.graph.secret
         for node in self.nodes:
             if node in self.new:
-                self._fill_operator(node)
+                self._backfill_operator(node)
             if node in inputs or node in self.graph.keeping:
-                self._send_rows(node)
+                self._propagate_rows(node)
             elif node in self.exchange:
                 running = self.graph.running[node]
                 for given in self._group_inputs(node):
-                    self._propagate(node, compute_netted(running.from_nothing, given, secret))
-            self._catch_up()
-        for name, node in self.outputs():
-            pieces = self._list_pieces(node) if node.consolidated else self.receive_updates(node, None)
-            self.out.outputs[name] = self.buffer.table(self._output_tables(node, pieces))
-        self._send(self.sending)
+                    self._propagate_updates(
+                        node, compute_with_net_retry(running.compute_initial_updates, given, secret)
+                    )
+            self._compute_deferred()
+        for name, node in self.list_outputs():
+            pieces = self._list_updates(node) if node.consolidated else self.receive_updates(node, None)
+            self.out.outputs[name] = self.buffer.concat_tables(self._build_output_tables(node, pieces))
+        self._send_to_exchanges(self.sending)
         return self.out
 
-    def outputs(self) -> Iterable[tuple[str, Collection]]:
+    def list_outputs(self) -> Iterable[tuple[str, Collection]]:
         """Return the new outputs of this stage."""
-        return [(name, node) for name, node in super().outputs() if name in self.growth.outputs]
+        return [(name, node) for name, node in super().list_outputs() if name in self.backfill.outputs]
 
-    def events(self, node: Collection) -> Updates:
+    def build_time_updates(self, node: Collection) -> Updates:
         """Return one event of each input on its stage: a state that closed a time has had events."""
         if self.of.stage:
-            return super().events(node)
-        return Updates(pa.table({}), few(0), ints(1), self.times)
+            return super().build_time_updates(node)
+        return Updates(pa.table({}), narrow_ints(0), ints(1), self.times)
 
-    def _output_tables(self, node: Collection, pieces: Sequence[Updates]) -> Iterable[pa.Table]:
+    def _build_output_tables(self, node: Collection, pieces: Sequence[Updates]) -> Iterable[pa.Table]:
         """Yield the rows of an output as its tables."""
         graph, given = self.graph, [node.schema.names]
         for (each,) in self._group_equal_rows([pieces], given):
-            yield graph.opened[node].output(each, graph.secret, node.schema, graph.time_type)
+            yield graph.opened[node].to_output_table(each, graph.secret, node.schema, graph.time_type)
 
-    def _fill_operator(self, node: Collection) -> None:
+    def _backfill_operator(self, node: Collection) -> None:
         """Build the state of an operator from the rows of its inputs."""
         running, changes = self.graph.running[node], []
         for inputs in self._group_inputs(node):
-            change = compute_netted(partial(running.compute_filling, since=self.since), inputs, self.graph.secret)
+            change = compute_with_net_retry(
+                partial(running.compute_initial_change, since=self.since), inputs, self.graph.secret
+            )
             if change is not None:
-                changes.append(running.keep_change(change, self._store_change))
+                changes.append(running.store_change(change, self._store_change))
         running.apply(changes, self.upper, self.since)
 
-    def _send_rows(self, node: Collection) -> None:
+    def _propagate_rows(self, node: Collection) -> None:
         """Send the rows of a collection to all that read it."""
         names = self.graph.needed[node].names
-        for piece in self.graph.opened[node].pieces(None):
-            self._propagate(node, piece._replace(rows=piece.rows.select(names), times=self.times))
+        for piece in self.graph.opened[node].iterate_rows(None):
+            self._propagate_updates(node, piece._replace(rows=piece.rows.select(names), times=self.times))
 
 
-def new_operators(graph: Graph, growth: Growth) -> set[Collection]:
+def find_new_operators(graph: Graph, backfill: Backfill) -> set[Collection]:
     """Return the operators whose state is in no file.  O(nodes)."""
-    return {node for node, name in node_ids(graph.plan).items() if name in growth.operators}
+    return {node for node, name in compute_node_ids(graph.plan).items() if name in backfill.operators}
 
 
-def _find_computed(graph: Graph, growth: Growth) -> Iterable[Collection]:
+def _find_computed_nodes(graph: Graph, backfill: Backfill) -> Iterable[Collection]:
     """Return the collections to compute for the new parts of a plan: they are new, or hold nothing.  O(nodes)."""
-    new = new_operators(graph, growth)
+    new = find_new_operators(graph, backfill)
 
     def is_computed(node: Collection) -> bool:
         return bool(node.inputs) and (node in new or not graph.opened[node].arrangements)
 
-    roots = [*new, *(graph.plan.outputs[name] for name in growth.outputs)]
+    roots = [*new, *(graph.plan.outputs[name] for name in backfill.outputs)]
     found = walk_inputs(roots, lambda node: node.inputs if is_computed(node) else ())
     return {node for node in found if is_computed(node)}
 
@@ -459,14 +467,14 @@ def compute_stage(
     flow, graph = cut.flow, StageGraph(cut, stage, secret)
     sides = SideOutputs(flow.side_outputs(), flow.time_type)
     time, released = None if flow.holds_back else TIME, {}
-    bad = {name: table for name, table in sides.tables().items() if is_bad(name)}
+    bad = {name: table for name, table in sides.build_tables().items() if has_bad_messages(name)}
     for name in list(rows):
         admission = Admission(flow.inputs[name].bound)
-        events, refused = admission.admit(admission.decode_whole(rows.pop(name)), NEVER, time)
-        released[name] = ReleasedEvents.of(events)
+        events, refused = admission.admit(admission.decode_without_truncates(rows.pop(name)), NEVER, time)
+        released[name] = ReleasedEvents.from_parts(events)
         if refused is not None and f"{name}.bad" in bad:
-            bad[f"{name}.bad"] = bad_rows([refused.events.rows.column(BAD).drop_null()], TIME, flow.time_type)
-    graph.came = {n: as_updates(table, cut.exchanges[n].schema) for n, table in sums.items()}
+            bad[f"{name}.bad"] = build_bad_messages([refused.events.rows.column(BAD).drop_null()], TIME, flow.time_type)
+    graph.came = {n: build_sum_updates(table, cut.exchanges[n].schema) for n, table in sums.items()}
     stepped = StageComputation(graph, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
     sent = {number: table for number, table in graph.sent.items() if table.num_rows}
-    return StageResult({**stepped.outputs, **sides.tables(), **bad}, sent)
+    return StageResult({**stepped.outputs, **sides.build_tables(), **bad}, sent)

@@ -47,7 +47,7 @@ CALLED: Final = {
 """Other names of theirs."""
 
 
-class OrderedBy(NamedTuple):
+class OrderByItem(NamedTuple):
     """A part of ORDER BY."""
 
     text: str
@@ -63,17 +63,17 @@ class AggregateCall(NamedTuple):
     function: str
     arguments: list[str]
     distinct: bool
-    order: list[OrderedBy]
+    order: list[OrderByItem]
     ignores_nulls: bool
     where: str
     """The condition of a FILTER, "" for none."""
 
     @property
-    def counts_rows(self) -> bool:
+    def is_count_star(self) -> bool:
         """Whether it is ``count(*)``."""
         return self.function == "count" and not (self.arguments or self.ignores_nulls)
 
-    def error(self, found: str, remedy: str) -> ExpressionError:
+    def build_error(self, found: str, remedy: str) -> ExpressionError:
         """Build the error for an invalid call."""
         return ExpressionError(f"agg {self.name}={shorten(self.text)!r}", found, remedy)
 
@@ -87,12 +87,12 @@ def parse_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggreg
 
     empty = AggregateCall(name, str(text), "", [], False, [], False, "")
     if not isinstance(text, str):
-        raise empty.error(f"it is {type(text).__name__}", "write SQL, as in total='sum(amount)'")
+        raise empty.build_error(f"it is {type(text).__name__}", "write SQL, as in total='sum(amount)'")
     try:
         parsed = parse(text)
-        parsed.check_quoted(columns)
+        parsed.check_quoted_texts(columns)
     except Refusal as refusal:
-        raise empty.error(refusal.found, refusal.fix) from refusal
+        raise empty.build_error(refusal.found, refusal.fix) from refusal
     tree, where, ignores, respects = parsed.tree, None, False, False
     while isinstance(tree, (*CALL_SUFFIXES, exp.Paren)):
         ignores, respects = ignores or isinstance(tree, exp.IgnoreNulls), respects or isinstance(tree, exp.RespectNulls)
@@ -100,18 +100,18 @@ def parse_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggreg
         where, tree = where if clause is None else clause.this, tree.this
     if not isinstance(tree, exp.Anonymous):
         remedy = "write one aggregate a column, and project what is made of several"
-        raise empty.error("it is no call of an aggregate", remedy)
+        raise empty.build_error("it is no call of an aggregate", remedy)
     function = CALLED.get(tree.name.lower(), tree.name.lower())
     if function not in NAMES:
         near = [f"did you mean {each}? " for each in get_close_matches(function, sorted(NAMES), 1, ALIKE)]
         remedy = f"{''.join(near)}there are {', '.join(sorted(NAMES))}"
-        raise empty.error(f"there is no aggregate {tree.name!r}", remedy)
-    given, order, distinct = list(tree.expressions), list[OrderedBy](), False
+        raise empty.build_error(f"there is no aggregate {tree.name!r}", remedy)
+    given, order, distinct = list(tree.expressions), list[OrderByItem](), False
     if given and isinstance(given[-1], exp.Order):
         ordered = given.pop()
         given.append(ordered.this)
         order = [
-            OrderedBy(_write_sql(each.this), bool(each.args.get("desc")), bool(each.args.get("nulls_first")))
+            OrderByItem(_write_sql(each.this), bool(each.args.get("desc")), bool(each.args.get("nulls_first")))
             for each in ordered.expressions
         ]
     if given and given[0].key == "distinct":
@@ -120,14 +120,14 @@ def parse_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggreg
         ignores, respects = isinstance(given[0], exp.IgnoreNulls), isinstance(given[0], exp.RespectNulls)
         given[0] = given[0].this
     if respects and function not in ("first", "last"):
-        raise empty.error(f"{function} skips nulls", "leave RESPECT NULLS out")
+        raise empty.build_error(f"{function} skips nulls", "leave RESPECT NULLS out")
     if function in ("first", "last") and len(given) == 2 and isinstance(given[1], exp.Boolean):
         ignores = ignores or bool(given.pop().this)
     star = len(given) == 1 and isinstance(given[0], exp.Star)
     if star and (function != "count" or distinct):
-        raise empty.error(f"{function} takes no *", "name a column, or write count(*)")
+        raise empty.build_error(f"{function} takes no *", "name a column, or write count(*)")
     if len(given) != 1 and not (function == "count" and given):
-        raise empty.error(f"{function} of {len(given)} arguments", f"write {function}(column)")
+        raise empty.build_error(f"{function} of {len(given)} arguments", f"write {function}(column)")
     arguments = [] if star else [_write_sql(each) for each in given]
     condition = "" if where is None else _write_sql(where)
     if condition:

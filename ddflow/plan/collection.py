@@ -133,7 +133,7 @@ class Collection(
         -----
         O(n) expected, for n updates of a step.
         """
-        return self if self.consolidated else self._then("consolidate")
+        return self if self.consolidated else self._apply_verb("consolidate")
 
     def told_by(self, names: Iterable[str]) -> bool:
         """Whether rows that differ do so in some of these columns.  O(columns)."""
@@ -205,10 +205,10 @@ class Collection(
         """Return the columns that the plan proves to be never null.  O(nodes and their columns)."""
         made = {field.name for field in self.schema if not field.nullable}
         if len(self.inputs) == 1:
-            made |= self._find_solid_columns(0)
+            made |= self._find_never_null_columns(0)
         return frozenset(made)
 
-    def _find_solid_columns(self, at: int) -> set[str]:
+    def _find_never_null_columns(self, at: int) -> set[str]:
         """Return the columns here that come from never-null columns of an input."""
         below, here = self.inputs[at], self.commuting(at)
         # Where none is null below, a selection of nulls in front gives no row.
@@ -243,10 +243,10 @@ class Collection(
         return f"{type(self).__name__}({', '.join(f'{f.name} {f.type}' for f in self.schema)})"
 
 
-def rename_equal_columns(equal: Iterable[frozenset[str]], names: Mapping[str, str]) -> frozenset[frozenset[str]]:
+def rename_equal_column_sets(equal: Iterable[frozenset[str]], names: Mapping[str, str]) -> frozenset[frozenset[str]]:
     """Rename equal columns and leave out those without a new name.
 
-    >>> rename_equal_columns([frozenset(["a", "b", "c"])], {"a": "x", "c": "y"}) == {frozenset(["x", "y"])}
+    >>> rename_equal_column_sets([frozenset(["a", "b", "c"])], {"a": "x", "c": "y"}) == {frozenset(["x", "y"])}
     True
     """
     found = (frozenset(names[each] for each in some if each in names) for some in equal)
@@ -266,7 +266,7 @@ def walk_inputs(
     return found
 
 
-def refuse_forgetting(asked: str, then: str, *inputs: Collection) -> None:
+def refuse_forgetting_inputs(asked: str, then: str, *inputs: Collection) -> None:
     """Refuse inputs that forget rows without a retraction.  ``then``: the harm.  Raises `SpecError`."""
     if forgetting := frozenset[str]().union(*(each.forgetting for each in inputs)):
         found = f"the inputs {sorted(forgetting)} forget rows without a retraction: {then}"

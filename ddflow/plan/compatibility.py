@@ -30,11 +30,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.columns.casts import format_type
-from ddflow.columns.schema import usual_type
+from ddflow.columns.schema import to_declared_type
 from ddflow.columns.wider import find_widening
-from ddflow.errors import Command, Declare, Evolve, Option, Phrase, PlanChanged, shorten
+from ddflow.errors import Command, DeclareFix, EvolveFix, Option, Phrase, PlanChanged, shorten
 from ddflow.plan.collection import walk_inputs
-from ddflow.plan.evolve import evolve_plan, find_objections, set_time_type, share_join_sides
+from ddflow.plan.evolve import build_plan_with_time_type, evolve_plan, find_widening_objections, share_join_arrangements
 from ddflow.plan.inputs.bind import list_format_columns
 from ddflow.plan.inputs.input import Input, Spec
 from ddflow.plan.inputs.spec import Upsert
@@ -42,7 +42,7 @@ from ddflow.plan.merge.user_function import is_same_function
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import (
     describe_plan,
-    find_difference,
+    find_first_difference,
     read_inputs,
     read_step_time_type,
     rebuild_plan,
@@ -77,7 +77,7 @@ class PlanChange:
         return bool(self.columns or self.types or self.inputs or self.outputs or self.options)
 
     @property
-    def rewrites(self) -> bool:
+    def requires_rewrite(self) -> bool:
         """Whether some type keeps no hashes, so that state must be rewritten."""
         return any(find_widening(*pair) == "rewrite" for types in self.types.values() for pair in types.values())
 
@@ -110,8 +110,10 @@ def resolve_plan(recorded: Mapping[str, Any], flow: Plan | None, where: str) -> 
     """
     if flow is None:
         return rebuild_plan(recorded, where)
-    flow, _ = set_time_type(add_state_columns(recorded, flow.frozen(), {}, where), read_step_time_type(recorded, where))
-    flow = share_join_sides(flow, recorded)
+    flow, _ = build_plan_with_time_type(
+        add_state_columns(recorded, flow.frozen(), {}, where), read_step_time_type(recorded, where)
+    )
+    flow = share_join_arrangements(flow, recorded)
     compare_plans(recorded, flow, where)
     return flow
 
@@ -141,7 +143,7 @@ def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: 
     if (change.types or change.columns) and not refused:
         narrow = {name: schema for name, (schema, _) in before.items()}
         plan, nodes = evolve_plan(flow, narrow, only=set(flow.outputs) - set(change.outputs))
-        refused += find_objections(plan, flow, {old: new for new, old in nodes.items()})
+        refused += find_widening_objections(plan, flow, {old: new for new, old in nodes.items()})
         change = replace(change, before=plan)
     remedy = Phrase(
         *("open it with the plan that it was made by, or make a new state, of a log with ", Command("migrate")),
@@ -154,13 +156,13 @@ def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: 
         )
     lost = [name for name in record.record("outputs").names() if name not in flow.outputs]
     altered = [name for name, made in new["outputs"].items() if record.record("outputs").given.get(name, made) != made]
-    if altered and len(refused) == len(altered) + len(lost) and _has_all_rows(flow, altered):
+    if altered and len(refused) == len(altered) + len(lost) and _has_all_input_rows(flow, altered):
         remedy = _suggest_new_outputs(altered, flow, where) + "; or " + remedy
     without = [name for name in before if name not in flow.inputs]
     if lost or without:
-        drop = Evolve(state=where, drop_outputs=lost, drop_inputs=without)
+        drop = EvolveFix(state=where, drop_outputs=lost, drop_inputs=without)
         remedy = Phrase(f"to give {[*lost, *without]} up, take them out first with ", drop, "; or ", remedy)
-    if not refused and change.rewrites and not rewriting:
+    if not refused and change.requires_rewrite and not rewriting:
         refused, remedy = change.text.split("; "), _suggest_rewrite(change, where, len(flow.inputs) > 1)
     if refused:
         more = f", and {len(refused) - MOST} more" if len(refused) > MOST else ""
@@ -169,14 +171,14 @@ def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: 
     return change
 
 
-def keep_wide_offsets(old: Mapping[str, Any], flow: Plan, where: str) -> Plan:
+def adopt_wide_offset_types(old: Mapping[str, Any], flow: Plan, where: str) -> Plan:
     """Give ``flow`` the wide offsets of a state's columns (``large_string``), which are not another type."""
     schemas = dict[str, pa.Schema]()
     for name, (there, _) in read_inputs(old, where).items():
         if name in flow.inputs:
             mine = flow.inputs[name].bound.schema
-            known = {field.name: field.type for field in there if field.type != usual_type(field.type)}
-            wide = [f.name for f in mine if f.name in known and f.type == usual_type(known[f.name])]
+            known = {field.name: field.type for field in there if field.type != to_declared_type(field.type)}
+            wide = [f.name for f in mine if f.name in known and f.type == to_declared_type(known[f.name])]
             if wide:
                 schemas[name] = pa.schema([f.with_type(known[f.name]) if f.name in wide else f for f in mine])
     return evolve_plan(flow, schemas)[0] if schemas else flow
@@ -188,7 +190,7 @@ def _list_missing_columns(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Pl
     for name, (schema, _) in before.items():
         mine = flow.inputs[name].bound.schema.names if name in flow.inputs else schema.names
         if types := {field.name: format_type(field.type) for field in schema if field.name not in mine}:
-            parts.append(Phrase(Declare(types), f" of {name!r}"))
+            parts.append(Phrase(DeclareFix(types), f" of {name!r}"))
     return Phrase.join_texts(" and ", parts)
 
 
@@ -213,7 +215,7 @@ def add_state_columns(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Co
 def _suggest_rewrite(change: PlanChange, where: str, several: bool) -> Phrase:
     """Return what to type to have a state rewritten.  ``several``: whether it has several inputs."""
     commands = [
-        Evolve({column: format_type(now) for column, (_, now) in types.items()}, name if several else "", where)
+        EvolveFix({column: format_type(now) for column, (_, now) in types.items()}, name if several else "", where)
         for name, types in change.types.items()
     ]
     return Phrase("opening never rewrites a state: rewrite it first with ", Phrase.join_texts(" and ", commands))
@@ -232,7 +234,7 @@ def warn_of_new_columns(change: PlanChange, flow: Plan) -> Iterator[str]:
             )
 
 
-def _has_all_rows(flow: Plan, outputs: Sequence[str]) -> bool:
+def _has_all_input_rows(flow: Plan, outputs: Sequence[str]) -> bool:
     """Whether a state holds all rows that some outputs are made of.  O(nodes)."""
     return all(
         each.bound is None or each.bound.is_kept for each in walk_inputs([flow.outputs[name] for name in outputs])
@@ -245,7 +247,7 @@ def _suggest_new_outputs(altered: Sequence[str], flow: Plan, where: str) -> Phra
     return Phrase(
         f"keep {[*altered]} as before, and add what is changed as new outputs, {[*names.values()]}, which are filled "
         "from the state; move the sinks; then take the old ones out with ",
-        Evolve(state=where, drop_outputs=altered),
+        EvolveFix(state=where, drop_outputs=altered),
         " (docs/guides/deploy-a-changed-query.md)",
     )
 
@@ -262,7 +264,7 @@ def _compare_options(name: str, old: Spec, new: Spec, change: PlanChange) -> Ite
         a, b = (json.dumps(spec.get(option.name)) for spec in (was, now))
         if a == b or (option.name == "merge" and _is_same_merge(was.get("merge"), now.get("merge"))):
             continue
-        first, second = (_option_value(spec, option.name) for spec in (old, new))
+        first, second = (_find_option_value(spec, option.name) for spec in (old, new))
         if option.name in FREE:
             change.options.setdefault(name, {})[option.name] = (first, second)
         elif repr(first) == repr(second):  # of functions the names are shown
@@ -298,7 +300,7 @@ def _compare_formats(name: str, was: Any, now: Any) -> Iterator[str]:
         yield Option("format") + f" of input {name!r} is {shorten(json.dumps(now))}, and was {shorten(json.dumps(was))}"
 
 
-def _option_value(spec: Spec, option: str) -> Any:
+def _find_option_value(spec: Spec, option: str) -> Any:
     """Return an option in the form that a user writes."""
     value = getattr(spec, option)
     if option == "groups":
@@ -352,7 +354,7 @@ def _compare_outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str,
         if name not in now:
             yield f"output {name!r} is not in it, and was {show_node(old, was, where)}"
         elif now[name] != was:
-            first, second = find_difference(old, was, new, now[name], where)
+            first, second = find_first_difference(old, was, new, now[name], where)
             a, b = show_node(new, second, "this plan"), show_node(old, first, where)
             a, b = (a, b) if a != b else (f"{a} ({second})", f"{b} ({first})")
             made = " made of" * ((first, second) != (was, now[name]))

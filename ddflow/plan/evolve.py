@@ -1,8 +1,8 @@
 """Plans that change: inputs with wider or more columns, joins that share their sides, and the columns of past epochs.
 
-Guarantees: if `find_objections` finds nothing, the rows of every collection of the wider plan are those of the narrower
-one, cast; so state can be cast, too. Keys, times and the columns that decide who wins never change. An epoch is
-compared, and its files are read, by the columns that it was given with.
+Guarantees: if `find_widening_objections` finds nothing, the rows of every collection of the wider plan are those of the
+narrower one, cast; so state can be cast, too. Keys, times and the columns that decide who wins never change. An epoch
+is compared, and its files are read, by the columns that it was given with.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.declared import to_schema
 from ddflow.columns.names import did_you_mean, find_nearest_name
-from ddflow.columns.schema import is_text, normal_type, usual_type
+from ddflow.columns.schema import is_text, normalize_type, to_declared_type
 from ddflow.columns.wider import find_widening, keeps_order, list_changed_types
 from ddflow.errors import Command, CorruptState, ExpressionError, InputTypes, Phrase, PlanChanged, SpecError, shorten
 from ddflow.plan.collection import Collection, walk_inputs
@@ -28,7 +28,7 @@ from ddflow.plan.inputs.input import Binding, Input, bind_input
 from ddflow.plan.inputs.spec import Tombstone
 from ddflow.plan.merge.strategy import Strategy, last_non_null
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import node_ids
+from ddflow.plan.text.codec import compute_node_ids
 from ddflow.plan.text.formulas import find_formula_objections
 from ddflow.storage.epochs import PastColumns
 from ddflow.storage.fields import MEND
@@ -48,18 +48,18 @@ def parse_column_types(plan: Plan, given: Any, asked: str) -> dict[str, dict[str
             raise SpecError(
                 asked, f"there is no input {unknown[0]!r}", did_you_mean(str(unknown[0]), plan.inputs), input=unknown[0]
             )
-        return {name: _map_types(columns, f"{asked} of {name!r}") for name, columns in given.items()}
+        return {name: _map_column_types(columns, f"{asked} of {name!r}") for name, columns in given.items()}
     if len(plan.inputs) != 1:
         found = f"the plan has the inputs {list(plan.inputs)}"
         raise SpecError(asked, found, "say of which: " + InputTypes(next(iter(plan.inputs))))
-    return {next(iter(plan.inputs)): _map_types(given, asked)}
+    return {next(iter(plan.inputs)): _map_column_types(given, asked)}
 
 
 def _has_columns(given: Any) -> bool:
     return isinstance(given, Mapping | pa.Schema) or hasattr(given, "schema")
 
 
-def _map_types(given: Any, asked: str) -> dict[str, pa.DataType]:
+def _map_column_types(given: Any, asked: str) -> dict[str, pa.DataType]:
     schema = to_schema(given, asked)
     return dict(zip(schema.names, schema.types, strict=True))
 
@@ -115,13 +115,13 @@ def widen_schema(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -
     >>> wide, nodes = evolve_plan(plan, {"people": schema})
     >>> wide.outputs
     {'many': Filter(id int64, n int64, city string), 'by_n': Count(n int64, count int64)}
-    >>> list(find_objections(plan, wide, nodes))
+    >>> list(find_widening_objections(plan, wide, nodes))
     []
     """
     fields = []
     for field in bound.schema:
-        kind = normal_type(types.get(field.name, field.type))
-        kind = field.type if kind == usual_type(field.type) else kind
+        kind = normalize_type(types.get(field.name, field.type))
+        kind = field.type if kind == to_declared_type(field.type) else kind
         if kind != field.type and find_widening(field.type, kind) is None:
             raise SpecError(
                 f"{asked}: column {field.name!r} as {kind}",
@@ -133,7 +133,7 @@ def widen_schema(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -
                 column=field.name,
             )
         fields.append(field.with_type(kind))
-    added = [pa.field(name, normal_type(kind)) for name, kind in types.items() if name not in bound.schema.names]
+    added = [pa.field(name, normalize_type(kind)) for name, kind in types.items() if name not in bound.schema.names]
     return pa.schema([*fields, *added])
 
 
@@ -169,7 +169,7 @@ def evolve_plan(
     return out, made
 
 
-def set_time_type(plan: Plan, kind: pa.DataType) -> tuple[Plan, Nodes]:
+def build_plan_with_time_type(plan: Plan, kind: pa.DataType) -> tuple[Plan, Nodes]:
     """Build the epoch-mode plan whose step times have a type, and map each collection to its new one.  O(nodes)."""
     if plan.holds_back or plan.time_type == kind:
         return plan, {node: node for node in plan.nodes}
@@ -184,7 +184,7 @@ def _bind_input(bound: Binding, schemas: Mapping[str, pa.Schema], times: pa.Data
     return replace(made, guessed=bound.guessed | ({*schema.names} - {*bound.schema.names}))
 
 
-def find_objections(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:
+def find_widening_objections(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:
     """Yield reasons why a wider plan has another meaning than the narrower one.  O(nodes + expressions).
 
     ``nodes``: from collections of the narrower plan to those of the wider one.
@@ -202,7 +202,7 @@ def _find_input_objections(old: Binding, new: Binding) -> Iterator[str]:
     changed, spec, of = list_changed_types(old.schema, new.schema), new.spec, f"of input {new.name!r}"
     for name in changed:
         was, now = old.schema.field(name).type, new.schema.field(name).type
-        for option in (option for option, names in new.deciding_options.items() if name in names):
+        for option in (option for option, names in new.deciding_columns_by_option.items() if name in names):
             yield f"column {name!r} {of} is {now}, and was {was}; it decides ({option}), and such columns never change"
     if changed and old.merging is not None and old.merging.machine is not None:
         yield f"the machine {of} reads {changed}, and may do something else"
@@ -269,7 +269,7 @@ def _can_continue_fold(strategy: Strategy, old: pa.DataType, new: pa.DataType) -
     return True
 
 
-def share_join_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> Plan:
+def share_join_arrangements(plan: Plan, recorded: Mapping[str, Any] | None = None) -> Plan:
     """Build the plan whose joins share their sides, or return the same plan if none can.  O(nodes).
 
     ``recorded``: the description of the state that is opened with it.
@@ -282,16 +282,19 @@ def share_join_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> P
     >>> _ = flow.output("two", flow.sql("select city, m from o join c on o.c = c.id"))
     >>> [node.schema.names for node in flow.nodes if node.verb == "arrange"]
     [['c', 'n'], ['c', 'm']]
-    >>> [node.schema.names for node in share_join_sides(flow).nodes if node.verb == "arrange"]
+    >>> [node.schema.names for node in share_join_arrangements(flow).nodes if node.verb == "arrange"]
     [['c', 'n', 'm']]
     """
-    if not any(find_arranged_side(node) is not None for node in plan.nodes):
+    if not any(find_arranged_collection(node) is not None for node in plan.nodes):
         return plan
-    ids, held = node_ids(plan, written=False), {} if recorded is None else dict(_find_held_sides(plan, recorded))
+    ids, held = (
+        compute_node_ids(plan, written=False),
+        {} if recorded is None else dict(_find_stored_arrangements(plan, recorded)),
+    )
     groups, wider = defaultdict[Any, list[Any]](list), dict[Collection, list[str]]()
-    free = _find_movable_arrangements(plan)
+    free = _find_extensible_arrangements(plan)
     for node in plan.nodes:
-        if node in ids and (under := find_arranged_side(node)) is not None:
+        if node in ids and (under := find_arranged_collection(node)) is not None:
             groups[ids[under], node.by, node.refuses].append(node)  # type: ignore[attr-defined]
     for nodes in groups.values():
         kept = [held.get(each, each.schema.names) for each in nodes if each in held or each not in free]
@@ -303,12 +306,16 @@ def share_join_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> P
                 wider[node] = found[0]
         rest = [each for each in movable if each not in wider]
         union = set[str]().union(*(each.schema.names for each in rest))
-        wider |= {each: [name for name in find_arranged_side(each).schema.names if name in union] for each in rest}
-    sides = {node: (find_arranged_side(node), names) for node, names in wider.items() if names != node.schema.names}
+        wider |= {
+            each: [name for name in find_arranged_collection(each).schema.names if name in union] for each in rest
+        }
+    sides = {
+        node: (find_arranged_collection(node), names) for node, names in wider.items() if names != node.schema.names
+    }
     return evolve_plan(plan, {}, sides=sides)[0] if sides else plan
 
 
-def find_arranged_side(node: Collection) -> Any:
+def find_arranged_collection(node: Collection) -> Any:
     """Return the collection whose columns an arrangement holds under their own names; None for another collection."""
     if node.verb != "arrange":
         return None
@@ -317,18 +324,18 @@ def find_arranged_side(node: Collection) -> Any:
     return below.inputs[0] if names is not None and all(name == of for name, of in names.items()) else below
 
 
-def _find_movable_arrangements(plan: Plan) -> set[Collection]:
+def _find_extensible_arrangements(plan: Plan) -> set[Collection]:
     """Return the arrangements that may get more columns: only joins read them, and joins show columns by name."""
     needed, out = walk_inputs(plan.outputs.values()), set[Collection]()
     bound = set(plan.outputs.values())
     for node in needed:
         whole: Sequence[int] = getattr(node, "whole", ())
         bound |= {each for at, each in enumerate(node.inputs) if node.verb != "join" or at in whole}
-        out |= {node} if find_arranged_side(node) is not None else set()
+        out |= {node} if find_arranged_collection(node) is not None else set()
     return out - bound
 
 
-def _find_held_sides(plan: Plan, recorded: Mapping[str, Any]) -> Iterator[tuple[Collection, list[str]]]:
+def _find_stored_arrangements(plan: Plan, recorded: Mapping[str, Any]) -> Iterator[tuple[Collection, list[str]]]:
     """Yield the columns of the arrangements that a state has for a plan's outputs.  O(nodes)."""
     nodes, seen = recorded["collections"], set[tuple[Collection, str]]()
     ahead = [(node, str(recorded["outputs"].get(name))) for name, node in plan.outputs.items()]
@@ -339,7 +346,7 @@ def _find_held_sides(plan: Plan, recorded: Mapping[str, Any]) -> Iterator[tuple[
         if (node, of) in seen or nodes.get(of, {}).get("op") != node.verb:
             continue
         seen.add((node, of))
-        inputs, under = [*nodes[of]["of"]], find_arranged_side(node)
+        inputs, under = [*nodes[of]["of"]], find_arranged_collection(node)
         if under is None:
             ahead += zip(node.inputs, inputs, strict=False)
             continue
@@ -386,7 +393,7 @@ def record_past_columns(plan: Plan, epoch: int) -> PastColumns:
     )
 
 
-def keep_past_columns(
+def retain_past_columns(
     known: tuple[PastColumns, ...], before: Plan | None, last: int, oldest: int | None
 ) -> tuple[PastColumns, ...]:
     """Keep the past columns of epochs from ``oldest`` on; none if that is None.  O(columns).

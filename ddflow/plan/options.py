@@ -1,15 +1,15 @@
 """What an engine is opened with: the options of `Flow.open`, declared and checked in one place.
 
-Invariant: an option is a field here and nowhere else: `expand_options` gives `Flow.open` its signature and its text
-from these fields. Options that exist can be run with; each mistake is an error that names the option, before anything
-is opened. (The engine itself locks the spill folder.)
+Invariant: an option is a field here and nowhere else: `accept_keyword_options` gives `Flow.open` its signature and its
+text from these fields. Options that exist can be run with; each mistake is an error that names the option, before
+anything is opened. (The engine itself locks the spill folder.)
 
 >>> EngineOptions(retain=-1)
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: retain=-1: that is no number of times; give a whole number, 0 or more
 >>> class Plan:
-...     @expand_options(EngineOptions)
+...     @accept_keyword_options(EngineOptions)
 ...     def open(self, options: EngineOptions) -> int:
 ...         return options.threads
 >>> Plan().open(threads=2)
@@ -141,7 +141,7 @@ class EngineOptions:
                 )
 
 
-def expand_options(
+def accept_keyword_options(
     options: Callable[P, EngineOptions],
 ) -> Callable[[Callable[[Owner, EngineOptions], Opened]], Callable[Concatenate[Owner, P], Opened]]:
     """Turn a plan's method that takes the options as one object into one that takes each by its name.

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from ddflow.columns.declared import to_schema
-from ddflow.columns.names import check_names
+from ddflow.columns.names import check_column_names
 from ddflow.columns.schema import updates_schema
 from ddflow.connectors.formats.base import Format
 from ddflow.errors import Option, Phrase, SpecError
@@ -152,8 +152,8 @@ class Plan(Nodes):
             With ``format``: the columns that name a row in a message.
         format : Format, optional
             One of `ddflow.formats`: the input is then given messages, as in `upserts`, and each event is a row of a
-            history.  Rows have ``_position`` and, in most formats, ``_row``, by which the events of a key are ordered,
-            and ``_deleted``, true where the row of the key ended: such a row has the key and nulls.
+            history.  Rows have ``_position`` and, in most formats, ``_row``, by which the events of a key are
+            ordered, and ``_deleted``, true where the row of the key ended: such a row has the key and nulls.
 
         Returns
         -------
@@ -202,7 +202,7 @@ class Plan(Nodes):
         ExpressionError
             For a query that does not parse, for unknown or ambiguous tables and columns, and for a part that cannot be
             maintained: an ORDER BY without LIMIT (a collection has no order), functions that differ from call to call,
-            recursion, and windows other than ``row_number() <= k``.  The error names the place.
+            recursion, and windows other than ``find_next_row_number() <= k``.  The error names the place.
         SpecError
             For a collection of another flow.
 
@@ -231,9 +231,9 @@ class Plan(Nodes):
             )
         for other in self.inputs.values():
             self._check_modes(bound, other.bound)
-        for side, schema in bound.sides.items():
+        for side, schema in bound.side_output_schemas.items():
             why = Option("on_bad", "drop") if side.endswith(".bad") else Option("stale", spec.stale)
-            check_names(schema.names, f"the output {side!r} that {why} adds")
+            check_column_names(schema.names, f"the output {side!r} that {why} adds")
             if side in self.outputs:
                 raise SpecError(
                     f"input {name!r}",
@@ -322,7 +322,11 @@ class Plan(Nodes):
         dict of str to (Input, pyarrow.Schema)
             By name: the input, and the columns of the rows.
         """
-        return {name: (input, schema) for input in self.inputs.values() for name, schema in input.bound.sides.items()}
+        return {
+            name: (input, schema)
+            for input in self.inputs.values()
+            for name, schema in input.bound.side_output_schemas.items()
+        }
 
     def updates_schema(self, name: str) -> pa.Schema | None:
         """Return the columns of the updates of an output, a side output or an input.

@@ -30,14 +30,14 @@ _BEHIND = re.compile(r"([?#]).*", re.DOTALL)
 
 def parse_scheme(given: Any) -> str:
     """Return the scheme of an address as the user wrote it, "" for a folder.  O(length)."""
-    found = _URL.match(_text(given))
+    found = _URL.match(_address_text(given))
     return found[1] if found else ""
 
 
 def mask_address(given: Any) -> str:
     """Return an address without its secrets, for messages.  A key may have any sign in it, so all up to the last "@" is
     left out.  O(length)."""
-    text = _text(given)
+    text = _address_text(given)
     private = _PRIVATE.match(text)
     if not parse_scheme(text) and private is None and mask_secrets(text) == text:
         return text
@@ -46,10 +46,10 @@ def mask_address(given: Any) -> str:
     return _BEHIND.sub(r"\1...", _PRIVATE.sub(r"\1...@", text))
 
 
-def refuse_secret(given: str, remedy: str) -> None:
+def refuse_embedded_secret(given: str, remedy: str) -> None:
     """Raise `SpecError` for an address with a secret if the address itself is shown and kept.  O(length).
 
-    >>> refuse_secret("s3://KEY:SECRET@lake/t", "give them as storage_options=")
+    >>> refuse_embedded_secret("s3://KEY:SECRET@lake/t", "give them as storage_options=")
     Traceback (most recent call last):
         ...
     ddflow.errors.SpecError: connect to s3://...@lake/t: credentials would be shown with its address; give them as ...
@@ -58,11 +58,11 @@ def refuse_secret(given: str, remedy: str) -> None:
         raise SpecError(f"connect to {mask_address(given)}", "credentials would be shown with its address", remedy)
 
 
-def check_encoded(url: str, what: str) -> None:
+def check_percent_encoding(url: str, what: str) -> None:
     """Raise `SpecError` for a password that ends early, because it has a sign with a meaning in an address.
 
-    >>> check_encoded("postgres://me:pass@db:5432/shop?user=a@b", "connect")
-    >>> check_encoded("postgres://me:pa/ss@db/shop", "connect")
+    >>> check_percent_encoding("postgres://me:pass@db:5432/shop?user=a@b", "connect")
+    >>> check_percent_encoding("postgres://me:pa/ss@db/shop", "connect")
     Traceback (most recent call last):
         ...
     ddflow.errors.SpecError: connect: its user or password has a sign that ends it; write it as %40 for @, ...
@@ -82,5 +82,5 @@ def require_folder(given: Any, asked: str, error: type[DdflowError] = StateRefus
     return given
 
 
-def _text(given: Any) -> str:
+def _address_text(given: Any) -> str:
     return os.fsdecode(given) if isinstance(given, str | bytes | os.PathLike) else ""

@@ -14,7 +14,7 @@ name.
 >>> parts, receipts = backlog.move_receipts((), receipts, keep=8, taken=0)
 >>> [(part.first, part.last, part.level) for part in parts[:4]], len(parts), receipts[0].epoch
 ([(1, 256, 2), (257, 512, 2), (513, 768, 2), (769, 784, 1)], 17, 993)
->>> [each.epoch for each in backlog.receipts(parts, after=990)]
+>>> [each.epoch for each in backlog.list_receipts(parts, after=990)]
 [991, 992]
 >>> parts, receipts = backlog.move_receipts(parts, receipts, keep=8, taken=300)
 >>> [(part.first, part.last, part.level) for part in parts[:2]], parts[0].last
@@ -28,10 +28,10 @@ from msgspec import Meta
 from msgspec.json import Decoder
 
 from ddflow.errors import CorruptState
-from ddflow.storage.epochs import Epoch, check_files
-from ddflow.storage.fields import MEND, Positive, Strict, decode_record, encode_record
-from ddflow.storage.inventory_text import state_names
-from ddflow.storage.protocol import Blob, Blobs
+from ddflow.storage.epochs import Epoch, refuse_duplicate_files
+from ddflow.storage.fields import MEND, Positive, StrictRecord, decode_record, encode_record
+from ddflow.storage.inventory_text import list_state_file_names
+from ddflow.storage.protocol import Blob, BlobStore
 
 FAN: Final = 16
 """Receipts, or files, that one file of the backlog has; and how many more receipts than needed a manifest may have."""
@@ -39,7 +39,7 @@ HELD: Final = 64
 """Files whose contents are held in memory."""
 
 
-class BacklogFile(Strict, frozen=True):
+class BacklogFile(StrictRecord, frozen=True):
     """A ``file`` of the backlog, with all receipts from epoch ``first`` to ``last``.  ``level``: 1 where it holds them,
     else one more than that of the parts that it names."""
 
@@ -58,7 +58,7 @@ Fetch = Callable[[Blob], Any]
 class Backlog:
     """Reads and writes the backlog of a state.  ``fetch``: replaces the mapping of ``store``."""
 
-    def __init__(self, store: Blobs, fetch: Fetch | None = None) -> None:
+    def __init__(self, store: BlobStore, fetch: Fetch | None = None) -> None:
         self.store, self.fetch = store, fetch or store.map
         self._held: dict[str, Any] = {}
 
@@ -69,7 +69,7 @@ class Backlog:
         O(log receipts).
 
         ``receipts``: of the manifest; its last ``keep`` stay there.  ``taken``: the last epoch that every
-        sink has.  Raises what `Blobs.put` does, and `CorruptState`.
+        sink has.  Raises what `BlobStore.put` does, and `CorruptState`.
         """
         kept = self._find_parts_after(parts, taken) if parts and receipts else []
         over = max(0, len(receipts) - keep)
@@ -104,7 +104,7 @@ class Backlog:
         """Read the parts that a part of a level above 1 names.  O(parts read).  Raises `CorruptState`."""
         found: tuple[BacklogFile, ...] = self._read_content(part, _PARTS)
         try:
-            check_sequence(found)
+            check_epoch_sequence(found)
         except ValueError as error:
             raise CorruptState(self._describe_part(part), str(error), MEND) from None
         if any(each.level != part.level - 1 for each in found):
@@ -126,7 +126,7 @@ class Backlog:
         if known is None:
             known = decode_record(decoder, bytes(self.fetch(part.file)), self._describe_part(part))
             if decoder is _RECEIPTS:
-                check_files([call.outputs for each in known for call in each.calls])
+                refuse_duplicate_files([call.outputs for each in known for call in each.calls])
             self._cache_content(part.file.name, known)
         return known
 
@@ -139,11 +139,11 @@ class Backlog:
     def _describe_part(self, part: BacklogFile) -> str:
         return f"the file {part.file.name} of {self.store.where}"
 
-    def receipts(self, parts: Sequence[BacklogFile], after: int = 0) -> Iterator[Epoch]:
+    def list_receipts(self, parts: Sequence[BacklogFile], after: int = 0) -> Iterator[Epoch]:
         """Yield the receipts after an epoch, ascending.  O(receipts + parts).  Raises `CorruptState`."""
         for part in parts:
             if part.last > after and part.level > 1:
-                yield from self.receipts(self.read_parts(part), after)
+                yield from self.list_receipts(self.read_parts(part), after)
             elif part.last > after:
                 yield from (each for each in self.read_receipts(part) if each.epoch > after)
 
@@ -152,7 +152,7 @@ class Backlog:
     ) -> tuple[BacklogFile, ...]:
         """Change receipts, and rewrite the parts that differ; epochs stay the same.  O(receipts).
 
-        ``written``: receives the new files.  Raises what `Blobs.put` does, and `CorruptState`.
+        ``written``: receives the new files.  Raises what `BlobStore.put` does, and `CorruptState`.
         """
         out = list[BacklogFile]()
         for part in parts:
@@ -164,14 +164,14 @@ class Backlog:
             out.append(part)
         return tuple(out)
 
-    def files(self, parts: Sequence[BacklogFile]) -> Iterator[Blob]:
+    def list_files(self, parts: Sequence[BacklogFile]) -> Iterator[Blob]:
         """Yield all files of parts, and the files that their receipts name.  O(files).  Raises `CorruptState`."""
         for part in parts:
             yield part.file
             if part.level > 1:
-                yield from self.files(self.read_parts(part))
+                yield from self.list_files(self.read_parts(part))
             else:
-                yield from (blob for each in self.read_receipts(part) for blob in each.files())
+                yield from (blob for each in self.read_receipts(part) for blob in each.list_files())
 
     def compare_files(self, parts: Sequence[BacklogFile], others: Sequence[BacklogFile]) -> tuple[set[str], set[str]]:
         """Return the names of files that only the parts of a version have.  Also return names that only the others
@@ -189,12 +189,14 @@ class Backlog:
                     if level > 1:
                         some.update(self.read_parts(part))
                     else:
-                        found |= state_names(blob for each in self.read_receipts(part) for blob in each.files())
+                        found |= list_state_file_names(
+                            blob for each in self.read_receipts(part) for blob in each.list_files()
+                        )
             mine, theirs = mine - theirs, theirs - mine
         return ours - names, names - ours
 
 
-def check_sequence(parts: Sequence[BacklogFile]) -> None:
+def check_epoch_sequence(parts: Sequence[BacklogFile]) -> None:
     """Raise `ValueError` unless the epochs of parts ascend without a gap.  O(parts)."""
     for number, part in enumerate(parts):
         if part.last < part.first or (number and part.first != parts[number - 1].last + 1):

@@ -29,10 +29,10 @@ class Closing:
 
 
 @contextmanager
-def on_failure(undo: Callable[..., object], *given: Any) -> Iterator[None]:
+def undo_on_failure(undo: Callable[..., object], *given: Any) -> Iterator[None]:
     """Call ``undo`` if the block fails in any way; the failure goes on.
 
-    >>> with on_failure(print, "undone"):
+    >>> with undo_on_failure(print, "undone"):
     ...     raise ValueError("it failed")
     Traceback (most recent call last):
         ...

@@ -5,7 +5,7 @@ one that feeds the state, and no file is named twice by an output. It does not k
 ``manifest`` says where it stands.
 
 >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, bytes(16))
->>> call = Call("step", 7, "0" * 32, 8, {"applied": 3}, {"rows": Output((blob,), 3)}, {"step": 1200})
+>>> call = EpochCall("step", 7, "0" * 32, 8, {"applied": 3}, {"rows": Output((blob,), 3)}, {"step": 1200})
 >>> from ddflow.storage.fields import Decoder, decode_record, encode_record
 >>> decode_record(Decoder(Epoch), encode_record(Epoch(1, (call,), batch=0)), "m") == Epoch(1, (call,), 0)
 True
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta
 
 from ddflow.errors import Command, CorruptState, Phrase
-from ddflow.storage.fields import Hex, HexOrNone, Instant, Moment, Natural, Path, Strict
+from ddflow.storage.fields import Hex, HexOrNone, Instant, Moment, Natural, Path, StrictRecord
 from ddflow.storage.protocol import Blob
 
 Kind = Literal["step", "push", "advance_to", "replace", "restate"]
@@ -29,14 +29,14 @@ QUERY: Final = 200
 Name = Annotated[str, Meta(min_length=1, max_length=QUERY)]
 
 
-class Output(Strict, frozen=True):
+class Output(StrictRecord, frozen=True):
     """The files that hold what one output gained by a call, one or more in their order; how many ``rows`` all have."""
 
     blobs: Annotated[tuple[Blob, ...], Meta(min_length=1)]
     rows: Natural
 
 
-class Call(Strict, frozen=True):
+class EpochCall(StrictRecord, frozen=True):
     """One call of an epoch, and what came of it.
 
     ``time``: of the step, or the frontier asked for; 0 for a push.  ``digest``: 32 hex digits, of the input rows.
@@ -54,18 +54,18 @@ class Call(Strict, frozen=True):
     origin: Path = ""
 
 
-class Epoch(Strict, frozen=True):
+class Epoch(StrictRecord, frozen=True):
     """An epoch that was committed, call by call.  ``batch``: its number to the query that feeds the state, if any.
     ``digest``, ``written``: of the manifest that it was committed with, and when that was, in unix milliseconds; "" and
     None in that manifest itself."""
 
     epoch: Natural
-    calls: tuple[Call, ...]
+    calls: tuple[EpochCall, ...]
     batch: Natural | None
     digest: HexOrNone = ""
     written: Moment | None = None
 
-    def files(self) -> Iterator[Blob]:
+    def list_files(self) -> Iterator[Blob]:
         """Yield the files of all outputs of all calls, in order."""
         for call in self.calls:
             for output in call.outputs.values():
@@ -76,7 +76,7 @@ class Epoch(Strict, frozen=True):
         return sum(blob.length for call in self.calls if output in call.outputs for blob in call.outputs[output].blobs)
 
 
-class PastColumns(Strict, frozen=True):
+class PastColumns(StrictRecord, frozen=True):
     """The columns that a plan had up to an epoch, and has no more: of ``inputs``, and of the tables of ``outputs``.
 
     By name, as Arrow's bytes of a schema in base64."""
@@ -86,7 +86,7 @@ class PastColumns(Strict, frozen=True):
     outputs: dict[str, str]
 
 
-class Feed(Strict, frozen=True):
+class Feed(StrictRecord, frozen=True):
     """Who feeds a state: a ``query`` by its id, "" where it has none that is known, and its last ``batch``, from 0.
     ``inputs``: those that it has rows for, sorted, none where that is not known."""
 
@@ -95,7 +95,7 @@ class Feed(Strict, frozen=True):
     inputs: tuple[str, ...] = ()
 
 
-class AttachedSource(Strict, frozen=True):
+class AttachedSource(StrictRecord, frozen=True):
     """A source of a state.  ``kind`` and ``target``: what it is and where, without credentials.  ``position``: how far
     it was read, as JSON that the source alone understands.  ``left_out``: by input that rows came for, the columns that
     stood beside the first of them and are not read.  ``reached``: what was written until then was taken, in unix
@@ -108,7 +108,7 @@ class AttachedSource(Strict, frozen=True):
     reached: Moment | None = None
 
 
-class AttachedSink(Strict, frozen=True):
+class AttachedSink(StrictRecord, frozen=True):
     """A sink of a state.
 
     ``kind``, ``target``: as of `AttachedSource`.  ``mode``: how rows are written there.  ``epoch``: the last that needs
@@ -127,7 +127,7 @@ class AttachedSink(Strict, frozen=True):
     syncing: bool = False
 
 
-def check_files(calls: Iterable[Mapping[str, Output]]) -> None:
+def refuse_duplicate_files(calls: Iterable[Mapping[str, Output]]) -> None:
     """Raise `ValueError` if an output names a file twice.  ``calls``: the outputs of each.  O(files)."""
     for outputs in calls:
         for output in outputs.values():

@@ -4,17 +4,17 @@ Invariant: runs of calls that were fed alike stand in the order of their calls, 
 calls that ever named the input.  The record is bounded, because every commit writes it: past `ROOM` the oldest runs
 are forgotten, and only how many calls of each kind they were is kept.  It does not know what rows were given.
 
->>> fed = FeedRecord()
->>> for epoch, way in enumerate([EVENTS, EVENTS, FeedWay(FULL), FeedWay(FULL, "region = 'EU'")], 1):
+>>> fed = FeedHistory()
+>>> for epoch, way in enumerate([EVENTS, EVENTS, FeedMode(FULL), FeedMode(FULL, "region = 'EU'")], 1):
 ...     fed = fed.add_call(epoch, way)
 >>> print(fed)
 events (epochs 1 to 2), full contents (epoch 3), full contents of the scope "region = 'EU'" (epoch 4)
 >>> from ddflow.storage.fields import Decoder, decode_record, encode_record
->>> decode_record(Decoder(FeedRecord), encode_record(fed), "m") == fed
+>>> decode_record(Decoder(FeedHistory), encode_record(fed), "m") == fed
 True
->>> fed.is_plain, FeedRecord().add_call(1, EVENTS).is_plain
+>>> fed.has_only_events, FeedHistory().add_call(1, EVENTS).has_only_events
 (False, True)
->>> print(fed.drop_words())
+>>> print(fed.forget_runs_with_values())
 4 calls that are not kept one by one (epochs up to 4: 2 of events, 2 of full contents, 0 restated)
 """
 
@@ -26,7 +26,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from msgspec import Meta
 from msgspec.structs import replace
 
-from ddflow.storage.fields import Instant, Natural, Positive, Strict
+from ddflow.storage.fields import Instant, Natural, Positive, StrictRecord
 
 EVENTS_KIND: Final = "events"
 FULL: Final = "full"
@@ -41,7 +41,7 @@ Word = Instant | str | None
 """A value of an order column, as `ddflow.engine.full_contents.spelled` writes it."""
 
 
-class FeedWay(NamedTuple):
+class FeedMode(NamedTuple):
     """How a call fed an input.  ``kind``: of `WAYS`.  ``scope``: of full contents, as it was given.  ``order``: that
     was given for the keys which they do not name, a word a column; None where none was."""
 
@@ -50,7 +50,7 @@ class FeedWay(NamedTuple):
     order: Annotated[tuple[Word, ...], Meta(min_length=1)] | None = None
 
     @property
-    def is_full(self) -> bool:
+    def is_full_replacement(self) -> bool:
         """Whether nothing that the input held before is held after it, unless it is given again."""
         return self.kind != EVENTS_KIND and self.scope is None
 
@@ -59,7 +59,7 @@ class FeedWay(NamedTuple):
         return text if self.scope is None else f"{text} of the scope {self.scope[:200]!r}"
 
 
-EVENTS: Final = FeedWay(EVENTS_KIND)
+EVENTS: Final = FeedMode(EVENTS_KIND)
 
 
 class FeedRun(NamedTuple):
@@ -68,7 +68,7 @@ class FeedRun(NamedTuple):
     first: Positive
     last: Positive
     calls: Positive
-    way: FeedWay
+    way: FeedMode
 
     @property
     def text_length(self) -> int:
@@ -76,10 +76,10 @@ class FeedRun(NamedTuple):
         return 50 + len(self.way.scope or "") + sum(map(len, map(str, self.way.order or ())))
 
     def __str__(self) -> str:
-        return f"{self.way} ({_epochs(self.first, self.last)})"
+        return f"{self.way} ({_format_epochs(self.first, self.last)})"
 
 
-class FeedRecord(Strict, frozen=True):
+class FeedHistory(StrictRecord, frozen=True):
     """``runs``: the last ones, oldest first.  ``until``: the last epoch of those that were forgotten, 0 for none;
     ``events``, ``full``, ``restated``: how many calls these were."""
 
@@ -107,26 +107,26 @@ class FeedRecord(Strict, frozen=True):
             raise ValueError(f"its runs take {size:,} characters, of which there may be {ROOM:,}")
 
     @property
-    def is_plain(self) -> bool:
+    def has_only_events(self) -> bool:
         """Whether no call gave anything but events: then it does not matter how they were split."""
         return not (self.full or self.restated) and all(run.way == EVENTS for run in self.runs)
 
     @property
-    def forgotten_calls(self) -> int:
+    def forgotten_call_count(self) -> int:
         """The number of calls that are not kept one by one."""
         return self.events + self.full + self.restated
 
     @property
-    def calls(self) -> int:
+    def call_count(self) -> int:
         """The number of calls that fed the input."""
-        return self.forgotten_calls + sum(run.calls for run in self.runs)
+        return self.forgotten_call_count + sum(run.calls for run in self.runs)
 
     @property
-    def full_calls(self) -> int:
+    def full_call_count(self) -> int:
         """The number of calls that gave anything but events."""
         return self.full + self.restated + sum(run.calls for run in self.runs if run.way != EVENTS)
 
-    def add_call(self, epoch: int, way: FeedWay) -> FeedRecord:
+    def add_call(self, epoch: int, way: FeedMode) -> FeedHistory:
         """Return the record with one more call.  O(runs)."""
         last = self.runs[-1] if self.runs else None
         if last is not None and last.way == way:
@@ -137,16 +137,16 @@ class FeedRecord(Strict, frozen=True):
             over, at = over - runs[at].text_length, at + 1
         return self._forget_runs(at, runs)
 
-    def drop_words(self) -> FeedRecord:
+    def forget_runs_with_values(self) -> FeedHistory:
         """Return the record without the words of scopes and orders: drops each run that has such words, and all before
         it."""
         worded = [n for n, run in enumerate(self.runs, 1) if run.way.scope is not None or run.way.order is not None]
         return self._forget_runs(max(worded, default=0), self.runs)
 
-    def _forget_runs(self, count: int, runs: tuple[FeedRun, ...]) -> FeedRecord:
+    def _forget_runs(self, count: int, runs: tuple[FeedRun, ...]) -> FeedHistory:
         gone = runs[:count]
         more = {kind: sum(run.calls for run in gone if run.way.kind == kind) for kind in WAYS}
-        return FeedRecord(
+        return FeedHistory(
             runs[count:],
             gone[-1].last if gone else self.until,
             self.events + more[EVENTS_KIND],
@@ -155,24 +155,24 @@ class FeedRecord(Strict, frozen=True):
         )
 
     def __str__(self) -> str:
-        if not self.calls:
+        if not self.call_count:
             return "nothing"
         told = [str(run) for run in self.runs[-SHOWN:]]
         if len(self.runs) > SHOWN:
             told.insert(0, f"... {len(self.runs) - SHOWN:,} runs of calls more")
-        if self.forgotten_calls:
+        if self.forgotten_call_count:
             kinds = f"{self.events:,} of events, {self.full:,} of full contents, {self.restated:,} restated"
-            calls = f"{self.forgotten_calls:,} calls that are not kept one by one"
+            calls = f"{self.forgotten_call_count:,} calls that are not kept one by one"
             told.insert(0, f"{calls} (epochs up to {self.until:,}: {kinds})")
         return ", ".join(told)
 
 
-def record_feed(
-    known: Mapping[str, FeedRecord], names: Iterable[str], way: FeedWay, epoch: int
-) -> dict[str, FeedRecord]:
+def record_feed_call(
+    known: Mapping[str, FeedHistory], names: Iterable[str], way: FeedMode, epoch: int
+) -> dict[str, FeedHistory]:
     """Return how inputs were fed after one more call, which fed the ``names`` in one way.  O(names + runs)."""
-    return {**known} | {name: known.get(name, FeedRecord()).add_call(epoch, way) for name in names}
+    return {**known} | {name: known.get(name, FeedHistory()).add_call(epoch, way) for name in names}
 
 
-def _epochs(first: int, last: int) -> str:
+def _format_epochs(first: int, last: int) -> str:
     return f"epoch {first:,}" if first == last else f"epochs {first:,} to {last:,}"

@@ -8,7 +8,7 @@ says may be allocated, sliced or mapped later. A struct bounds the depth of what
 Of two fields of one name in an object the last one counts. NaN, infinity, a number beyond float64, half of a pair of
 surrogates and bytes that are no UTF-8 are refused.
 
->>> class Example(Strict, frozen=True):
+>>> class Example(StrictRecord, frozen=True):
 ...     rows: Annotated[int, Meta(ge=0, le=2)]
 >>> decode_record(Decoder(Example), encode_record(Example(2)), "m").rows
 2
@@ -59,7 +59,7 @@ REFUSALS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 """The errors of decoding."""
 
 
-class Strict(Struct, frozen=True, forbid_unknown_fields=True):
+class StrictRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """A record: its fields, and no others."""
 
 

@@ -1,20 +1,20 @@
 """The text of an inventory: the files that it names, and its sheets, so that a commit writes only what changed.
 
 Invariant: every file that a text names is found, since a file is three values in a list (`Blob`) and no text of a user
-can hold an unescaped quote. The text that `read` gives is the one that `SheetWriter.put` was given, byte for byte. A
-file of text may have lines that name other files, its *sheets*; each stands for the text of that sheet, which may have
-such lines itself. An inventory of `INLINE` files or fewer is one file without such a line. The meaning of the text is
-not known here.
+can hold an unescaped quote. The text that `read_inventory_text` gives is the one that `SheetWriter.write_inventory` was
+given, byte for byte. A file of text may have lines that name other files, its *sheets*; each stands for the text of
+that sheet, which may have such lines itself. An inventory of `INLINE` files or fewer is one file without such a line.
+The meaning of the text is not known here.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> store = MemoryStore()
 >>> files = [b'{"file":["00ff00ff00ff00ff-%d.arrow"]},' % n for n in range(1000)]
 >>> sheets = SheetWriter(store)
->>> lengths = [sheets.put(b"[" + b"".join(files) + b"%d]" % n).length for n in range(20)]
->>> last = sheets.put(b"[" + b"".join(files) + b"]")
+>>> lengths = [sheets.write_inventory(b"[" + b"".join(files) + b"%d]" % n).length for n in range(20)]
+>>> last = sheets.write_inventory(b"[" + b"".join(files) + b"]")
 >>> lengths[0], last.length < 4000, 20 < len(sheets.blobs) < 60
 (39893, True, True)
->>> read(store, last).data == b"[" + b"".join(files) + b"]"
+>>> read_inventory_text(store, last).data == b"[" + b"".join(files) + b"]"
 True
 """
 
@@ -27,7 +27,7 @@ from msgspec.json import Decoder
 
 from ddflow.errors import CorruptState, shorten
 from ddflow.storage.fields import MEND, REFUSALS, encode_record
-from ddflow.storage.protocol import Blob, Blobs, Store
+from ddflow.storage.protocol import Blob, BlobStore, Store
 
 PARQUET: Final = ".parquet"
 _NAME: Final = re.compile(rb'"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"')
@@ -36,7 +36,7 @@ _BLOB_TEXT: Final = re.compile(
 )
 
 
-def find_names(inventory: Any) -> set[str]:
+def find_file_names(inventory: Any) -> set[str]:
     """Return the names of all files in an inventory, and no other text.  O(bytes)."""
     return {name.decode() for name in _NAME.findall(inventory)}
 
@@ -51,12 +51,12 @@ def rename_files(inventory: Any, files: Mapping[str, Blob]) -> bytes:
     return _BLOB_TEXT.sub(lambda found: encode_record(files[found[1].decode()]), inventory)
 
 
-def inside(blob: Blob) -> bool:
+def is_state_file(blob: Blob) -> bool:
     """Return whether a file belongs to the state, and not to a folder of outputs."""
     return not blob.name.endswith(PARQUET)
 
 
-def state_names(blobs: Iterable[Blob]) -> set[str]:
+def list_state_file_names(blobs: Iterable[Blob]) -> set[str]:
     """Return the names of the files that belong to the state.  O(blobs)."""
     return {blob.name for blob in blobs if not blob.name.endswith(PARQUET)}
 
@@ -79,7 +79,7 @@ _NAMED: Final = 64
 _BLOB: Final = Decoder(Blob)
 
 
-class Text(NamedTuple):
+class InventoryText(NamedTuple):
     """``data``: the text as a whole.  ``sheets``: the files that it was in, but for the first."""
 
     data: bytes
@@ -93,25 +93,25 @@ class Text(NamedTuple):
     @property
     def names(self) -> set[str]:
         """The names of those.  O(bytes)."""
-        return find_names(self.data).union(sheet.name for sheet in self.sheets)
+        return find_file_names(self.data).union(sheet.name for sheet in self.sheets)
 
 
 Fetch = Callable[[Blob], Any]
 """The bytes of a sheet, compared with its digest; raises `CorruptState`."""
 
 
-def read(store: Store, blob: Blob) -> Text:
+def read_inventory_text(store: Store, blob: Blob) -> InventoryText:
     """Read the text of a file and of its sheets.  O(bytes).  Raises `CorruptState`, naming the file."""
 
     def fetch(sheet: Blob) -> Any:
-        store.ahead([sheet.name])
+        store.pin_blobs([sheet.name])
         return store.map(sheet)
 
     return unfold_sheets(store.map(blob), f"the file {blob.name} of {store.where}", fetch)
 
 
-def unfold_sheets(data: Any, what: str, fetch: Fetch) -> Text:
-    """Put the text together that begins with ``data``.  ``what``: its place, for messages.  Raises as `read` does."""
+def unfold_sheets(data: Any, what: str, fetch: Fetch) -> InventoryText:
+    """Put the text together that begins with ``data``.  ``what``: its place.  Raises as `read_inventory_text` does."""
     sheets: dict[str, Blob] = {}
 
     def pieces(data: bytes, depth: int) -> Iterator[bytes]:
@@ -127,7 +127,7 @@ def unfold_sheets(data: Any, what: str, fetch: Fetch) -> Text:
             sheets[sheet.name] = sheet
             yield from pieces(bytes(fetch(sheet)), depth + 1)
 
-    return Text(b"".join(pieces(bytes(data), 0)), tuple(sheets.values()))
+    return InventoryText(b"".join(pieces(bytes(data), 0)), tuple(sheets.values()))
 
 
 def _decode_sheet(line: bytes, what: str) -> Blob:
@@ -151,41 +151,41 @@ class SheetWriter:
     logarithm of the files. A commit writes `FRESH` new sheets at most.
     """
 
-    def __init__(self, store: Blobs) -> None:
+    def __init__(self, store: BlobStore) -> None:
         self.store, self.blobs, self.names = store, list[Blob](), set[str]()
         self._seen: dict[bytes, set[str]] = {}
         """Names of files by the digest of their piece, for all pieces of the last text, sheets or not."""
 
-    def resume(self, text: Text) -> None:
+    def load_text(self, text: InventoryText) -> None:
         """Go on from a version that was read.  O(bytes)."""
         self.blobs = [*text.sheets]
-        self._replace_pieces(text.data, 0)
+        self._replace_with_sheets(text.data, 0)
 
-    def put(self, data: bytes) -> Blob:
+    def write_inventory(self, data: bytes) -> Blob:
         """Write a text and its new sheets; return the file that it begins with.  Looks at O(bytes).
 
-        Writes O(changes + log files) bytes.  Raises what `Blobs.put` does: no more may be put then.
+        Writes O(changes + log files) bytes.  Raises what `BlobStore.put` does: no more may be put then.
         """
-        return self._write_text(self._replace_pieces(data, FRESH))
+        return self._write_text(self._replace_with_sheets(data, FRESH))
 
     def _write_text(self, text: bytes) -> Blob:
         return self.store.put("json", lambda sink: sink.write(text))
 
-    def _replace_pieces(self, data: bytes, fresh: int) -> bytes:
+    def _replace_with_sheets(self, data: bytes, fresh: int) -> bytes:
         """Replace pieces of a text by the names of sheets; ``fresh`` of the sheets may be new."""
         if data.count(_FILE) < INLINE:
-            self.blobs, self.names, self._seen = [], find_names(data), {}
+            self.blobs, self.names, self._seen = [], find_file_names(data), {}
             return data
         known, kept, seen = {each.digest: each for each in self.blobs}, list[Blob](), dict[bytes, set[str]]()
         first, *rest = data.split(_FILE)
         lines, level = [first, *[_FILE + each for each in rest]], 0
         while len(lines) > INLINE:
             out = list[bytes]()
-            for piece in _cut_lines(lines, level):
+            for piece in _group_lines(lines, level):
                 text = b"".join(piece)
                 digest = xxhash.xxh3_128_digest(text)
                 before, sheet = self._seen.get(digest), known.get(digest)
-                seen[digest] = find_names(text) if before is None else before
+                seen[digest] = find_file_names(text) if before is None else before
                 if sheet is None and fresh and before is not None and len(piece) >= FEWEST:
                     sheet, fresh = self._write_text(text), fresh - 1
                 if sheet is None:
@@ -201,7 +201,7 @@ class SheetWriter:
         return b"".join(lines)
 
 
-def _cut_lines(lines: list[bytes], level: int) -> Iterator[list[bytes]]:
+def _group_lines(lines: list[bytes], level: int) -> Iterator[list[bytes]]:
     """Yield lines in groups; the hash of a line's name ends a group.  O(lines).
 
     ``level``: of the tree, so that what ended a group does not end one above it."""

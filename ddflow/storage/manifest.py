@@ -35,20 +35,20 @@ from msgspec.json import Decoder
 
 from ddflow.aside import run_on_new_stack
 from ddflow.errors import Command, CorruptState, Phrase, StateRefused, shorten
-from ddflow.storage.backlog import BacklogFile, check_sequence
+from ddflow.storage.backlog import BacklogFile, check_epoch_sequence
 from ddflow.storage.epochs import (
     REMEDY,
     AttachedSink,
     AttachedSource,
-    Call,
     Epoch,
+    EpochCall,
     Feed,
     Output,
     PastColumns,
-    check_files,
     damage_error,
+    refuse_duplicate_files,
 )
-from ddflow.storage.feeding import FeedRecord
+from ddflow.storage.feeding import FeedHistory
 from ddflow.storage.fields import (
     REFUSALS,
     Hex,
@@ -58,7 +58,7 @@ from ddflow.storage.fields import (
     Natural,
     Nonce,
     Path,
-    Strict,
+    StrictRecord,
     Word,
     encode_record,
 )
@@ -71,8 +71,8 @@ __all__ = [
     "PARTITIONS",
     "AttachedSink",
     "AttachedSource",
-    "Call",
     "Epoch",
+    "EpochCall",
     "Feed",
     "Manifest",
     "Output",
@@ -93,7 +93,7 @@ PARTITIONS: Final = 1 << 16
 _HEADER = re.compile(rb"ddflow manifest ([1-9][0-9]{0,5}) (0|[1-9][0-9]{0,11}) ([0-9a-f]{32})\n")
 
 
-class Manifest(Strict, frozen=True, kw_only=True):
+class Manifest(StrictRecord, frozen=True, kw_only=True):
     """One version of a state.
 
     ``id``: of the state, 32 hex digits; a copy has the same.  ``nonce``: of its writer, 16 hex digits.  ``written``:
@@ -134,7 +134,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     horizons: dict[str, Instant]
     greatest: dict[str, Instant]
     feed: Feed | None
-    fed: dict[str, FeedRecord]
+    fed: dict[str, FeedHistory]
     past: tuple[PastColumns, ...]
     sources: dict[str, AttachedSource]
     sinks: dict[str, AttachedSink]
@@ -142,13 +142,13 @@ class Manifest(Strict, frozen=True, kw_only=True):
     dropped: dict[str, Natural]
     retain: Natural
 
-    def outputs(self) -> list[Blob]:
+    def output_files(self) -> list[Blob]:
         """Return the files of all outputs of the manifest's receipts, in order."""
         calls = [call for receipt in self.receipts for call in receipt.calls]
         return [blob for call in calls for output in call.outputs.values() for blob in output.blobs]
 
     @property
-    def oldest(self) -> int | None:
+    def oldest_epoch(self) -> int | None:
         """The first epoch with a receipt; None if there is none."""
         return self.backlog[0].first if self.backlog else self.receipts[0].epoch if self.receipts else None
 
@@ -162,10 +162,10 @@ class Manifest(Strict, frozen=True, kw_only=True):
             if _decode_body(body) != self:
                 raise ValueError("its plan has a value that JSON has not")
         except REFUSALS as error:
-            raise _unreadable(asked, shorten(str(error))) from None
-        data = f"ddflow manifest {FORMAT} {len(body)} {_checksum(body, FORMAT)}\n".encode("ascii") + body
+            raise _unreadable_error(asked, shorten(str(error))) from None
+        data = f"ddflow manifest {FORMAT} {len(body)} {_compute_checksum(body, FORMAT)}\n".encode("ascii") + body
         if len(data) > MANIFEST:
-            raise _unreadable(asked, f"it has {len(data):,} bytes, of {MANIFEST:,} at most")
+            raise _unreadable_error(asked, f"it has {len(data):,} bytes, of {MANIFEST:,} at most")
         return data
 
     @classmethod
@@ -182,7 +182,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
         body = data[header.end() :]
         if len(body) != length:
             raise damage_error(what, f"its body has {len(body):,} bytes, its header says {length:,}")
-        found = _checksum(body, format_)
+        found = _compute_checksum(body, format_)
         if found != digest:
             raise damage_error(what, f"it has checksum {found}, its header says {digest}")
         if format_ != FORMAT:
@@ -203,7 +203,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
             raise damage_error(what, f"it says it is manifest {manifest.number}")
         return manifest
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         # What is written can be read again.
         assert Manifest.decode(self.encode(), self.number, "a check") == self
         # A receipt is of an epoch that was committed, and each epoch has one.
@@ -222,7 +222,7 @@ def load_newest(store: Store) -> Manifest | None:
     """
     while True:
         # The mark first: it follows its manifest, so that whoever commits meanwhile does not look like a loss.
-        marked, numbers = store.last_mark(), store.list_manifests()
+        marked, numbers = store.find_last_mark(), store.list_manifests()
         last = numbers[-1] if numbers else -1
         if marked > last:
             raise CorruptState(
@@ -245,7 +245,7 @@ def load_manifest(store: Store, number: int) -> Manifest:
     return Manifest.decode(store.read_manifest(number), number, store.where)
 
 
-def _unreadable(asked: str, found: str) -> StateRefused:
+def _unreadable_error(asked: str, found: str) -> StateRefused:
     return StateRefused(
         asked,
         f"{found}; so it could not be read again",
@@ -253,7 +253,7 @@ def _unreadable(asked: str, found: str) -> StateRefused:
     )
 
 
-def _checksum(body: bytes, format_: int) -> str:
+def _compute_checksum(body: bytes, format_: int) -> str:
     """Hash a body with its format, which the header has: one flipped bit must not make it another format."""
     return xxhash.xxh3_128_hexdigest(body, format_)
 
@@ -261,7 +261,7 @@ def _checksum(body: bytes, format_: int) -> str:
 def _decode_body(body: bytes) -> Manifest:
     """Decode and check the body of a manifest.  Raises one of `REFUSALS`."""
     manifest = _DECODER.decode(body)
-    check_sequence(manifest.backlog)
+    check_epoch_sequence(manifest.backlog)
     first = manifest.receipts[0].epoch if manifest.receipts else None
     if manifest.backlog and manifest.backlog[-1].last + 1 != first:
         raise ValueError(
@@ -272,7 +272,7 @@ def _decode_body(body: bytes) -> Manifest:
         if not last < receipt.epoch <= manifest.epoch:
             raise ValueError(f"the epochs of its {len(manifest.receipts)} receipts do not ascend to {manifest.epoch}")
         last = receipt.epoch
-    check_files([call.outputs for receipt in manifest.receipts for call in receipt.calls])
+    refuse_duplicate_files([call.outputs for receipt in manifest.receipts for call in receipt.calls])
     until = [each.epoch for each in manifest.past]
     if until != sorted(set(until)) or until[-1:] > [manifest.epoch]:
         raise ValueError(f"the epochs {until} of its past columns do not ascend to {manifest.epoch}")
@@ -290,15 +290,15 @@ def _decode_body(body: bytes) -> Manifest:
         )
     if max(manifest.secret) >= 1 << 64:
         raise ValueError("its secret is not two words of 64 bits")
-    if _too_deep(manifest.plan):
+    if _is_too_deep(manifest.plan):
         raise ValueError(f"its plan is nested deeper than {DEPTH} levels")
     for name, source in manifest.sources.items():
-        if _too_deep({"position": source.position}):
+        if _is_too_deep({"position": source.position}):
             raise ValueError(f"the position of its source {name} is nested deeper than {DEPTH} levels")
     return manifest
 
 
-def _too_deep(plan: dict[str, Any]) -> bool:
+def _is_too_deep(plan: dict[str, Any]) -> bool:
     level: list[Any] = [plan]
     for _ in range(DEPTH):
         below: list[Any] = []

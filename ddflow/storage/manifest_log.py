@@ -45,7 +45,7 @@ LATEST: Final = 64
 """Number of newest manifests that are kept for that long, however fast they follow each other."""
 
 
-class Past(NamedTuple):
+class ReplacedManifest(NamedTuple):
     """A manifest that was replaced: its number, when it was published, and the files that it names, but for those of
     its backlog."""
 
@@ -56,17 +56,17 @@ class Past(NamedTuple):
 
 
 class ManifestLog:
-    """``manifest``: the one that this engine's state is.  ``digest``: 32 hex digits of its bytes.  ``names``: of all
-    files that it names, but for those of its ``backlog``.
+    """``manifest``: the one that this engine's state is.  ``digest``: 32 hex digits of its bytes.  ``names``: of
+    all files that it names, but for those of its ``backlog``.
 
     ``grace``: see the header.
     """
 
     def __init__(self, store: Store, manifest: Manifest, names: set[str], grace: float = GRACE) -> None:
         self.store, self.manifest, self.names, self.grace = store, manifest, names, grace
-        self.digest, self._since = digest(store.read_manifest(manifest.number)), monotonic()
+        self.digest, self._since = hash_manifest(store.read_manifest(manifest.number)), monotonic()
         self.backlog = Backlog(store)
-        self._past: list[Past] = []
+        self._past: list[ReplacedManifest] = []
         self._sweeping: Thread | None = None
 
     @classmethod
@@ -153,7 +153,7 @@ class ManifestLog:
         mine = publish_manifest(self.store, new)
         if mine is None:
             raise self._fenced_error()
-        self._past.append(Past(self.number, self._since, self.names, self.manifest.backlog))
+        self._past.append(ReplacedManifest(self.number, self._since, self.names, self.manifest.backlog))
         self.manifest, self.names, self.digest, self._since = new, names, mine, monotonic()
         with suppress(DdflowError):  # it has happened, with a mark or without
             self.store.mark_published(new.number)
@@ -165,18 +165,20 @@ class ManifestLog:
         every = [replace(each, **signed) if each.epoch == epoch and not each.digest else each for each in receipts]
         return tuple(every)
 
-    def remember(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
+    def load_past_manifests(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
         """Take over the manifests that others left, to sweep them when their time is over.  O(manifests).
 
         ``names_of``: returns the files that a manifest names, without its backlog.  Raises `CorruptState` for one that
         cannot be read; none is swept then.
         """
-        now, past = time(), list[Past]()
+        now, past = time(), list[ReplacedManifest]()
         for number in self.store.list_manifests():
             if number < self.number:
                 manifest = load_manifest(self.store, number)
                 age = max(now - manifest.written / 1000, 0.0)
-                past.append(Past(number, monotonic() - age, names_of(self.store, manifest), manifest.backlog))
+                past.append(
+                    ReplacedManifest(number, monotonic() - age, names_of(self.store, manifest), manifest.backlog)
+                )
         self._past = [*past, *self._past]
 
     def sweep(self, apart: float = math.inf) -> None:
@@ -185,30 +187,30 @@ class ManifestLog:
         ``apart``: a thread deletes more files than that; `settle` waits for it.  Never fails: what stays is
         garbage that a later collection finds.
         """
-        self.settle()
+        self.wait_for_sweep()
         now, over = monotonic(), list[tuple[int, set[str]]]()
         while len(self._past) > 1 and now - self._past[1].since >= self.grace:
-            over.append(self._drop(0))
+            over.append(self._drop_manifest(0))
         # Of those that leave the latest, one for each sixty-fourth of the grace is enough.
         at = len(self._past) - LATEST
         if at > 0 and self._past[at].since - self._past[at - 1].since < self.grace / LATEST:
-            over.append(self._drop(at))
+            over.append(self._drop_manifest(at))
         if sum(len(names) for _, names in over) <= apart:
-            self._delete(over)
+            self._delete_manifests(over)
         else:
-            self._sweeping = Thread(target=self._delete, args=(over,), name="ddflow sweep", daemon=True)
+            self._sweeping = Thread(target=self._delete_manifests, args=(over,), name="ddflow sweep", daemon=True)
             self._sweeping.start()
 
-    def settle(self) -> None:
+    def wait_for_sweep(self) -> None:
         """Wait for the thread that deletes, if there is one."""
         if self._sweeping is not None:
             self._sweeping.join()
             self._sweeping = None
 
-    def _drop(self, at: int) -> tuple[int, set[str]]:
+    def _drop_manifest(self, at: int) -> tuple[int, set[str]]:
         """Remove a manifest from the past; return its number and the files that neither of its neighbours names."""
         number, _, gone, backlog = self._past.pop(at)
-        now = Past(self.number, self._since, self.names, self.manifest.backlog)
+        now = ReplacedManifest(self.number, self._since, self.names, self.manifest.backlog)
         beside = [*self._past[max(at - 1, 0) : at], self._past[at] if at < len(self._past) else now]
         gone = gone.difference(*(each.names for each in beside))
         try:
@@ -217,11 +219,11 @@ class ManifestLog:
             return number, set()
         return number, (gone | mine).difference(theirs, *(each.names for each in beside))
 
-    def _delete(self, over: list[tuple[int, set[str]]]) -> None:
+    def _delete_manifests(self, over: list[tuple[int, set[str]]]) -> None:
         with suppress(DdflowError):
             for number, names in over:
-                self.store.expire(number)
-                self.store.discard(names)
+                self.store.delete_manifest(number)
+                self.store.delete_many(names)
 
     def _fenced_error(self) -> Fenced:
         return Fenced(
@@ -231,7 +233,7 @@ class ManifestLog:
         )
 
 
-def digest(data: bytes) -> str:
+def hash_manifest(data: bytes) -> str:
     """Hash the bytes of a manifest, as 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
@@ -245,10 +247,10 @@ def publish_manifest(store: Store, new: Manifest) -> str | None:
     data = new.encode()
     if not store.publish(new.number, data):
         return None
-    mine = digest(data)
+    mine = hash_manifest(data)
     try:
         # The number may have been free again since others had gone on: what is there is void then.
-        void = max(store.list_manifests(), default=-1) > new.number and not _is_followed(store, new.number, mine)
+        void = max(store.list_manifests(), default=-1) > new.number and not _has_successor(store, new.number, mine)
     except DdflowError as error:
         raise OutcomeUnknown(
             f"publish manifest {new.number}, in the state {store.where}",
@@ -257,11 +259,11 @@ def publish_manifest(store: Store, new: Manifest) -> str | None:
         ) from error
     if void:
         with suppress(DdflowError):
-            store.expire(new.number)
+            store.delete_manifest(new.number)
     return None if void else mine
 
 
-def _is_followed(store: Store, number: int, mine: str) -> bool:
+def _has_successor(store: Store, number: int, mine: str) -> bool:
     """Return whether the next manifest was made from the one with this digest.  If it is gone, it was published long
     ago: no."""
     try:

@@ -1,9 +1,9 @@
 """A state in memory: for tests and examples, gone with the process.
 
-Invariant: all stores over the same `Shared` see the same blobs and manifests, and a manifest's number is given once.
-The same steps must run on it as on the others, so a blob that was deleted stays readable for whoever has mapped it,
-what a failed `put` wrote is gone, and every opener has a nonce of its own. It proves nothing about durability, and it
-is not for several threads.
+Invariant: all stores over the same `SharedStoreData` see the same blobs and manifests, and a manifest's number is given
+once. The same steps must run on it as on the others, so a blob that was deleted stays readable for whoever has mapped
+it, what a failed `put` wrote is gone, and every opener has a nonce of its own. It proves nothing about durability, and
+it is not for several threads.
 
 >>> one = MemoryStore()
 >>> other = one.writer()
@@ -24,10 +24,19 @@ import pyarrow as pa
 from ddflow.errors import CorruptState
 from ddflow.storage.folder.disk import FileWriter
 from ddflow.storage.folder.scratch import ScratchStore
-from ddflow.storage.protocol import Blob, BlobEntry, Store, Write, check_length, check_name, missing_error, verify_bytes
+from ddflow.storage.protocol import (
+    Blob,
+    BlobEntry,
+    Store,
+    Write,
+    check_blob_name,
+    check_length,
+    missing_file_error,
+    verify_bytes,
+)
 
 
-class Shared:
+class SharedStoreData:
     """The data that stores in memory share: blobs with the time of their put, manifests, marks."""
 
     def __init__(self) -> None:
@@ -39,9 +48,9 @@ class Shared:
 class MemoryStore(Store):
     """``shared``: where things are; a new one if none is given.  See `Store`; it refuses only once closed."""
 
-    def __init__(self, shared: Shared | None = None) -> None:
+    def __init__(self, shared: SharedStoreData | None = None) -> None:
         super().__init__("memory")
-        self.shared = shared or Shared()
+        self.shared = shared or SharedStoreData()
 
     def writer(self) -> MemoryStore:
         """Open the same state once more.  O(1)."""
@@ -49,7 +58,7 @@ class MemoryStore(Store):
 
     def put(self, ending: str, write: Write) -> Blob:
         """Write a new blob.  O(bytes).  See `Store.put`."""
-        name = check_name(self._new_name(ending))
+        name = check_blob_name(self._make_blob_name(ending))
         whole = io.BytesIO()
         sink = FileWriter(whole.write)
         write(sink)
@@ -64,7 +73,7 @@ class MemoryStore(Store):
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """Return the bytes of a blob.  O(bytes), for the checksum.  See `Store.map`."""
         if blob.name not in self.shared.blobs:
-            raise missing_error(blob.name, self.where)
+            raise missing_file_error(blob.name, self.where)
         whole = pa.py_buffer(self.shared.blobs[blob.name][0])
         return verify_bytes(whole, blob, self.where) if check else check_length(whole, blob, self.where)
 
@@ -73,8 +82,8 @@ class MemoryStore(Store):
         now = time.time()
         return [BlobEntry(name, len(data), max(0.0, now - put)) for name, (data, put) in self.shared.blobs.items()]
 
-    def sizes(self, names: list[str]) -> dict[str, int]:
-        """Return lengths as `Store.sizes` does.  O(names)."""
+    def find_blob_sizes(self, names: list[str]) -> dict[str, int]:
+        """Return lengths as `Store.find_blob_sizes` does.  O(names)."""
         there = self.shared.blobs
         return {name: len(there[name][0]) for name in names if name in there}
 
@@ -100,7 +109,7 @@ class MemoryStore(Store):
         self._check_writable()
         return self.shared.manifests.setdefault(number, data) is data
 
-    def expire(self, number: int) -> None:
+    def delete_manifest(self, number: int) -> None:
         """Forget a manifest.  O(1)."""
         self._check_writable()
         self.shared.manifests.pop(number, None)
@@ -110,11 +119,11 @@ class MemoryStore(Store):
         self._check_writable()
         self.shared.marked = max(self.shared.marked, number)
 
-    def last_mark(self) -> int:
+    def find_last_mark(self) -> int:
         """Return the greatest number marked, or -1.  O(1)."""
         return self.shared.marked
 
-    def scratch(self) -> ScratchStore:
-        """Open a scratch store as `Store.scratch` does, among the system's temporary folders."""
+    def open_scratch_store(self) -> ScratchStore:
+        """Open a scratch store as `Store.open_scratch_store` does, among the system's temporary folders."""
         self._check_writable()
         return ScratchStore(tempfile.mkdtemp(prefix="ddflow-"), whole=True)

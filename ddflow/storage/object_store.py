@@ -1,11 +1,11 @@
 """A bucket: objects by key below a prefix, over ``obstore``, with what it fails by typed as a store's errors.
 
-Invariant: `Bucket.create` says True only when the object there is ours, and False only when it is another's for good.
-An answer may be lost, a request may arrive after its sender gave up, and a put that was tried again is refused because
-of its own first success; so after anything but a plain yes the object is read back and compared, and what stays unclear
-is `OutcomeUnknown`. That put is never repeated where we do not see it, which is why there are two clients. What
-obstore repeats by itself are requests that do no harm twice. Keys are the caller's. obstore's threads do not survive
-a fork, and who waits for them waits for ever: in a child of a process that has had a bucket every method raises
+Invariant: `Bucket.put_if_absent` says True only when the object there is ours, and False only when it is another's for
+good. An answer may be lost, a request may arrive after its sender gave up, and a put that was tried again is refused
+because of its own first success; so after anything but a plain yes the object is read back and compared, and what stays
+unclear is `OutcomeUnknown`. That put is never repeated where we do not see it, which is why there are two clients. What
+obstore repeats by itself are requests that do no harm twice. Keys are the caller's. obstore's threads do not survive a
+fork, and who waits for them waits for ever: in a child of a process that has had a bucket every method raises
 `EngineClosed`.
 
 >>> format_error(ValueError("no answer\\n in 30 s\\n\\nDebug source:\\nGeneric {...}"))
@@ -67,7 +67,7 @@ class Bucket:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self.url, self._api = url, library()
+        self.url, self._api = url, import_obstore()
         if not is_bucket_url(url):
             raise self.build_refusal(
                 "it is not of the form s3://bucket/prefix",
@@ -86,7 +86,7 @@ class Bucket:
         self._failures = (errors.BaseError, OSError, ValueError, NotImplementedError)
         given = dict(options or {})
         retry: dict[str, Any] = {**_RETRIES, **given.pop("retry_config", {})}
-        client = {"allow_http": _is_http(given), **given.pop("client_options", {})}
+        client = {"allow_http": _is_http_endpoint(given), **given.pop("client_options", {})}
         store, needed = CLOUDS[parse_scheme(url)]
         made, config = getattr(self._api.store, store), {**needed, **given}
         try:
@@ -100,7 +100,7 @@ class Bucket:
         self._waits = [0.0, *(min(15.0, first * 2.0**n) for n in range(retry["max_retries"]))]
         self._patience = retry["retry_timeout"].total_seconds()
 
-    def create(self, key: str, data: bytes) -> bool:
+    def put_if_absent(self, key: str, data: bytes) -> bool:
         """Put an object if its key is free, and return whether the object there is ours.  O(bytes), two requests or
         more.
 
@@ -132,7 +132,7 @@ class Bucket:
             "it may be there, or arrive yet: open the state again and look",
         )
 
-    def prove(self, key: str) -> None:
+    def prove_conditional_put(self, key: str) -> None:
         """Raise `StateRefused` unless the second of two conditional puts is refused; the first may be long ago."""
         self._check_process()
         done, why = 0, ""
@@ -194,7 +194,7 @@ class Bucket:
         found = self._request(f"look at {key}", self._api.head, self._many, key)
         return ObjectFacts(key, found["size"], found["last_modified"].timestamp())
 
-    def lengths(self, keys: list[str]) -> dict[str, int]:
+    def find_lengths(self, keys: list[str]) -> dict[str, int]:
         """Return the lengths of the objects that exist.  A request for each, `LOOKS` at a time."""
 
         def length(key: str) -> tuple[str, int | None]:
@@ -301,13 +301,13 @@ def format_error(error: Exception | str) -> str:
     return said if len(said) <= 400 else f"{said[:397]}..."
 
 
-def _is_http(options: Mapping[str, Any]) -> bool:
+def _is_http_endpoint(options: Mapping[str, Any]) -> bool:
     """Return whether the endpoint, of the options or else of the environment, uses http."""
     given = [str(options[name]) for name in options if name.lower().endswith(("endpoint", "endpoint_url"))]
     named = given or [os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")]
     return any(each.lower().startswith("http://") for each in named)
 
 
-def library() -> Any:
+def import_obstore() -> Any:
     """Import obstore.  Raises `MissingExtra`."""
     return import_extra("keep a state in S3", "s3", "obstore", "obstore.store")

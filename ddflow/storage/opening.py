@@ -35,7 +35,7 @@ def check_state_address(given: Any) -> str | os.PathLike[str]:
     if not isinstance(given, str | os.PathLike):
         # What else it is may hold a password, and is not shown.
         raise StateRefused("open a state", f"{type(given).__name__} is no address", address.EITHER)
-    if _in_a_bucket(given):
+    if _is_bucket_address(given):
         return given
     if (scheme := address.parse_scheme(given).lower()) in CLOUDS:  # what pathlib makes of a URL, too
         raise StateRefused(
@@ -47,7 +47,7 @@ def check_state_address(given: Any) -> str | os.PathLike[str]:
     return found
 
 
-def _in_a_bucket(given: str | os.PathLike[str]) -> bool:
+def _is_bucket_address(given: str | os.PathLike[str]) -> bool:
     return isinstance(given, str) and given.startswith(tuple(f"{scheme}://" for scheme in CLOUDS))
 
 
@@ -59,7 +59,7 @@ def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonl
     if isinstance(given, Store):
         return given
     given = check_state_address(given)
-    if _in_a_bucket(given):
+    if _is_bucket_address(given):
         from ddflow.storage.s3 import S3Store
 
         return S3Store(str(given), create=create, readonly=readonly)
@@ -67,7 +67,7 @@ def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonl
 
 
 @contextmanager
-def opened_store(given: Any, *, trust: str = "owner", readonly: bool = True) -> Iterator[Store]:
+def open_existing_store(given: Any, *, trust: str = "owner", readonly: bool = True) -> Iterator[Store]:
     """Open the store of an existing state, as `open_store` does; closes it at the end unless it was given open."""
     store = open_store(given, trust=trust, create=False, readonly=readonly)
     try:

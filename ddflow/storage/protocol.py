@@ -66,7 +66,7 @@ Write = Callable[[Any], None]
 """Writes a blob's bytes to the sink it is given, which has ``write(buffer) -> int``, ``tell()``, ``flush()``."""
 
 
-class Blobs(ABC):
+class BlobStore(ABC):
     """Where blobs are, whether they last or are scratch.  ``where``: for messages.  ``nonce``: 16 hex digits, this
     writer's own.  ``remedy``: what to do about a blob that is damaged.
 
@@ -106,13 +106,13 @@ class Blobs(ABC):
     def _check_writable(self) -> None:
         """Raise unless this store may still change what is there."""
 
-    def _new_name(self, ending: str) -> str:
+    def _make_blob_name(self, ending: str) -> str:
         """Return a name that no blob has or had."""
         self._check_writable()
         return f"{self.prefix}{self.nonce}-{next(self._numbers)}.{ending}"
 
 
-class Store(Blobs):
+class Store(BlobStore):
     """Blobs that last, and the manifests that name them.  One thread at a time.
 
     The bytes of a blob are durable when `put` returns, its name is after `sync_names`.  ``readonly``: it changes
@@ -126,7 +126,7 @@ class Store(Blobs):
     def sync_names(self) -> None:
         """Make the names of all blobs durable that were put before."""
 
-    def ahead(self, names: Iterable[str]) -> None:
+    def pin_blobs(self, names: Iterable[str]) -> None:
         """Hold blobs that will be mapped, so that deleting them meanwhile does no harm, if the store can.
 
         O(blobs); no byte is read.  Never fails: `map` does, for one that is gone.
@@ -136,12 +136,12 @@ class Store(Blobs):
     def list_blobs(self) -> list[BlobEntry]:
         """List all blobs: files named like `NAME`; other files are not ours and are left out.  O(blobs)."""
 
-    def sizes(self, names: list[str]) -> dict[str, int]:
+    def find_blob_sizes(self, names: list[str]) -> dict[str, int]:
         """Return the lengths in bytes of the blobs that exist, by name.  O(names), or O(blobs) if that is cheaper."""
         there = {entry.name: entry.length for entry in self.list_blobs()}
         return {name: there[name] for name in names if name in there}
 
-    def discard(self, names: Iterable[str]) -> None:
+    def delete_many(self, names: Iterable[str]) -> None:
         """Delete blobs, many at a time if that is faster, and from any thread.  O(names)."""
         for name in names:
             self.delete(name)
@@ -167,7 +167,7 @@ class Store(Blobs):
         """
 
     @abstractmethod
-    def expire(self, number: int) -> None:
+    def delete_manifest(self, number: int) -> None:
         """Delete a manifest; a missing one counts as deleted."""
 
     @abstractmethod
@@ -178,18 +178,18 @@ class Store(Blobs):
         """
 
     @abstractmethod
-    def last_mark(self) -> int:
+    def find_last_mark(self) -> int:
         """Return the greatest number marked, -1 for none."""
 
     @abstractmethod
-    def scratch(self) -> Blobs:
+    def open_scratch_store(self) -> BlobStore:
         """Open a new scratch store in a private folder on this machine; closing it removes the folder.
 
         Raises `SpillFull`, `SpillFailed`.
         """
 
     def close(self) -> None:
-        """Close the store, as `Blobs.close` does."""
+        """Close the store, as `BlobStore.close` does."""
         self._closed = True
 
     def _check_writable(self) -> None:
@@ -225,14 +225,14 @@ def check_length(whole: pa.Buffer, blob: Blob, where: str) -> pa.Buffer:
     return whole if whole.size == blob.length else verify_bytes(whole, blob, where)
 
 
-def check_name(name: str) -> str:
+def check_blob_name(name: str) -> str:
     """Return the name of a blob unchanged.  Raises `ValueError` for any other, which might be a path."""
     if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a blob")
     return name
 
 
-def missing_error(name: str, where: str) -> CorruptState:
+def missing_file_error(name: str, where: str) -> CorruptState:
     """Build the error for a missing file that a manifest names."""
     return CorruptState(
         f"the file {name} of {where}",
@@ -241,7 +241,7 @@ def missing_error(name: str, where: str) -> CorruptState:
     )
 
 
-def parse_numbers(folder: str, names: Iterable[str], where: str) -> list[int]:
+def parse_manifest_numbers(folder: str, names: Iterable[str], where: str) -> list[int]:
     """Parse the names of manifests, or of marks, as ascending numbers; leaves out other names.  O(names).
 
     Raises `CorruptState` for one that no manifest can have.

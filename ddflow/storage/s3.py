@@ -21,10 +21,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.errors import CorruptState, OutcomeUnknown, StateRefused, StorageFailed
-from ddflow.storage.closing import on_failure
+from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.folder.disk import Disk, FileWriter
-from ddflow.storage.folder.scratch import ScratchStore, sweep
-from ddflow.storage.folder.site import Site
+from ddflow.storage.folder.scratch import ScratchStore, remove_stale_folders
+from ddflow.storage.folder.site import ManagedFolder
 from ddflow.storage.object_store import Bucket
 from ddflow.storage.protocol import (
     MANIFEST,
@@ -34,9 +34,9 @@ from ddflow.storage.protocol import (
     BlobEntry,
     Store,
     Write,
-    check_name,
-    missing_error,
-    parse_numbers,
+    check_blob_name,
+    missing_file_error,
+    parse_manifest_numbers,
     verify_bytes,
 )
 
@@ -49,26 +49,29 @@ _ABANDONED = 86_400.0
 """Seconds after which a half written file is taken for a crashed process's."""
 
 
-class Cache:
-    """``path``: its folder, made when it is missing; None: `default_place`.  ``size``: most bytes; 0 keeps nothing.
+class BlobCache:
+    """``path``: its folder, made when it is missing; None: `default_cache_folder`.  ``size``: most bytes; 0 keeps
+    nothing.
 
     Raises `StateRefused` when the folder cannot be made, belongs to somebody else or others may write to it.
 
     >>> import tempfile, xxhash
     >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, xxhash.xxh3_128(b"wxyz").digest())
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     cache = Cache(place, size=1 << 20)
-    ...     before, _ = cache.map(blob), cache.fill(blob, [b"wx", b"yz"], "s3://bucket/orders")
+    ...     cache = BlobCache(place, size=1 << 20)
+    ...     before, _ = cache.map(blob), cache.add_blob(blob, [b"wx", b"yz"], "s3://bucket/orders")
     ...     before, cache.map(blob).to_pybytes()
     (None, b'wxyz')
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, size: int = SIZE) -> None:
-        self.site = Site(Disk(), default_place() if path is None else path, "owner", "the cache", durable=False)
+        self.site = ManagedFolder(
+            Disk(), default_cache_folder() if path is None else path, "owner", "the cache", durable=False
+        )
         self.path = self.site.path
         self.size = size
         self._held = self._added = 0
-        self._make()
+        self._create_folder()
         self._evict()
 
     def map(self, blob: Blob) -> pa.Buffer | None:
@@ -87,7 +90,7 @@ class Cache:
             return None
         return whole
 
-    def fill(self, blob: Blob, pieces: Iterable[bytes], where: str) -> pa.Buffer:
+    def add_blob(self, blob: Blob, pieces: Iterable[bytes], where: str) -> pa.Buffer:
         """Keep a blob whose pieces come from ``where``, and map it.  O(bytes), a piece at a time in memory.
 
         No more than its length is ever taken.  Raises `CorruptState` when the pieces are not the blob, and whatever
@@ -102,10 +105,10 @@ class Cache:
                     break
 
         path, _ = self.write_part(what, fetch)
-        with on_failure(self.drop_part, path):
+        with undo_on_failure(self.drop_part, path):
             with self.site.translate_disk_errors(what):
                 whole = verify_bytes(self.site.disk.map(path), blob, where)
-            self.keep(path, blob)
+            self.commit_part(path, blob)
         return whole
 
     def write_part(self, what: str, write: Write) -> tuple[str, FileWriter]:
@@ -113,13 +116,13 @@ class Cache:
 
         Call `keep` or `drop_part` on the path.
 
-        O(bytes).  Raises as `Site.write_file` does, for ``what``; nothing is left then.
+        O(bytes).  Raises as `ManagedFolder.write_file` does, for ``what``; nothing is left then.
         """
-        self._make()  # Somebody may have cleared the caches, which is their right.
+        self._create_folder()  # Somebody may have cleared the caches, which is their right.
         path = os.path.join(self.path, f"{os.urandom(8).hex()}.part")
         return path, self.site.write_file(path, what, write)
 
-    def keep(self, path: str, blob: Blob) -> None:
+    def commit_part(self, path: str, blob: Blob) -> None:
         """Give a file of write_part its name; it holds this blob.  Never fails: what cannot be kept is dropped."""
         if blob.length > self.size:
             return self.drop_part(path)
@@ -135,7 +138,7 @@ class Cache:
         """Unlink a file of write_part; twice is harmless."""
         self.site.try_unlink(path)
 
-    def _make(self) -> None:
+    def _create_folder(self) -> None:
         asked = f"cache blobs in {self.path}"
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
@@ -176,7 +179,7 @@ class Cache:
             self._held -= size
 
 
-def default_place() -> str:
+def default_cache_folder() -> str:
     """Return the folder ``ddflow/blobs`` for this user's caches, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     home = given if os.path.isabs(given) else os.path.join(os.path.expanduser("~"), ".cache")
@@ -190,7 +193,7 @@ _OURS = re.compile(r"(?:blobs|manifests|marks|probes)/.*")
 
 
 class S3Store(Store):
-    """``url``: s3://bucket/prefix.  ``cache``: a `Cache`, or its folder; None: the user's own.
+    """``url``: s3://bucket/prefix.  ``cache``: a `BlobCache`, or its folder; None: the user's own.
 
     ``options``: what ``obstore.store.S3Store`` is configured with, beside what it takes from the environment
     (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...); also its ``retry_config`` and ``client_options``.  Plain http is
@@ -204,7 +207,7 @@ class S3Store(Store):
         self,
         url: str,
         *,
-        cache: Cache | str | os.PathLike[str] | None = None,
+        cache: BlobCache | str | os.PathLike[str] | None = None,
         readonly: bool = False,
         create: bool = True,
         options: Mapping[str, Any] | None = None,
@@ -215,19 +218,19 @@ class S3Store(Store):
         self._marks = set[int]()
         self._check_prefix(create and not readonly)
         if not readonly:
-            self._bucket.prove("probes/put-if-absent")
-        self.cache = cache if isinstance(cache, Cache) else Cache(cache)
+            self._bucket.prove_conditional_put("probes/put-if-absent")
+        self.cache = cache if isinstance(cache, BlobCache) else BlobCache(cache)
 
     def put(self, ending: str, write: Write) -> Blob:
         """Write a blob to the cache's disk, then upload it, as `Store.put`.  O(bytes); memory for a few pieces."""
-        name = self._new_name(ending)
+        name = self._make_blob_name(ending)
         what = f"write the file {name} of {self.where}"
         path, sink = self.cache.write_part(what, write)
-        with on_failure(self.cache.drop_part, path):
+        with undo_on_failure(self.cache.drop_part, path):
             blob = Blob(name, sink.size, sink.state.digest())
             with self.cache.site.translate_disk_errors(what):
                 self._bucket.upload(f"blobs/{name}", path, blob.length)
-        self.cache.keep(path, blob)
+        self.cache.commit_part(path, blob)
         return blob
 
     def sync_names(self) -> None:
@@ -241,7 +244,7 @@ class S3Store(Store):
 
     def fetch(self, blob: Blob) -> pa.Buffer:
         """Fetch a blob from the bucket even if the cache has it, for checks of the bucket."""
-        return self.cache.fill(blob, self._read_pieces(blob), self.where)
+        return self.cache.add_blob(blob, self._read_pieces(blob), self.where)
 
     def list_blobs(self) -> list[BlobEntry]:
         """List all blobs, as `Store.list_blobs`; O(blobs), a request for each 1,000.
@@ -258,11 +261,11 @@ class S3Store(Store):
             BlobEntry(name, each.length, max(0.0, now - each.written)) for name, each in found if NAME.fullmatch(name)
         ]
 
-    def sizes(self, names: list[str]) -> dict[str, int]:
-        """Return lengths as `Store.sizes` does; a request for each name, many at a time, or for each 1,000 blobs."""
+    def find_blob_sizes(self, names: list[str]) -> dict[str, int]:
+        """Return lengths (`Store.find_blob_sizes`): a request for each name, many at once, or for each 1,000 blobs."""
         if len(names) > MANY:
-            return super().sizes(names)
-        found = self._bucket.lengths([_blob_key(name) for name in names])
+            return super().find_blob_sizes(names)
+        found = self._bucket.find_lengths([_blob_key(name) for name in names])
         return {name: found[_blob_key(name)] for name in names if _blob_key(name) in found}
 
     def delete(self, name: str) -> None:
@@ -270,8 +273,8 @@ class S3Store(Store):
         self._check_writable()
         self._bucket.delete(_blob_key(name))
 
-    def discard(self, names: Iterable[str]) -> None:
-        """Delete blobs, as `Store.discard`; a request for each, many at a time."""
+    def delete_many(self, names: Iterable[str]) -> None:
+        """Delete blobs, as `Store.delete_many`; a request for each, many at a time."""
         self._check_writable()
         self._bucket.delete_all([_blob_key(name) for name in names])
 
@@ -300,19 +303,19 @@ class S3Store(Store):
                 )
             return b"".join(pieces)
         except FileNotFoundError:
-            raise missing_error(key, self.where) from None
+            raise missing_file_error(key, self.where) from None
 
     def publish(self, number: int, data: bytes) -> bool:
         """Publish a manifest by a conditional put; compares the object there after any answer but a plain yes."""
         self._check_writable()
         try:
-            return self._bucket.create(_number_key("manifests", number), data)
+            return self._bucket.put_if_absent(_number_key("manifests", number), data)
         except OutcomeUnknown:
             self._broken = f"it is unknown whether manifest {number} was published"
             raise
 
-    def expire(self, number: int) -> None:
-        """Delete a manifest, as `Store.expire` does."""
+    def delete_manifest(self, number: int) -> None:
+        """Delete a manifest, as `Store.delete_manifest` does."""
         self._check_writable()
         self._bucket.delete(_number_key("manifests", number))
 
@@ -326,24 +329,24 @@ class S3Store(Store):
                 self._marks.discard(smaller)
         self._marks.add(number)
 
-    def last_mark(self) -> int:
-        """Return the greatest number marked, as `Store.last_mark` does; O(marks)."""
+    def find_last_mark(self) -> int:
+        """Return the greatest number marked, as `Store.find_last_mark` does; O(marks)."""
         self._marks = set(self._list_numbers("marks"))
         return max(self._marks, default=-1)
 
-    def scratch(self) -> ScratchStore:
-        """Open a scratch store below the cache, as `Store.scratch` does.  Raises `StorageFull`, `StorageFailed` too."""
+    def open_scratch_store(self) -> ScratchStore:
+        """Open a scratch store below the cache (`Store.open_scratch_store`).  Raises `StorageFull`, `StorageFailed`."""
         self._check_writable()
         with self.cache.site.translate_disk_errors("make a folder to spill to"):
             spill = os.path.join(self.cache.path, "spill")
             os.makedirs(spill, mode=0o700, exist_ok=True)
-            sweep(spill)
+            remove_stale_folders(spill)
             return ScratchStore.create_below(spill)
 
     def _check_prefix(self, create: bool) -> None:
         """Raise `StateRefused` unless the prefix has a state, or, to create one, is empty."""
         try:
-            if self.list_manifests() or self.last_mark() >= 0:
+            if self.list_manifests() or self.find_last_mark() >= 0:
                 return
             first = self._bucket.list_objects(all=False)
         except FileNotFoundError as error:
@@ -370,10 +373,10 @@ class S3Store(Store):
                 )
             yield from pieces
         except FileNotFoundError:
-            raise missing_error(blob.name, self.where) from None
+            raise missing_file_error(blob.name, self.where) from None
 
     def _list_numbers(self, folder: str) -> list[int]:
-        return parse_numbers(
+        return parse_manifest_numbers(
             folder, (each.key.removeprefix(f"{folder}/") for each in self._bucket.list_objects(folder)), self.where
         )
 
@@ -385,4 +388,4 @@ def _number_key(folder: str, number: int) -> str:
 
 
 def _blob_key(name: str) -> str:
-    return f"blobs/{check_name(name)}"
+    return f"blobs/{check_blob_name(name)}"

@@ -25,30 +25,30 @@ import pyarrow.types as pat
 
 from ddflow.columns.casts import cast_exactly, suggest_type
 from ddflow.columns.declared import to_schema
-from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
-from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
-from ddflow.columns.schema import cast_losslessly, decode_array, is_text, normal_type, to_array
+from ddflow.columns.hashing import Ints, Secret, compute_identities, compute_value_hashes
+from ddflow.columns.names import DIFF, RESERVED, did_you_mean, parse_column_names
+from ddflow.columns.schema import cast_losslessly, decode_array, is_text, normalize_type, to_array
 from ddflow.connectors.error_location import is_path
 from ddflow.connectors.files import AS_USUAL as FILES_AS_USUAL, FileOptions, open_files
-from ddflow.connectors.files.file_path import FilePath, dialect_of
+from ddflow.connectors.files.file_path import FilePath, build_dialect
 from ddflow.connectors.files.kinds import CSV, TSV, Dialect, is_text_kind
 from ddflow.connectors.files.places import STDIN, FilePlace, list_places
-from ddflow.connectors.files.spelling import Misspelled, parse_texts
+from ddflow.connectors.files.spelling import MisspelledValue, parse_texts
 from ddflow.connectors.to_arrow import read_files, to_table
 from ddflow.engine.engine import Flow
 from ddflow.errors import DdflowError, DuplicateKeys, NullKey, Option, Phrase, SchemaMismatch, SpecError
-from ddflow.errors.base import name_rows, replace_texts
+from ddflow.errors.base import replace_texts, set_error_row_names
 from ddflow.metrics import Look
 from ddflow.plan.inputs.spec import Upsert
 
 
-class Side(NamedTuple):
+class ComparisonSide(NamedTuple):
     """One side of a comparison. ``given``: the argument; ``how``: the options of its files; ``rows``: as first read.
 
     >>> from ddflow.connectors.files.source import AS_USUAL
     >>> schema = pa.schema({"n": pa.string()})
-    >>> sides = [Side(None, AS_USUAL, pa.table({"n": each})) for each in ([1.5], ["7", "7,50"])]
-    >>> text_notes(schema, sides)[0].partition(", so ")[0]
+    >>> sides = [ComparisonSide(None, AS_USUAL, pa.table({"n": each})) for each in ([1.5], ["7", "7,50"])]
+    >>> make_text_notes(schema, sides)[0].partition(", so ")[0]
     "compare: 'n' is double before and string after (because of '7,50')"
     """
 
@@ -69,20 +69,20 @@ class Side(NamedTuple):
     @property
     def dialect(self) -> Dialect:
         """How its files are written."""
-        return dialect_of(self.given) if isinstance(self.given, FilePath) else self.how.dialect
+        return build_dialect(self.given) if isinstance(self.given, FilePath) else self.how.dialect
 
-    def add_place(self, error: DdflowError) -> DdflowError:
+    def add_file_location(self, error: DdflowError) -> DdflowError:
         """Add the file to an error about its rows, with the file's row numbers."""
         if (file := self.file) is None:
             return error
-        name_rows(error, lambda row: f"row {row + file[1]:,}", file[0])
+        set_error_row_names(error, lambda row: f"row {row + file[1]:,}", file[0])
         return replace_texts(error, asked=error.asked + f", {file[0]}")
 
     def find_misspelled(self, name: str, kind: pa.DataType) -> str:
         """Name the first text of a column that is no value of a type, and its place; "" if there is none. O(rows)."""
         try:
             parse_texts(to_array(self.rows.column(name)).cast(pa.string()), kind, forms=self.dialect.value_forms)
-        except Misspelled as error:
+        except MisspelledValue as error:
             file, text = self.file, self.rows.column(name)[error.row].as_py()
             place = "" if file is None else f" in {file[0]}, row {error.row + file[1]:,}"
             return f" (because of {text!r:.100}{place})"
@@ -91,7 +91,7 @@ class Side(NamedTuple):
         return ""
 
 
-def text_notes(schema: pa.Schema, sides: Sequence[Side]) -> tuple[str, ...]:
+def make_text_notes(schema: pa.Schema, sides: Sequence[ComparisonSide]) -> tuple[str, ...]:
     """Make a note for each column that is text on only one side. ``schema``: of the comparison."""
     notes = list[str]()
     for field in schema:
@@ -216,26 +216,26 @@ def compare_tables(
 
     ``look``: for progress, called with the number of rows read of files since its last call.
     """
-    keys, left_out = column_names(key, "compare", "key"), column_names(ignore, "compare", "ignore")
+    keys, left_out = parse_column_names(key, "compare", "key"), parse_column_names(ignore, "compare", "ignore")
     rows, doubts = zip((before, after), SIDES, strict=True), dict[str, None]()
     for given in (before, after):
         if isinstance(given, str | os.PathLike):
             _list_files(given, how)  # so that a missing one is said before the other is read
     both = [_read_rows(given, types or {}, how, f"the rows {side}", look, doubts) for given, side in rows]
     there = [name for table in both for name in table.column_names]
-    _check_known(left_out, "ignore", there)
-    _check_known(types or (), "types", there)
+    _check_columns_exist(left_out, "ignore", there)
+    _check_columns_exist(types or (), "types", there)
     both = [table.drop_columns([name for name in table.column_names if name in left_out]) for table in both]
     for table, side in zip(both, SIDES, strict=True):
-        _check_known(keys, f"key (in the rows {side})", table.column_names)
-    sides = [Side(*each) for each in zip((before, after), (how, how), both, strict=True)]
-    both = _read_texts(both, (before, after), how)
+        _check_columns_exist(keys, f"key (in the rows {side})", table.column_names)
+    sides = [ComparisonSide(*each) for each in zip((before, after), (how, how), both, strict=True)]
+    both = _reread_text_columns(both, (before, after), how)
     schema = _combine_columns(both, keys)
     lacking = [(n, i) for n in schema.names for i, table in enumerate(both) if n not in table.column_names]
     notes = tuple(
         f"compare: {name!r} is only in the rows {SIDES[1 - i]}, so it is null {SIDES[i]}" for name, i in lacking
     )
-    notes += text_notes(schema, sides)
+    notes += make_text_notes(schema, sides)
     return Comparison(
         _compare_rows(both, schema, Upsert(key=keys, null_key=null_key), sides),
         notes,
@@ -258,7 +258,7 @@ def _read_rows(
         if doubts is not None:
             doubts |= dict.fromkeys(files.doubts)
         rows = read_files(files)
-        given = pa.RecordBatchReader.from_batches(rows.schema, _count_rows(rows, look))
+        given = pa.RecordBatchReader.from_batches(rows.schema, _report_rows_read(rows, look))
     table = to_table(given, what, pa.schema(types))
     names = table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -266,7 +266,7 @@ def _read_rows(
     columns: dict[str, Any] = {
         name: cast_losslessly(column, pa.field(name, types[name]), what)
         if name in types
-        else pa.chunked_array([decode_array(chunk) for chunk in column.chunks], normal_type(column.type))
+        else pa.chunked_array([decode_array(chunk) for chunk in column.chunks], normalize_type(column.type))
         for name, column in zip(names, table.columns, strict=True)
     }
     return pa.table(columns)
@@ -274,7 +274,7 @@ def _read_rows(
 
 def _file_options(given: Any, how: FileOptions) -> FileOptions:
     """Return the options to read a file: the common ones, except those that its path implies."""
-    return replace(how, dialect=dialect_of(given)) if isinstance(given, FilePath) else how
+    return replace(how, dialect=build_dialect(given)) if isinstance(given, FilePath) else how
 
 
 def _list_files(given: Any, how: FileOptions) -> list[FilePlace]:
@@ -282,25 +282,25 @@ def _list_files(given: Any, how: FileOptions) -> list[FilePlace]:
     return list_places([os.fspath(given)], _file_options(given, how).dialect.kind)
 
 
-def _count_rows(batches: Iterable[pa.RecordBatch], look: Look) -> Iterator[pa.RecordBatch]:
+def _report_rows_read(batches: Iterable[pa.RecordBatch], look: Look) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         look(batch.num_rows)
         yield batch
 
 
-def _check_known(names: Iterable[str], option: str, known: list[str]) -> None:
+def _check_columns_exist(names: Iterable[str], option: str, known: list[str]) -> None:
     for name in names:
         if name not in known:
             found = f"there is no column {name!r} for {option}"
             raise SchemaMismatch("compare", found, did_you_mean(name, dict.fromkeys(known)))
 
 
-def _read_texts(both: list[pa.Table], given: tuple[Any, Any], how: FileOptions) -> list[pa.Table]:
+def _reread_text_columns(both: list[pa.Table], given: tuple[Any, Any], how: FileOptions) -> list[pa.Table]:
     """Read a text column again in the other side's type if the two types have no values in common."""
     first, second = both
     shared = [name for name in first.column_names if name in second.column_names]
-    odd = [name for name in shared if _common_type([table.column(name) for table in both]) is None]
-    texts = [bool(odd) and _is_text(each, how) for each in given]
+    odd = [name for name in shared if _find_common_type([table.column(name) for table in both]) is None]
+    texts = [bool(odd) and _is_text_file(each, how) for each in given]
     if not any(texts):
         return both
     out = list(both)
@@ -311,13 +311,13 @@ def _read_texts(both: list[pa.Table], given: tuple[Any, Any], how: FileOptions) 
     return out
 
 
-def _is_text(given: Any, how: FileOptions) -> bool:
+def _is_text_file(given: Any, how: FileOptions) -> bool:
     """Return whether rows come from files whose columns have no types but guessed ones."""
     again = isinstance(given, str | os.PathLike) and given != STDIN  # which cannot be read again
     return again and all(is_text_kind(each.kind.name) for each in _list_files(given, how))
 
 
-def _common_type(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
+def _find_common_type(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
     """Return a type that holds the values of both columns; None if there is none."""
     one, other = (column.type for column in columns)
     if one == other:
@@ -334,7 +334,7 @@ def _combine_columns(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
     fields = []
     for name in names:
         columns = [table.column(name) for table in both if name in table.column_names]
-        kind = _common_type(columns) if len(columns) == 2 else columns[0].type
+        kind = _find_common_type(columns) if len(columns) == 2 else columns[0].type
         if kind is None:
             found = f"it is {columns[0].type} before and {columns[1].type} after"
             raise SchemaMismatch(
@@ -365,11 +365,11 @@ def _replace_null_type(kind: pa.DataType) -> pa.DataType:
     return pa.struct([each.with_type(_replace_null_type(each.type)) for each in kind]) if pat.is_struct(kind) else kind
 
 
-def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequence[Side]) -> pa.Table:
+def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequence[ComparisonSide]) -> pa.Table:
     flow, keys = Flow(), tuple(spec.key)
-    own = [_inner_name(name, schema.names) for name in schema.names]  # an input has no columns of updates
+    own = [_unreserved_name(name, schema.names) for name in schema.names]  # an input has no columns of updates
     inner = pa.schema([field.with_name(name) for field, name in zip(schema, own, strict=True)])
-    spec = replace(spec, key=[_inner_name(name, schema.names) for name in keys])
+    spec = replace(spec, key=[_unreserved_name(name, schema.names) for name in keys])
     flow.output(_ROWS, flow.upserts(_ROWS, inner, spec))
 
     def restore_names(text: Phrase) -> Phrase:
@@ -390,7 +390,7 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
                 more = "a row needs a key of its own: name more columns in the key, or mend the rows"
                 remedy = restore_names(error.fix) if isinstance(error, NullKey) else more
                 replace_texts(error, f"compare: the rows {side}", restore_names(error.found), remedy)
-                raise of.add_place(error) from None
+                raise of.add_file_location(error) from None
         secret = engine.dataflow.secret
     sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(own) for diff in (-1, 1)]
     sides = [side.rename_columns(schema.names) for side in sides]
@@ -401,14 +401,14 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
     values = [name for name in schema.names if name not in keys]
     kind = np.where(there.all(axis=0), 2, there[1])
     columns[CHANGE] = pa.array([KINDS[i] for i in kind.tolist()], pa.string())
-    columns[CHANGED] = _list_changed(sides, values, at, secret)
+    columns[CHANGED] = _list_changed_columns(sides, values, at, secret)
     for name in values:
         for i, suffix in enumerate(SUFFIXES):
             columns[name + suffix] = sides[i].column(name).take(pa.array(at[i], mask=~there[i]))
     return _sort_rows(pa.table(columns), keys)
 
 
-def _inner_name(name: str, names: Sequence[str]) -> str:
+def _unreserved_name(name: str, names: Sequence[str]) -> str:
     """Rename a column for the comparison: a reserved name gets blanks, until no other column has its name."""
     own = name if name not in RESERVED else f"{name} "
     while own != name and own in names:
@@ -418,7 +418,7 @@ def _inner_name(name: str, names: Sequence[str]) -> str:
 
 def _pair_rows(keys: list[pa.Table], secret: Secret) -> Ints:
     """Pair the rows of each key, before and after: int64[2, n]; -1 for a missing row."""
-    found = [identities(side, secret, side.num_rows) for side in keys]
+    found = [compute_identities(side, secret, side.num_rows) for side in keys]
     high = np.concatenate([high for high, _ in found])
     low = np.concatenate([low if low.size else np.zeros_like(high) for high, low in found])
     order, n = np.lexsort((low, high)), keys[0].num_rows
@@ -429,12 +429,12 @@ def _pair_rows(keys: list[pa.Table], secret: Secret) -> Ints:
     return at
 
 
-def _list_changed(sides: list[pa.Table], values: list[str], at: Ints, secret: Secret) -> pa.Array:
+def _list_changed_columns(sides: list[pa.Table], values: list[str], at: Ints, secret: Secret) -> pa.Array:
     """List the columns that differ, for each key; null if the key is on only one side."""
     both = (at >= 0).all(axis=0)
     differ = np.zeros((at.shape[1], len(values)), bool)
     for i, name in enumerate(values):
-        before, after = (value_hashes(side.select([name]), secret) for side in sides)
+        before, after = (compute_value_hashes(side.select([name]), secret) for side in sides)
         differ[both, i] = before[at[0, both]] != after[at[1, both]]
     ends = np.concatenate([[0], np.cumsum(differ.sum(axis=1))])
     names = pa.array(values, pa.string()).take(pa.array(np.nonzero(differ)[1]))

@@ -21,14 +21,14 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.declared import to_schema
-from ddflow.columns.hashing import RowHashes, Secret, has_wide_identities
+from ddflow.columns.hashing import RowHasher, Secret, has_wide_identities
 from ddflow.columns.layout import fixed_width, offset_width
-from ddflow.columns.schema import conform, empty_table, to_batch
+from ddflow.columns.schema import conform_to_schema, empty_table, to_batch
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.connectors.formats.messages import VALUE
 from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import SchemaMismatch, SpecError
-from ddflow.operators.upsert.orders import orders
+from ddflow.operators.upsert.orders import build_order
 from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts
 from ddflow.plan.inputs.spec import Upsert
 from ddflow.terminal import format_size, html_table, text_table
@@ -156,19 +156,19 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
         )
     times = 1.0 if keys is None else keys / seen.keys
     rows, entries, live = (round(n * times) for n in (seen.rows, seen.keys, seen.live))
-    order, wide = orders(seen.bound), has_wide_identities(seen.bound.key_schema)
+    order, wide = build_order(seen.bound), has_wide_identities(seen.bound.key_schema)
     dead = entries - live if order.keeps else 0
     slot = WORD * (3 + wide + order.words)
     version = WORD * (1 + wide + order.words) + 1 + seen.payload
-    slots, most_slots = _count_slots(entries, rows, step)
-    versions, most_versions = _count_versions(entries, live + dead, rows, step)
+    slots, most_slots = _estimate_index_slots(entries, rows, step)
+    versions, most_versions = _estimate_versions(entries, live + dead, rows, step)
     index, batches = round(slots * slot), round(versions * version)
     return Estimate(
         live, dead, index, batches, max(index + batches, round(most_slots * slot + most_versions * version))
     )
 
 
-def _count_slots(entries: int, rows: int, step: int) -> tuple[int, int]:
+def _estimate_index_slots(entries: int, rows: int, step: int) -> tuple[int, int]:
     """Slots of an index: in the mean, at most.  Deleted keys keep theirs until the table grows."""
     later = min(step, rows - step)
     if later <= 0:  # all came at once, into a table made for them
@@ -180,7 +180,7 @@ def _count_slots(entries: int, rows: int, step: int) -> tuple[int, int]:
     return round(need * (1 + GROWTH) / 2) + SPARE, round(need * GROWTH) + SPARE
 
 
-def _count_versions(entries: int, needed: int, rows: int, step: int) -> tuple[float, float]:
+def _estimate_versions(entries: int, needed: int, rows: int, step: int) -> tuple[float, float]:
     """Versions in batches: in the mean, at most.  ``needed``: how many would be left if all were merged."""
     if rows <= step:
         return needed, needed
@@ -198,12 +198,12 @@ class _Sample:
             remedy = "give their rows, as spark_bridge.decode makes them"
             raise SchemaMismatch("an estimate", f"these are messages, without the key {list(spec.key)}", remedy)
         self.bound = bind_upserts("the table", schema, spec)
-        stored = [*self.bound.row_schema.names, *(spec.order_by if orders(self.bound).hidden else [])]
+        stored = [*self.bound.row_schema.names, *(spec.order_by if build_order(self.bound).hidden else [])]
         nbytes, alive, parts = 0.0, 0, []
         for batch in batches:
             events = _convert_events(batch, self.bound)
             gone = self.bound.mark_deletes(events) != 0
-            parts.append((*RowHashes(self.bound.key_schema, SECRET).identify_rows(events), gone))
+            parts.append((*RowHasher(self.bound.key_schema, SECRET).identify_rows(events), gone))
             rows = events.filter(pa.array(~gone)) if gone.any() else events
             nbytes, alive = nbytes + sum(_count_bytes(rows.column(name)) for name in stored), alive + rows.num_rows
         high, low, gone = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -239,8 +239,8 @@ def _split_rows(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
 
 def _convert_events(table: pa.Table, bound: BoundUpserts) -> pa.RecordBatch:
     """Convert a piece to the input's types, without the rows that have no key."""
-    events = to_batch(conform(table, bound.schema, "an estimate", bound.needed_columns))
+    events = to_batch(conform_to_schema(table, bound.schema, "an estimate", bound.needed_columns))
     if bound.spec.null_key == "keep":
         return events
-    keyless = bound.mark_keyless(events)
+    keyless = bound.mark_events_without_key(events)
     return events.filter(pa.array(keyless == 0)) if keyless.any() else events

@@ -19,7 +19,7 @@ from ddflow.engine.snapshot import Snapshot
 from ddflow.operators.base import as_updates
 from ddflow.operators.updates import Updates, consolidate
 from ddflow.plan.collection import Collection
-from ddflow.time import format_given_time
+from ddflow.time import format_time_argument
 
 
 def open_contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
@@ -45,13 +45,13 @@ def open_contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tu
     """
     node = snapshot.node(name)
     if as_of is not None:
-        as_of = snapshot.closed(f"export {name!r} as of {format_given_time(as_of, snapshot.flow.time_type)}", as_of)
+        as_of = snapshot.closed(f"export {name!r} as of {format_time_argument(as_of, snapshot.flow.time_type)}", as_of)
     if node.unique:
         return node.schema, (
             piece.rows.select(node.schema.names) for piece in read_ranges(snapshot.dataflow.graph, node, as_of)
         )
     schema = pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)])
-    return schema, iter([snapshot.dataflow.graph.read(node, as_of)])
+    return schema, iter([snapshot.dataflow.graph.read_collection(node, as_of)])
 
 
 def read_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
@@ -62,7 +62,7 @@ def read_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Ite
         each, after = walk.pop()
         opened = graph.opened[each]
         if opened.arrangements:
-            pieces = opened.pieces(as_of)
+            pieces = opened.iterate_rows(as_of)
         elif any(by is not None for by in each.exchange()):
             pieces = [consolidate(graph.accumulate(each, as_of), graph.secret)]
         else:
@@ -74,5 +74,5 @@ def read_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Ite
                 node, n, link = link
                 inputs = [as_updates(empty_table(of.schema)) for of in node.inputs]
                 inputs[n] = piece
-                piece = graph.running[node].read(inputs, as_of)
+                piece = graph.running[node].compute_output_rows(inputs, as_of)
             yield piece

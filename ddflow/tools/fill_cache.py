@@ -10,18 +10,18 @@ import sys
 
 from ddflow.kernels import cache
 from ddflow.kernels.compile import cache_directory
-from ddflow.tools.warmup import warm
+from ddflow.tools.warmup import compile_all_kernels
 
 
 def main() -> None:
     """Fill the cache, unless another process does."""
     os.nice(19)
-    cache.exit_with(sys.stdin)
+    cache.exit_with_parent(sys.stdin)
     directory = cache_directory()
     if directory is not None:
         with cache.hold_fill_lock(directory) as ours:
             if ours:
-                warm()
+                compile_all_kernels()
 
 
 if __name__ == "__main__":

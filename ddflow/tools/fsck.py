@@ -20,34 +20,34 @@ from ddflow.engine.checkpoint import Inventories, StoredInventory
 from ddflow.errors import Command, DdflowError, Phrase, SpecError
 from ddflow.metrics import Look
 from ddflow.operators.inputs import open_input
-from ddflow.partitions.stages import find_place_columns, place_collections
+from ddflow.partitions.stages import compute_placements, find_partition_columns
 from ddflow.plan.collection import Columns
 from ddflow.plan.compatibility import resolve_plan
 from ddflow.plan.evolve import PastSchemas, find_past_schemas
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import fingerprint_plan, node_ids, read_bindings
+from ddflow.plan.text.codec import compute_node_ids, fingerprint_plan, read_bindings
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.files.arrow_file import read_batches
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.folder.site import INSIDE, TEMPORARY
-from ddflow.storage.inventory_text import inside, unfold_sheets
+from ddflow.storage.inventory_text import is_state_file, unfold_sheets
 from ddflow.storage.manifest import Epoch, Manifest
-from ddflow.storage.manifest_log import digest
-from ddflow.storage.opening import State, Trust, opened_store
+from ddflow.storage.manifest_log import hash_manifest
+from ddflow.storage.opening import State, Trust, open_existing_store
 from ddflow.storage.protocol import Blob, BlobEntry, Store
 from ddflow.terminal import format_size
 from ddflow.tools.inventory_check import (
+    AlreadyReportedDamage,
     CachedBatchStore,
-    FreshOperators,
+    EmptyOperators,
     InventoryCheck,
-    KnownDamage,
     check_collections,
     find_attachment_faults,
     find_feed_faults,
 )
 
 
-class Problem(NamedTuple):
+class FsckProblem(NamedTuple):
     """A problem of a file.
 
     ``file``: its name in the state, or its path. ``found``: the fault. ``manifest``: the newest that names the file,
@@ -60,7 +60,7 @@ class Problem(NamedTuple):
 
 
 @dataclass
-class Report:
+class FsckReport:
     """The result of `fsck`. It prints as text.
 
     Attributes
@@ -82,7 +82,7 @@ class Report:
     notes : list of str
         What was not looked at, and why.
 
-    >>> report = Report("state/orders", epoch=3)
+    >>> report = FsckReport("state/orders", epoch=3)
     >>> report.add_problem("blobs/x.arrow", "it is missing")
     >>> report.ok, str(report).splitlines()[1]
     (False, '  blobs/x.arrow: it is missing')
@@ -95,7 +95,7 @@ class Report:
     bytes: int = 0
     garbage: int | None = 0
     garbage_bytes: int | None = 0
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[FsckProblem] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -107,7 +107,7 @@ class Report:
     def add_problem(self, file: str, found: str, manifest: int | None = None) -> None:
         """Note that something is wrong with a file; the same is noted once."""
         if not any(each.file == file and each.found == found for each in self.problems):
-            self.problems.append(Problem(file, found, manifest))
+            self.problems.append(FsckProblem(file, found, manifest))
 
     def add_note(self, text: str) -> None:
         """Note what was not looked at; the same once."""
@@ -145,7 +145,7 @@ NAMED: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json)")
 _NUMBER: Final = re.compile(r"[0-9]{16}")
 
 
-def list_strangers(store: LocalStore) -> Iterator[str]:
+def list_foreign_files(store: LocalStore) -> Iterator[str]:
     """List the files in the folder of a state that ddflow did not write. O(names).
 
     >>> import tempfile
@@ -153,7 +153,7 @@ def list_strangers(store: LocalStore) -> Iterator[str]:
     ...     store = LocalStore(place)
     ...     with open(f"{place}/notes.txt", "w") as file:
     ...         _ = file.write("mine")
-    ...     found = list(list_strangers(store))
+    ...     found = list(list_foreign_files(store))
     ...     store.close()
     >>> found
     ['notes.txt']
@@ -168,7 +168,7 @@ def list_strangers(store: LocalStore) -> Iterator[str]:
         "manifests": re.compile(f"{_NUMBER.pattern}|{TEMPORARY.pattern}"),
     }
     for folder, known in ours.items():
-        names = store.disk.names(place.below(folder)) if folder in store.disk.names(place.path) else []
+        names = store.disk.names(place.child_path(folder)) if folder in store.disk.names(place.path) else []
         yield from (f"{folder}/{name}" for name in sorted(names) if not known.fullmatch(name))
 
 
@@ -178,7 +178,7 @@ def fsck(
     flow: Plan | None = None,
     trust: Trust = "owner",
     look: Look = lambda size: None,
-) -> Report:
+) -> FsckReport:
     """Check every byte of a state: all kept manifests, all their files, and the contents of these.
 
     Parameters
@@ -222,7 +222,7 @@ def fsck(
     >>> [(each.file == f"blobs/{name}", each.found.split(" with")[1][:9]) for each in fsck(store).problems]
     [(True, ' checksum')]
     """
-    with opened_store(state, trust=trust) as store:
+    with open_existing_store(state, trust=trust) as store:
         return _StateCheck(store, flow, look).run()
 
 
@@ -230,7 +230,7 @@ class _StateCheck:
     """One check of one state."""
 
     def __init__(self, store: Store, flow: Plan | None, look: Look) -> None:
-        self.store, self.flow, self.look, self.report = store, flow, look, Report(store.where)
+        self.store, self.flow, self.look, self.report = store, flow, look, FsckReport(store.where)
         self.damaged, self.compared = set[str](), dict[Blob, pa.Buffer | None]()
         self.files = set[Blob | tuple[str, Blob]]()
         self.named, self.all_named = set[str](), True
@@ -239,20 +239,20 @@ class _StateCheck:
         """The digests that manifests should have by those after them."""
         self.batch_store, self.seen = CachedBatchStore(store, self.damaged), set[str]()
 
-    def run(self) -> Report:
+    def run(self) -> FsckReport:
         """Check the state and return the report."""
         entries = self.store.list_blobs()
-        marked, numbers = self.store.last_mark(), self.store.list_manifests()
+        marked, numbers = self.store.find_last_mark(), self.store.list_manifests()
         if marked > max(numbers, default=-1):
-            self.report.add_problem(manifest_file(marked), "it was committed and is missing")
+            self.report.add_problem(manifest_file_name(marked), "it was committed and is missing")
         elif not numbers:
             self.report.add_problem("manifests", "there is none")
         for number in reversed(numbers):
-            with self._report_errors(manifest_file(number), number):
+            with self._report_errors(manifest_file_name(number), number):
                 self._check_manifest(number)
         self._count_garbage(entries)
         if isinstance(self.store, LocalStore):
-            self.report.ignored.extend(list_strangers(self.store))
+            self.report.ignored.extend(list_foreign_files(self.store))
         # What was swept while this went on need not be whole.
         there = set(self.store.list_manifests())
         self.report.problems = [p for p in self.report.problems if p.manifest is None or p.manifest in there]
@@ -265,7 +265,7 @@ class _StateCheck:
         """Report an error of the block as a problem of the file that it names, else of ``file``."""
         try:
             yield
-        except KnownDamage:
+        except AlreadyReportedDamage:
             pass
         except DdflowError as error:
             self.all_named &= not file.startswith("manifests/")
@@ -285,36 +285,35 @@ class _StateCheck:
         self.report.manifests += 1
         data = self.store.read_manifest(number)
         manifest = Manifest.decode(data, number, self.store.where)
-        if self.made_of.get(number, "") not in ("", digest(data)):
-            self.report.add_note(
-                f"{manifest_file(number)} is void: a fenced writer published it, and the next one was not made from it"
-            )
+        if self.made_of.get(number, "") not in ("", hash_manifest(data)):
+            why = "a fenced writer published it, and the next one was not made from it"
+            self.report.add_note(f"{manifest_file_name(number)} is void: {why}")
         self.made_of[number - 1] = manifest.previous
         newest = self.report.epoch < 0
         if newest:
             self.report.epoch = manifest.epoch
-            self._check_folder(manifest)
+            self._check_output_folder(manifest)
         if fingerprint_plan(manifest.plan) != manifest.fingerprint:
-            self.report.add_problem(manifest_file(number), "its fingerprint is not that of its plan", number)
+            self.report.add_problem(manifest_file_name(number), "its fingerprint is not that of its plan", number)
         if manifest.epoch and not manifest.inventories:
             self.report.add_problem(
-                manifest_file(number), f"it is of epoch {manifest.epoch} and names no state", number
+                manifest_file_name(number), f"it is of epoch {manifest.epoch} and names no state", number
             )
         flow = self._load_plan(manifest)
         for found in find_feed_faults(manifest):
-            self.report.add_problem(manifest_file(number), found, number)
+            self.report.add_problem(manifest_file_name(number), found, number)
         kept = dict[int, str]()
         for receipt in self._read_receipts(manifest):
             kept[receipt.epoch] = receipt.digest
             self._check_receipt(manifest, receipt, flow)
         for found in find_attachment_faults(manifest, kept):
-            self.report.add_problem(manifest_file(number), found, number)
+            self.report.add_problem(manifest_file_name(number), found, number)
         inventories = [
             self._check_inventory(manifest, flow, place, newest) for place in range(len(manifest.inventories))
         ]
         whole = [each for each in inventories if each is not None]
         if whole and len(whole) == len(inventories):
-            with self._report_errors(manifest_file(number), number):
+            with self._report_errors(manifest_file_name(number), number):
                 check_collections(Inventories(whole, manifest.partitions), self._open_operators(manifest, flow))
 
     def _check_inventory(
@@ -330,7 +329,7 @@ class _StateCheck:
             return None
         for blob in stored.text.files:
             self.named.add(blob.name)
-            self._compare_blob(blob, number)
+            self._verify_blob_once(blob, number)
         with guard():
             at, operators = place % manifest.partitions, self._open_operators(manifest, flow)
             InventoryCheck(manifest, at, operators, self.batch_store, guard, self.seen, newest).run(stored)
@@ -348,7 +347,7 @@ class _StateCheck:
 
     def _load_plan(self, manifest: Manifest) -> Plan | None:
         """Load the flow of a manifest's state; return None if its plan has functions, or is damaged."""
-        with self._report_errors(manifest_file(manifest.number), manifest.number):
+        with self._report_errors(manifest_file_name(manifest.number), manifest.number):
             try:
                 return resolve_plan(manifest.plan, self.flow, self.store.where)
             except SpecError as error:
@@ -358,30 +357,30 @@ class _StateCheck:
                 )
         return None
 
-    def _open_operators(self, manifest: Manifest, flow: Plan | None) -> FreshOperators:
+    def _open_operators(self, manifest: Manifest, flow: Plan | None) -> EmptyOperators:
         """Open new operators for a manifest's plan, counts if the flow is known."""
         secret = Secret(*manifest.secret)
         if flow is None:
             given = read_bindings(manifest.plan, self.store.where)
-            return FreshOperators({name: open_input(bound, secret) for name, bound in given.items()}, None, {})
-        graph, ids = Graph(flow, secret), node_ids(flow)
+            return EmptyOperators({name: open_input(bound, secret) for name, bound in given.items()}, None, {})
+        graph, ids = Graph(flow, secret), compute_node_ids(flow)
         by: dict[str, Columns] = {}
         if manifest.partitions > 1:
-            places = place_collections(flow)
+            places = compute_placements(flow)
             told = {
-                ids[node]: find_place_columns(node, places[node])
+                ids[node]: find_partition_columns(node, places[node])
                 for node, each in graph.keeping.items()
                 if each.arrangements
             }
             by = {name: columns for name, columns in told.items() if columns is not None}
         kept = {ids[node]: each for node, each in graph.keeping.items() if each.arrangements}
-        return FreshOperators(graph.inputs, kept, by)
+        return EmptyOperators(graph.inputs, kept, by)
 
     def _fetch_blob(self, blob: Blob, number: int) -> bytes | pa.Buffer:
         self.named.add(blob.name)
-        return self._compare_blob(blob, number) or b""
+        return self._verify_blob_once(blob, number) or b""
 
-    def _compare_blob(self, blob: Blob, number: int) -> pa.Buffer | None:
+    def _verify_blob_once(self, blob: Blob, number: int) -> pa.Buffer | None:
         """Return the bytes of a blob, compared once; report a problem and return None if they are damaged."""
         if blob not in self.compared:
             self.compared[blob] = None
@@ -400,7 +399,7 @@ class _StateCheck:
         fetch = partial(self._fetch_blob, number=manifest.number)
         for part in manifest.backlog:
             with self._report_errors(f"blobs/{part.file.name}", manifest.number):
-                yield from Backlog(self.store, fetch).receipts([part])
+                yield from Backlog(self.store, fetch).list_receipts([part])
             self.all_named &= part.file.name not in self.damaged
         yield from manifest.receipts
 
@@ -417,14 +416,14 @@ class _StateCheck:
                         manifest.number,
                     )
 
-    def _check_folder(self, manifest: Manifest) -> None:
+    def _check_output_folder(self, manifest: Manifest) -> None:
         """Check that the folder of outputs belongs to this state."""
         if manifest.folder is None:
             return
         sink = open_outputs(manifest.folder, self.store)
-        file = sink.mark_path
+        file = sink.record_path
         with self._report_errors(file, manifest.number):
-            owner = sink.owner()
+            owner = sink.read_owner()
             if owner is not None and owner.state != manifest.id:
                 self.report.add_problem(
                     file,
@@ -433,20 +432,20 @@ class _StateCheck:
                 )
 
     def _output_path(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> str:
-        if inside(blob):
+        if is_state_file(blob):
             return f"blobs/{blob.name}"
-        return open_outputs(str(manifest.folder), self.store).place(epoch, Fragment(name, blob))
+        return open_outputs(str(manifest.folder), self.store).build_fragment_path(epoch, Fragment(name, blob))
 
     def _count_output_rows(
         self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Plan | None
     ) -> int | None:
         """Count the rows of a file of an output; return None if the file was seen before or cannot be read."""
-        if not inside(blob):
+        if not is_state_file(blob):
             return self._count_fragment_rows(manifest, epoch, Fragment(name, blob))
         self.named.add(blob.name)
-        whole = self._compare_blob(blob, manifest.number)
+        whole = self._verify_blob_once(blob, manifest.number)
         past = find_past_schemas(
-            [PastSchemas.from_record(each, manifest_file(manifest.number)) for each in manifest.past], epoch
+            [PastSchemas.from_record(each, manifest_file_name(manifest.number)) for each in manifest.past], epoch
         )
         then = None if past is None else past.outputs.get(name)
         schema = then or (None if flow is None else flow.updates_schema(name))
@@ -460,15 +459,15 @@ class _StateCheck:
     def _count_fragment_rows(self, manifest: Manifest, epoch: int, fragment: Fragment) -> int | None:
         """Check that a fragment in a sink is present and complete, and return its number of rows."""
         sink, number, blob = open_outputs(str(manifest.folder), self.store), manifest.number, fragment.blob
-        path = sink.place(epoch, fragment)
+        path = sink.build_fragment_path(epoch, fragment)
         if (path, blob) in self.files:
             return None
         self.files.add((path, blob))
         with self._report_errors(path, number):
-            if sink.size(epoch, fragment) is None:
+            if sink.find_fragment_size(epoch, fragment) is None:
                 self.report.add_problem(path, f"it is missing, so epoch {epoch} cannot be given again", number)
                 return None
-            rows = sink.rows(epoch, fragment)
+            rows = sink.count_rows(epoch, fragment)
             self.look(blob.length)
             return rows
         return None
@@ -479,6 +478,6 @@ class _StateCheck:
         self.report.garbage, self.report.garbage_bytes = found if self.all_named else (None, None)
 
 
-def manifest_file(number: int) -> str:
+def manifest_file_name(number: int) -> str:
     """Return the name of a manifest's file in its state."""
     return f"manifests/{number:016d}"

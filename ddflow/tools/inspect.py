@@ -29,9 +29,9 @@ from ddflow.plan.text.codec import list_columns, read_inputs, read_time_type, sh
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.epochs import AttachedSource
-from ddflow.storage.feeding import FeedRecord
+from ddflow.storage.feeding import FeedHistory
 from ddflow.storage.manifest import Epoch, Manifest, load_manifest
-from ddflow.storage.opening import State, Trust, opened_store
+from ddflow.storage.opening import State, Trust, open_existing_store
 from ddflow.storage.protocol import Store
 from ddflow.trace.records import ArrangementRecord, RunRecord
 
@@ -66,14 +66,14 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
     StateRefused, CorruptState
         If there is no state; if the newest manifest or its inventory is damaged.
     """
-    with opened_store(state, trust=trust) as store:
+    with open_existing_store(state, trust=trust) as store:
         manifest = find_version(store)
         out: dict[str, Any] = {
             "state": store.where,
             "id": manifest.id,
             "manifest": manifest.number,
             "epoch": manifest.epoch,
-            "written": format_moment(manifest.written),
+            "written": format_timestamp(manifest.written),
             "note": manifest.note,
             "writer": manifest.nonce,
             "frontier": manifest.frontier,
@@ -84,7 +84,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "operators": {},
             "verdicts": {},
             "outputs": {},
-            "folder": _describe_folder(manifest),
+            "folder": _describe_output_folder(manifest),
             "receipts": [_describe_receipt(each) for each in manifest.receipts],
             "partitions": manifest.partitions,
             "stages": max(len(manifest.inventories) // manifest.partitions, 1),
@@ -95,14 +95,14 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         }
         outputs = JsonRecord(manifest.plan, f"the plan of {store.where}").record("outputs")
         out["outputs"] = {name: show_node(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
-        waiting = Backlog(store).files(manifest.backlog)
-        named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.inventories, *waiting)}
+        waiting = Backlog(store).list_files(manifest.backlog)
+        named = {blob.name: blob.length for blob in (*manifest.output_files(), *manifest.inventories, *waiting)}
         for place, part in enumerate(manifest.inventories):
             stored = StoredInventory.read(store, part)
             files = {blob.name: blob.length for blob in stored.text.files}
             stage, number = divmod(place, manifest.partitions)
             within = {"stage": stage, "partition": number, "files": len(files), "bytes": sum(files.values())}
-            out["parts"].append(within | _add_inventory(out, stored.of, manifest, store.where))
+            out["parts"].append(within | _add_inventory_figures(out, stored.of, manifest, store.where))
             named |= files
         versions = [_describe_version(store, number) for number in reversed(store.list_manifests())]
         return out | {"files": len(named), "bytes": sum(named.values()), "versions": versions}
@@ -117,7 +117,7 @@ def _describe_source(of: AttachedSource, name: str, manifest: Manifest) -> dict[
 
 def _describe_sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
     """Describe, by output, the attached sink, how many epochs wait for it, and the bytes of their updates."""
-    kept = [*Backlog(store).receipts(manifest.backlog), *manifest.receipts] if manifest.sinks else []
+    kept = [*Backlog(store).list_receipts(manifest.backlog), *manifest.receipts] if manifest.sinks else []
     return {
         name: to_builtins(sink)
         | {"columns": list(sink.columns)}
@@ -129,7 +129,7 @@ def _describe_sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any
     }
 
 
-def format_moment(milliseconds: int) -> str:
+def format_timestamp(milliseconds: int) -> str:
     """Format a moment as text, in UTC."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
@@ -143,13 +143,13 @@ def _describe_inputs(manifest: Manifest, where: str) -> dict[str, dict[str, Any]
         name: {
             "columns": list_columns(schema),
             "spec": json.loads(spec.to_json()),
-            "fed": _describe_calls(manifest.fed.get(name, FeedRecord())),
+            "fed": _describe_feed_calls(manifest.fed.get(name, FeedHistory())),
         }
         for name, (schema, spec) in read_inputs(manifest.plan, where).items()
     }
 
 
-def _describe_calls(fed: FeedRecord) -> dict[str, Any]:
+def _describe_feed_calls(fed: FeedHistory) -> dict[str, Any]:
     before = {"until": fed.until, "events": fed.events, "full": fed.full, "restated": fed.restated}
     runs = [
         {
@@ -162,15 +162,15 @@ def _describe_calls(fed: FeedRecord) -> dict[str, Any]:
         }
         for run in fed.runs
     ]
-    return {"runs": runs, "before": before if fed.forgotten_calls else None}
+    return {"runs": runs, "before": before if fed.forgotten_call_count else None}
 
 
-def _describe_folder(manifest: Manifest) -> dict[str, Any] | None:
+def _describe_output_folder(manifest: Manifest) -> dict[str, Any] | None:
     of = {name: folder_name(name) for name in manifest.plan["outputs"]}
     return None if manifest.folder is None else {"path": manifest.folder, "of": of}
 
 
-def _add_inventory(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: str) -> dict[str, int]:
+def _add_inventory_figures(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: str) -> dict[str, int]:
     """Add the figures of an inventory, with its keys and pending events."""
     keys = pending = 0
     for name, each in inventory.inputs.items():
@@ -239,7 +239,7 @@ def _describe_version(store: Store, number: int) -> dict[str, Any]:
     return {
         "manifest": number,
         "epoch": manifest.epoch,
-        "written": format_moment(manifest.written),
+        "written": format_timestamp(manifest.written),
         "age": round(max(0.0, time.time() - manifest.written / 1000), 3),
         "note": manifest.note,
     }

@@ -8,8 +8,9 @@ No file is read twice.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> batch_store = CachedBatchStore(MemoryStore(), set())
->>> blob = batch_store.put([pa.record_batch({"n": [1, 2]})], pa.schema({"n": pa.int64()}))
->>> batch_store.open(blob, pa.schema({"n": pa.int64()}), 2) is batch_store.open(blob, pa.schema({"n": pa.int64()}), 2)
+>>> blob = batch_store.write_table([pa.record_batch({"n": [1, 2]})], pa.schema({"n": pa.int64()}))
+>>> batch_store.open_batch(blob, pa.schema({"n": pa.int64()}), 2) is batch_store.open_batch(blob,
+...     pa.schema({"n": pa.int64()}), 2)
 True
 """
 
@@ -20,14 +21,14 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Secret, Words, identities, partition_of
-from ddflow.columns.rows import gather
+from ddflow.columns.hashing import Secret, Words, assign_partitions, compute_identities
+from ddflow.columns.rows import gather_table
 from ddflow.connectors.sources import find_position_error
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.result import GONE, NAMES, count_resolved
 from ddflow.engine.checkpoint import MEND, InputRecord, Inventories, StoredInventory
 from ddflow.errors import CorruptState
-from ddflow.operators.base import Readable
+from ddflow.operators.base import ReadableNode
 from ddflow.operators.inputs import RunningInput
 from ddflow.plan.collection import Columns
 from ddflow.storage.feeding import FULL, RESTATED
@@ -48,7 +49,7 @@ Place = Callable[[Batch], Words]
 """The identities, their first words, that say which partition a batch's rows are of."""
 
 
-class FreshOperators(NamedTuple):
+class EmptyOperators(NamedTuple):
     """New operators of a plan.
 
     ``inputs``: by name. ``kept``: by id, None if they are unknown. ``by``: the columns that determine the partition,
@@ -56,11 +57,11 @@ class FreshOperators(NamedTuple):
     """
 
     inputs: Mapping[str, RunningInput]
-    kept: Mapping[str, Readable] | None
+    kept: Mapping[str, ReadableNode] | None
     by: Mapping[str, Columns]
 
 
-class KnownDamage(CorruptState):
+class AlreadyReportedDamage(CorruptState):
     """A file is damaged, which has been told already."""
 
 
@@ -75,15 +76,15 @@ class CachedBatchStore(BatchStore):
         self.damaged = damaged
         self.opened: dict[tuple[Blob, str, int], StoredBatch] = {}
 
-    def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
-        """Open a file like `BatchStore.open`; raise `KnownDamage` for a file that is known to be damaged."""
+    def open_batch(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
+        """Open a file like `BatchStore.open_batch`; raise `AlreadyReportedDamage` for one known to be damaged."""
         if blob.name in self.damaged:
-            raise KnownDamage(f"the file {blob.name}", "it is damaged", "see there")
+            raise AlreadyReportedDamage(f"the file {blob.name}", "it is damaged", "see there")
         if compressed:
-            return super().open(blob, schema, rows, compressed)
+            return super().open_batch(blob, schema, rows, compressed)
         key = (blob, str(schema), rows)
         if key not in self.opened:
-            self.opened[key] = super().open(blob, schema, rows)
+            self.opened[key] = super().open_batch(blob, schema, rows)
         return self.opened[key]
 
 
@@ -98,7 +99,7 @@ class InventoryCheck:
         self,
         manifest: Manifest,
         number: int,
-        operators: FreshOperators,
+        operators: EmptyOperators,
         batch_store: CachedBatchStore,
         guard: Guard,
         seen: set[str],
@@ -114,9 +115,11 @@ class InventoryCheck:
         for name, upsert in self.operators.inputs.items():
             if name not in inputs:
                 continue
-            at = stored.name_place("inputs", name)
+            at = stored.describe_place("inputs", name)
             with self.guard():
-                self._check_arrangement(upsert.arranged, inputs[name].rows, f"{at}, rows", upsert.hash_rows, True)
+                self._check_arrangement(
+                    upsert.output_arrangement, inputs[name].rows, f"{at}, rows", upsert.hash_rows, True
+                )
             with self.guard():
                 complete = False
                 arrived += inputs[name].arrived
@@ -128,8 +131,10 @@ class InventoryCheck:
                 if name in kept:
                     for n, (arranged, part) in enumerate(zip(each.arrangements, kept[name].arrangements, strict=True)):
                         with self.guard():
-                            at = f"{stored.name_place('operators', name)}, arrangements[{n}]"
-                            self._check_arrangement(arranged, part, at, each.hash_rows, False, self._make_place(name))
+                            at = f"{stored.describe_place('operators', name)}, arrangements[{n}]"
+                            self._check_arrangement(
+                                arranged, part, at, each.hash_rows, False, self._build_row_partitioner(name)
+                            )
         with self.guard():
             known = {name: n for name, n in stored.of.totals.items() if name in (*NAMES, GONE)}
             if complete and arrived != (done := count_resolved(known)) + waiting:
@@ -138,16 +143,16 @@ class InventoryCheck:
 
     def _check_pending(self, record: InputRecord, at: str, upsert: RunningInput) -> int:
         """Count the pending events, and check that their keys belong to this partition."""
-        batcher = pending.restore(record.runs, at, upsert.bound.event_schema, self.batch_store, spilled=True)
-        batcher._check()
+        batcher = pending.restore_batcher(record.runs, at, upsert.bound.event_schema, self.batch_store, spilled=True)
+        batcher._check_invariants()
         for run in batcher.runs.by_least if self.manifest.partitions > 1 else ():
-            high, _ = upsert.keys.identify_rows(run.waiting.rows)
+            high, _ = upsert.keys.identify_rows(run.pending_events.rows)
             self._check_partition(at, high, "a pending event")
         return len(batcher)
 
     def _check_partition(self, at: str, high: Words, what: str) -> None:
         """Check that identities are in the range of this partition."""
-        places = partition_of(high, self.manifest.partitions)
+        places = assign_partitions(high, self.manifest.partitions)
         if (odd := np.flatnonzero(places != self.number)).size:
             raise CorruptState(
                 at,
@@ -155,12 +160,12 @@ class InventoryCheck:
                 MEND,
             )
 
-    def _make_place(self, name: str) -> Place:
+    def _build_row_partitioner(self, name: str) -> Place:
         """Return the function that computes the partition of rows in an operator's state."""
         if name not in self.operators.by:
             return lambda batch: batch.high
         by, secret = list(self.operators.by[name]), Secret(*self.manifest.secret)
-        return lambda batch: identities(pa.table(batch.rows.table).select(by), secret, len(batch))[0]
+        return lambda batch: compute_identities(pa.table(batch.rows.table).select(by), secret, len(batch))[0]
 
     def _check_arrangement(
         self,
@@ -175,7 +180,7 @@ class InventoryCheck:
 
         ``at``: its place, for messages. ``told``: whether its identities determine the partition of its keys.
         """
-        arrangements.restore(arranged, record, at, self.batch_store, indexed=False, made=rows, sieved=False)
+        arrangements.restore_arrangement(arranged, record, at, self.batch_store, indexed=False, made=rows, sieved=False)
         if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
             raise CorruptState(
                 at,
@@ -194,14 +199,16 @@ class InventoryCheck:
                 self._check_batch(each, by_file[each.file.name], arranged, rows)
         if self.whole:
             live, dead = count_keys(arranged, rows)
-            if live != arranged.keys or (arranged.keeps and arranged.lapse is None and dead != arranged.tombstones):
+            if live != arranged.keys or (
+                arranged.keeps and arranged.lapse is None and dead != arranged.tombstone_count
+            ):
                 raise CorruptState(
                     at,
-                    f"it says {arranged.keys:,} keys and {arranged.tombstones:,} tombstones, its files "
+                    f"it says {arranged.keys:,} keys and {arranged.tombstone_count:,} tombstones, its files "
                     f"have {live:,} and {dead:,}",
                     MEND,
                 )
-            arranged._check()
+            arranged._check_invariants()
 
     def _check_batch(self, record: BatchRecord, batch: Batch, arranged: Arrangement, rows: Made) -> None:
         """Check the places and hashes of rows, and the Bloom filter."""
@@ -222,16 +229,18 @@ class InventoryCheck:
                     raise self._damage_error(name, f"the {what} of row {odd[0]:,} is not that of its columns")
         if bloom is not None and bloom.name not in self.seen:
             self.seen.add(bloom.name)
-            words = BloomFilter.room(int(batch.high[0]), int(batch.high[-1]), len(batch))[2]
-            kept = self.batch_store.open(bloom, pa.schema({WORDS: pa.uint64()}), words)
-            if not np.array_equal(kept.batch.column(0).to_numpy(False), BloomFilter.over(batch.high, batch.low).words):
+            words = BloomFilter.compute_size(int(batch.high[0]), int(batch.high[-1]), len(batch))[2]
+            kept = self.batch_store.open_batch(bloom, pa.schema({WORDS: pa.uint64()}), words)
+            if not np.array_equal(
+                kept.batch.column(0).to_numpy(False), BloomFilter.from_identities(batch.high, batch.low).words
+            ):
                 raise self._damage_error(bloom.name, f"it is not the Bloom filter of {name}")
 
     def _damage_error(self, name: str, found: str) -> CorruptState:
         return CorruptState(f"the file {name} of {self.batch_store.store.where}", found, MEND)
 
 
-def check_collections(inventories: Inventories, operators: FreshOperators) -> None:
+def check_collections(inventories: Inventories, operators: EmptyOperators) -> None:
     """Raise `CorruptState` unless all inventories together hold each collection of the plan, and no other, whole.
 
     O(inventories * collections).
@@ -278,7 +287,7 @@ def find_attachment_faults(manifest: Manifest, kept: Mapping[int, str]) -> Itera
         elif kept.get(sink.written, "") not in ("", sink.digest):
             yield f"the sink of {name!r} was given another epoch {sink.written} than is kept"
         # Another folder of outputs does not have the epochs that were put in the one before.
-        oldest = manifest.epoch + 1 if manifest.oldest is None else manifest.oldest
+        oldest = manifest.epoch + 1 if manifest.oldest_epoch is None else manifest.oldest_epoch
         if manifest.folder is None and sink.epoch < manifest.epoch and sink.epoch + 1 < oldest:
             yield f"the sink of {name!r} lacks epoch {sink.epoch + 1}, whose updates are not kept"
 
@@ -289,12 +298,12 @@ def count_keys(arranged: Arrangement, rows: Made) -> tuple[int, int]:
     ``rows``: the expected hashes of the current versions. Raises `CorruptState` for another hash.
     """
     live = dead = 0
-    for parts in arranged.ranges():
+    for parts in arranged.iterate_version_ranges():
         picked = pick_by_sorting(arranged.slots, parts, NEVER, droppable=False)
-        last = picked.last
+        last = picked.last_of_keys
         there = last & (picked.live != 0)
         live, dead = live + int(there.sum()), dead + int((last & (picked.live == 0)).sum())
         bare = np.flatnonzero(there & (picked.value == 0))
-        if bare.size and rows(gather(arranged.slots.pool, picked.references[bare], arranged.schema))[2].any():
+        if bare.size and rows(gather_table(arranged.slots.pool, picked.references[bare], arranged.schema))[2].any():
             raise CorruptState("the rows of an arrangement", "a current version has no hash", MEND)
     return live, dead

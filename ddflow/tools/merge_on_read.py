@@ -93,7 +93,7 @@ def merge_on_read(
     [{'order_id': 1, 'ts': 200}]
     """
     with fold_log(log, spec, schema, memory=memory, spill=spill, secret=secret) as upsert:
-        return upsert.arranged.read().select(upsert.bound.row_schema.names)
+        return upsert.output_arrangement.read().select(upsert.bound.row_schema.names)
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def fold_log(
 
     ``format``: of messages that were decoded to rows of a history.
     """
-    parts, first = _split_log(log) if schema is None else (iterate_parts(log, repr(LOG)), schema)
+    parts, first = _peek_log_parts(log) if schema is None else (iterate_parts(log, repr(LOG)), schema)
     if first is None:
         raise NotArrow(f"rows for {LOG!r}", "there is no part that tells of columns", "give schema=", input=LOG)
     declared = to_schema(first, f"the schema of {LOG!r}")
@@ -122,14 +122,14 @@ def fold_log(
     # An engine has an output; this one asks for the least of each row.
     flow.output("rows", input.count(by=[]))
     with flow.open(memory=memory, spill=spill, secret=secret) as engine:
-        for time, part in enumerate(_group_calls(parts, declared, input.bound)):
-            take_part(engine, LOG, part, time)
+        for time, part in enumerate(_group_parts_into_calls(parts, declared, input.bound)):
+            feed_log_part(engine, LOG, part, time)
         if flow.holds_back:
             engine.advance_to(CLOSED)
         yield engine.dataflow.graph.inputs[LOG]
 
 
-def take_part(
+def feed_log_part(
     engine: Engine, name: str, part: Any, time: Time, epoch: int | None = None, allowed: AbsenceLimit = ANY
 ) -> Step:
     """Make one call of an engine: take a part of a log, by its mark, in for the input ``name``.
@@ -149,7 +149,7 @@ def take_part(
     return engine.step({name: part}, time, epoch=epoch)
 
 
-def _group_calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> Iterator[Any]:
+def _group_parts_into_calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> Iterator[Any]:
     """Group the parts into the fewest calls: adjacent events are one call."""
     for marked, each in groupby(parts, lambda part: isinstance(part, MARKS)):
         if marked or bound.merging is not None:
@@ -160,7 +160,7 @@ def _group_calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> I
             yield pa.RecordBatchReader.from_batches(declared, events)
 
 
-def _split_log(log: Any) -> tuple[Iterator[Any], Any]:
+def _peek_log_parts(log: Any) -> tuple[Iterator[Any], Any]:
     """Return the parts of a log, and the source of the first part's schema; None if there is none."""
     parts = iterate_parts(log, repr(LOG))
     for part in parts:

@@ -26,15 +26,15 @@ from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, Option, Phrase, PlanChanged, SpecError, StateRefused
 from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.plan.plan import Plan
-from ddflow.storage.feeding import FeedRecord
+from ddflow.storage.feeding import FeedHistory
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.opening import State, Trust, open_store, opened_store
+from ddflow.storage.opening import State, Trust, open_existing_store, open_store
 from ddflow.storage.protocol import Store
 from ddflow.time import INT64, NEVER
-from ddflow.tools.merge_on_read import take_part
+from ddflow.tools.merge_on_read import feed_log_part
 
 
-class FedLog:
+class LogMarker:
     """How the log of an old state is to be replayed under another plan, ``flow``."""
 
     def __init__(self, old: Snapshot, flow: Flow) -> None:
@@ -43,7 +43,7 @@ class FedLog:
     @property
     def has_only_events(self) -> bool:
         """Whether all that the old state was fed are events."""
-        return all(fed.is_plain for fed in self.old.dataflow.fed.values())
+        return all(fed.has_only_events for fed in self.old.dataflow.fed.values())
 
     def __call__(self, name: str, parts: Iterable[Any]) -> Iterator[Any]:
         """Mark the parts of a log of a new plan's input like the calls that fed the old state.
@@ -59,15 +59,15 @@ class FedLog:
             name = next(iter(inputs))
         if name not in inputs:
             return iter(parts)
-        return mark_log_parts(parts, self.old.dataflow.fed.get(name, FeedRecord()), inputs[name].bound, to)
+        return mark_log_parts(parts, self.old.dataflow.fed.get(name, FeedHistory()), inputs[name].bound, to)
 
 
-Feed = Callable[[Engine, int, FedLog], None]
+Feed = Callable[[Engine, int, LogMarker], None]
 """Replays a log into an engine, committing as it goes.  The int: what the time of its last step must be, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Migration:
+class MigrationOptions:
     """The options of `migrate`, which describes them."""
 
     output: str | None = None
@@ -79,7 +79,7 @@ class Migration:
 
 
 @dataclass(frozen=True)
-class Migrated:
+class MigrationResult:
     """The result of `migrate`.
 
     Attributes
@@ -136,7 +136,7 @@ def migrate(
     retain: int | None = None,
     memory: str | int | None = None,
     trust: Trust = "owner",
-) -> Migrated:
+) -> MigrationResult:
     """Replay ``log`` into a new state under ``flow``, and compare the outputs of both states.
 
     Parameters
@@ -182,13 +182,15 @@ def migrate(
     if isinstance(log, Mapping):
         found = "it is one mapping, and a log has one for each call"
         raise SpecError("migrate a log", found, "give a list of them: [{'orders': rows}, ...]")
-    options = Migration(output=output, whole=whole, old_flow=old_flow, retain=retain, memory=memory, trust=trust)
-    with replay(old_state, new_state, flow, _make_feed(log), options) as done:
+    options = MigrationOptions(output=output, whole=whole, old_flow=old_flow, retain=retain, memory=memory, trust=trust)
+    with replay_migration(old_state, new_state, flow, _build_log_feed(log), options) as done:
         return done
 
 
 @contextmanager
-def replay(old_state: State, new_state: State, flow: Flow, feed: Feed, options: Migration) -> Iterator[Migrated]:
+def replay_migration(
+    old_state: State, new_state: State, flow: Flow, feed: Feed, options: MigrationOptions
+) -> Iterator[MigrationResult]:
     """Migrate like `migrate`, with a log that ``feed`` replays; if the block fails, the new state is removed."""
     output, trust = options.output, options.trust
     with Snapshot.open(old_state, flow=options.old_flow, trust=trust) as old:
@@ -213,18 +215,18 @@ def replay(old_state: State, new_state: State, flow: Flow, feed: Feed, options: 
             kept = engine.dataflow.retain
             if both:
                 engine.dataflow.retain = 0  # the replay's times are not those of the old state's steps
-            feed(engine, old.last + 1 if both and old.last > NEVER else 1, FedLog(old, flow))
+            feed(engine, old.last + 1 if both and old.last > NEVER else 1, LogMarker(old, flow))
             _close_times(engine, old)
             engine.flush()
             if both and engine.durable is not None:
-                engine.durable.keep_history(engine.dataflow, kept)
+                engine.durable.set_retention(engine.dataflow, kept)
             tables = {
-                name: _net_change(name, old if same else None, engine)
+                name: _compute_net_change(name, old if same else None, engine)
                 for name, same in wanted.items()
-                if output is not None or not engine.dataflow.graph.list_unkept(engine.flow.outputs[name])
+                if output is not None or not engine.dataflow.graph.list_stateless_inputs(engine.flow.outputs[name])
             }
             other = [name for name, same in wanted.items() if not same]
-            yield Migrated(
+            yield MigrationResult(
                 tables,
                 engine.epoch,
                 engine.last,
@@ -235,23 +237,23 @@ def replay(old_state: State, new_state: State, flow: Flow, feed: Feed, options: 
             )
 
 
-def _make_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
-    def feed(engine: Engine, least: int, told: FedLog) -> None:
-        epochs, time = map(_split_calls, _mark_calls(engine.flow, log, told)), 0
+def _build_log_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
+    def feed(engine: Engine, least: int, told: LogMarker) -> None:
+        epochs, time = map(_split_epoch_into_calls, _mark_log_calls(engine.flow, log, told)), 0
         calls: list[Mapping[str, Any]] = next(epochs, [{}])
         while calls:
             following = next(epochs, [])
             for number, inputs in enumerate(calls, 1):
                 time += 1
                 last = not following and number == len(calls)
-                _take_call(engine, inputs, max(time, least) if last else time)
+                _run_call(engine, inputs, max(time, least) if last else time)
             engine.flush()
             calls = following
 
     return feed
 
 
-def _mark_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: FedLog) -> Iterator[Mapping[str, Any]]:
+def _mark_log_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: LogMarker) -> Iterator[Mapping[str, Any]]:
     """Mark the rows of the log's calls; lazy if the old state was fed events only, else the log is held."""
     calls = log if told.has_only_events else list(log)
     parts = (
@@ -265,17 +267,17 @@ def _mark_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: FedLog) -> I
         yield {name: convert_part(part, known[name].bound) if name in known else part for name, part in given.items()}
 
 
-def _split_calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _split_epoch_into_calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Split an epoch into calls: events of all inputs together, full contents and restated rows each alone."""
     events = {name: rows for name, rows in inputs.items() if not isinstance(rows, MARKS)}
     alone: list[Mapping[str, Any]] = [{name: rows} for name, rows in inputs.items() if isinstance(rows, MARKS)]
     return [events, *alone] if events or not alone else alone
 
 
-def _take_call(engine: Engine, inputs: Mapping[str, Any], number: int) -> None:
+def _run_call(engine: Engine, inputs: Mapping[str, Any], number: int) -> None:
     if len(inputs) == 1:
         ((name, part),) = inputs.items()
-        take_part(engine, name, part, number)
+        feed_log_part(engine, name, part, number)
     elif engine.flow.holds_back:
         engine.push(inputs)
     else:
@@ -304,7 +306,7 @@ def _select_outputs(old: Snapshot, flow: Plan, output: str | None, whole: bool) 
     for name in flow.outputs if output is None else [output]:
         was, now = (_list_columns(each, name) for each in (old.flow, flow))
         # What is made of rows that the old state did not keep comes out whole.
-        out[name] = was == now and not old.dataflow.graph.list_unkept(old.flow.outputs[name])
+        out[name] = was == now and not old.dataflow.graph.list_stateless_inputs(old.flow.outputs[name])
         if was is not None and was != now and not whole:
             raise PlanChanged(
                 f"migrate the output {name!r}",
@@ -319,7 +321,7 @@ def _list_columns(flow: Plan, name: str) -> list[tuple[str, str]] | None:
     return None if node is None else [(field.name, str(field.type)) for field in node.schema]
 
 
-def _net_change(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
+def _compute_net_change(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
     """Return the net change of an output since the old state, as updates of the last time."""
     parts, schema = [(engine.read(name), 1)], engine.flow.outputs[name].schema
     if old is not None:
@@ -344,14 +346,14 @@ def _create_store(state: State, trust: Trust) -> Iterator[Store]:
     except BaseException:
         store.close()
         if isinstance(store, LocalStore):
-            store.abandon(whole=not there)
+            store.remove_new_state(whole=not there)
         raise
 
 
 def _has_state(state: State, trust: Trust) -> bool:
     """Return whether there is a state. Raises the errors of the store."""
     try:
-        with opened_store(state, trust=trust) as store:
-            return bool(store.list_manifests()) or store.last_mark() >= 0
+        with open_existing_store(state, trust=trust) as store:
+            return bool(store.list_manifests()) or store.find_last_mark() >= 0
     except StateRefused:
         return False  # and if it is for another reason, it is said when it is made

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.names import DIFF, TIME, column_names, did_you_mean
+from ddflow.columns.names import DIFF, TIME, did_you_mean, parse_column_names
 from ddflow.columns.schema import to_array
 from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.result import PRINTED, Step, Verdicts
@@ -86,7 +86,7 @@ def changes(
     -----
     O(n log n), for n updates.
     """
-    keys = column_names(key, "plot changes", "key")
+    keys = parse_column_names(key, "plot changes", "key")
     table = _combine_updates(updates, keys)
     axes = _get_axes(ax)
     times, diffs = to_array(table.column(TIME)), np.asarray(table.column(DIFF))

@@ -17,16 +17,16 @@ from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from ddflow.connectors.parquet.sink import OutputFolder
-from ddflow.engine.garbage import list_blobs
-from ddflow.engine.outputs import open_owned
+from ddflow.engine.garbage import list_version_blobs
+from ddflow.engine.outputs import open_owned_folder
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
 from ddflow.metrics import Look
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.fields import encode_record
-from ddflow.storage.inventory_text import inside, read, rename_files
+from ddflow.storage.inventory_text import is_state_file, read_inventory_text, rename_files
 from ddflow.storage.manifest import Epoch, Manifest, load_manifest
-from ddflow.storage.manifest_log import digest, publish_manifest
-from ddflow.storage.opening import State, Trust, opened_store
+from ddflow.storage.manifest_log import hash_manifest, publish_manifest
+from ddflow.storage.opening import State, Trust, open_existing_store
 from ddflow.storage.protocol import Blob, Store
 
 _RECEIPTS: Final = Decoder(tuple[Epoch, ...])
@@ -41,7 +41,7 @@ class OldVersion(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RolledBack:
+class RollbackResult:
     """The result of `rollback`.
 
     Attributes
@@ -71,14 +71,14 @@ def list_versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
 
     O(bytes of manifests and inventories + files). Raises `StateRefused` if there is no state.
     """
-    with opened_store(state, trust=trust) as store:
+    with open_existing_store(state, trust=trust) as store:
         lengths = {entry.name: entry.length for entry in store.list_blobs()}
-        return [_describe_version(store, number, lengths) for number in _list_numbers(store)]
+        return [_describe_version(store, number, lengths) for number in _list_manifest_numbers(store)]
 
 
 def rollback(
     state: State, epoch: int | None = None, *, trust: Trust = "owner", look: Look = lambda size: None
-) -> RolledBack:
+) -> RollbackResult:
     """Make an older version of a state its newest one.  Any writer of the state is `Fenced` then.
 
     Parameters
@@ -126,23 +126,25 @@ def rollback(
     >>> back.manifest.epoch, back.manifest.number, back.manifest.note, dd.read(store.writer(), "people").num_rows
     (1, 3, 'rollback to epoch 1 (manifest 1)', 1)
     """
-    with opened_store(state, trust=trust, readonly=False) as store:
-        numbers = _list_numbers(store)
+    with open_existing_store(state, trust=trust, readonly=False) as store:
+        numbers = _list_manifest_numbers(store)
         found, passed = _choose_version(store, numbers, epoch, look)
         # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
-        named = [*_load_readable(store)]
+        named = [*_load_readable_manifests(store)]
         folders = {each.folder: each for each in named}
-        sinks = [sink for each in folders.values() if (sink := open_owned(store, each, deleting=False)) is not None]
+        sinks = [
+            sink for each in folders.values() if (sink := open_owned_folder(store, each, deleting=False)) is not None
+        ]
         made = found
         if found.number != numbers[0]:
             made = _copy_version(store, found, numbers[0] + 1, look)
         ahead = {name: each.epoch for each in named for name in each.sinks if each.epoch > made.epoch}
-        return RolledBack(made, found.number, passed, _withdraw_outputs(store, made, sinks), ahead)
+        return RollbackResult(made, found.number, passed, _withdraw_outputs(store, made, sinks), ahead)
 
 
-def _list_numbers(store: Store) -> list[int]:
+def _list_manifest_numbers(store: Store) -> list[int]:
     """List the numbers of all manifests, descending, with that of a lost one that has left its mark."""
-    marked, numbers = store.last_mark(), store.list_manifests()
+    marked, numbers = store.find_last_mark(), store.list_manifests()
     if marked > max(numbers, default=-1):
         numbers.append(marked)
     if not numbers:
@@ -155,7 +157,9 @@ def _describe_version(store: Store, number: int, lengths: dict[str, int]) -> Old
     try:
         manifest = load_manifest(store, number)
         wrong = [
-            blob.name for blob in list_blobs(store, manifest) if lengths.get(blob.name) != blob.length and inside(blob)
+            blob.name
+            for blob in list_version_blobs(store, manifest)
+            if lengths.get(blob.name) != blob.length and is_state_file(blob)
         ]
     except CorruptState as error:
         return OldVersion(number, manifest, f"{error.asked}: {error.found}")
@@ -176,8 +180,8 @@ def _choose_version(store: Store, numbers: list[int], epoch: int | None, look: L
         if wanted is not None and (manifest.epoch > wanted or (epoch is not None and manifest.epoch < epoch)):
             continue
         try:
-            for blob in list_blobs(store, manifest):
-                if inside(blob):
+            for blob in list_version_blobs(store, manifest):
+                if is_state_file(blob):
                     store.map(blob)
                     look(blob.length)
         except CorruptState as error:
@@ -201,14 +205,14 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
     """Publish a copy of an old manifest that names copies of its files. O(bytes)."""
     made: dict[str, Blob] = {}
     try:
-        for blob in [*list_blobs(store, old)]:
+        for blob in [*list_version_blobs(store, old)]:
             if blob.name not in made and blob.name.endswith(".arrow"):
                 made[blob.name] = _copy_blob(store, blob)
                 look(blob.length)
         parts = tuple(_rewrite_inventory(store, part, made) for part in old.inventories)
         made |= {blob.name: blob for blob in parts}
         reader = Backlog(store)
-        older = _RECEIPTS.decode(rename_files(encode_record(tuple(reader.receipts(old.backlog))), made))
+        older = _RECEIPTS.decode(rename_files(encode_record(tuple(reader.list_receipts(old.backlog))), made))
         receipts = _RECEIPTS.decode(rename_files(encode_record(old.receipts), made))
         backlog, older = reader.move_receipts((), older, 0, 0)
         made |= {part.file.name: part.file for part in backlog}
@@ -249,7 +253,7 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
 def _compute_digest(store: Store, number: int) -> str:
     """Compute the digest of a manifest of any content; "" if it is lost."""
     with suppress(CorruptState):
-        return digest(store.read_manifest(number))
+        return hash_manifest(store.read_manifest(number))
     return ""
 
 
@@ -260,25 +264,30 @@ def _copy_blob(store: Store, blob: Blob) -> Blob:
 
 def _rewrite_inventory(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
     """Write a partition's inventory with the names of the copies, in one file; commits split it into sheets again."""
-    data = rename_files(read(store, part).data, made)
+    data = rename_files(read_inventory_text(store, part).data, made)
     return store.put("json", lambda sink: sink.write(data))
 
 
 def _withdraw_outputs(store: Store, made: Manifest, sinks: list[OutputFolder]) -> list[str]:
     """Withdraw the files of undone epochs from all earlier sinks; list the places."""
-    found = [(sink, sink.list_shown_after(made.epoch)) for sink in sinks]
+    found = [(sink, sink.list_published_after(made.epoch)) for sink in sinks]
     # Somebody may have gone on by now; what he has shown he had committed before.
-    again = {blob.name for each in _load_readable(store) if each.number >= made.number for blob in each.outputs()}
+    again = {
+        blob.name
+        for each in _load_readable_manifests(store)
+        if each.number >= made.number
+        for blob in each.output_files()
+    }
     done = list[str]()
     for sink, shown in found:
         over = [each for each in shown if each.name not in again]
-        sink.hide(over)
+        sink.hide_fragments(over)
         sink.sync()
         done += [each.place for each in over]
     return sorted(done)
 
 
-def _load_readable(store: Store) -> Iterator[Manifest]:
+def _load_readable_manifests(store: Store) -> Iterator[Manifest]:
     for number in store.list_manifests():
         with suppress(CorruptState):
             yield load_manifest(store, number)

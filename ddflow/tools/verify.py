@@ -17,7 +17,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, canonical_words, validity, value_hashes
+from ddflow.columns.hashing import (
+    Ints,
+    RowHasher,
+    Secret,
+    Words,
+    compute_canonical_words,
+    compute_value_hashes,
+    unpack_validity,
+)
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import row_values
 from ddflow.connectors.formats.base import BAD as MARK
@@ -25,13 +33,13 @@ from ddflow.engine.lineage.log_parts import MARKS, iterate_parts, mark_log_parts
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import CorruptState, NotReadable, Option, Phrase
 from ddflow.metrics import Look
-from ddflow.operators.base import Context, Running
+from ddflow.operators.base import OperatorContext, RunningOperator
 from ddflow.operators.updates import ints
 from ddflow.plan.collection import Collection
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import describe_plan, node_ids, show_node
-from ddflow.storage.feeding import FeedRecord
+from ddflow.plan.text.codec import compute_node_ids, describe_plan, show_node
+from ddflow.storage.feeding import FeedHistory
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
 from ddflow.terminal import format_count, format_row
@@ -39,7 +47,7 @@ from ddflow.time import CLOSED, format_time
 from ddflow.tools.export import read_ranges
 from ddflow.tools.merge_on_read import fold_log
 from ddflow.trace.arrangement import PIECE, Arrangement
-from ddflow.trace.batch import starts
+from ddflow.trace.batch import mark_first_of_keys
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -55,21 +63,21 @@ class HashedRows(NamedTuple):
     """uint64[n]: hashes of what counts in "did it change"."""
 
     @classmethod
-    def of(cls, table: pa.Table, bound: Binding, secret: Secret, begin: int, end: int) -> HashedRows:
+    def of_range(cls, table: pa.Table, bound: Binding, secret: Secret, begin: int, end: int) -> HashedRows:
         """Make the piece of an ordered table with identities from ``begin`` to ``end``. O(n).
 
         Raises `CorruptState` for a row out of order or out of this range.
         """
-        high, low = RowHashes(bound.key_schema, secret).identify_rows(table)
+        high, low = RowHasher(bound.key_schema, secret).identify_rows(table)
         after = high[1:] > high[:-1]
         if low.size:
             after |= (high[1:] == high[:-1]) & (low[1:] > low[:-1])
         fits = (high >= np.uint64(begin)) & (high <= np.uint64(end))
         fits[1:] &= after
         if not fits.all():
-            raise misplaced_row(bound.name, table, int(np.flatnonzero(~fits)[0]))
+            raise misplaced_row_error(bound.name, table, int(np.flatnonzero(~fits)[0]))
         shown = list(dict.fromkeys([*bound.row_schema.names, *bound.tracked]))
-        return cls(table.select(shown), high, low, value_hashes(table.select(bound.tracked), secret))
+        return cls(table.select(shown), high, low, compute_value_hashes(table.select(bound.tracked), secret))
 
     def match_keys(self, other: HashedRows) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the rows of this alone, those of the other alone, and the rows of both that have one key, in step.
@@ -79,24 +87,24 @@ class HashedRows(NamedTuple):
         n, high = self.high.size, np.concatenate([self.high, other.high])
         low = np.concatenate([self.low, other.low])
         order = np.lexsort((low, high)) if low.size else np.argsort(high, kind="stable")
-        same = ~starts(high[order], low[order] if low.size else low)[1:]
+        same = ~mark_first_of_keys(high[order], low[order] if low.size else low)[1:]
         first, second = order[:-1][same], order[1:][same]
         alone = np.ones(order.size, bool)
         alone[first] = alone[second] = False
         left = np.flatnonzero(alone)
         return left[left < n], left[left >= n] - n, first, second - n
 
-    def has_keys(self, keys: set[tuple[int, int]], rows: Ints) -> Mask:
+    def mark_keys(self, keys: set[tuple[int, int]], rows: Ints) -> Mask:
         """Mark the rows whose identity is in a set of (high, low), low 0 if there is none."""
         low = self.low[rows].tolist() if self.low.size else [0] * rows.size
         pairs = zip(self.high[rows].tolist(), low, strict=True)
         return np.fromiter((pair in keys for pair in pairs), bool, rows.size)
 
 
-def align_pieces(
+def align_ranges(
     one: Arrangement, other: Arrangement, bound: Binding, secret: Secret
 ) -> Iterator[tuple[HashedRows, HashedRows]]:
-    """Yield both sides, range by range.  ``bound``: has key and value.  O(n log n).  Raises as `HashedRows.of`.
+    """Yield both sides, range by range.  ``bound``: has key and value.  O(n log n).  Raises as `HashedRows.of_range`.
 
     Either may be in several partitions.  They must not change meanwhile.
 
@@ -106,9 +114,9 @@ def align_pieces(
     >>> def rows_of(keys, values):
     ...     engine = flow.open(secret=secret)
     ...     _ = engine.step({"v": pa.table({"k": keys, "v": values})}, time=1)
-    ...     return engine.dataflow.graph.inputs["v"].arranged
+    ...     return engine.dataflow.graph.inputs["v"].output_arrangement
     >>> one, other = rows_of([1, 2, 3], [1, 2, 3]), rows_of([2, 3, 5], [2, 4, 5])
-    >>> found = [a.match_keys(b) for a, b in align_pieces(one, other, input.bound, secret)]
+    >>> found = [a.match_keys(b) for a, b in align_ranges(one, other, input.bound, secret)]
     >>> sum(extra.size for extra, *_ in found), sum(missing.size for _, missing, *_ in found)
     (1, 1)
     """
@@ -116,18 +124,18 @@ def align_pieces(
     count = sum(each.keys for each in parts) // PIECE + 1
     ends = [((number + 1) << 64) // count - 1 for number in range(count)]
     begin = 0
-    for end, *tables in zip(ends, *(each.within(ends) for each in parts), strict=True):
-        pieces = [HashedRows.of(table, bound, secret, begin, end) for table in tables]
-        yield _join_pieces(pieces[: len(one.partitions)]), _join_pieces(pieces[len(one.partitions) :])
+    for end, *tables in zip(ends, *(each.iterate_live_ranges(ends) for each in parts), strict=True):
+        pieces = [HashedRows.of_range(table, bound, secret, begin, end) for table in tables]
+        yield _concat_hashed_rows(pieces[: len(one.partitions)]), _concat_hashed_rows(pieces[len(one.partitions) :])
         begin = end + 1
 
 
-def _join_pieces(pieces: list[HashedRows]) -> HashedRows:
+def _concat_hashed_rows(pieces: list[HashedRows]) -> HashedRows:
     words = (np.concatenate(each) for each in zip(*(piece[1:] for piece in pieces), strict=True))
     return HashedRows(pa.concat_tables([piece.table for piece in pieces]), *words)
 
 
-def misplaced_row(name: str, table: pa.Table, row: int) -> CorruptState:
+def misplaced_row_error(name: str, table: pa.Table, row: int) -> CorruptState:
     """Make the error for a row in a place where its key does not belong."""
     shown = format_row(row_values(table, row))[:200]
     return CorruptState(
@@ -137,7 +145,7 @@ def misplaced_row(name: str, table: pa.Table, row: int) -> CorruptState:
     )
 
 
-def recount(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
+def recount_groups(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     """Recount each count of a state: yield its description, and the number of groups that differ from their rows.
 
     Skips counts of rows that their inputs have forgotten or did not keep, and results that depend on arrival. O(rows);
@@ -151,29 +159,31 @@ def recount(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     >>> with flow.open(store) as engine:
     ...     _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
     >>> with Snapshot.open(store) as snapshot:
-    ...     list(recount(snapshot))
+    ...     list(recount_groups(snapshot))
     [("people.project(['city']).count(by=['city'])", 0)]
     """
-    ids, description = node_ids(snapshot.flow), describe_plan(snapshot.flow)
+    ids, description = compute_node_ids(snapshot.flow), describe_plan(snapshot.flow)
     for node, kept in snapshot.dataflow.graph.keeping.items():
         if (
             node.forgetting
             or node.as_it_came
             or not kept.arrangements
-            or snapshot.dataflow.graph.list_unkept(*node.inputs)
+            or snapshot.dataflow.graph.list_stateless_inputs(*node.inputs)
         ):
             continue
         fresh = _recompute_state(snapshot, node)
         secret = snapshot.dataflow.graph.secret
-        stored, made = _hash_groups(kept.arranged, secret), _hash_groups(fresh.arranged, secret)
+        stored, made = _hash_groups(kept.output_arrangement, secret), _hash_groups(fresh.output_arrangement, secret)
         wrong = max(np.setdiff1d(stored, made).size, np.setdiff1d(made, stored).size)
         yield show_node(description, ids[node], "this state"), wrong
 
 
-def _recompute_state(snapshot: Snapshot, node: Collection) -> Running:
+def _recompute_state(snapshot: Snapshot, node: Collection) -> RunningOperator:
     """Run the operator again over its input's rows, in a new state. Each range has another time."""
     graph = snapshot.dataflow.graph
-    fresh: Running = node.open(Context(graph.secret, graph.plan.time_type, frozenset(node.schema.names)))
+    fresh: RunningOperator = node.open(
+        OperatorContext(graph.secret, graph.plan.time_type, frozenset(node.schema.names))
+    )
     for time, piece in enumerate(read_ranges(graph, node.inputs[0])):
         if piece.diffs.size:
             _, change = fresh.compute([piece._replace(times=ints(time))], time)
@@ -183,8 +193,8 @@ def _recompute_state(snapshot: Snapshot, node: Collection) -> Running:
 
 def _hash_groups(arranged: Arrangement, secret: Secret) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     """Hash each group with its count."""
-    tables: list[pa.Table] = list(arranged.pieces())
-    return np.concatenate([np.empty(0, np.uint64), *(value_hashes(table, secret) for table in tables)])
+    tables: list[pa.Table] = list(arranged.iterate_rows())
+    return np.concatenate([np.empty(0, np.uint64), *(compute_value_hashes(table, secret) for table in tables)])
 
 
 FIRST: Final = 10
@@ -192,7 +202,7 @@ FIRST: Final = 10
 
 
 @dataclass(frozen=True)
-class Difference:
+class RowDifference:
     """A key whose rows in a state and its log differ. ``what``: missing (in the state), extra, different.
 
     ``state``, ``log``: the rows, None for a missing one.
@@ -209,7 +219,7 @@ class Difference:
 
 
 @dataclass
-class Compared:
+class InputVerifyResult:
     """The comparison of one input.
 
     ``events``: of the log; ``later``: events at or after the state's frontier, ``pending``: events that wait in the
@@ -229,7 +239,7 @@ class Compared:
     extra: int = 0
     different: int = 0
     unknown: int = 0
-    first: list[Difference] = field(default_factory=list)
+    first: list[RowDifference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -254,7 +264,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifyResult:
     """The result of `verify`. It prints as text.
 
     Attributes
@@ -284,7 +294,7 @@ class Verified:
 
     where: str
     epoch: int
-    inputs: Mapping[str, Compared]
+    inputs: Mapping[str, InputVerifyResult]
     operators: Mapping[str, int]
 
     @property
@@ -319,7 +329,7 @@ def verify(
     spill: str | PathLike[str] | None = None,
     trust: Trust = "owner",
     look: Look = lambda rows: None,
-) -> Verified:
+) -> VerifyResult:
     """Compare inputs of a state with their logs, key by key.
 
     Parameters
@@ -371,15 +381,15 @@ def verify(
                 if memory is not None and spill is None:
                     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddflow-verify-"))
                 found[name] = _InputComparison(snapshot, name, look).run(log, memory, folder)
-        counts = dict(recount(snapshot))
-        return Verified(state.where if isinstance(state, Store) else str(state), snapshot.epoch, found, counts)
+        counts = dict(recount_groups(snapshot))
+        return VerifyResult(state.where if isinstance(state, Store) else str(state), snapshot.epoch, found, counts)
 
 
 class _InputComparison:
     """A comparison of one input of a snapshot with its log."""
 
     def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
-        self.snapshot, self.look, self.out = snapshot, look, Compared(name)
+        self.snapshot, self.look, self.out = snapshot, look, InputVerifyResult(name)
         self.upsert = snapshot.dataflow.graph.inputs[name]
         if not self.upsert.bound.is_kept:
             raise NotReadable(
@@ -392,16 +402,18 @@ class _InputComparison:
         self.bound = self.upsert.bound
         self.unknown: set[tuple[int, int]] = set()
 
-    def run(self, log: Any, memory: str | int | None, spill: Any) -> Compared:
+    def run(self, log: Any, memory: str | int | None, spill: Any) -> InputVerifyResult:
         """Read both sides, once."""
         self._count_pending()
         bound = self.bound
-        fed = self.snapshot.dataflow.fed.get(bound.name, FeedRecord())
+        fed = self.snapshot.dataflow.fed.get(bound.name, FeedHistory())
         given = self._convert_parts(mark_log_parts(iterate_parts(log, repr(bound.name)), fed, bound))
         how: Any = {"memory": memory, "spill": spill, "format": None if bound.unique else bound.format}
         with fold_log(given, bound.spec, bound.schema, secret=self.secret, **how) as expected:
-            for one, other in align_pieces(self.upsert.arranged, expected.arranged, bound, self.secret):
-                self._compare_pieces(one, other)
+            for one, other in align_ranges(
+                self.upsert.output_arrangement, expected.output_arrangement, bound, self.secret
+            ):
+                self._compare_range(one, other)
         self._add_notes()
         return self.out
 
@@ -421,7 +433,7 @@ class _InputComparison:
     def _count_pending(self) -> None:
         """Count the pending events, and note keys whose events were advanced: the log may have more for these."""
         for run in self.snapshot.dataflow.batchers[self.out.input].runs.by_least:
-            waiting = run.waiting
+            waiting = run.pending_events
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)
             self.out.pending += waiting.times.size - early.size
             if early.size:
@@ -433,23 +445,23 @@ class _InputComparison:
         """Select the events that must be in the state: before its frontier or without a key, and no bad messages."""
         self.out.events += batch.num_rows
         self.look(batch.num_rows)
-        if self.bound.has_bad_marks and (bad := batch.num_rows - batch.column(MARK).null_count):
+        if self.bound.has_bad_event_column and (bad := batch.num_rows - batch.column(MARK).null_count):
             self.out.bad += bad
             batch = batch.filter(batch.column(MARK).is_null())
         name, frontier = self.bound.spec.time, self.snapshot.frontier
         if name is None or frontier == CLOSED or not batch.num_rows:
             return batch
         column = batch.column(name)
-        present = validity(column)
-        later = canonical_words(column).view(np.int64) >= frontier
+        present = unpack_validity(column)
+        later = compute_canonical_words(column).view(np.int64) >= frontier
         if present.size:
             later &= present != 0
         if self.bound.spec.null_key != "keep":
-            later &= self.bound.mark_keyless(self.bound.add_event_columns(batch, batch.schema.names)) == 0
+            later &= self.bound.mark_events_without_key(self.bound.add_event_columns(batch, batch.schema.names)) == 0
         self.out.later += int(later.sum())
         return batch.filter(pa.array(~later)) if later.any() else batch
 
-    def _compare_pieces(self, one: HashedRows, other: HashedRows) -> None:
+    def _compare_range(self, one: HashedRows, other: HashedRows) -> None:
         """Count what differs in a range; ``one``: of the state, ``other``: of the log."""
         out = self.out
         out.rows, out.expected = out.rows + one.high.size, out.expected + other.high.size
@@ -458,15 +470,17 @@ class _InputComparison:
         if self.bound.spec.expiry is not None:
             out.unknown, missing = out.unknown + missing.size, missing[:0]
         if self.unknown:
-            extra, missing = (at[~piece.has_keys(self.unknown, at)] for piece, at in ((one, extra), (other, missing)))
-            wrong &= ~one.has_keys(self.unknown, ours)
+            extra, missing = (at[~piece.mark_keys(self.unknown, at)] for piece, at in ((one, extra), (other, missing)))
+            wrong &= ~one.mark_keys(self.unknown, ours)
         out.extra, out.missing = out.extra + extra.size, out.missing + missing.size
         out.different += int(wrong.sum())
-        self._name_rows("different", one, ours[wrong], other, theirs[wrong])
-        self._name_rows("missing", None, missing, other, missing)
-        self._name_rows("extra", one, extra, None, extra)
+        self._add_differences("different", one, ours[wrong], other, theirs[wrong])
+        self._add_differences("missing", None, missing, other, missing)
+        self._add_differences("extra", one, extra, None, extra)
 
-    def _name_rows(self, what: str, one: HashedRows | None, ours: Ints, other: HashedRows | None, theirs: Ints) -> None:
+    def _add_differences(
+        self, what: str, one: HashedRows | None, ours: Ints, other: HashedRows | None, theirs: Ints
+    ) -> None:
         for a, b in zip(ours.tolist(), theirs.tolist(), strict=True):
             if len(self.out.first) >= FIRST:
                 return
@@ -474,7 +488,7 @@ class _InputComparison:
             row = state if state is not None else log
             assert row is not None
             self.out.first.append(
-                Difference(what, {name: row[name] for name in self.bound.key_schema.names}, state, log)
+                RowDifference(what, {name: row[name] for name in self.bound.key_schema.names}, state, log)
             )
 
     def _add_notes(self) -> None:

@@ -1,10 +1,11 @@
 """Warm up: compile every kernel for exactly the types that the engine calls it with, before anybody waits for it.
 
-Guarantees: after `warm` no step of any flow compiles anything, in this process or, if the kernel cache can be written,
-in later ones. The types are the annotations of kernels; tests/tools/test_warmup.py compares them with those of calls.
+Guarantees: after `compile_all_kernels` no step of any flow compiles anything, in this process or, if the kernel cache
+can be written, in later ones. The types are the annotations of kernels; tests/tools/test_warmup.py compares them with
+those of calls.
 
 >>> from ddflow.kernels.compile import list_entry_kernels
->>> warm().kernels == len(list_entry_kernels())
+>>> compile_all_kernels().kernels == len(list_entry_kernels())
 True
 """
 
@@ -19,8 +20,8 @@ Progress = Callable[[int, int, str], None]
 """Called with how many kernels are ready, how many there are, and what is being compiled."""
 
 
-class Warmed(NamedTuple):
-    """The result of `warm`."""
+class WarmupResult(NamedTuple):
+    """The result of `compile_all_kernels`."""
 
     kernels: int
     """How many there are, all ready now."""
@@ -30,7 +31,7 @@ class Warmed(NamedTuple):
     """The directory of compiled kernels for the next process; None if no directory is writable."""
 
 
-def warm(progress: Progress | None = None) -> Warmed:
+def compile_all_kernels(progress: Progress | None = None) -> WarmupResult:
     """Compile, or load from the cache, every kernel: about a minute, or one second.
 
     ``progress`` receives each kernel as its compilation begins, and the end. Does nothing if the compiler is off.
@@ -39,7 +40,7 @@ def warm(progress: Progress | None = None) -> Warmed:
     kernels = [kernel for kernel in every if isinstance(kernel, Kernel)]
     for ready, kernel in enumerate(kernels):
         types = argument_types(kernel.py_func)
-        if not kernel.is_kept(types):
+        if not kernel.has_compiled_form(types):
             compiled += 1
             if progress is not None:
                 progress(ready, len(every), kernel.py_func.__name__)
@@ -47,4 +48,4 @@ def warm(progress: Progress | None = None) -> Warmed:
     if progress is not None and kernels:
         progress(len(every), len(every), "ready")
     mark_filled(cache_directory())
-    return Warmed(len(every), compiled, cache_directory())
+    return WarmupResult(len(every), compiled, cache_directory())

@@ -11,7 +11,7 @@ index, then on disk from the newest run to the oldest. An arrangement does not r
 >>> from ddflow.trace.batch import Batch
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
 >>> zero = np.array([0])
->>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
+>>> batch = Batch.from_lists([5], [3], [True], pa.table({"k": [1]}))
 >>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
 >>> arranged.apply([change], upper=4, since=3)
 >>> arranged.read().to_pylist(), arranged.since, arranged.upper, arranged.keys
@@ -31,14 +31,14 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Narrow, Words
 from ddflow.columns.layout import Arena
-from ddflow.columns.rows import RowPool, Rows, gather
+from ddflow.columns.rows import RowPool, Rows, gather_table
 from ddflow.columns.threads import Threads
 from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance_frontier, format_time
-from ddflow.trace.batch import END, Change, Part, Run, Slots
+from ddflow.trace.batch import END, BatchRange, BatchSlots, Change, Run
 from ddflow.trace.index import Index, IndexWrite
 from ddflow.trace.merge import RunMerge, TombstoneExpiry, pick_by_sorting
 from ddflow.trace.ordered_index import OrderedIndex
@@ -60,7 +60,7 @@ class Arrangement:
     def __init__(self, schema: pa.Schema, wide: bool, words: int, keeps: bool = False, ordered: bool = False) -> None:
         self.schema, self.keeps, self.ordered, self.words = schema, keeps, ordered, words
         self.index: Index = OrderedIndex(words, keeps) if ordered else Index(wide, words, keeps)
-        self.slots = Slots(schema, ordered)
+        self.slots = BatchSlots(schema, ordered)
         self.spine, self.on_disk = Spine(keeps=keeps), Spine(FAN, keeps)
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
         self.keys, self.tombstones_counted, self.written, self._paid_on_disk, self.piece = 0, 0, 0, 0, PIECE
@@ -72,10 +72,10 @@ class Arrangement:
         words = self.words if words is None else words
         return Arrangement(schema or self.schema, self.index.wide, words, self.keeps, self.ordered)
 
-    def share(self, threads: Threads) -> None:
+    def set_threads(self, threads: Threads) -> None:
         """Let threads share the work; results do not depend on it."""
         self.slots.pool.threads = threads
-        self.index.share(threads)
+        self.index.set_threads(threads)
 
     def seek(
         self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
@@ -86,12 +86,12 @@ class Arrangement:
         disk.
         """
         prior = self.index.seek(high, low, starts, arena, order)
-        if self.lower:
+        if self.unindexed_parts:
             self._seek_on_disk(prior, high, low, starts, order)
         return prior
 
     @property
-    def lower(self) -> list[list[Part]]:
+    def unindexed_parts(self) -> list[list[BatchRange]]:
         """What is not in the index's care, newest first: runs on disk, and before them one that is on its way."""
         lower = [item.parts for item in reversed(self.on_disk.items)] if self.on_disk.items else []
         if self.spine.items and isinstance(flush := self.spine.items[0], RunMerge) and flush.target is not None:
@@ -101,7 +101,7 @@ class Arrangement:
     def _seek_on_disk(self, prior: Prior, high: Words, low: Words, starts: Narrow, order: Ints | None) -> None:
         """Fill in what is held by the keys that the index does not know."""
         wanted = np.flatnonzero(prior.reference == 0)
-        for parts in self.lower:
+        for parts in self.unindexed_parts:
             ids = high.take(starts.take(wanted))
             for part in parts:
                 batch = self.slots[part.slot]
@@ -146,21 +146,23 @@ class Arrangement:
         if self.slots.pool.rows[0] is not None:
             self.slots.pool.set_batch(0, None)
         if changes:
-            self.index.room(entries)
+            self.index.reserve(entries)
             run = Run(Description(lower, upper, NEVER), self._add_batches(changes))
             (self.spine if changes[0].batch.mapped is None else self.on_disk).append(run)
-        self.spine.plan(self.index.used if self.lapse is None else self._needed_versions, not self.lower)
+        self.spine.plan_merges(
+            self.index.used if self.lapse is None else self._needed_version_count, not self.unindexed_parts
+        )
         # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
-        self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
+        self.spine.advance_merges(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 
-    def _add_batches(self, changes: list[Change]) -> list[Part]:
+    def _add_batches(self, changes: list[Change]) -> list[BatchRange]:
         """Give the batches of some changes their slots, and the index what is in memory."""
-        parts: list[Part] = []
+        parts: list[BatchRange] = []
         writes: list[IndexWrite] = []
         for batch, value, last, place, built, *_ in changes:
             if self.slots.lasting and batch.mapped is None:
                 batch = replace(batch, value=value)  # for the file that a commit will write
-            part = self.slots.put(batch)
+            part = self.slots.add_batch(batch)
             parts.append(part)
             if batch.mapped is None:
                 writes.append(
@@ -184,25 +186,25 @@ class Arrangement:
         """Let merges drop the deletions that ``of`` tells by their orders, as soon as nothing older is held."""
         self.lapse = self.spine.lapse = self.on_disk.lapse = TombstoneExpiry(of)
 
-    def useless(self, deletions: int, more: bool = False) -> None:
+    def note_useless_deletions(self, deletions: int, more: bool = False) -> None:
         """Note how many deletions merges may drop, about; ``more``: how many more."""
         if self.lapse is not None:
             self.lapse.here = max(deletions + (self.lapse.here if more else 0), 0)
 
     @property
-    def tombstones(self) -> int:
+    def tombstone_count(self) -> int:
         """How many deleted keys hold an order; about, where some of them lapse."""
         return max(self.tombstones_counted - (0 if self.lapse is None else self.lapse.gone), 0)
 
     @property
-    def expired_tombstones(self) -> int:
+    def expired_tombstone_count(self) -> int:
         """How many of those need not be known any more, about: merges drop them."""
-        return 0 if self.lapse is None else min(self.lapse.here, self.tombstones)
+        return 0 if self.lapse is None else min(self.lapse.here, self.tombstone_count)
 
     @property
-    def _needed_versions(self) -> int:
+    def _needed_version_count(self) -> int:
         """Versions that a merge of all would leave, about."""
-        return self.keys + self.tombstones - self.expired_tombstones
+        return self.keys + self.tombstone_count - self.expired_tombstone_count
 
     def spill(self, batch_store: BatchStore, share: int, scratch: int = 1 << 26) -> None:
         """Move what is in memory on disk, as far as ``share`` asks for, and go on with merges there.
@@ -215,7 +217,8 @@ class Arrangement:
         if not self.spine.items and not self.on_disk.items:
             return
         width = max(
-            (self.slots.resident + self.slots.mapped) // max(self.spine.versions + self.on_disk.versions, 1), 32
+            (self.slots.resident + self.slots.mapped) // max(self.spine.version_count + self.on_disk.version_count, 1),
+            32,
         )
         self.piece = self.spine.most = self.on_disk.most = max(scratch // (4 * width + 128), 4096)
         target = partial(spill_batch, batch_store=batch_store)
@@ -226,10 +229,10 @@ class Arrangement:
         if not self._is_flushing and self.nbytes * 4 > share * 3 and self.spine.items:
             self.index.keep_deletions()
             self.spine.keeps = True
-            self.spine.items[:] = [RunMerge(self.spine.list_runs(), not self.on_disk.items, target)]
+            self.spine.items[:] = [RunMerge(self.spine.list_merge_inputs(), not self.on_disk.items, target)]
             self._flush(None if self.nbytes > share else paid)
-        self.on_disk.plan(self._needed_versions, True, target)
-        self.on_disk.work(paid, self.slots, None, self.since, settled)
+        self.on_disk.plan_merges(self._needed_version_count, True, target)
+        self.on_disk.advance_merges(paid, self.slots, None, self.since, settled)
         self._paid_on_disk = self.written
 
     @property
@@ -240,7 +243,7 @@ class Arrangement:
     def _flush(self, paid: int | None) -> None:
         """Go on with a flush that is under way, None: to its end.  Its run is on disk then, and not indexed."""
         if self._is_flushing:
-            self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=True)
+            self.spine.advance_merges(paid, self.slots, self.index, self.since, self.latest <= self.since, files=True)
             if isinstance(run := self.spine.items[0], Run):
                 self.on_disk.append(run)
                 del self.spine.items[0]
@@ -255,7 +258,7 @@ class Arrangement:
         out.is_searched = False
         return out
 
-    def narrow(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
+    def narrow_to_group(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
         """Return one that reads only the rows of one group: their identity begins with these words.
 
         ``found``: references to the live rows now, None where they are to be searched for in all runs.  It is good for
@@ -265,14 +268,14 @@ class Arrangement:
         if found is None:
             self.check_readable(as_of, "a read")
             found = self._find_live_rows(
-                self.find_group(high, low), max(self.latest, self.since) if as_of is None else as_of
+                self.find_group_versions(high, low), max(self.latest, self.since) if as_of is None else as_of
             )
         out.found = found
         return out
 
-    def find_group(self, high: Words, low: Words) -> list[Part]:
+    def find_group_versions(self, high: Words, low: Words) -> list[BatchRange]:
         """Return all versions whose identity begins with these words, older ones of a key before newer ones."""
-        found = list[Part]()
+        found = list[BatchRange]()
         for slot, begin, end in self.parts:
             batch = self.slots[slot]
             for column, word in ((batch.high, high), (batch.low, low)):
@@ -280,7 +283,7 @@ class Arrangement:
                     first, last = (np.searchsorted(column[begin:end], word[0], side=side) for side in ("left", "right"))
                     begin, end = begin + int(first), begin + int(last)
             if end > begin:
-                found.append(Part(slot, begin, end))
+                found.append(BatchRange(slot, begin, end))
         return found
 
     def check_readable(self, as_of: int | None, what: str) -> None:
@@ -298,29 +301,29 @@ class Arrangement:
         O(keys) now; O(versions) at an older time.  Raises `NotReadable` outside [since, upper), `CorruptState` when a
         key has two values at one time.
         """
-        tables = list(self.pieces(as_of, what))
+        tables = list(self.iterate_rows(as_of, what))
         return pa.concat_tables(tables) if tables else self.schema.empty_table()
 
-    def pieces(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
+    def iterate_rows(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
         """Yield the rows of `read`, range by range of identities; it must not change meanwhile."""
-        for references in self.live(as_of, what):
-            yield gather(self.slots.pool, references, self.schema)
+        for references in self.iterate_live_references(as_of, what):
+            yield gather_table(self.slots.pool, references, self.schema)
 
-    def live(self, as_of: int | None = None, what: str = "a read") -> Iterator[Ints]:
+    def iterate_live_references(self, as_of: int | None = None, what: str = "a read") -> Iterator[Ints]:
         """Yield references to the rows of `pieces`, in the order of identities.  O(versions)."""
         self.check_readable(as_of, what)
         if self.found is not None:
             yield self.found
             return
-        if (as_of is None or as_of >= self.latest) and self.is_searched and not self.lower:
+        if (as_of is None or as_of >= self.latest) and self.is_searched and not self.unindexed_parts:
             yield self.index.walk(live=True)[0]
             return
         # A merge stamps what it settles with a time up to since, which may be after the latest version's.
         as_of = max(self.latest, self.since) if as_of is None else as_of
-        for parts in self.ranges():
+        for parts in self.iterate_version_ranges():
             yield self._find_live_rows(parts, as_of)
 
-    def within(self, ends: Iterable[int]) -> Iterator[pa.Table]:
+    def iterate_live_ranges(self, ends: Iterable[int]) -> Iterator[pa.Table]:
         """Yield the live rows of each range.  ``ends``: the last first words of the ranges, ascending.
 
         O(versions).
@@ -328,9 +331,9 @@ class Arrangement:
         whole = [Run(Description(NEVER, NEVER, NEVER), [part]) for part in self.parts]
         for end in ends:
             parts = [part for run in whole for part in run.split_off(self.slots, end)]
-            yield gather(self.slots.pool, self._find_live_rows(parts, max(self.latest, self.since)), self.schema)
+            yield gather_table(self.slots.pool, self._find_live_rows(parts, max(self.latest, self.since)), self.schema)
 
-    def ranges(self) -> Iterator[list[Part]]:
+    def iterate_version_ranges(self) -> Iterator[list[BatchRange]]:
         """All versions, a range of identities at a time, older ones of a key before newer ones."""
         # Of whole runs: the largest part of one may be its last, and all that is before it would be one range.
         whole = [Run(run.description, list(run.parts)) for run in (*self.on_disk.runs, *self.spine.runs)]
@@ -342,7 +345,7 @@ class Arrangement:
             last = END if left <= self.piece else int(self.slots[part.slot].high[min(part.begin + share, part.end) - 1])
             yield [part for run in whole for part in run.split_off(self.slots, last)]
 
-    def _find_live_rows(self, parts: list[Part], as_of: int) -> Ints:
+    def _find_live_rows(self, parts: list[BatchRange], as_of: int) -> Ints:
         """Find the rows of a range that were live at a time; the range may have no versions."""
         if not parts:
             return np.empty(0, np.int64)
@@ -350,12 +353,12 @@ class Arrangement:
         early = picked.time <= as_of
         last = early.copy()
         # A version is the one in force when the next of its key is not yet.
-        last[:-1] &= picked.starts[1:] | ~early[1:]
+        last[:-1] &= picked.first_of_keys[1:] | ~early[1:]
         live: Ints = picked.references[last & (picked.live != 0)]
         return live
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[BatchRange]:
         """All versions, older ones of a key before newer ones."""
         return [*self.on_disk.parts, *self.spine.parts]
 
@@ -369,14 +372,14 @@ class Arrangement:
         """Bytes of index and batches in memory."""
         return self.index.nbytes + self.slots.resident
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         """Assert the invariants of index and spine, and that they fit each other."""
-        self.index._check()
+        self.index._check_invariants()
         for batch in self.slots.batches:
-            batch._check()
+            batch._check_invariants()
         parts = self.parts
         for spine in (self.spine, self.on_disk):
-            spine._check(self.slots)
+            spine._check_invariants(self.slots)
         # Each batch is of one part, and slot 0 is the step's own.
         assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.by_slot) if b is not None]
         assert self.slots.resident == sum(b.nbytes for b in self.slots.batches if b.mapped is None)
@@ -391,5 +394,5 @@ class Arrangement:
             else:
                 assert not int(word) & LIVE and (not self.index.keeps or self.index.tombstones)
         # Counted as they came and went, the keys are those that a read finds.
-        assert self.keys == sum(table.num_rows for table in self.pieces())
-        assert self.lower or alive == self.keys
+        assert self.keys == sum(table.num_rows for table in self.iterate_rows())
+        assert self.unindexed_parts or alive == self.keys

@@ -1,14 +1,14 @@
 """Batches of versions, the change that a step makes, and the runs that batches form.
 
 A batch holds immutable, hash-ordered, consolidated versions of a range of identities. A run is the output of one step
-or one merge, in one batch or several. `Slots` gives batches their numbers.
+or one merge, in one batch or several. `BatchSlots` gives batches their numbers.
 
 Guarantees: a batch never changes once it is made. Versions of an identity are ordered by time, and no two have one
 time.
 
 >>> import pyarrow as pa
->>> batch = Batch.of([7, 7], [1, 2], [True, False], pa.table({"k": [1, 1]}))
->>> batch._check()
+>>> batch = Batch.from_lists([7, 7], [1, 2], [True, False], pa.table({"k": [1, 1]}))
+>>> batch._check_invariants()
 >>> len(batch), batch.nbytes < 100
 (2, True)
 """
@@ -60,12 +60,12 @@ class Batch:
     ordered: bool = False
 
     @property
-    def more(self) -> Ints | None:
+    def extra_words(self) -> Ints | None:
         """The words of identities beyond two, None where there are none."""
         return self.order if self.ordered else None
 
     @classmethod
-    def of(cls, high: Sequence[int], time: Sequence[int], live: Sequence[bool], table: pa.Table) -> Self:
+    def from_lists(cls, high: Sequence[int], time: Sequence[int], live: Sequence[bool], table: pa.Table) -> Self:
         """Build a small batch from lists, without orders: for examples and tests."""
         n = len(high)
         return cls(
@@ -89,7 +89,7 @@ class Batch:
             total += column.nbytes if 0 not in column.strides else column.itemsize
         return total + self.rows.held
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         """Assert the invariant; raise `CorruptState` for two values of a key at one time."""
         n = len(self)
         assert len(self.rows) == n == self.time.size == self.live.size == self.order.shape[0]
@@ -114,12 +114,12 @@ class Batch:
         assert less.all(), "a batch is not in hash order"
 
 
-def starts(high: Words, low: Words, more: Ints | None = None) -> Any:
+def mark_first_of_keys(high: Words, low: Words, more: Ints | None = None) -> Any:
     """bool[n]: where another key begins, of identities in order (``low`` of size 0 where one word is enough).  O(n).
 
     ``more``: int64[n, w], words beyond two.
 
-    >>> starts(np.array([1, 1, 2], np.uint64), np.empty(0, np.uint64)).tolist()
+    >>> mark_first_of_keys(np.array([1, 1, 2], np.uint64), np.empty(0, np.uint64)).tolist()
     [True, False, True]
     """
     out = np.ones(high.size, np.bool_)
@@ -132,9 +132,9 @@ def starts(high: Words, low: Words, more: Ints | None = None) -> Any:
     return out
 
 
-def mark_last(high: Words, low: Words, more: Ints | None = None) -> Any:
+def mark_last_of_keys(high: Words, low: Words, more: Ints | None = None) -> Any:
     """bool[n]: which are the last of their keys, of identities in order.  O(n)."""
-    return np.append(starts(high, low, more)[1:], np.ones(min(high.size, 1), np.bool_))
+    return np.append(mark_first_of_keys(high, low, more)[1:], np.ones(min(high.size, 1), np.bool_))
 
 
 class Change(NamedTuple):
@@ -142,7 +142,7 @@ class Change(NamedTuple):
 
     >>> import numpy as np, pyarrow as pa
     >>> zero = np.array([0])
-    >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
+    >>> batch = Batch.from_lists([5], [3], [True], pa.table({"k": [1]}))
     >>> Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0).nbytes > 0
     True
     """
@@ -171,10 +171,10 @@ class Change(NamedTuple):
 END = 2**64 - 1
 """The greatest identity."""
 LASTS = 1 << 16
-"""Versions that `lasts` looks at together."""
+"""Versions that `iterate_last_rows` looks at together."""
 
 
-class Part(NamedTuple):
+class BatchRange(NamedTuple):
     """Rows [begin, end) of the batch in a slot."""
 
     slot: int
@@ -187,16 +187,16 @@ class Part(NamedTuple):
         return np.arange(self.slot << SLOT | self.begin, self.slot << SLOT | self.end, dtype=np.int64)
 
 
-def lasts(batch: Batch, part: Part) -> Iterator[Ints]:
+def iterate_last_rows(batch: Batch, part: BatchRange) -> Iterator[Ints]:
     """Yield the rows that are the last of their keys in a part, some at a time.  O(rows)."""
     for begin in range(part.begin, part.end, LASTS):
         end = min(begin + LASTS, part.end)
         to = min(end + 1, part.end)
-        more = None if batch.more is None else batch.more[begin:to]
-        yield np.flatnonzero(mark_last(batch.high[begin:to], batch.low[begin:to], more)[: end - begin]) + begin
+        more = None if batch.extra_words is None else batch.extra_words[begin:to]
+        yield np.flatnonzero(mark_last_of_keys(batch.high[begin:to], batch.low[begin:to], more)[: end - begin]) + begin
 
 
-class Slots:
+class BatchSlots:
     """The batches of an arrangement by number; 0 is left to the events of the step at hand.
 
     ``ordered``: whether identities have more words than two.
@@ -216,7 +216,7 @@ class Slots:
         self.lasting = False
         self.files: dict[int, Any] = {}
         self.shapes: list[list[str]] = []
-        self.readers: WeakSet[Slots] = WeakSet()
+        self.readers: WeakSet[BatchSlots] = WeakSet()
 
     def __getitem__(self, slot: int) -> Batch:
         batch = self.by_slot[slot]
@@ -228,7 +228,7 @@ class Slots:
         """All batches, in the order of slots."""
         return [batch for batch in self.by_slot if batch is not None]
 
-    def put(self, batch: Batch) -> Part:
+    def add_batch(self, batch: Batch) -> BatchRange:
         """Give a batch a number; all its rows as a part.  O(columns)."""
         batch = replace(batch, ordered=True) if self.ordered else batch
         if self.free:
@@ -239,9 +239,9 @@ class Slots:
             self.by_slot.append(batch)
         self.pool.set_batch(slot, batch.rows)
         self._count_bytes(batch, 1)
-        return Part(slot, 0, batch.high.size)
+        return BatchRange(slot, 0, batch.high.size)
 
-    def freeze(self) -> Slots:
+    def freeze(self) -> BatchSlots:
         """Return these as they are now, for a reader of its own thread.  O(columns * batches)."""
         out = copy(self)
         out.by_slot, out.pool = self.by_slot.copy(), self.pool.copy()
@@ -256,7 +256,7 @@ class Slots:
         held = {id(batch.rows): batch for each in list(self.readers) for batch in each.batches if batch.mapped is None}
         return sum(batch.nbytes for rows, batch in held.items() if rows not in here)
 
-    def drop(self, slot: int) -> None:
+    def drop_batch(self, slot: int) -> None:
         """Let a batch go: its memory when nobody looks at it any more, its file at once."""
         batch = self[slot]
         self._count_bytes(batch, -1)
@@ -270,9 +270,9 @@ class Slots:
     def note_file(self, slot: int, file: Any) -> None:
         """Note that a resident batch is in a file, too; the index holds the hashes of its values."""
         self.files[slot] = file
-        self.swap(slot, replace(self[slot], value=NONE))
+        self.replace_batch(slot, replace(self[slot], value=NONE))
 
-    def swap(self, slot: int, batch: Batch) -> None:
+    def replace_batch(self, slot: int, batch: Batch) -> None:
         """Put a batch of the same versions, row by row, in the place of a slot's.  O(columns)."""
         self._count_bytes(self[slot], -1)
         self.by_slot[slot] = replace(batch, ordered=True) if self.ordered else batch
@@ -285,7 +285,7 @@ class Slots:
         else:
             self.mapped += sign * batch.mapped.nbytes
 
-    def mark_slots(self, parts: list[Part]) -> Flags:
+    def mark_slots(self, parts: list[BatchRange]) -> Flags:
         """uint8[slots]: 1 for those that the parts are of."""
         out = np.zeros(len(self.by_slot), np.uint8)
         out[[part.slot for part in parts]] = 1
@@ -301,14 +301,14 @@ class Run:
 
     ``description``: the times it speaks for.  ``parts``: ascending ranges of identities.
 
-    >>> slots = Slots(pa.schema({"k": pa.int64()}))
-    >>> batch = Batch.of([4, 7, 9], [1, 1, 2], [True] * 3, pa.table({"k": [1, 2, 3]}))
-    >>> run = Run(Description(0, 3, 0), [slots.put(batch)])
+    >>> slots = BatchSlots(pa.schema({"k": pa.int64()}))
+    >>> batch = Batch.from_lists([4, 7, 9], [1, 1, 2], [True] * 3, pa.table({"k": [1, 2, 3]}))
+    >>> run = Run(Description(0, 3, 0), [slots.add_batch(batch)])
     >>> run.split_off(slots, 7), len(run), run.split_off(slots, 2**64 - 1), len(run)
-    ([Part(slot=1, begin=0, end=2)], 1, [Part(slot=1, begin=2, end=3)], 0)
+    ([BatchRange(slot=1, begin=0, end=2)], 1, [BatchRange(slot=1, begin=2, end=3)], 0)
     """
 
-    def __init__(self, description: Description, parts: list[Part]) -> None:
+    def __init__(self, description: Description, parts: list[BatchRange]) -> None:
         self.description, self.parts, self.size = description, parts, 0
         for part in parts:
             self.size += part.end - part.begin
@@ -320,12 +320,12 @@ class Run:
         """Return this as it is now.  O(parts)."""
         return Run(self.description, self.parts.copy())
 
-    def add(self, part: Part) -> None:
+    def add(self, part: BatchRange) -> None:
         """Take in the next range of identities."""
         self.parts.append(part)
         self.size += part.end - part.begin
 
-    def split_off(self, slots: Slots, last: int) -> list[Part]:
+    def split_off(self, slots: BatchSlots, last: int) -> list[BatchRange]:
         """Take the rows with identities up to ``last`` (its first word) off, and their batches when nothing is left.
 
         O(parts taken + log rows).  The batches stay readable through what the caller holds of them.
@@ -341,10 +341,10 @@ class Run:
             if int(high[end - 1]) > last:
                 end = int(np.searchsorted(high[part.begin : end], np.uint64(last), side="right")) + part.begin
             if end > part.begin:
-                taken.append(Part(part.slot, part.begin, end))
+                taken.append(BatchRange(part.slot, part.begin, end))
                 self.size -= end - part.begin
             if end < part.end:
-                self.parts[0] = Part(part.slot, end, part.end)
+                self.parts[0] = BatchRange(part.slot, end, part.end)
                 break
             del self.parts[0]
         return taken

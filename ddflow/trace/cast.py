@@ -5,15 +5,16 @@ there. Widening is injective, so groups do not meet. The identity of a group is 
 them, and so does its place in the order of identities; a deletion's row may be filler, so it follows a live version of
 its key. What a deletion has in a column that changes is nobody's, and becomes null.
 
->>> from ddflow.columns.hashing import Secret, identities
+>>> from ddflow.columns.hashing import Secret, compute_identities
 >>> def made(rows):
-...     high, low = identities(rows.select(["k"]), Secret(1, 2))
+...     high, low = compute_identities(rows.select(["k"]), Secret(1, 2))
 ...     return high, low, high
 >>> old = pa.table({"k": pa.array([7, 8], pa.int32())})
 >>> high, _, _ = made(old)
 >>> order = np.argsort(high)
->>> batch = replace(Batch.of(high[order], [1, 1], [1, 1], old.take(pa.array(order))), low=np.zeros(2, np.uint64))
->>> sorted(recast(batch, pa.schema({"k": pa.string()}), made, rekeys=True).rows.table.to_pydict()["k"])
+>>> batch = replace(Batch.from_lists(high[order], [1, 1], [1, 1], old.take(pa.array(order))), low=np.zeros(2,
+...     np.uint64))
+>>> sorted(cast_batch(batch, pa.schema({"k": pa.string()}), made, rekeys=True).rows.table.to_pydict()["k"])
 ['7', '8']
 """
 
@@ -34,7 +35,7 @@ from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, Part, Run, starts
+from ddflow.trace.batch import Batch, BatchRange, Run, mark_first_of_keys
 from ddflow.trace.checkpoint import index_run
 from ddflow.trace.merge import pick_by_sorting
 from ddflow.trace.spill import Made, spill_batch
@@ -54,7 +55,7 @@ def changes_identities(old: pa.Schema, new: pa.Schema) -> bool:
     return old.names != new.names or any(a != b and find_widening(a, b) != "read" for a, b in pairs)
 
 
-def recast(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool, cast: Cast = cast_rows) -> Batch:
+def cast_batch(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool, cast: Cast = cast_rows) -> Batch:
     """Cast a batch to the columns of a schema.  O(n), and O(n log n) if it ``rekeys``.
 
     ``batch``: all versions of its keys.  ``made``: hashes rows of that schema.  ``rekeys``: whether identities change
@@ -72,7 +73,7 @@ def recast(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool, cast: Cast
     value = np.where(live, value, batch.value) if batch.value.size else value
     if not rekeys:
         return replace(batch, rows=Rows(rows), value=value, mapped=None)
-    of: Ints = np.cumsum(starts(batch.high, batch.low, batch.more)) - 1
+    of: Ints = np.cumsum(mark_first_of_keys(batch.high, batch.low, batch.extra_words)) - 1
     said: Ints = np.full(len(batch), -1)
     said[of[live]] = np.flatnonzero(live)
     says: Ints = said[of]
@@ -95,32 +96,36 @@ def recast(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool, cast: Cast
     )
 
 
-def recast_pieces(
+def cast_batches(
     old: Arrangement, schema: pa.Schema, made: Made, rekeys: bool, cast: Cast = cast_rows
 ) -> Iterable[Batch]:
     """All versions of an arrangement, a range of the old identities at a time, recast.  O(versions)."""
-    for parts in old.ranges():
+    for parts in old.iterate_version_ranges():
         picked = pick_by_sorting(old.slots, parts, old.since, not old.keeps)
         if picked.high.size:
-            yield recast(picked.batch(old.slots, True), schema, made, rekeys, cast)
+            yield cast_batch(picked.build_batch(old.slots, True), schema, made, rekeys, cast)
 
 
-def rekey(old: Arrangement, new: Arrangement, made: Made, indexed: bool, batch_store: BatchStore | None = None) -> None:
+def rekey_arrangement(
+    old: Arrangement, new: Arrangement, made: Made, indexed: bool, batch_store: BatchStore | None = None
+) -> None:
     """Put all versions of an arrangement, recast under other identities, into an empty one, as one run.  O(versions).
 
     ``indexed``: in memory, and in the index; else on disk: in files of ``batch_store``, None where it is only read.
     """
     moved = new.make_empty()
-    for batch in recast_pieces(old, new.schema, made, True):
+    for batch in cast_batches(old, new.schema, made, True):
         if len(batch):
-            moved.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [moved.slots.put(batch)]))
-    new.since, new.upper, new.latest, parts = old.since, old.upper, old.latest, list[Part]()
-    for some in moved.ranges():
+            moved.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [moved.slots.add_batch(batch)]))
+    new.since, new.upper, new.latest, parts = old.since, old.upper, old.latest, list[BatchRange]()
+    for some in moved.iterate_version_ranges():
         picked = pick_by_sorting(moved.slots, some, old.since, not new.keeps)
         if picked.high.size:
-            new.keys += int((picked.last & (picked.live != 0)).sum())
-            batch = picked.batch(moved.slots, True)
-            parts.append(new.slots.put(batch if indexed or batch_store is None else spill_batch(batch, batch_store)))
+            new.keys += int((picked.last_of_keys & (picked.live != 0)).sum())
+            batch = picked.build_batch(moved.slots, True)
+            parts.append(
+                new.slots.add_batch(batch if indexed or batch_store is None else spill_batch(batch, batch_store))
+            )
     if not parts:
         return
     items = [*old.on_disk.items, *old.spine.items]
@@ -128,7 +133,7 @@ def rekey(old: Arrangement, new: Arrangement, made: Made, indexed: bool, batch_s
     run = Run(Description(times[0].lower, times[-1].upper, max(each.since for each in times)), parts)
     (new.spine if indexed else new.on_disk).append(run)
     if indexed:
-        new.index.room(new.keys + sum(map(len, new.slots.batches)))
+        new.index.reserve(new.keys + sum(map(len, new.slots.batches)))
         index_run(new, run)
     else:
         new.index.keep_deletions()
@@ -152,7 +157,7 @@ def grow_arrangement(arranged: Arrangement, schema: pa.Schema, made: Made, hashe
         if hashed:
             values[slot] = made(rows)[2]
             batch = replace(batch, value=values[slot] if batch.value.size else batch.value)
-        slots.swap(slot, replace(batch, rows=Rows(rows)))
+        slots.replace_batch(slot, replace(batch, rows=Rows(rows)))
     references = table[:, REF].view(np.int64)
     of = (references & ~(OCCUPIED | LIVE)) >> SLOT
     for slot, value in values.items():

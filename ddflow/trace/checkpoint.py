@@ -1,10 +1,11 @@
 """An inventory: an arrangement as plain values and files, for a commit; and an arrangement made of them again.
 
-Invariant: the arrangement that `restore` gives reads, at every time, as the one given to `take`, and goes on with the
-merges that were under way. A commit must cost what changed. So a batch is written once, when it is new, and named from
-then on. A merge half done is kept half done: the inventory says where the remaining parts of its inputs begin. The
-index is not kept. It is made again from the versions, oldest run first, unless there is a budget; then all runs go on
-disk, where they are searched. All values from a file are checked before a kernel sees them.
+Invariant: the arrangement that `restore_arrangement` gives reads, at every time, as the one given to
+`checkpoint_arrangement`, and goes on with the merges that were under way. A commit must cost what changed. So a batch
+is written once, when it is new, and named from then on. A merge half done is kept half done: the inventory says where
+the remaining parts of its inputs begin. The index is not kept. It is made again from the versions, oldest run first,
+unless there is a budget; then all runs go on disk, where they are searched. All values from a file are checked before a
+kernel sees them.
 
 >>> from ddflow.storage.fields import Decoder, decode_record
 >>> from ddflow.storage.memory import MemoryStore
@@ -12,13 +13,14 @@ disk, where they are searched. All values from a file are checked before a kerne
 >>> batch_store, schema = BatchStore(MemoryStore()), pa.schema({"k": pa.int64()})
 >>> arranged = Arrangement(schema, wide=False, words=0)
 >>> arranged.slots.lasting, zero = True, np.array([0])
->>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
+>>> batch = Batch.from_lists([5], [3], [True], pa.table({"k": [1]}))
 >>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
 >>> arranged.apply([change], upper=4, since=3)
->>> record = decode_record(Decoder(ArrangementRecord), encode_record(take(arranged, batch_store)), "an example")
+>>> record = decode_record(Decoder(ArrangementRecord), encode_record(checkpoint_arrangement(arranged, batch_store)),
+...     "an example")
 >>> again = Arrangement(schema, wide=False, words=0)
 >>> made = lambda rows: (NONE, NONE, NONE)  # nothing is compressed
->>> restore(again, record, "an example", batch_store, indexed=True, made=made)
+>>> restore_arrangement(again, record, "an example", batch_store, indexed=True, made=made)
 >>> again.read().to_pylist(), again.upper, again.keys
 ([{'k': 1}], 4, 1)
 """
@@ -37,13 +39,13 @@ from ddflow.columns.hashing import NONE, Ints
 from ddflow.columns.rows import Rows
 from ddflow.errors import CorruptState, shorten
 from ddflow.kernels.gather import SLOT, SLOTS
-from ddflow.kernels.merge import first_wrong
+from ddflow.kernels.merge import find_first_invalid_row
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.storage.fields import MEND, encode_record
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
 from ddflow.time import Description
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import LASTS, Batch, Part, Run, Slots, lasts
+from ddflow.trace.batch import LASTS, Batch, BatchRange, BatchSlots, Run, iterate_last_rows
 from ddflow.trace.index import IndexWrite
 from ddflow.trace.merge import RunMerge
 from ddflow.trace.records import ArrangementRecord, BatchRecord, MergeRecord, RunRecord
@@ -64,7 +66,7 @@ ROW = (1 << SLOT) - 1
 """The bits of a reference that are its row."""
 
 
-class Held:
+class ReusedBatches:
     """Batches and runs of an arrangement before it is brought up to date, to fit its index to what it holds then.
 
     A worker that kept a part open finds that others went on with it: their inventory names files that are here, new
@@ -87,12 +89,12 @@ class Held:
             if file is not None and indexed == (mapped is None):
                 self._named[file.columns.blob.name, "" if indexed else mapped.words.blob.name] = slot
 
-    def slot(self, record: BatchRecord) -> int | None:
+    def find_slot(self, record: BatchRecord) -> int | None:
         """Where the batch of a record is held, which it is asked for once; None where it is to be read.  O(1)."""
         bloom = "" if self.indexed or record.bloom is None else record.bloom.name
         return self._named.pop((record.file.name, bloom), None)
 
-    def reshape(self, shapes: list[list[str]]) -> None:
+    def update_shapes(self, shapes: list[list[str]]) -> None:
         """Take an inventory's list of the columns that payloads have or had.  O(files held) where the order is new."""
         slots = self.arranged.slots
         if shapes[: len(slots.shapes)] != slots.shapes:
@@ -112,7 +114,9 @@ class Held:
         now = {part.slot: part.begin for part in arranged.parts}
         if self.indexed:
             floor = np.zeros(len(slots.by_slot), np.int64)
-            gone = [Part(part.slot, part.begin, min(now.get(part.slot, part.end), part.end)) for part in self.parts]
+            gone = [
+                BatchRange(part.slot, part.begin, min(now.get(part.slot, part.end), part.end)) for part in self.parts
+            ]
             for part in gone:
                 floor[part.slot] = part.end if part.slot in now else ROW + 1
             self._write_entries(floor)
@@ -122,14 +126,14 @@ class Held:
             arranged.index = arranged.make_empty().index
         for slot in self.slots:
             if slot not in now:
-                slots.drop(slot)
+                slots.drop_batch(slot)
 
     def _write_entries(self, floor: Ints) -> None:
         """Point entries at all versions of runs that are new."""
         arranged, index, slots, here = self.arranged, self.arranged.index, self.arranged.slots, set(self.slots)
         if not here:
             versions = sum(map(len, arranged.spine.runs))
-            index.room(arranged.keys + arranged.tombstones + min(LASTS, versions))
+            index.reserve(arranged.keys + arranged.tombstone_count + min(LASTS, versions))
         new = [
             Run(run.description, [part for part in run.parts if part.slot not in here]) for run in arranged.spine.runs
         ]
@@ -137,25 +141,25 @@ class Held:
         # Of several outputs that have a key the newest one has what the entry pointed at.
         for run in reversed(new):
             for part in run.parts if run not in later else ():
-                self._redirect(part, floor)
+                self._redirect_entries(part, floor)
         # Older runs first, so that the newest of a key stays.
         for run in later:
             # Deletions that need not be kept stand in the index all the same until newer runs are told.
-            index.room(sum(last.size for part in run.parts for last in lasts(slots[part.slot], part)))
+            index.reserve(sum(last.size for part in run.parts for last in iterate_last_rows(slots[part.slot], part)))
             index_run(arranged, run)
         for part in (part for run in new for part in run.parts):
             if slots[part.slot].value.size:
                 slots.note_file(part.slot, slots.files[part.slot])
 
-    def _redirect(self, part: Part, floor: Ints) -> None:
+    def _redirect_entries(self, part: BatchRange, floor: Ints) -> None:
         """Point entries that point at what is gone at a merge's output."""
-        for last in lasts(self.arranged.slots[part.slot], part):
+        for last in iterate_last_rows(self.arranged.slots[part.slot], part):
             places, lost = self._find_lost_entries(part.slot, last, floor)
             self.arranged.index.redirect(places[lost], last[lost] | part.slot << SLOT)
 
-    def _clear_entries(self, part: Part, floor: Ints) -> None:
+    def _clear_entries(self, part: BatchRange, floor: Ints) -> None:
         """Let entries that still point at what is gone point at nothing."""
-        for last in lasts(self.arranged.slots[part.slot], part) if part.end > part.begin else ():
+        for last in iterate_last_rows(self.arranged.slots[part.slot], part) if part.end > part.begin else ():
             places, lost = self._find_lost_entries(part.slot, last, floor)
             if lost.any():
                 self.arranged.index.drop_tombstones(places[lost])
@@ -163,7 +167,7 @@ class Held:
     def _find_lost_entries(self, slot: int, rows: Ints, floor: Ints) -> tuple[Ints, Any]:
         """Where the index has the keys of some rows, and bool[m]: which of these entries point at what is gone."""
         batch = self.arranged.slots[slot]
-        prior = self.arranged.index.seek(batch.high, batch.low, rows.astype(np.int32), order=batch.more)
+        prior = self.arranged.index.seek(batch.high, batch.low, rows.astype(np.int32), order=batch.extra_words)
         references = prior.reference & ~np.int64(OCCUPIED | LIVE)
         return prior.place, references & ROW < floor[references >> SLOT]
 
@@ -174,7 +178,7 @@ def index_run(arranged: Arrangement, run: Run) -> None:
     for part in run.parts:
         batch = arranged.slots[part.slot]
         columns = batch.high, batch.low, batch.value, batch.live, batch.order
-        for last in lasts(batch, part):
+        for last in iterate_last_rows(batch, part):
             index.write(IndexWrite(np.full(last.size, -1), index.built, last, *columns, part.slot))
 
 
@@ -195,7 +199,7 @@ class WrittenBatch:
             self.columns.verify()
 
 
-def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
+def checkpoint_arrangement(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
     """Write what is in no file yet; the arrangement as a record, to be written.  O(bytes not written yet + batches).
 
     What it says of batches is JSON already, which is made once.  Raises `StorageFull`, `StorageFailed`; the arrangement
@@ -222,20 +226,20 @@ def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
         upper=int(arranged.upper),
         latest=int(arranged.latest),
         keys=int(arranged.keys),
-        tombstones=int(arranged.tombstones),
-        lapsed=int(arranged.expired_tombstones),
+        tombstones=int(arranged.tombstone_count),
+        lapsed=int(arranged.expired_tombstone_count),
         shapes=[*slots.shapes],
         items=items,
     )
 
 
-def _write_batch_record(slots: Slots, slot: int, batch_store: BatchStore) -> Raw:
+def _write_batch_record(slots: BatchSlots, slot: int, batch_store: BatchStore) -> Raw:
     """Encode a batch's record as JSON once; write the batch to a file if it has none."""
     batch = slots[slot]
     file: BatchFiles | WrittenBatch | None = batch.mapped or slots.files.get(slot)
     if file is None:
         columns, layout = to_record(batch, batch_store.compresses)
-        file = WrittenBatch(batch_store.save(columns), layout, batch.rows.table.schema.names)
+        file = WrittenBatch(batch_store.write_unmapped(columns), layout, batch.rows.table.schema.names)
         slots.note_file(slot, file)
     if file.names not in slots.shapes:
         slots.shapes.append(file.names)
@@ -245,7 +249,7 @@ def _write_batch_record(slots: Slots, slot: int, batch_store: BatchStore) -> Raw
     return file.record
 
 
-def restore(
+def restore_arrangement(
     arranged: Arrangement,
     given: ArrangementRecord,
     what: str,
@@ -264,43 +268,43 @@ def restore(
     where what is compressed is written anew, to be read where it lies; None: it is held in memory.  Raises
     `CorruptState`, and what the home raises.
     """
-    held = Held(arranged, indexed)
+    held = ReusedBatches(arranged, indexed)
     arranged.slots.lasting = True
     arranged.since, arranged.upper, arranged.latest = given.since, given.upper, given.latest
     shapes = [_select_fields(names, arranged.schema, what) for names in given.shapes]
-    held.reshape([*given.shapes])
+    held.update_shapes([*given.shapes])
     if (batches := sum(len(run.batches) for run in given.runs)) >= SLOTS:
         raise _corrupt_error(what, f"it has {batches:,} batches")
     searched, arranged.is_searched = not indexed and sieved, indexed or sieved
 
     def load(record: BatchRecord) -> tuple[Batch, Any]:
-        return _load(record, shapes, batch_store, arranged, made, searched, home, what)
+        return _load_batch(record, shapes, batch_store, arranged, made, searched, home, what)
 
     target = None if indexed else partial(spill_batch, batch_store=batch_store)
-    items = _InventoryItems(arranged, held, load, target, batch_store if sieved else None, indexed, what)
+    items = _InventoryLoader(arranged, held, load, target, batch_store if sieved else None, indexed, what)
     made_again = [items.build_item(each) for each in given.items]
     arranged.spine.items[:], arranged.on_disk.items[:] = (made_again, []) if indexed else ([], made_again)
-    items.check()
+    items.check_time_coverage()
     if max(given.keys, given.tombstones) > items.versions or given.lapsed > given.tombstones:
         found = f"{given.keys:,} keys, {given.tombstones:,} tombstones, {given.lapsed:,} of them lapsed"
         raise _corrupt_error(what, f"it has {items.versions:,} versions, and says {found}")
     arranged.keys, arranged.tombstones_counted = given.keys, given.tombstones
     if arranged.lapse is not None:
         arranged.lapse.gone = 0
-    arranged.useless(given.lapsed)
+    arranged.note_useless_deletions(given.lapsed)
     held.reindex()
     if not indexed and items.versions:
         arranged.index.keep_deletions()
         arranged.spine.keeps = True
 
 
-class _InventoryItems:
+class _InventoryLoader:
     """Runs and merges of an inventory, whose batches are loaded as they are named, where they are not ``held``."""
 
     def __init__(
         self,
         arranged: Arrangement,
-        held: Held,
+        held: ReusedBatches,
         load: Callable[[BatchRecord], tuple[Batch, Any]],
         target: Any,
         batch_store: BatchStore | None,
@@ -327,7 +331,7 @@ class _InventoryItems:
         return merge
 
     def _load_run(self, record: RunRecord) -> Run:
-        parts: list[Part] = []
+        parts: list[BatchRange] = []
         if record.begin and not record.batches:
             raise _corrupt_error(self.what, f"a run without batches begins at row {record.begin:,}")
         for each in record.batches:
@@ -338,32 +342,32 @@ class _InventoryItems:
             self.versions += part.end - part.begin
         return Run(Description(record.lower, record.upper, record.since), parts)
 
-    def _identity_at(self, part: Part, at: int) -> int:
+    def _identity_at(self, part: BatchRange, at: int) -> int:
         return int(self.arranged.slots[part.slot].high[part.begin if at == 0 else part.end - 1])
 
-    def _load_part(self, record: BatchRecord, begin: int) -> Part:
+    def _load_part(self, record: BatchRecord, begin: int) -> BatchRange:
         if record.file.name in self.used:
             raise _corrupt_error(self.what, f"it names the file {record.file.name} twice")
         self.used.add(record.file.name)
         if begin >= record.rows:
             raise _corrupt_error(self.what, f"a run begins at row {begin:,} of a batch of {record.rows:,}")
-        if (slot := self.held.slot(record)) is not None:
+        if (slot := self.held.find_slot(record)) is not None:
             if len(self.arranged.slots[slot]) != record.rows:
                 raise _corrupt_error(self.what, f"it says {record.rows:,} rows of {record.file.name}, which has others")
-            return Part(slot, begin, record.rows)
+            return BatchRange(slot, begin, record.rows)
         batch, file = self.load(record)
         if not self.indexed and batch.mapped is None and self.batch_store is not None:
             batch = replace(batch, mapped=add_filter(file.columns, file.layout, self.batch_store).mapped)
-        slot = self.arranged.slots.put(batch).slot
+        slot = self.arranged.slots.add_batch(batch).slot
         if batch.mapped is None:
             self.arranged.slots.files[slot] = file
-        return Part(slot, begin, len(batch))
+        return BatchRange(slot, begin, len(batch))
 
     def _check_times_meet(self, descriptions: list[Description]) -> None:
         if not all(older.meets(newer) for older, newer in pairwise(descriptions)):
             raise _corrupt_error(self.what, "its runs leave out times, or overlap")
 
-    def check(self) -> None:
+    def check_time_coverage(self) -> None:
         """Raise `CorruptState` unless every time is spoken of once."""
         items = self.arranged.spine.items or self.arranged.on_disk.items
         self._check_times_meet([(each if isinstance(each, Run) else each.output).description for each in items])
@@ -376,7 +380,7 @@ def _select_fields(names: list[str], schema: pa.Schema, what: str) -> list[pa.Fi
     return [schema.field(name) for name in names]
 
 
-def _load(
+def _load_batch(
     record: BatchRecord,
     shapes: list[list[pa.Field]],
     batch_store: BatchStore,
@@ -399,7 +403,7 @@ def _load(
         raise _corrupt_error(
             what, f"its own columns are {layout.own} and {layout.words} of order, which the plan has not"
         )
-    kept = batch_store.open(record.file, wanted, rows, layout.compressed)
+    kept = batch_store.open_batch(record.file, wanted, rows, layout.compressed)
     file = WrittenBatch(kept, layout, [f.name for f in fields])
     batch = from_record(kept.batch, layout)
     if layout.compressed:
@@ -415,13 +419,15 @@ def _load(
     timed, told = (batch.time if layout.time is None else NONE.view(np.int64)), layout.live is None
     beyond = layout.words if arranged.ordered else 0
     more = np.uint64(batch.order.ctypes.data if beyond else 0)
-    wrong = first_wrong(batch.high, batch.low, more, beyond, timed, batch.live if told else np.empty(0, np.uint8))
+    wrong = find_first_invalid_row(
+        batch.high, batch.low, more, beyond, timed, batch.live if told else np.empty(0, np.uint8)
+    )
     if wrong >= 0:
         raise _corrupt_error(what, f"row {wrong} of {kept.blob.name} is not in order")
     if sieved and record.bloom is not None and len(fields) == len(arranged.schema):
-        words = BloomFilter.room(int(batch.high[0]), int(batch.high[-1]), rows)[2]
-        bloom = batch_store.open(record.bloom, pa.schema({WORDS: pa.uint64()}), words)
-        return replace(batch, mapped=BatchFiles(kept, layout, bloom, BloomFilter.of(batch, bloom.batch))), None
+        words = BloomFilter.compute_size(int(batch.high[0]), int(batch.high[-1]), rows)[2]
+        bloom = batch_store.open_batch(record.bloom, pa.schema({WORDS: pa.uint64()}), words)
+        return replace(batch, mapped=BatchFiles(kept, layout, bloom, BloomFilter.from_words(batch, bloom.batch))), None
     return _widen_batch(batch, arranged.schema, made), file
 
 

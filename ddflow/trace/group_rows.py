@@ -7,7 +7,7 @@ identity at which a layer was left. Where that is too little, more is read.
 
 >>> import pyarrow as pa
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=True, words=1, ordered=True)
->>> group_rows(arranged, np.array([5], np.uint64)).begins.tolist()
+>>> find_group_rows(arranged, np.array([5], np.uint64)).begins.tolist()
 [0, 0]
 """
 
@@ -21,7 +21,7 @@ from ddflow.columns.sorting import sort_by_words
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, mark_last, starts
+from ddflow.trace.batch import Batch, mark_first_of_keys, mark_last_of_keys
 from ddflow.trace.ordered_index import ALL, OrderedIndex, RowsByGroup
 from ddflow.trace.spill import find_ranges
 
@@ -46,7 +46,7 @@ class VersionLayer(NamedTuple):
     """bool[g]: where a group has more rows in the layer."""
 
 
-def group_rows(
+def find_group_rows(
     arranged: Arrangement,
     high: Words,
     low: Words = NONE,
@@ -59,26 +59,30 @@ def group_rows(
     """Find the live rows of groups by ascending prefixes of identities, at most ``most`` of each.
 
     ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``, ``tied``, ``words``, ``back``: as of
-    `OrderedIndex.group`.
+    `OrderedIndex.find_group_rows`.
 
     O(groups log entries + rows) in memory; on disk, O(log rows + rows read) for each group and run, plus the deletions
     before these rows.
     """
     index = arranged.index
     assert isinstance(index, OrderedIndex)
-    if not (arranged.lower and high.size):
-        return index.group(high, low, order, most, tied=tied, words=words, back=back)
-    parts = [part for parts in arranged.lower for part in reversed(parts)]  # of a merge, they are oldest first
+    if not (arranged.unindexed_parts and high.size):
+        return index.find_group_rows(high, low, order, most, tied=tied, words=words, back=back)
+    parts = [
+        part for parts in arranged.unindexed_parts for part in reversed(parts)
+    ]  # of a merge, they are oldest first
     ranges = [find_ranges(arranged.slots[part.slot], part.begin, high, low, order) for part in parts]
     limits = np.full(high.size, most) if isinstance(most, int) else most
     room, of, found = np.minimum(limits, ALL // MORE) + AHEAD, np.arange(high.size), list[tuple[Ints, ...]]()
     while of.size:
         prefix = high[of], low[of] if low.size else low, None if order is None else order[of]
-        layers = [_read_index_layer(arranged, index.group(*prefix, room[of], live=False, back=back), room[of])]
+        layers = [
+            _read_index_layer(arranged, index.find_group_rows(*prefix, room[of], live=False, back=back), room[of])
+        ]
         for part, (first, last) in zip(parts, ranges, strict=True):
             layers.append(_read_batch_layer(arranged.slots[part.slot], part.slot, first[of], last[of], room[of], back))
         every = VersionLayer(*(np.concatenate(each) for each in zip(*layers, strict=True)))
-        newest = _find_newest(every, layers, back)
+        newest = _find_newest_versions(every, layers, back)
         kept = _keep_first_rows(every, newest, limits[of], index.words if tied is None else tied)
         sizes, there = (np.bincount(every.group[rows], minlength=of.size) for rows in (kept, newest))
         done = (sizes < there) | ~np.any([layer.left for layer in layers], axis=0)
@@ -91,17 +95,17 @@ def group_rows(
     return RowsByGroup(references[by], values[by], begins, beyond[by])
 
 
-def rows_around(arranged: Arrangement, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
+def find_window_rows(arranged: Arrangement, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
     """Find the rows of the windows of places, and the window of each place: see `OrderedIndex.find_windows`.
 
     If there are rows on disk, the windows are the groups.
     """
     index = arranged.index
     assert isinstance(index, OrderedIndex)
-    if not arranged.lower:
+    if not arranged.unindexed_parts:
         return index.find_windows(high, low, order)
-    first = starts(high, low)
-    return group_rows(arranged, high[first], low[first], words=True), np.cumsum(first) - 1
+    first = mark_first_of_keys(high, low)
+    return find_group_rows(arranged, high[first], low[first], words=True), np.cumsum(first) - 1
 
 
 def _read_index_layer(arranged: Arrangement, found: RowsByGroup, room: Ints) -> VersionLayer:
@@ -131,7 +135,7 @@ def _read_batch_layer(batch: Batch, slot: int, first: Ints, last: Ints, room: In
     begin = last - sizes if back else first
     rows = np.repeat(begin - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
     columns = batch.high[rows], batch.low[rows], batch.order[rows]
-    ending = mark_last(*columns)
+    ending = mark_last_of_keys(*columns)
     rows, group = rows[ending], np.repeat(np.arange(sizes.size), sizes)[ending]
     if back:
         turned = _reverse_groups(group)
@@ -141,7 +145,7 @@ def _read_batch_layer(batch: Batch, slot: int, first: Ints, last: Ints, room: In
     return VersionLayer(rows | slot << SLOT, values, live, high, low, order, group, last - first > room)
 
 
-def _find_newest(every: VersionLayer, layers: Sequence[VersionLayer], back: bool) -> Ints:
+def _find_newest_versions(every: VersionLayer, layers: Sequence[VersionLayer], back: bool) -> Ints:
     """Find the newest versions across layers, in order, if they live.
 
     If a layer was left early, the last version that was read of a group may have a later one. So the result ends before
@@ -175,7 +179,7 @@ def _keep_first_rows(every: VersionLayer, rows: Ints, most: Ints, tied: int) -> 
     """Of rows in order, at most so many of each group and those that tie with the last."""
     group = every.group[rows]
     heads = np.append(True, np.diff(group) != 0)[: rows.size]
-    classes = heads | (starts(every.high[rows], every.low[rows], every.order[rows, :tied]) != 0)
+    classes = heads | (mark_first_of_keys(every.high[rows], every.low[rows], every.order[rows, :tied]) != 0)
     place = np.arange(rows.size) - np.maximum.accumulate(np.where(heads, np.arange(rows.size), 0))
     # The place of the first of those that tie.
     first: Ints = rows[place[np.flatnonzero(classes)[np.cumsum(classes) - 1]] < most[group]]

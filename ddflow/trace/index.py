@@ -8,7 +8,7 @@ that makes room.
 
 >>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
 >>> high, both = np.array([1, 2**63], np.uint64), np.array([0, 1])
->>> index.room(2)
+>>> index.reserve(2)
 >>> columns = high, none, high, np.ones(2, np.uint8), np.empty((2, 0), np.int64)
 >>> index.write(IndexWrite(np.array([-1, -1]), index.built, both, *columns, slot=3))
 >>> prior = index.seek(high, none, both)
@@ -29,7 +29,7 @@ from ddflow.columns.sorting import RESOLVED
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels import index as kernels
 from ddflow.kernels.gather import SLOT, SLOTS
-from ddflow.kernels.index import evict
+from ddflow.kernels.index import evict_entries
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 
 SPARE, LEAST, LOAD, CROWDED = 256, 1024, 0.7, 0.85
@@ -67,16 +67,16 @@ class Index:
 
     def __init__(self, wide: bool, words: int, keeps: bool = True) -> None:
         self.wide, self.words, self.keeps = wide, words, keeps
-        self.share(ALONE)
+        self.set_threads(ALONE)
         self.width, self.shards = 3 + wide + words, 1
         self.capacity, self.spare, self.used, self.built = LEAST, SPARE, 0, 0
         self.tombstones, self.parted = False, 0
         self.table: Words = np.zeros((self.capacity + self.spare, self.width), np.uint64)
         self._cut = np.uint64(LEAST), np.uint64(1)
 
-    def share(self, threads: Threads) -> None:
+    def set_threads(self, threads: Threads) -> None:
         """Let threads share the work; results do not depend on it."""
-        self.threads, self.least = threads, threads.least_rows(RESOLVED)
+        self.threads, self.least = threads, threads.compute_min_rows_to_split(RESOLVED)
 
     def __len__(self) -> int:
         return self.used
@@ -99,14 +99,14 @@ class Index:
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), empty((n, self.words), np.int64))
 
         if n < self.least:
-            kernels.seek(
+            kernels.look_up_keys(
                 self.table, *self._cut, high, low, starts, prior.place, prior.reference, prior.value, prior.order
             )
             return prior
 
         def seek(begin: int, end: int) -> None:
-            place, reference, value, order = prior.span(begin, end)
-            kernels.seek(self.table, *self._cut, high, low, starts[begin:end], place, reference, value, order)
+            place, reference, value, order = prior.slice_keys(begin, end)
+            kernels.look_up_keys(self.table, *self._cut, high, low, starts[begin:end], place, reference, value, order)
 
         self.threads.run_spans(n, seek, RESOLVED)
         return prior
@@ -136,7 +136,7 @@ class Index:
         tag, tombstone = np.int64(OCCUPIED | slot << SLOT), np.int64(0 if self.keeps else OCCUPIED)
         here = place if built == self.built else np.full(last.size, -1)
         return int(
-            kernels.write(
+            kernels.write_entries(
                 self.table, *self._cut, here, last, high, low, value, live, order, tag, np.int64(LIVE), tombstone
             )
         )
@@ -151,24 +151,24 @@ class Index:
         """Point the entries at ``places`` (-1: none) to where their rows have moved, their flags unchanged."""
         flags = np.uint64(OCCUPIED | LIVE)
         self.threads.run_spans(
-            places.size, lambda a, b: kernels.redirect(self.table, places[a:b], references[a:b], flags), WALKED
+            places.size, lambda a, b: kernels.redirect_entries(self.table, places[a:b], references[a:b], flags), WALKED
         )
 
     def drop_tombstones(self, places: Ints) -> None:
         """Let the entries at ``places``, of deleted keys, point at nothing; they go when the table is rebuilt."""
-        kernels.redirect(self.table, places, np.zeros(places.size, np.int64), np.uint64(OCCUPIED))
+        kernels.redirect_entries(self.table, places, np.zeros(places.size, np.int64), np.uint64(OCCUPIED))
         self.tombstones = self.tombstones or bool(places.size)
 
     def evict(self, first: int, last: int, members: Flags) -> None:
         """Take out the entries of a range of identities that point into some batches.  O(slots of the range)."""
         end = np.uint64((last + 1) & (2**64 - 1))
-        gone = evict(self.table, *self._cut, np.uint64(first), end, members)
+        gone = evict_entries(self.table, *self._cut, np.uint64(first), end, members)
         self.used -= gone
         # Behind the range entries stand as close as before, until all that are to go are gone.
         self.parted = self.parted + gone if end else 0
         self.built += 1
 
-    def places(
+    def find_places(
         self, high: Words, low: Words, starts: Narrow, references: Ints, groups: Ints, order: Ints | None = None
     ) -> Ints:
         """int64[m]: the slots of the entries that point at ``references`` (without flags), -1 where they do not.
@@ -204,7 +204,7 @@ class Index:
                 return references[:n], places[:n]
             room = self.used + 2
 
-    def entries(self, places: Ints) -> tuple[Words, Words, Words, Ints]:
+    def read_entries(self, places: Ints) -> tuple[Words, Words, Words, Ints]:
         """Return the identities (high, low), value hashes and orders of the entries at ``places``.  O(places)."""
         m = places.size
         out = (
@@ -216,7 +216,7 @@ class Index:
 
         def span(begin: int, end: int) -> None:
             here = slice(begin, end)
-            kernels.list_entries(self.table, places[here], out[0][here], out[1][here], out[2][here], out[3][here])
+            kernels.read_entries(self.table, places[here], out[0][here], out[1][here], out[2][here], out[3][here])
 
         self.threads.run_spans(m, span, WALKED)
         return out
@@ -227,7 +227,7 @@ class Index:
             self._rebuild(self.capacity * self.shards)
             self.keeps = True
 
-    def room(self, more: int) -> None:
+    def reserve(self, more: int) -> None:
         """Make room for so many keys, known or not, before they are written.
 
         Once for all that ascends, however many writes it takes: the first of two would else fill the lower half of a
@@ -264,7 +264,7 @@ class Index:
             table = np.zeros((shards * (capacity + self.spare), self.width), np.uint64)
             cut = *self._cut, table, np.uint64(capacity), np.uint64(shards)
             ends = [(np.uint64(first), np.uint64(end - 1)) for first, end in pairwise(bounds)]
-            rebuild = partial(kernels.rebuild, self.table, *cut)
+            rebuild = partial(kernels.copy_entries, self.table, *cut)
             used = self.threads.run_each(rebuild, [(*each, self.wide, keep) for each in ends])
             if min(used) >= 0:
                 self.table, self.capacity, self.shards, self.used = table, capacity, shards, sum(used)
@@ -274,7 +274,7 @@ class Index:
                 return
             self.spare *= 2
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         """Assert the invariant of the table."""
         taken = self.table[:, kernels.REF] != 0
         # The count is the number of taken slots.

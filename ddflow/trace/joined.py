@@ -3,8 +3,8 @@
 Invariant: it answers every read as one arrangement of all their versions would, at every time: partition by partition,
 each in hash order. No key is in two partitions, however they are cut (a count stays with the rows that it counts). A
 step that brought nothing to a partition may have left it as it was; its ``upper`` is behind then, and does not say what
-can be read. A `Joined` is only read: it has no index, no batches and no runs. Code that looks into an arrangement looks
-into each of `Arrangement.partitions`.
+can be read. A `PartitionedArrangement` is only read: it has no index, no batches and no runs. Code that looks into an
+arrangement looks into each of `Arrangement.partitions`.
 
 >>> import pyarrow as pa
 >>> from ddflow.trace.batch import Batch
@@ -12,14 +12,14 @@ into each of `Arrangement.partitions`.
 >>> from ddflow.time import Description
 >>> def part(high):
 ...     each = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
-...     batch = Batch.of([high], [3], [True], pa.table({"k": [high % 1000]}))
-...     each.on_disk.append(Run(Description(0, 4, 3), [each.slots.put(batch)]))
+...     batch = Batch.from_lists([high], [3], [True], pa.table({"k": [high % 1000]}))
+...     each.on_disk.append(Run(Description(0, 4, 3), [each.slots.add_batch(batch)]))
 ...     each.keys, each.since, each.upper, each.latest = 1, 3, 4, 3
 ...     return each
->>> joined = Joined([part(7), part(2**63)], since=3, upper=9)
+>>> joined = PartitionedArrangement([part(7), part(2**63)], since=3, upper=9)
 >>> joined.read(8).to_pylist(), joined.keys, len(joined.partitions)
 ([{'k': 7}, {'k': 808}], 2, 2)
->>> find_misplaced(part(8), number=0, partitions=2)
+>>> find_misplaced_key(part(8), number=0, partitions=2)
 1
 """
 
@@ -29,11 +29,11 @@ from copy import copy
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Words, partition_of
+from ddflow.columns.hashing import Ints, Words, assign_partitions
 from ddflow.trace.arrangement import Arrangement
 
 
-class Joined(Arrangement):
+class PartitionedArrangement(Arrangement):
     """``partitions``: one or more, not indexed; they are its own from here on.  ``since``, ``upper``: of the state."""
 
     def __init__(self, partitions: Sequence[Arrangement], since: int, upper: int) -> None:
@@ -43,10 +43,10 @@ class Joined(Arrangement):
         self.is_searched, self.found = False, None
         self.since, self.upper = since, upper
         for each in partitions:
-            catch_up(each, since, upper)
+            advance_times(each, since, upper)
             each.index = partitions[0].index  # nothing is searched, and a thousand that are empty take memory
         self.latest = max(each.latest for each in partitions)
-        self.keys, self.tombstones_counted = sum(p.keys for p in partitions), sum(p.tombstones for p in partitions)
+        self.keys, self.tombstones_counted = sum(p.keys for p in partitions), sum(p.tombstone_count for p in partitions)
 
     @property
     def partitions(self) -> Sequence[Arrangement]:
@@ -57,37 +57,37 @@ class Joined(Arrangement):
         """Return itself: nothing writes to it."""
         return self
 
-    def narrow(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
-        """See `Arrangement.narrow`."""
+    def narrow_to_group(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
+        """See `Arrangement.narrow_to_group`."""
         out = copy(self)
-        out._partitions = tuple(each.narrow(high, low, found, as_of) for each in self._partitions)
+        out._partitions = tuple(each.narrow_to_group(high, low, found, as_of) for each in self._partitions)
         return out
 
-    def pieces(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
-        """As `Arrangement.pieces`: of all partitions, one after the other."""
+    def iterate_rows(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
+        """As `Arrangement.iterate_rows`: of all partitions, one after the other."""
         self.check_readable(as_of, what)
         for each in self._partitions:
-            yield from each.pieces(as_of, what)
+            yield from each.iterate_rows(as_of, what)
 
     @property
     def nbytes(self) -> int:
         """Bytes in memory of all of them."""
         return self._partitions[0].index.nbytes + sum(each.slots.resident for each in self._partitions)
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         for each in self._partitions:
-            each._check()
+            each._check_invariants()
 
 
-def catch_up(arranged: Arrangement, since: int, upper: int) -> None:
+def advance_times(arranged: Arrangement, since: int, upper: int) -> None:
     """Note that times below ``upper`` are complete, and compacted up to ``since``: no step since changed it.  O(1)."""
     arranged.since, arranged.upper = max(arranged.since, since), max(arranged.upper, upper)
 
 
-def find_misplaced(arranged: Arrangement, number: int, partitions: int) -> int | None:
+def find_misplaced_key(arranged: Arrangement, number: int, partitions: int) -> int | None:
     """Where the first key belongs that is not of partition ``number`` of so many; None where all are.  O(versions)."""
     for part in arranged.parts:
-        of = partition_of(arranged.slots[part.slot].high[part.begin : part.end], partitions)
+        of = assign_partitions(arranged.slots[part.slot].high[part.begin : part.end], partitions)
         if (odd := np.flatnonzero(of != number)).size:
             return int(of[odd[0]])
     return None

@@ -9,12 +9,12 @@ When to merge is decided by ``spine.choose``, where output goes by ``Target``.
 
 >>> import pyarrow as pa
 >>> from ddflow.time import Description
->>> slots, table = Slots(pa.schema({"k": pa.int64()})), pa.table({"k": [1, 2]})
->>> old, new = (slots.put(Batch.of([4, 9], [time, time], [True, True], table)) for time in (0, 5))
+>>> slots, table = BatchSlots(pa.schema({"k": pa.int64()})), pa.table({"k": [1, 2]})
+>>> old, new = (slots.add_batch(Batch.from_lists([4, 9], [time, time], [True, True], table)) for time in (0, 5))
 >>> merge = RunMerge([Run(Description(0, 5, 0), [old]), Run(Description(5, 9, 0), [new])], whole=True)
 >>> merge.advance(2, slots, None, since=5, settled=True, keeps=False)  # two of four, of which one stays
 (2, 1)
->>> merge.owed, len(merge.output)
+>>> merge.remaining_versions, len(merge.output)
 (2, 1)
 """
 
@@ -29,10 +29,19 @@ from ddflow.columns.hashing import NONE, Flags, Ints, Words
 from ddflow.columns.rows import Rows, gather_buffers
 from ddflow.columns.sorting import sort_by_identity, sort_by_words
 from ddflow.errors import CorruptState
-from ddflow.kernels.merge import prune
+from ddflow.kernels.merge import prune_versions
 from ddflow.kernels.resolve import LIVE
 from ddflow.time import NEVER
-from ddflow.trace.batch import END, Batch, Part, Run, Slots, mark_last, repeat_value, starts
+from ddflow.trace.batch import (
+    END,
+    Batch,
+    BatchRange,
+    BatchSlots,
+    Run,
+    mark_first_of_keys,
+    mark_last_of_keys,
+    repeat_value,
+)
 from ddflow.trace.index import Index
 
 Target = Callable[[Batch], Batch]
@@ -70,25 +79,25 @@ class PickedVersions(NamedTuple):
     ordered: bool = False
 
     @property
-    def more(self) -> Ints | None:
+    def extra_words(self) -> Ints | None:
         """The words of identities beyond two, None where there are none."""
         return self.order if self.ordered else None
 
     @property
-    def starts(self) -> Any:
+    def first_of_keys(self) -> Any:
         """bool[m]: which are the first of their keys.  O(m)."""
-        return starts(self.high, self.low, self.more)
+        return mark_first_of_keys(self.high, self.low, self.extra_words)
 
     @property
-    def last(self) -> Any:
+    def last_of_keys(self) -> Any:
         """bool[m]: which are the last of their keys.  O(m)."""
-        return mark_last(self.high, self.low, self.more)
+        return mark_last_of_keys(self.high, self.low, self.extra_words)
 
-    def without(self, out: Any) -> PickedVersions:
+    def drop_rows(self, out: Any) -> PickedVersions:
         """They without some, by bool[m].  O(m)."""
-        return self.only(~out)
+        return self.select_rows(~out)
 
-    def only(self, rows: Any) -> PickedVersions:
+    def select_rows(self, rows: Any) -> PickedVersions:
         """Select versions by place or by bool[m].  O(m)."""
         low = self.low[rows] if self.low.size else self.low
         value = self.value[rows] if self.value.size else self.value
@@ -104,7 +113,7 @@ class PickedVersions(NamedTuple):
             self.ordered,
         )
 
-    def batch(self, slots: Slots, values: bool) -> Batch:
+    def build_batch(self, slots: BatchSlots, values: bool) -> Batch:
         """They as a batch of their own.  ``values``: whether it must hold the hashes.  O(m) a column."""
         pool = slots.pool
         rows = Rows.from_columns(gather_buffers(pool, self.references, pool.schema), pool.shape, self.references.size)
@@ -113,7 +122,7 @@ class PickedVersions(NamedTuple):
 
 
 def pick_by_index(
-    index: Index, slots: Slots, parts: list[Part], first: int, last: int, time: int, deletions: bool
+    index: Index, slots: BatchSlots, parts: list[BatchRange], first: int, last: int, time: int, deletions: bool
 ) -> PickedVersions:
     """Pick the versions of ``parts`` that stay, in the range [first, last], if all are at or before since.
 
@@ -121,7 +130,7 @@ def pick_by_index(
     of the range).
     """
     references, places = index.walk(not deletions, slots.mark_slots(parts), first, last)
-    high, low, value, order = index.entries(places)
+    high, low, value, order = index.read_entries(places)
     m = references.size
     live = (references & LIVE != 0).astype(np.uint8) if deletions else repeat_value(1, m, np.uint8)
     columns = high, low, repeat_value(time, m, np.int64), live, value, order
@@ -129,8 +138,8 @@ def pick_by_index(
 
 
 def pick_by_sorting(
-    slots: Slots,
-    parts: list[Part],
+    slots: BatchSlots,
+    parts: list[BatchRange],
     since: int,
     droppable: bool,
     index: Index | None = None,
@@ -152,7 +161,7 @@ def pick_by_sorting(
         by = sort_by_identity(join_column("high"), join_column("low") if cuts[0][0].low.size else NONE)
     times, live = join_column("time"), join_column("live")
     kept, groups = np.empty(times.size, np.int64), np.empty(times.size, np.int64)
-    n = prune(by.permutation, by.starts, times, live, np.int64(since), droppable, kept, groups)
+    n = prune_versions(by.permutation, by.starts, times, live, np.int64(since), droppable, kept, groups)
     if n < 0:
         raise CorruptState(
             "a read or a merge",
@@ -166,17 +175,17 @@ def pick_by_sorting(
     value, places = NONE, np.full(n, -1)
     if index is not None:
         more = order.take(by.permutation, axis=0) if slots.ordered else None
-        places = index.places(by.high, by.low, by.starts[:-1], references, groups, more)
-        value = np.where(places >= 0, index.entries(np.maximum(places, 0))[2], np.uint64(0))
+        places = index.find_places(by.high, by.low, by.starts[:-1], references, groups, more)
+        value = np.where(places >= 0, index.read_entries(np.maximum(places, 0))[2], np.uint64(0))
     elif all(batch.value.size for batch, _ in cuts):
         value = join_column("value").take(rows)
     columns = by.high.take(kept), low, times.take(rows), live.take(rows), value, order[rows]
     return PickedVersions(references, places, *columns, slots.ordered)
 
 
-def mark_useless(picked: PickedVersions, since: int, lapse: TombstoneExpiry) -> Any:
+def mark_useless_deletions(picked: PickedVersions, since: int, lapse: TombstoneExpiry) -> Any:
     """bool[m]: which versions are deletions that hide nothing any more, of keys that need not be known.  O(m)."""
-    alone = picked.starts & picked.last
+    alone = picked.first_of_keys & picked.last_of_keys
     out = alone & (picked.live == 0) & (picked.time <= since)
     out[out] &= lapse.of(picked.order[out])
     return out
@@ -197,22 +206,22 @@ class RunMerge:
         self.output = Run(description, [])
 
     def __len__(self) -> int:
-        return self.owed + len(self.output)
+        return self.remaining_versions + len(self.output)
 
     @property
-    def owed(self) -> int:
+    def remaining_versions(self) -> int:
         """Versions it has still to go through."""
         return sum(map(len, self.inputs))
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[BatchRange]:
         """All versions, those merged and those not."""
         return [*self.output.parts, *(part for run in self.inputs for part in run.parts)]
 
     def advance(
         self,
         rows: int,
-        slots: Slots,
+        slots: BatchSlots,
         index: Index | None,
         since: int,
         settled: bool,
@@ -237,10 +246,10 @@ class RunMerge:
                 picked = pick_by_sorting(slots, parts, since, self.whole and not keeps, index)
             lapsed = picked.places[:0]
             if lapse is not None and self.whole and keeps:
-                out = mark_useless(picked, since, lapse)
-                lapsed, picked = picked.places[out], picked.without(out) if out.any() else picked
-            self._verify(parts, slots)
-            batch = picked.batch(slots, target is not None or slots.lasting) if picked.references.size else None
+                out = mark_useless_deletions(picked, since, lapse)
+                lapsed, picked = picked.places[out], picked.drop_rows(out) if out.any() else picked
+            self._verify_files(parts, slots)
+            batch = picked.build_batch(slots, target is not None or slots.lasting) if picked.references.size else None
             if target is not None and batch is not None:
                 batch = target(batch)
         except BaseException:
@@ -248,7 +257,7 @@ class RunMerge:
                 run.parts, run.size = before, sum(part.end - part.begin for part in before)
             raise
         if batch is not None:
-            part = slots.put(batch)
+            part = slots.add_batch(batch)
             self.output.add(part)
             if index is not None and target is None:
                 index.redirect(picked.places, part.references)
@@ -260,7 +269,7 @@ class RunMerge:
             index.evict(self.first, last, slots.mark_slots(parts))
         for part in parts:
             if part.end == len(slots[part.slot]):
-                slots.drop(part.slot)
+                slots.drop_batch(part.slot)
         self.first = last + 1
         if since > self.output.description.since:
             description = self.output.description
@@ -268,7 +277,7 @@ class RunMerge:
             self.output.description = description._replace(since=max(since, description.since))
         return sum(part.end - part.begin for part in parts), 0 if batch is None else len(batch)
 
-    def _verify(self, parts: list[Part], slots: Slots) -> None:
+    def _verify_files(self, parts: list[BatchRange], slots: BatchSlots) -> None:
         """Check the bytes of the files that are let go now, so that a flipped bit is found and not carried on."""
         for part in parts:
             batch = slots[part.slot]
@@ -276,9 +285,9 @@ class RunMerge:
             if file is not None and part.end == len(batch):
                 file.verify()
 
-    def _find_piece_end(self, rows: int, slots: Slots) -> int:
+    def _find_piece_end(self, rows: int, slots: BatchSlots) -> int:
         """Find the greatest identity of the next piece, of about ``rows`` versions: its share of the largest input."""
-        owed = self.owed
+        owed = self.remaining_versions
         if owed <= rows + rows // 4:
             return END
         largest = max(self.inputs, key=len)

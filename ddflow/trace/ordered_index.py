@@ -7,9 +7,9 @@ until the next write. A deletion that need not be kept is taken out at once.
 >>> index = OrderedIndex(words=1)
 >>> high, low, more = np.array([1, 1], np.uint64), np.array([5, 7], np.uint64), np.array([[0], [2]])
 >>> both, value = np.array([0, 1]), np.array([3, 4], np.uint64)
->>> index.room(2)
+>>> index.reserve(2)
 >>> index.write(IndexWrite(both, 0, both, high, low, value, np.ones(2, np.uint8), more, slot=3))
->>> found = index.group(high[:1], low[:0])
+>>> found = index.find_group_rows(high[:1], low[:0])
 >>> found.values.tolist(), found.begins.tolist(), len(index)
 ([3, 4], [0, 2], 2)
 """
@@ -21,10 +21,16 @@ import numpy as np
 from ddflow.columns.hashing import Flags, Ints, Narrow, Words
 from ddflow.columns.layout import Arena
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.index import REF, list_entries, redirect
-from ddflow.kernels.ordered import evict_ordered, read_groups, seek_ordered, walk_ordered, write_ordered
-from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, Identities, Tree, empty_tree
-from ddflow.kernels.ordered_window import read_groups_back, read_windows
+from ddflow.kernels.index import REF, read_entries, redirect_entries
+from ddflow.kernels.ordered import (
+    evict_ordered_entries,
+    look_up_ordered_entries,
+    read_groups,
+    walk_ordered_entries,
+    write_ordered_entries,
+)
+from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, Identities, Tree, allocate_tree
+from ddflow.kernels.ordered_window import read_groups_backward, read_windows
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.trace.index import EVERY, Index, IndexWrite
 
@@ -49,7 +55,7 @@ class RowsByGroup(NamedTuple):
     """int64[n, w]: the words of identities beyond two, where they were asked for."""
 
 
-def words_of(order: Ints) -> Words:
+def to_identity_words(order: Ints) -> Words:
     """Order words as they stand in identities: one after the other in memory, unsigned."""
     return np.ascontiguousarray(order).view(np.uint64)
 
@@ -60,10 +66,10 @@ class OrderedIndex(Index):
     def __init__(self, words: int, keeps: bool = False) -> None:
         self.words, self.wide, self.keeps = words, True, keeps
         self.built, self.tombstones = 0, False
-        self._set_arrays(empty_tree(FEWEST, 4 + words))
+        self._set_arrays(allocate_tree(FEWEST, 4 + words))
 
     def _set_arrays(self, arrays: list[Words]) -> None:
-        self.arrays, self.tree, self.table = arrays, Tree.of(arrays), arrays[0]
+        self.arrays, self.tree, self.table = arrays, Tree.from_arrays(arrays), arrays[0]
 
     @property
     def used(self) -> int:  # type: ignore[override]
@@ -76,7 +82,7 @@ class OrderedIndex(Index):
         table, *others = self.arrays
         return (int(others[-1][LEAVES]) + 1) * LEAF * table.strides[0] + sum(each.nbytes for each in others)
 
-    def share(self, threads: object) -> None:
+    def set_threads(self, threads: object) -> None:
         """One thread does it all."""
 
     def seek(
@@ -84,12 +90,14 @@ class OrderedIndex(Index):
     ) -> Prior:
         """Look up the identities at ``starts``; ``order``: their words beyond two.  O(keys log entries)."""
         assert order is not None
-        n, empty, more = starts.size, (arena or Arena()).choose_allocator(starts.size), words_of(order)
+        n, empty, more = starts.size, (arena or Arena()).choose_allocator(starts.size), to_identity_words(order)
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), np.empty((n, 0), np.int64))
-        seek_ordered(self.tree, Identities.of(high, low, more), starts, prior.place, prior.reference, prior.value)
+        look_up_ordered_entries(
+            self.tree, Identities.from_arrays(high, low, more), starts, prior.place, prior.reference, prior.value
+        )
         return prior
 
-    def group(
+    def find_group_rows(
         self,
         high: Words,
         low: Words,
@@ -108,11 +116,11 @@ class OrderedIndex(Index):
         entries + rows).
         """
         begins, more = np.empty(high.size + 1, np.int64), np.empty((high.size, 0), np.uint64)
-        keys = Identities.of(high, low, more if order is None else (more := words_of(order)))
+        keys = Identities.from_arrays(high, low, more if order is None else (more := to_identity_words(order)))
         mask, room = np.uint64(LIVE if live else OCCUPIED), 2 * high.size + 16
         each = np.full(high.size, most) if isinstance(most, int) else most
         equal = np.int64(self.words if tied is None else tied)
-        read = read_groups_back if back else read_groups
+        read = read_groups_backward if back else read_groups
         while True:
             references, values = np.empty(room, np.int64), np.empty(room, np.uint64)
             beyond = np.empty((room if words else 0, self.words), np.uint64)
@@ -130,7 +138,7 @@ class OrderedIndex(Index):
         ``order``, and runs of equal content are one: see `ddflow.kernels.ordered_window`.  O(places log entries +
         rows).
         """
-        keys, room = Identities.of(high, low, more := words_of(order)), 8 * high.size + 16
+        keys, room = Identities.from_arrays(high, low, more := to_identity_words(order)), 8 * high.size + 16
         segments, begins = np.empty(high.size, np.int64), np.empty(high.size + 1, np.int64)
         told = np.int64(more.shape[1]), np.uint64(LIVE), segments, begins
         while True:
@@ -147,17 +155,17 @@ class OrderedIndex(Index):
     def write(self, *writes: IndexWrite) -> None:
         """See `Index.write`.  O(keys log entries)."""
         for _, _, last, high, low, value, live, order, slot in writes:
-            begin, more = 0, words_of(order)
+            begin, more = 0, to_identity_words(order)
             while begin < last.size:
                 tag = OCCUPIED | slot << SLOT
-                keys = Identities.of(high, low, more)
-                begin = write_ordered(self.tree, keys, value, live, last, begin, tag, LIVE, self.keeps)
+                keys = Identities.from_arrays(high, low, more)
+                begin = write_ordered_entries(self.tree, keys, value, live, last, begin, tag, LIVE, self.keeps)
                 if begin < last.size:
                     self._add_leaves()
         self.built += 1
 
-    def room(self, more: int) -> None:
-        """See `Index.room`: leaves are made as they are needed."""
+    def reserve(self, more: int) -> None:
+        """See `Index.reserve`: leaves are made as they are needed."""
 
     def _add_leaves(self) -> None:
         """Make room for more leaves; where those there are stand nearly empty, pack them.  O(entries)."""
@@ -165,7 +173,7 @@ class OrderedIndex(Index):
         if self.used * SPARSE < leaves * LEAF:
             self._pack_entries(leaves)
             return
-        bigger = empty_tree(MORE * leaves, 4 + self.words)
+        bigger = allocate_tree(MORE * leaves, 4 + self.words)
         for old, new in zip(self.arrays[:-1], bigger[:-1], strict=True):
             new[: old.shape[0]] = old
         bigger[-1][:MOST_LEAVES] = self.arrays[-1][:MOST_LEAVES]
@@ -175,50 +183,57 @@ class OrderedIndex(Index):
         """Put all entries that point at something side by side, into a tree with room for so many leaves."""
         references, places = self.walk(live=False)
         there = references & ~(OCCUPIED | LIVE) != 0
-        references, (high, low, value, order) = references[there], self.entries(places[there])
-        self._set_arrays(empty_tree(leaves, 4 + self.words))
-        n, keys, live = references.size, Identities.of(high, low, words_of(order)), np.ones(references.size, np.uint8)
+        references, (high, low, value, order) = references[there], self.read_entries(places[there])
+        self._set_arrays(allocate_tree(leaves, 4 + self.words))
+        n, keys, live = (
+            references.size,
+            Identities.from_arrays(high, low, to_identity_words(order)),
+            np.ones(references.size, np.uint8),
+        )
         assert (
-            write_ordered(self.tree, keys, value, live, np.arange(n), 0, np.int64(OCCUPIED), np.int64(LIVE), True) == n
+            write_ordered_entries(
+                self.tree, keys, value, live, np.arange(n), 0, np.int64(OCCUPIED), np.int64(LIVE), True
+            )
+            == n
         )
         self.table[self.walk(live=False)[1], REF] = references.view(np.uint64)
         self.tombstones, self.built = False, self.built + 1
 
     def redirect(self, places: Ints, references: Ints) -> None:
         """See `Index.redirect`."""
-        redirect(self.table, places, references, np.uint64(OCCUPIED | LIVE))
+        redirect_entries(self.table, places, references, np.uint64(OCCUPIED | LIVE))
 
     def evict(self, first: int, last: int, members: Flags) -> None:
         """See `Index.evict`.  O(entries of the range)."""
-        evict_ordered(self.tree, np.array([first, last], np.uint64), members)
+        evict_ordered_entries(self.tree, np.array([first, last], np.uint64), members)
         self.built += 1
 
     def walk(self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1) -> tuple[Ints, Ints]:
         """See `Index.walk`.  O(entries of the range)."""
         mask, room = np.uint64(OCCUPIED | LIVE if live else OCCUPIED), self.used
         references, places = np.empty(room, np.int64), np.empty(room, np.int64)
-        n = walk_ordered(self.tree, np.array([first, last], np.uint64), mask, members, references, places)
+        n = walk_ordered_entries(self.tree, np.array([first, last], np.uint64), mask, members, references, places)
         return references[:n], places[:n]
 
-    def entries(self, places: Ints) -> tuple[Words, Words, Words, Ints]:
-        """See `Index.entries`."""
+    def read_entries(self, places: Ints) -> tuple[Words, Words, Words, Ints]:
+        """See `Index.read_entries`."""
         m = places.size
         out = (np.empty(m, np.uint64), np.empty(m, np.uint64), np.empty(m, np.uint64))
         order = np.empty((m, self.words), np.int64)
-        list_entries(self.table, places, *out, order)
+        read_entries(self.table, places, *out, order)
         return *out, order
 
     def keep_deletions(self) -> None:
         """See `Index.keep_deletions`."""
         self.keeps = True
 
-    def _check(self) -> None:
+    def _check_invariants(self) -> None:
         """Assert the invariant of the tree."""
         references, places = self.walk(live=False)
         # The count is the number of entries.
         assert references.size == self.used, (references.size, self.used)
-        high, low, _, order = self.entries(places)
-        columns = [high, low, *words_of(order).T]
+        high, low, _, order = self.read_entries(places)
+        columns = [high, low, *to_identity_words(order).T]
         less, equal = np.zeros(max(self.used - 1, 0), bool), np.ones(max(self.used - 1, 0), bool)
         for column in columns:
             less |= equal & (column[:-1] < column[1:])

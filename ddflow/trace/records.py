@@ -18,12 +18,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ddflow.storage.fields import Instant, Natural, Positive, Strict, Word
+from ddflow.storage.fields import Instant, Natural, Positive, StrictRecord, Word
 from ddflow.storage.protocol import Blob
 from ddflow.trace.spill import FileLayout
 
 
-class BatchRecord(Strict, frozen=True):
+class BatchRecord(StrictRecord, frozen=True):
     """The file of a batch.  ``rows``: how many.  ``bloom``: the file of its Bloom filter.  ``shape``: which of the
     arrangement's ``shapes`` its payload has."""
 
@@ -34,7 +34,7 @@ class BatchRecord(Strict, frozen=True):
     shape: Natural
 
 
-class RunRecord(Strict, frozen=True, tag="run"):
+class RunRecord(StrictRecord, frozen=True, tag="run"):
     """A run.  ``begin``: the first row of its first batch that a merge has not taken.  ``batches``: in their order."""
 
     lower: Instant
@@ -44,7 +44,7 @@ class RunRecord(Strict, frozen=True, tag="run"):
     batches: list[BatchRecord]
 
 
-class MergeRecord(Strict, frozen=True, tag="merge"):
+class MergeRecord(StrictRecord, frozen=True, tag="merge"):
     """A merge under way, as `Merge` has it.  ``first``: a uint64."""
 
     inputs: Annotated[list[RunRecord], Meta(min_length=1)]
@@ -58,7 +58,7 @@ class MergeRecord(Strict, frozen=True, tag="merge"):
             raise ValueError(f"its first identity is {self.first}, of which there is none")
 
 
-class ArrangementRecord(Strict, frozen=True):
+class ArrangementRecord(StrictRecord, frozen=True):
     """An arrangement.  ``shapes``: the columns that payloads have or had.  ``items``: runs and merges in the order of
     their times."""
 

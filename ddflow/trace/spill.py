@@ -6,9 +6,9 @@ the batch.
 >>> import tempfile
 >>> from ddflow.storage.folder.scratch import ScratchStore
 >>> with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as files:
-...     batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
+...     batch = Batch.from_lists([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
 ...     there = spill_batch(batch, files)
-...     there._check()
+...     there._check_invariants()
 ...     there.high.tolist(), there.rows.table.to_pylist(), there.mapped is not None
 ([4, 9], [{'k': 'a'}, {'k': 'b'}], True)
 """
@@ -24,11 +24,11 @@ from msgspec import Meta, Raw
 from ddflow.columns.hashing import NONE, Ints, Narrow, Words, view_values
 from ddflow.columns.rows import Rows
 from ddflow.errors import CorruptState
-from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
+from ddflow.kernels.bloom import BLOCK, add_identities, count_blocks, find_possible_groups
 from ddflow.kernels.ordered_tree import Identities
-from ddflow.kernels.search import search, search_ordered
-from ddflow.storage.closing import on_failure
-from ddflow.storage.fields import Instant, Strict
+from ddflow.kernels.search import search_batch, search_row_ranges
+from ddflow.storage.closing import undo_on_failure
+from ddflow.storage.fields import Instant, StrictRecord
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch
 from ddflow.trace.batch import Batch, repeat_value
 
@@ -49,7 +49,7 @@ MOST_WORDS: Final = 1 << 10
 """Order words of a version, at most."""
 
 
-class FileLayout(Strict, frozen=True):
+class FileLayout(StrictRecord, frozen=True):
     """What a file's columns are.  ``own``: those of ours that it has.  ``time``, ``live``: what all versions share.
     ``words``: order words a version.  ``compressed``: whether the identities and hashes of live versions are left to be
     made again from their rows, and what lies there in their place is zero."""
@@ -81,7 +81,7 @@ class FileLayout(Strict, frozen=True):
 def to_record(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, FileLayout]:
     """Return the columns to write, and their layout, without a copy unless ``compressed``.  O(columns), or O(n).
 
-    >>> batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
+    >>> batch = Batch.from_lists([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
     >>> record, layout = to_record(batch)
     >>> record.schema.names, layout.own, layout.words
     (['_high', '_time', '_live', 'k'], ('high', 'time', 'live'), 0)
@@ -143,17 +143,17 @@ class BloomFilter(NamedTuple):
     words: Words
 
     @classmethod
-    def over(cls, high: Words, low: Words) -> Self:
+    def from_identities(cls, high: Words, low: Words) -> Self:
         """Of sorted identities.  O(n)."""
-        base, shift, size = cls.room(int(high[0]), int(high[-1]), high.size)
+        base, shift, size = cls.compute_size(int(high[0]), int(high[-1]), high.size)
         words = np.zeros(size, np.uint64)
-        fill(high, low, base, shift, words)
+        add_identities(high, low, base, shift, words)
         return cls(base, shift, words)
 
     @classmethod
-    def of(cls, batch: Batch, words: pa.RecordBatch) -> Self:
+    def from_words(cls, batch: Batch, words: pa.RecordBatch) -> Self:
         """Build the filter over a batch's identities from its words.  Raises `CorruptState` if they do not match."""
-        over = cls.room(int(batch.high[0]), int(batch.high[-1]), len(batch))
+        over = cls.compute_size(int(batch.high[0]), int(batch.high[-1]), len(batch))
         column = words.column(0)
         if len(column) != over[2]:
             found = f"it has {len(column)} words, not {over[2]}"
@@ -161,12 +161,12 @@ class BloomFilter(NamedTuple):
         return cls(over[0], over[1], view_values(column, np.dtype(np.uint64)))
 
     @staticmethod
-    def room(first: int, last: int, n: int) -> tuple[np.uint64, np.uint64, int]:
+    def compute_size(first: int, last: int, n: int) -> tuple[np.uint64, np.uint64, int]:
         """Compute base, shift, and the number of words, for n identities from ``first`` to ``last``."""
         reach = last - first
         shift = 64 - max(reach.bit_length(), 1)
         # Part of the shifted range may be empty: as many more blocks keep ten bits for each key.
-        blocks = -(-blocks_for(n) * 2**64 // ((reach + 1) << shift))
+        blocks = -(-count_blocks(n) * 2**64 // ((reach + 1) << shift))
         return np.uint64(first), np.uint64(shift), BLOCK * blocks
 
 
@@ -197,7 +197,7 @@ def spill_batch(batch: Batch, batch_store: BatchStore) -> Batch:
     """Write the batch to files.  O(bytes).  Raises the errors of the store; no file is left then."""
     record, layout = to_record(batch)
     columns = batch_store.write(record)
-    with on_failure(columns.drop):
+    with undo_on_failure(columns.drop):
         return add_filter(columns, layout, batch_store)
 
 
@@ -205,9 +205,9 @@ def add_filter(columns: StoredBatch, layout: FileLayout, batch_store: BatchStore
     """Add a Bloom filter, in another file, to a batch in a file.  O(n).  Raises the errors of the store."""
     batch = from_record(columns.batch, layout)
     words = batch_store.write(
-        pa.RecordBatch.from_arrays([pa.array(BloomFilter.over(batch.high, batch.low).words)], [WORDS])
+        pa.RecordBatch.from_arrays([pa.array(BloomFilter.from_identities(batch.high, batch.low).words)], [WORDS])
     )
-    return replace(batch, mapped=BatchFiles(columns, layout, words, BloomFilter.of(batch, words.batch)))
+    return replace(batch, mapped=BatchFiles(columns, layout, words, BloomFilter.from_words(batch, words.batch)))
 
 
 def find_groups(
@@ -221,7 +221,7 @@ def find_groups(
     """
     bloom = batch.mapped.bloom
     maybe = np.empty(wanted.size, np.int64)
-    n = sift(high, low, starts, wanted, bloom.base, bloom.shift, bloom.words, maybe)
+    n = find_possible_groups(high, low, starts, wanted, bloom.base, bloom.shift, bloom.words, maybe)
     maybe = maybe[:n]
     if order is not None:
         first, last = find_ranges(batch, begin, high, low, order, starts.take(maybe).astype(np.int64))
@@ -229,7 +229,7 @@ def find_groups(
         return maybe[there], last[there] - 1
     row = np.empty(n, np.int64)
     second = np.uint64(batch.low.ctypes.data if low.size else 0)
-    search(
+    search_batch(
         high, low, starts, maybe, np.uint64(batch.high.ctypes.data), second, np.int64(len(batch)), np.int64(begin), row
     )
     there = row >= 0
@@ -247,6 +247,6 @@ def find_ranges(
     more = np.empty((high.size, 0), np.int64) if order is None else np.ascontiguousarray(order)
     theirs = np.ascontiguousarray(batch.order)
     first, last = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
-    sought, rows = Identities.of(high, low, more), Identities.of(batch.high, batch.low, theirs)
-    search_ordered(sought, keys, rows, np.int64(begin), np.int64(len(batch)), first, last)
+    sought, rows = Identities.from_arrays(high, low, more), Identities.from_arrays(batch.high, batch.low, theirs)
+    search_row_ranges(sought, keys, rows, np.int64(begin), np.int64(len(batch)), first, last)
     return first, last

@@ -5,15 +5,15 @@ needs. No step pays for a whole merge. So a merge is paid for as versions come i
 in the place of its inputs, and newer runs queue up behind it and may be merged among themselves meanwhile. A step goes
 through no more versions than all merges were paid for by it, or through one ``PIECE``, where that is more: merges whose
 pieces fall due in the same step take turns. A piece is a range of identities, so all versions of a key are in one.
-``choose`` decides with sizes alone; `Spine.work` acts.
+``choose_merge_start`` decides with sizes alone; `Spine.advance_merges` acts.
 
->>> choose([1000, 10, 10], 900, 32) is None
+>>> choose_merge_start([1000, 10, 10], 900, 32) is None
 True
->>> choose([1000] + [10] * 32, 1100, 32)
+>>> choose_merge_start([1000] + [10] * 32, 1100, 32)
 1
->>> choose([1000, 1100], 900, 32)
+>>> choose_merge_start([1000, 1100], 900, 32)
 0
->>> choose([8000] + [1] * 31, 8000, 32) is None  # many small ones and a large one are not of one size
+>>> choose_merge_start([8000] + [1] * 31, 8000, 32) is None  # many small ones and a large one are not of one size
 True
 """
 
@@ -25,7 +25,7 @@ from itertools import pairwise
 
 from ddflow.metrics import LOG
 from ddflow.time import NEVER, Description
-from ddflow.trace.batch import Part, Run, Slots
+from ddflow.trace.batch import BatchRange, BatchSlots, Run
 from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge, Target, TombstoneExpiry
 
@@ -39,7 +39,7 @@ GARBAGE = 2
 """All is merged when there are so many times the versions needed."""
 
 
-def choose(sizes: Sequence[int], needed: int | None, fan: int) -> int | None:
+def choose_merge_start(sizes: Sequence[int], needed: int | None, fan: int) -> int | None:
     """Choose the first of the newest runs that should be merged into one, or None.
 
     ``sizes``: versions a run, oldest first.  ``needed``: about the versions that a merge of all would leave; None if
@@ -73,7 +73,7 @@ class Spine:
         return len(self.items)
 
     @property
-    def versions(self) -> int:
+    def version_count(self) -> int:
         """How many versions are held."""
         return sum(map(len, self.items))
 
@@ -83,9 +83,9 @@ class Spine:
         return [item for item in self.items if isinstance(item, RunMerge)]
 
     @property
-    def owed(self) -> int:
+    def remaining_versions(self) -> int:
         """Versions that merges have still to go through."""
-        return sum(merge.owed for merge in self.merges)
+        return sum(merge.remaining_versions for merge in self.merges)
 
     @property
     def runs(self) -> list[Run]:
@@ -95,7 +95,7 @@ class Spine:
         ]
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[BatchRange]:
         """All versions, older ones of a key before newer ones."""
         return [part for item in self.items for part in item.parts]
 
@@ -118,8 +118,8 @@ class Spine:
         self.items.append(run)
         self.fresh += run.size
 
-    def plan(self, needed: int, alone: bool, target: Target | None = None) -> None:
-        """Begin merges while `choose` says so.
+    def plan_merges(self, needed: int, alone: bool, target: Target | None = None) -> None:
+        """Begin merges while `choose_merge_start` says so.
 
         ``needed``: versions that a merge of all would leave, about.  ``alone``: nothing older is held elsewhere.
         ``target``: where merged runs are to live, None for memory.  O(runs).
@@ -134,13 +134,19 @@ class Spine:
                     runs.append(item)
                 else:
                     start, runs = at + 1, []
-            first = choose([run.size for run in runs], needed if start == 0 else None, self.fan)
+            first = choose_merge_start([run.size for run in runs], needed if start == 0 else None, self.fan)
             if first is None:
                 return
             self.items[start + first :] = [RunMerge(runs[first:], alone and start + first == 0, target)]
 
-    def work(
-        self, paid: int | None, slots: Slots, index: Index | None, since: int, settled: bool, files: bool | None = None
+    def advance_merges(
+        self,
+        paid: int | None,
+        slots: BatchSlots,
+        index: Index | None,
+        since: int,
+        settled: bool,
+        files: bool | None = None,
     ) -> None:
         """Go on with the merges by what was paid, ``EFFORT`` for each version; None finishes them.
 
@@ -153,22 +159,26 @@ class Spine:
                 chosen.append((at, item))
         if not chosen:
             return
-        left = sum(item.owed for _, item in chosen) if paid is None else max(PIECE, EFFORT * paid * len(chosen))
+        left = (
+            sum(item.remaining_versions for _, item in chosen)
+            if paid is None
+            else max(PIECE, EFFORT * paid * len(chosen))
+        )
         for at, merge in chosen:
-            owed = merge.owed
+            owed = merge.remaining_versions
             merge.credit = owed if paid is None else merge.credit + EFFORT * paid
             while owed and min(merge.credit, left) >= min(PIECE, owed):
                 rows = min(merge.credit, left, self.most)
                 done, copied = merge.advance(rows, slots, index, since, settled, self.keeps, self.lapse)
                 merge.credit, left = merge.credit - done, left - done
                 self.copied += copied
-                owed = merge.owed
+                owed = merge.remaining_versions
             if not owed:
                 self.items[at] = merge.output
                 where = "memory" if merge.target is None else "a file"
                 LOG.debug("merged runs into one of %d versions in %s", merge.output.size, where)
 
-    def settle(self, slots: Slots, index: Index, since: int, settled: bool) -> None:
+    def merge_unwritten_runs(self, slots: BatchSlots, index: Index, since: int, settled: bool) -> None:
         """Merge the newest runs that are in no file yet into one, which becomes one file; `PIECE` versions at most.
 
         O(their versions).
@@ -181,12 +191,12 @@ class Spine:
         runs = [item for item in self.items[at:] if isinstance(item, Run)]
         if len(runs) > 1:
             self.items[at:] = [merge := RunMerge(runs, False)]
-            while merge.owed:
+            while merge.remaining_versions:
                 self.copied += merge.advance(PIECE, slots, index, since, settled, self.keeps)[1]
             self.items[at] = merge.output
             self.planned = min(self.planned, len(self.items))
 
-    def list_runs(self) -> list[Run]:
+    def list_merge_inputs(self) -> list[Run]:
         """All runs, as the inputs of one merge: those under way end where they are, and what they made is a run too.
 
         O(runs).
@@ -201,7 +211,7 @@ class Spine:
                 runs.append(item)
         return runs
 
-    def _check(self, slots: Slots) -> None:
+    def _check_invariants(self, slots: BatchSlots) -> None:
         """Assert the invariant."""
         descriptions = []
         for item in self.items:

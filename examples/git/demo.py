@@ -38,7 +38,7 @@ from tally import Checks, compare, equal
 
 import ddflow as dd
 from ddflow import terminal
-from ddflow.cli import guard
+from ddflow.cli import exit_on_errors
 from ddflow.errors import MissingExtra, OutputExists
 
 
@@ -230,11 +230,11 @@ def run(
     side of git's own raw log, the final files against git ls-tree, and Spark's rows against the local ones. The diffs
     are written as Parquet, the counts over time drawn as PNG. The exit code is 0 if all checks held, 1 if one did not.
     """
-    with guard(debug):
+    with exit_on_errors(debug):
         code = perform(GitFeed(repo), spark=spark, out=out, partitions=partitions, console=terminal.make_console())
     raise typer.Exit(code)
 
 
 if __name__ == "__main__":
-    terminal.guard_log()
+    terminal.escape_logs()
     app()

@@ -79,7 +79,7 @@ class StreamReader(DataSourceStreamReader):
         raise NotImplementedError
 
 
-def check_limit(most: int | None, asked: str) -> None:
+def check_limit_supported(most: int | None, asked: str) -> None:
     """Raise `MissingExtra` for a limit before PySpark 4.2."""
     try:
         import_module(LIMITS)

@@ -27,15 +27,15 @@ from ddflow.columns.names import DIFF
 from ddflow.engine.snapshot import find_version
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
 from ddflow.operators.updates import Updates, consolidate, ints
-from ddflow.partitions.driver_epochs import read_updates, stamp_time
-from ddflow.partitions.epoch_start import Version
+from ddflow.partitions.driver_epochs import append_time_column, read_updates
+from ddflow.partitions.epoch_start import StateVersion
 from ddflow.plan.compatibility import resolve_plan
 from ddflow.plan.evolve import PastSchemas, find_past_schemas
 from ddflow.plan.plan import Plan
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.inventory_text import inside
+from ddflow.storage.inventory_text import is_state_file
 from ddflow.storage.manifest import Epoch, Manifest
-from ddflow.storage.opening import open_store, opened_store
+from ddflow.storage.opening import open_existing_store, open_store
 from ddflow.storage.protocol import Store
 from spark_bridge.sources.base import StreamReader, list_shares
 from spark_bridge.tasks import UpdatesFile, batches_for_spark
@@ -53,7 +53,7 @@ AGAIN: Final = (
 class FileSplit(InputPartition):
     """The updates of some files, in their order.  ``schema``: of all columns."""
 
-    version: Version
+    version: StateVersion
     files: tuple[UpdatesFile, ...]
     schema: pa.Schema
 
@@ -65,7 +65,7 @@ class SnapshotSplit(InputPartition):
     ``schema``: of all columns; None for upserts, which carry their own times.
     """
 
-    version: Version
+    version: StateVersion
     share: tuple[int, int] | None
     time: int
     schema: pa.Schema | None
@@ -105,10 +105,10 @@ class ChangeStream(StreamReader):
             return {"epoch": -1, "mark": ""}
         manifest = self.find_end()
         if self.begin == "latest":
-            return self._offset(manifest, manifest.epoch)
+            return self._build_offset(manifest, manifest.epoch)
         kept = [each.epoch for each in manifest.receipts]
         if self.begin == "kept":
-            return self._offset(manifest, min(kept, default=manifest.epoch + 1) - 1)
+            return self._build_offset(manifest, min(kept, default=manifest.epoch + 1) - 1)
         first = int(self.begin)
         if first != manifest.epoch + 1 and first not in kept:
             raise SnapshotExpired(
@@ -116,7 +116,7 @@ class ChangeStream(StreamReader):
                 f"it keeps the updates of epochs {kept}",
                 f"give one of them, {manifest.epoch + 1} for the next, or 'earliest' for what there is",
             )
-        return self._offset(manifest, first - 1)
+        return self._build_offset(manifest, first - 1)
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
         """Return the last epoch of the next batch. Before 4.2, Spark does not pass the start.
@@ -125,21 +125,21 @@ class ChangeStream(StreamReader):
         """
         manifest = self.target or self.find_end()
         if start is None:
-            return self._end_offset(manifest) if manifest.epoch else self.initialOffset()
+            return self._build_end_offset(manifest) if manifest.epoch else self.initialOffset()
         if manifest.epoch == start["epoch"] or not manifest.epoch:
             self._check_offset(manifest, start)
             return start
         if start["epoch"] < 0:
-            return self._end_offset(manifest)
+            return self._build_end_offset(manifest)
         last = min(manifest.epoch, start["epoch"] + getattr(limit, "max_files", manifest.epoch))
         self._list_epochs(manifest, start, last)
-        return self._offset(manifest, last)
+        return self._build_offset(manifest, last)
 
-    def _end_offset(self, manifest: Manifest) -> Offset:
+    def _build_end_offset(self, manifest: Manifest) -> Offset:
         """Return a version's last epoch, with the time of its contents."""
-        return self._offset(manifest, manifest.epoch) | {"time": max(manifest.last, manifest.since)}
+        return self._build_offset(manifest, manifest.epoch) | {"time": max(manifest.last, manifest.since)}
 
-    def _offset(self, manifest: Manifest, epoch: int) -> Offset:
+    def _build_offset(self, manifest: Manifest, epoch: int) -> Offset:
         """Return an epoch with a mark that tells it from another epoch of its number; "" if it is not kept.
 
         If an earlier output of its name was dropped, ``dropped`` has the last epoch of that output.
@@ -173,7 +173,7 @@ class ChangeStream(StreamReader):
         if start["epoch"] < 0:
             return self._split_contents(manifest, plan, schema, end)
         self._check_offset(manifest, end)
-        version = Version.of(self._open_store(), manifest, self.trust)
+        version = StateVersion.of_manifest(self._open_store(), manifest, self.trust)
         groups: list[list[UpdatesFile]] = []
         room = 0
         for file in self._list_files(manifest, self._list_epochs(manifest, start, end["epoch"])):
@@ -211,9 +211,11 @@ class ChangeStream(StreamReader):
             if upserts or node.forgetting:
                 raise
             less = tuple(self._list_files(manifest, self._list_epochs(manifest, end, manifest.epoch)))
-            return [SnapshotSplit(Version.of(store, manifest, self.trust), None, end["time"], schema, less)]
+            return [
+                SnapshotSplit(StateVersion.of_manifest(store, manifest, self.trust), None, end["time"], schema, less)
+            ]
         self._check_offset(then, end)
-        version = Version.of(store, then, self.trust)
+        version = StateVersion.of_manifest(store, then, self.trust)
         shares = list_shares(plan, self.output, then)
         return [SnapshotSplit(version, share, end["time"], None if upserts else schema) for share in shares]
 
@@ -235,7 +237,7 @@ class ChangeStream(StreamReader):
 
     def _check_offset(self, manifest: Manifest, at: Offset) -> None:
         """Raise `SnapshotExpired` if the state went back before an offset, or its output was dropped."""
-        there, asked = self._offset(manifest, at["epoch"]), f"follow {self.where} at epoch {at['epoch']}"
+        there, asked = self._build_offset(manifest, at["epoch"]), f"follow {self.where} at epoch {at['epoch']}"
         if at["epoch"] >= 0 and at.get("dropped") != there.get("dropped"):
             found = f"the output {self.output!r} was dropped since; one of its name is another"
             raise SnapshotExpired(asked, found, "start again, with a new checkpoint")
@@ -253,11 +255,11 @@ class ChangeStream(StreamReader):
             columns = None if past is None else past.outputs.get(self.output)
             for call in epoch.calls:
                 for blob in call.outputs[self.output].blobs if self.output in call.outputs else ():
-                    yield UpdatesFile(epoch.epoch, blob, None if inside(blob) else manifest.folder, columns)
+                    yield UpdatesFile(epoch.epoch, blob, None if is_state_file(blob) else manifest.folder, columns)
 
-    def _read_files(self, version: Version, files: Sequence[UpdatesFile], schema: pa.Schema) -> Iterator[pa.Table]:
+    def _read_files(self, version: StateVersion, files: Sequence[UpdatesFile], schema: pa.Schema) -> Iterator[pa.Table]:
         """Read the updates of files, one after the other."""
-        with opened_store(version.store, trust=version.trust) as store:
+        with open_existing_store(version.store, trust=version.trust) as store:
             for file in files:
                 try:
                     yield file.read(self.output, schema, lambda: BatchStore(store))
@@ -277,12 +279,12 @@ class ChangeStream(StreamReader):
             return table
         if split.less:
             rows = pa.schema(list(split.schema)[:-2])
-            pieces = [table, *map(negate, self._read_files(split.version, split.less, split.schema))]
+            pieces = [table, *map(negate_diffs, self._read_files(split.version, split.less, split.schema))]
             both = pa.concat_tables([each.select([*rows.names, DIFF]) for each in pieces]).combine_chunks()
             diffs = both.column(DIFF).to_numpy()
             updates = Updates(both.select(rows.names).cast(rows), np.zeros(diffs.size, np.int32), diffs, ints(0))
             table = consolidate(updates, Secret.fresh()).to_table(rows, None)
-        return stamp_time(table, split.time, split.schema)
+        return append_time_column(table, split.time, split.schema)
 
     def _find_schema(self, plan: Plan) -> pa.Schema:
         """All columns of the output, those that are wanted among them."""
@@ -309,7 +311,7 @@ class ChangeStream(StreamReader):
         return self._last
 
 
-def negate(table: pa.Table) -> pa.Table:
+def negate_diffs(table: pa.Table) -> pa.Table:
     """Negate the differences of some updates. O(updates)."""
     at = table.schema.get_field_index(DIFF)
     return table.set_column(at, table.schema.field(at), pc.negate(table.column(DIFF)))

@@ -25,10 +25,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ddflow.connectors.kafka.source import KafkaTopic, RangeReader, TopicEnds, TopicPosition, build_position
+from ddflow.connectors.kafka.source import KafkaTopic, OffsetRangeReader, TopicPosition, TopicWatcher, build_position
 from ddflow.errors import SpecError
-from spark_bridge.errors import attach_errors
-from spark_bridge.sources.base import StreamReader, check_limit, check_options
+from spark_bridge.errors import attach_error_notes
+from spark_bridge.sources.base import StreamReader, check_limit_supported, check_options
 from spark_bridge.types import spark_schema
 
 SERVERS: Final = "kafka.bootstrap.servers"
@@ -100,7 +100,7 @@ class KafkaSource(DataSource):
         self._check_query(schema, STREAM, "a batch")
         ending = self.options.get("endingOffsets", "latest")
         given = {} if ending == "latest" else self._parse_offsets("endingOffsets", ending)
-        return TopicBatch(self._start_topics("earliest"), Topics(self._list_topics("latest"), given))
+        return TopicBatch(self._parse_start_topics("earliest"), Topics(self._make_topics("latest"), given))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make what follows topics: from ``startingOffsets`` ("latest") on.
@@ -124,8 +124,8 @@ class KafkaSource(DataSource):
         """
         self._check_query(schema, BATCH, "a stream")
         most = self._parse_number("maxOffsetsPerTrigger")
-        check_limit(most, "follow Kafka with maxOffsetsPerTrigger")
-        return TopicStream(self._start_topics("latest"), most)
+        check_limit_supported(most, "follow Kafka with maxOffsetsPerTrigger")
+        return TopicStream(self._parse_start_topics("latest"), most)
 
     def _check_query(self, schema: StructType, others: tuple[str, ...], kind: str) -> None:
         """Raise `SpecError` for options that are not of this kind of query, that are missing, and for a schema."""
@@ -137,25 +137,25 @@ class KafkaSource(DataSource):
         if schema != self.schema():
             raise SpecError("read Kafka with a schema", "its columns are always the same", "leave schema() out")
 
-    def _list_topics(self, start: str | datetime) -> list[KafkaTopic]:
+    def _make_topics(self, start: str | datetime) -> list[KafkaTopic]:
         """Make the topics, to be read from a start on."""
         config = {name[6:]: value for name, value in self.options.items() if name.lower().startswith("kafka.")}
         servers = config.pop("bootstrap.servers")
         names = [name.strip() for name in self.options["subscribe"].split(",")]
         return [KafkaTopic(servers, name, start, False, config) for name in names]
 
-    def _start_topics(self, default: str) -> Topics:
+    def _parse_start_topics(self, default: str) -> Topics:
         at, start = self._parse_number("startingTimestamp"), self.options.get("startingOffsets")
         if at is not None:
             if start is not None:
                 raise SpecError(
                     "read Kafka with startingTimestamp", "there is startingOffsets, too", "give one of them"
                 )
-            return Topics(self._list_topics(datetime.fromtimestamp(at / 1000, UTC)), {})
+            return Topics(self._make_topics(datetime.fromtimestamp(at / 1000, UTC)), {})
         start = default if start is None else start.strip()
         if start in ("earliest", "latest"):
-            return Topics(self._list_topics(start), {})
-        return Topics(self._list_topics("earliest"), self._parse_offsets("startingOffsets", start))
+            return Topics(self._make_topics(start), {})
+        return Topics(self._make_topics("earliest"), self._parse_offsets("startingOffsets", start))
 
     def _parse_offsets(self, name: str, given: str) -> Mapping[str, Mapping[str, int]]:
         """Parse offsets as Spark has them: {"topic": {"0": 23, "1": -2}}."""
@@ -193,20 +193,20 @@ class Topics:
 
     def __init__(self, of: Sequence[KafkaTopic], given: Mapping[str, Mapping[str, int]]) -> None:
         self.of, self.given = {each.topic: each for each in of}, given
-        self._ends: dict[str, TopicEnds] = {}
+        self._ends: dict[str, TopicWatcher] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ends": {}}
 
-    def connect(self, topic: str) -> TopicEnds:
+    def connect(self, topic: str) -> TopicWatcher:
         """Connect to a topic."""
         if topic not in self._ends:
-            self._ends[topic] = TopicEnds(self.of[topic])
+            self._ends[topic] = TopicWatcher(self.of[topic])
         return self._ends[topic]
 
     def find_starts(self) -> Offsets:
         """Find where reading begins.  O(partitions).  Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`."""
-        return {topic: self._find_offsets(topic) or as_json(self.connect(topic).at) for topic in self.of}
+        return {topic: self._find_offsets(topic) or offsets_to_json(self.connect(topic).at) for topic in self.of}
 
     def _find_offsets(self, topic: str) -> dict[str, int]:
         """Return the given offsets, and the start of other partitions; -1 is the end and -2 the beginning."""
@@ -217,7 +217,7 @@ class Topics:
         found = {p: now[p][{-1: 1, -2: 0}[n]] if n in (-1, -2) and p in now else n for p, n in asked.items()}
         ends.check_offsets(found, now)
         at = int(self.of[topic].start == "latest")
-        return as_json({partition: each[at] for partition, each in now.items()} | found)
+        return offsets_to_json({partition: each[at] for partition, each in now.items()} | found)
 
     def find_ends(self, since: Offsets | None = None) -> Offsets:
         """Find where topics end.  ``since``: offsets that they must still have.
@@ -230,20 +230,22 @@ class Topics:
             now = ends.read_offsets()
             if since is not None:
                 ends.check_offsets({int(p): n for p, n in since.get(topic, {}).items()}, now)
-            found[topic] = as_json({partition: high for partition, (_, high) in now.items()})
+            found[topic] = offsets_to_json({partition: high for partition, (_, high) in now.items()})
         return found
 
-    def positions(self, offsets: Offsets) -> Positions:
+    def build_positions(self, offsets: Offsets) -> Positions:
         """Return the offsets of the existing topics, in Spark's form. O(partitions)."""
         return {topic: build_position(each, self.connect(topic).origin) for topic, each in offsets.items()}
 
-    def offsets(self, positions: Positions) -> Offsets:
+    def extract_offsets(self, positions: Positions) -> Offsets:
         """Return the offsets of positions. O(topics).
 
         Raises the errors of `find_starts`, and `SourceChanged` for positions of another topic.
         """
         return {
-            topic: dict(self.connect(topic).check_origin(each)) for topic, each in positions.items() if topic in self.of
+            topic: dict(self.connect(topic).check_topic_identity(each))
+            for topic, each in positions.items()
+            if topic in self.of
         }
 
     def split_ranges(self, start: Offsets, end: Offsets) -> list[InputPartition]:
@@ -262,7 +264,7 @@ class Topics:
 def read_range(of: InputPartition) -> Iterator[pa.RecordBatch]:
     """Read the messages of a range, in a task. O(messages). Raises `SourceFailed`, `SourceChanged`."""
     assert isinstance(of, OffsetRange)
-    with attach_errors(), closing(RangeReader(of.of, of.partition, of.first, of.end)) as reader:
+    with attach_error_notes(), closing(OffsetRangeReader(of.of, of.partition, of.first, of.end)) as reader:
         for batch in reader.batches():
             yield pa.RecordBatch.from_arrays([batch.column(f.name).cast(f.type) for f in COLUMNS], schema=COLUMNS)
 
@@ -296,26 +298,26 @@ class TopicStream(StreamReader):
 
     def initialOffset(self) -> Positions:
         """Return where a new query begins."""
-        return self.topics.positions(self.topics.find_starts())
+        return self.topics.build_positions(self.topics.find_starts())
 
     def latestOffset(self, start: Positions | None = None, limit: Any = None) -> Positions:
         """Return where the next batch ends.  O(partitions)."""
-        since = None if start is None else self.topics.offsets(start)
+        since = None if start is None else self.topics.extract_offsets(start)
         end = self.topics.find_ends(since) if self.target is None else self.target
         if since is not None and (most := getattr(limit, "max_rows", None)):
             end = limit_messages(since, end, most)
-        return self.topics.positions(end)
+        return self.topics.build_positions(end)
 
     def partitions(self, start: Positions, end: Positions) -> Sequence[InputPartition]:
         """Split a batch into ranges for tasks."""
-        return self.topics.split_ranges(self.topics.offsets(start), self.topics.offsets(end))
+        return self.topics.split_ranges(self.topics.extract_offsets(start), self.topics.extract_offsets(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of a range."""
         return read_range(partition)
 
 
-def as_json(offsets: Mapping[int, int]) -> dict[str, int]:
+def offsets_to_json(offsets: Mapping[int, int]) -> dict[str, int]:
     """Name partitions as the keys of JSON do."""
     return {str(partition): offset for partition, offset in offsets.items()}
 

@@ -10,7 +10,7 @@ Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: read a state with the option 'outptu': there is no such option; did you mean 'output'? ...
 >>> columns = pa.schema({"id": pa.int64(), "x": pa.float64()})
->>> is_exact(EqualTo(("id",), 7), columns), is_exact(EqualTo(("x",), 1.5), columns)
+>>> is_filter_exact(EqualTo(("id",), 7), columns), is_filter_exact(EqualTo(("x",), 1.5), columns)
 (True, False)
 """
 
@@ -42,21 +42,21 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from ddflow.columns.names import did_you_mean
-from ddflow.engine.read.history import check_readable, make_side_output_error
+from ddflow.engine.read.history import check_readable_time, make_side_output_error
 from ddflow.engine.snapshot import find_version
 from ddflow.errors import NotReadable, Option, Phrase, SchemaMismatch, SpecError, TimeWentBack
-from ddflow.partitions.driver_epochs import find_partitioning, partitions_with, read_updates
-from ddflow.partitions.epoch_start import Version
+from ddflow.partitions.driver_epochs import find_matching_partitions, find_partitioning, read_updates
+from ddflow.partitions.epoch_start import StateVersion
 from ddflow.plan.compatibility import resolve_plan
 from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
-from ddflow.storage.opening import opened_store
+from ddflow.storage.opening import open_existing_store
 from ddflow.storage.protocol import Store
 from ddflow.time import format_time, parse_time
-from spark_bridge.sources.base import check_limit, check_options, list_shares
+from spark_bridge.sources.base import check_limit_supported, check_options, list_shares
 from spark_bridge.sources.change_stream import ChangeStream
 from spark_bridge.tasks import batches_for_spark
-from spark_bridge.types import find_carrier, spark_schema
+from spark_bridge.types import find_transfer_type, spark_schema
 
 BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
 STREAM: Final = ("startingEpoch", "maxEpochsPerTrigger")
@@ -196,11 +196,11 @@ class DdflowSource(DataSource):
             as_of = to if after is not None else as_of
             for time in (time for time in (after, as_of) if time is not None):
                 asked = f"read {name!r} of {store.where} at {format_time(time, kind)}"
-                check_readable(asked, time, manifest.since, manifest.frontier, _HISTORY, kind)
+                check_readable_time(asked, time, manifest.since, manifest.frontier, _HISTORY, kind)
             if after is not None and after > (last := max(manifest.last, manifest.since) if as_of is None else as_of):
                 found = f"they end at {format_time(last, kind)}"
                 raise TimeWentBack(f"changes from {format_time(after, kind)}", found, "give an earlier time")
-            version = Version.of(store, manifest, self._parse_trust())
+            version = StateVersion.of_manifest(store, manifest, self._parse_trust())
             columns = self._select_columns(plan.updates_schema(name), schema, name)
             reader = FilteredReader if self._parse_flag("pushdown") else BatchReader
             return reader(ReadRequest(version, self.flow, name, columns, as_of, after), plan, manifest)
@@ -246,7 +246,7 @@ class DdflowSource(DataSource):
             if begin == "earliest" and name not in plan.outputs:
                 begin = "kept"  # a state holds no rows of a side output to begin with
             columns = self._select_columns(plan.updates_schema(name), schema, name)
-            check_limit(most, "follow a state with maxEpochsPerTrigger")
+            check_limit_supported(most, "follow a state with maxEpochsPerTrigger")
             return ChangeStream(store.where, self._parse_trust(), self.flow, name, columns, begin, most)
 
     @contextmanager
@@ -257,7 +257,7 @@ class DdflowSource(DataSource):
             raise SpecError(
                 "read a state", "it is not said where it is", "give its folder, or s3://bucket/prefix, to load()"
             )
-        with opened_store(self.options["path"], trust=self._parse_trust()) as store:
+        with open_existing_store(self.options["path"], trust=self._parse_trust()) as store:
             manifest = find_version(store, epoch)
             try:
                 plan = resolve_plan(manifest.plan, self.flow, store.where)
@@ -337,7 +337,7 @@ class ReadRequest(NamedTuple):
     The columns are the requested ones, in the flow's types.
     """
 
-    version: Version
+    version: StateVersion
     flow: Plan | None
     name: str
     columns: pa.Schema
@@ -389,7 +389,7 @@ class FilteredReader(BatchReader):
         """Take over what is exact; give back the rest, for Spark.  O(filters)."""
         rest = []
         for each in filters:
-            if is_exact(each, self.asked.columns):
+            if is_filter_exact(each, self.asked.columns):
                 self.filters.append(each)
             else:
                 rest.append(each)
@@ -397,12 +397,12 @@ class FilteredReader(BatchReader):
             plan, manifest = self._plan
             by = find_partitioning(plan, self.asked.name)
             assert by is not None, "it has several parts"
-            numbers = partitions_with(by.by or (), self._list_values(), manifest)
+            numbers = find_matching_partitions(by.by or (), self._list_filter_values(), manifest)
             if numbers is not None:
                 self.parts = [ShareSplit((by.stage, number)) for number in numbers]
         return rest
 
-    def _list_values(self) -> dict[str, list[Any]]:
+    def _list_filter_values(self) -> dict[str, list[Any]]:
         """Return the values that filters allow, by column."""
         out: dict[str, list[Any]] = {}
         for each in self.filters:
@@ -410,13 +410,13 @@ class FilteredReader(BatchReader):
             if given is not None and each.attribute[0] not in out:
                 kind = self.asked.columns.field(each.attribute[0]).type
                 try:
-                    out[each.attribute[0]] = [pa.scalar(value, find_carrier(kind)).cast(kind) for value in given]
+                    out[each.attribute[0]] = [pa.scalar(value, find_transfer_type(kind)).cast(kind) for value in given]
                 except pa.ArrowInvalid:
                     continue  # no value of the column's own type: no row has it, and Spark's own finds none
         return out
 
 
-def is_exact(given: Filter, columns: pa.Schema) -> bool:
+def is_filter_exact(given: Filter, columns: pa.Schema) -> bool:
     """Say whether Arrow gives the answer that Spark would: not for floats, which have a NaN, nor for null-safe filters.
 
     Pure.
@@ -426,7 +426,7 @@ def is_exact(given: Filter, columns: pa.Schema) -> bool:
         return False
     if isinstance(given, IsNull | IsNotNull):
         return True
-    kind = find_carrier(columns.field(path[0]).type)
+    kind = find_transfer_type(columns.field(path[0]).type)
     values = given.value if isinstance(given, In) else [getattr(given, "value", None)]
     if kind is None or type(given) not in (*_COMPARE, In) or not any(test(kind) for test in _EXACT) or None in values:
         return False

@@ -30,7 +30,7 @@ from terminals import on_a_terminal, until_closed, without_colours
 from typer.testing import CliRunner, Result
 
 import ddflow as dd
-from ddflow.cli import VERBS, app, guard
+from ddflow.cli import VERBS, app, exit_on_errors
 from ddflow.connectors.files import open_files, open_output
 from ddflow.connectors.files.kinds import KINDS
 
@@ -498,11 +498,11 @@ def test_the_program_itself_ends_with_the_right_code_and_without_a_traceback() -
 
 
 def test_a_bug_has_exit_code_70_and_asks_to_be_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as caught, guard(debug=False):
+    with pytest.raises(typer.Exit) as caught, exit_on_errors(debug=False):
         raise TypeError("'NoneType' object is not subscriptable")
     assert caught.value.exit_code == 70
     assert "this is a bug in ddflow: run again with --debug and report it" in capsys.readouterr().err
-    with pytest.raises(typer.Exit) as caught, guard(debug=True):
+    with pytest.raises(typer.Exit) as caught, exit_on_errors(debug=True):
         raise MemoryError
     assert caught.value.exit_code == 1
     assert "Traceback" in (said := capsys.readouterr().err) and "out of memory" in said

@@ -200,13 +200,13 @@ def test_the_rows_of_a_file_that_wait_are_not_in_memory_when_there_are_many(monk
         for start in range(0, 1_000_000, 100_000):
             ids = range(start, start + 100_000)
             out.write(pa.table({"id": pa.array(ids, pa.int64()), "text": [f"{n:0100}" for n in ids]}))
-    from ddflow.cli.input_files import SkippedFiles, read_ahead
+    from ddflow.cli.input_files import SkippedFiles, read_files_ahead
     from ddflow.connectors.files import open_files
 
     monkeypatch.setattr("ddflow.cli.input_files.IN_MEMORY", 1 << 20)
     before, most, seen = pa.total_allocated_bytes(), 0, 0
     tracemalloc.start()
-    (ready,) = read_ahead(open_files(["big.parquet"]), SkippedFiles(False), lambda rows, updates: None)
+    (ready,) = read_files_ahead(open_files(["big.parquet"]), SkippedFiles(False), lambda rows, updates: None)
     for batch in ready.batches:
         most, seen = max(most, pa.total_allocated_bytes() - before), seen + batch.num_rows
     python = tracemalloc.get_traced_memory()[1]

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import ddflow.errors
 from ddflow.cli import app
-from ddflow.errors import GROUPS, entry
+from ddflow.errors import GROUPS, parse_error_entry
 
 EVERY = [each for of in GROUPS.values() for each in of]
 
@@ -22,7 +22,7 @@ def test_every_class_has_an_entry_and_one_place() -> None:
     assert len(EVERY) == len(set(EVERY)) > 50
     assert sorted(each.__name__ for each in EVERY) == sorted({*ddflow.errors.__all__} - {"DdflowError", "cut"})
     for each in EVERY:
-        found = entry(each)
+        found = parse_error_entry(each)
         assert found.means.endswith(".") and found.more.endswith(".") and found.fix.endswith("."), each
         assert f"\n\nWhat to do: {found.fix[:20]}" in (ddflow.errors.inspect.getdoc(each) or ""), each
         assert each.__module__ == "ddflow.errors" and getattr(ddflow, each.__name__) is each

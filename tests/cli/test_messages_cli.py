@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from ddflow.cli import app
 from ddflow.cli.arguments import VerbOptions
-from ddflow.cli.input_files import file_options
-from ddflow.cli.plan import message_columns
+from ddflow.cli.input_files import build_file_options
+from ddflow.cli.plan import find_message_columns
 from ddflow.connectors.files import open_files
 from ddflow.connectors.files.csv_reader import BLOCK, drop_blank_lines, read_line_blocks
-from ddflow.connectors.formats.row_columns import connect_type
+from ddflow.connectors.formats.row_columns import find_connect_type
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 TOPIC = "shop.public.everything"
@@ -116,8 +116,8 @@ def test_types_come_from_a_schema_where_there_is_one(tmp_path: Path) -> None:
     values = [each["value"] for each in recorded if each["run"] == "schema" and each.get("topic") == TOPIC]
     file = tmp_path / "everything.jsonl"
     file.write_text("\n".join(value for value in values if value))
-    with closing(open_files([file], how=file_options(VerbOptions(format="debezium")))) as given:
-        found = message_columns(given, "debezium", {"b": pa.string()})
+    with closing(open_files([file], how=build_file_options(VerbOptions(format="debezium")))) as given:
+        found = find_message_columns(given, "debezium", {"b": pa.string()})
     names = ["id", "i2", "i4", "f4", "f8", "n", "t", "bin", "d", "tm", "ts", "tstz", "iv", "ia", "b"]
     expected = EVERYTHING | {"b": pa.string()}
     assert {name: found.field(name).type for name in names} == {name: expected[name] for name in names}
@@ -141,7 +141,7 @@ def test_types_come_from_a_schema_where_there_is_one(tmp_path: Path) -> None:
     ],
 )
 def test_a_field_of_connect_has_one_type(field: dict[str, Any], kind: pa.DataType | None) -> None:
-    assert connect_type(field) == kind
+    assert find_connect_type(field) == kind
 
 
 def test_what_cannot_be_read_says_so(feed: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from messages import raises
 from test_cli import refused, run
 
 import ddflow as dd
-from ddflow.cli import guard
+from ddflow.cli import exit_on_errors
 from ddflow.cli.output import WrittenEpochs
 from ddflow.errors import SourceChanged
 
@@ -111,12 +111,12 @@ def test_an_interrupted_run_says_what_is_committed(capsys: pytest.CaptureFixture
     class Engine:
         epoch = 3
 
-    with pytest.raises(typer.Exit) as code, guard(False), WrittenEpochs(Engine.epoch).explain_stop(Engine):
+    with pytest.raises(typer.Exit) as code, exit_on_errors(False), WrittenEpochs(Engine.epoch).explain_stop(Engine):
         Engine.epoch = 5
         raise KeyboardInterrupt
     assert code.value.exit_code == 130
     assert capsys.readouterr().err.startswith("ddflow: interrupted; epochs 4 to 5 are committed: the same files with ")
-    with pytest.raises(SystemExit) as end, guard(False), WrittenEpochs(Engine.epoch).explain_stop(Engine):
+    with pytest.raises(SystemExit) as end, exit_on_errors(False), WrittenEpochs(Engine.epoch).explain_stop(Engine):
         Engine.epoch = 6
         raise SystemExit(143)
     assert end.value.code == 143

@@ -191,8 +191,8 @@ def test_the_demo_of_a_repository_with_evil_names(tmp_path: Path) -> None:
 def test_what_is_logged_and_warned_of_is_spelled_out() -> None:
     program = """
 import logging, warnings
-from ddflow.terminal import guard_log
-guard_log()
+from ddflow.terminal import escape_logs
+escape_logs()
 logging.getLogger("ddflow").warning("at %s", "\\x1b[2J")
 warnings.warn("at \\x9b2J")
 """

@@ -9,18 +9,18 @@ from messages import raises
 from test_cli import run
 
 import ddflow as dd
-from ddflow.cli.words import ShellWords
+from ddflow.cli.words import ShellSyntax
 from ddflow.errors import (
     BadMessage,
     Command,
-    Declare,
+    DeclareFix,
     DeleteRule,
-    Evolve,
+    EvolveFix,
     FileFix,
     Option,
     Phrase,
     SchemaMismatch,
-    write_text,
+    format_phrase,
 )
 
 OPTIONS = {"null_key": "--null-key", "track": "--track", "time": "--time", "scalar": "--scalar", "types": "--types"} | {
@@ -43,11 +43,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (Phrase(Option("time", "two words")), "--time 'two words'"),
         ("the scope 'time=1', a row's own", "the scope 'time=1', a row's own"),
         (Phrase(DeleteRule("op", "D"), ", ", Option("late", "drop")), "dd.tombstone('op', 'D'), late='drop'"),
-        ("declare " + Declare({"a": "decimal(9,2)"}), "declare --types 'a=decimal(9,2)'"),
-        ("by " + Evolve({"a": "int64"}), "by ddflow evolve STATE --types a=int64"),
-        (Phrase(Evolve({"a": "int64"}, "in", "my s")), "ddflow evolve 'my s' --input in --types a=int64"),
+        ("declare " + DeclareFix({"a": "decimal(9,2)"}), "declare --types 'a=decimal(9,2)'"),
+        ("by " + EvolveFix({"a": "int64"}), "by ddflow evolve STATE --types a=int64"),
+        (Phrase(EvolveFix({"a": "int64"}, "in", "my s")), "ddflow evolve 'my s' --input in --types a=int64"),
         (
-            Phrase(Evolve({"a": "string"}, state="s", moves=True)),
+            Phrase(EvolveFix({"a": "string"}, state="s", moves=True)),
             "ddflow migrate s NEW LOG... --whole --types a=string",
         ),
         ("give " + FileFix("my a.csv", {"delimiter": ";"}), "give --delimiter ';'"),
@@ -57,24 +57,27 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (Phrase(FileFix("a.csv", {"thousands": " "})), "--thousands ' '"),
         (Phrase(FileFix("a.csv", {"decimal": ".", "thousands": "'"})), "--decimal . --thousands ''\"'\"''"),
-        (Phrase(Evolve(state="s", drop_outputs=["a", "b c"])), "ddflow evolve s --drop-output a --drop-output 'b c'"),
         (
-            Phrase(Evolve(state="s", drop_outputs=["a"], drop_inputs=["b"])),
+            Phrase(EvolveFix(state="s", drop_outputs=["a", "b c"])),
+            "ddflow evolve s --drop-output a --drop-output 'b c'",
+        ),
+        (
+            Phrase(EvolveFix(state="s", drop_outputs=["a"], drop_inputs=["b"])),
             "ddflow evolve s --drop-output a --drop-input b",
         ),
         ("go back with " + Command("rollback"), "go back with ddflow rollback"),
     ],
 )
 def test_words_of_python_become_those_of_the_shell(fix: str, shell: str) -> None:
-    assert write_text(fix, ShellWords(OPTIONS)) == shell
+    assert format_phrase(fix, ShellSyntax(OPTIONS)) == shell
 
 
 def test_how_text_is_written_is_said_in_the_address_of_a_source() -> None:
     fix = "give " + FileFix("a.csv", {"delimiter": ";", "null": ["NA", "-"]})
-    said = write_text(fix, ShellWords({"from": "--from"}))
+    said = format_phrase(fix, ShellSyntax({"from": "--from"}))
     assert said == "give --from 'INPUT=files:PATTERN:delimiter=;:null=NA:null=-'"
-    assert write_text(fix, ShellWords({}, tables=True)) == "give 'NAME=FILE:delimiter=;:null=NA:null=-'"
-    assert write_text(Phrase(DeleteRule("op", "D")), ShellWords({}, tables=True)) == ":tombstone=op=D"
+    assert format_phrase(fix, ShellSyntax({}, tables=True)) == "give 'NAME=FILE:delimiter=;:null=NA:null=-'"
+    assert format_phrase(Phrase(DeleteRule("op", "D")), ShellSyntax({}, tables=True)) == ":tombstone=op=D"
 
 
 def test_the_same_mistake_is_worded_for_who_made_it() -> None:

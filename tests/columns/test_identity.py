@@ -11,19 +11,28 @@ import pytest
 from kinds import ENCODED, FLAT, PLAIN, pieces
 from rules import canonical
 
-from ddflow.columns.hashing import Secret, has_wide_identities, identities, true_flags, validity, value_hashes
-from ddflow.columns.schema import conform, decode_array
+from ddflow.columns.hashing import (
+    Secret,
+    compute_identities,
+    compute_value_hashes,
+    has_wide_identities,
+    unpack_booleans,
+    unpack_validity,
+)
+from ddflow.columns.schema import conform_to_schema, decode_array
 
 SECRET = Secret(0x0123456789ABCDEF, 0xFEDCBA9876543210)
 
 
 def ids(*columns: Any) -> list[tuple[int, int]]:
-    high, low = identities(pa.table(list(columns), [str(i) for i in range(len(columns))]), SECRET)
+    high, low = compute_identities(pa.table(list(columns), [str(i) for i in range(len(columns))]), SECRET)
     return list(zip(high.tolist(), low.tolist() or [0] * len(high), strict=True))
 
 
 def hashes(*columns: Any) -> list[int]:
-    found: list[int] = value_hashes(pa.table(list(columns), [str(i) for i in range(len(columns))]), SECRET).tolist()
+    found: list[int] = compute_value_hashes(
+        pa.table(list(columns), [str(i) for i in range(len(columns))]), SECRET
+    ).tolist()
     return found
 
 
@@ -90,7 +99,7 @@ def test_decimals_are_equal_by_value_once_a_batch_has_taken_the_declared_scale()
     expected = ids(pa.array([Decimal("1.5"), None, Decimal("-20")], pa.decimal128(20, 4)))
     for kind in (pa.decimal32(5, 1), pa.decimal64(9, 2), pa.decimal128(30, 6), pa.decimal256(50, 1)):
         batch = pa.table({"0": pa.array([Decimal("1.5"), None, Decimal("-20")], kind)})
-        assert ids(conform(batch, declared, "t")["0"]) == expected
+        assert ids(conform_to_schema(batch, declared, "t")["0"]) == expected
 
 
 def test_null_empty_and_zero_are_three_values_in_every_position() -> None:
@@ -105,7 +114,7 @@ def test_null_empty_and_zero_are_three_values_in_every_position() -> None:
 def test_one_integer_column_without_nulls_needs_one_word_and_cannot_collide() -> None:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False)])
     keys = [0, 1, -1, 2**63 - 1, -(2**63), *range(5, 300)]
-    high, low = identities(pa.table({"k": keys}, schema), SECRET)
+    high, low = compute_identities(pa.table({"k": keys}, schema), SECRET)
     assert low.size == 0 and len(set(high.tolist())) == len(keys)
     assert not has_wide_identities(schema) and has_wide_identities(schema.append(schema.field(0)))
     assert has_wide_identities(pa.schema([("k", pa.int64())])) and has_wide_identities(
@@ -127,7 +136,9 @@ def test_the_first_word_hangs_neither_on_a_columns_name_nor_on_whether_it_may_be
     for n in (1, 2):  # of one column, and of several
         names = [[f"{field.name}{i}" for i in range(n)] for field in fields]
         schemas = [pa.schema([f.with_name(x) for x in of]) for f, of in zip(fields, names, strict=True)]
-        found = [identities(pa.Table.from_arrays([array] * n, schema=each), SECRET)[0].tolist() for each in schemas]
+        found = [
+            compute_identities(pa.Table.from_arrays([array] * n, schema=each), SECRET)[0].tolist() for each in schemas
+        ]
         assert found[0] == found[1] == found[2]
 
 
@@ -141,7 +152,7 @@ def test_the_first_word_is_the_same_for_equal_numbers_of_any_width() -> None:
 def test_another_secret_gives_other_identities() -> None:
     table = pa.table({"k": pa.array(range(100)), "s": ["x"] * 100})
     for columns in (["k"], ["k", "s"]):
-        one, two = (identities(table.select(columns), Secret(key, 2))[0] for key in (1, 3 << 20))
+        one, two = (compute_identities(table.select(columns), Secret(key, 2))[0] for key in (1, 3 << 20))
         assert not set(one.tolist()) & set(two.tolist())
     assert Secret.fresh() != Secret.fresh()
 
@@ -149,17 +160,17 @@ def test_another_secret_gives_other_identities() -> None:
 def test_crafted_keys_share_leading_bits_under_one_secret_only() -> None:
     schema = pa.schema([pa.field("k", pa.uint64(), nullable=False)])
     keys = pa.table({"k": pa.array(range(50_000), pa.uint64())}, schema)
-    high = identities(keys, Secret(0, 0))[0]
+    high = compute_identities(keys, Secret(0, 0))[0]
     crafted = keys.filter(pa.array(high >> np.uint64(56) == 7))
     assert crafted.num_rows > 100
-    again = identities(crafted, SECRET)[0] >> np.uint64(56)
+    again = compute_identities(crafted, SECRET)[0] >> np.uint64(56)
     assert len(set(again.tolist())) > 50
 
 
 def test_rows_without_columns_are_equal() -> None:
     table = pa.table({"a": [1, 2]}).select([])
-    assert len(set(identities(table, SECRET, 2)[0].tolist())) == 1
-    assert value_hashes(pa.record_batch({"a": [1, 2]}).select([]), SECRET).tolist() == [0, 0]
+    assert len(set(compute_identities(table, SECRET, 2)[0].tolist())) == 1
+    assert compute_value_hashes(pa.record_batch({"a": [1, 2]}).select([]), SECRET).tolist() == [0, 0]
 
 
 def test_long_texts_that_differ_in_one_byte_differ() -> None:
@@ -172,7 +183,7 @@ def test_validity_and_flags_are_read_at_odd_offsets() -> None:
     for begin in range(len(column)):
         for part in (column.slice(begin), column.slice(begin, 2)):
             expected = part.to_pylist()
-            assert true_flags(part).tolist() == [value is True for value in expected]
-            present = validity(part)
+            assert unpack_booleans(part).tolist() == [value is True for value in expected]
+            present = unpack_validity(part)
             assert (present.tolist() or [1] * len(part)) == [value is not None for value in expected]
-    assert validity(pa.nulls(3)).tolist() == [0, 0, 0] and validity(pa.array([1, 2])).size == 0
+    assert unpack_validity(pa.nulls(3)).tolist() == [0, 0, 0] and unpack_validity(pa.array([1, 2])).size == 0

@@ -15,8 +15,8 @@ from kinds import ENCODED, FLAT, NESTED, PLAIN, pieces
 from messages import raises
 from rules import canonical, rank
 
-from ddflow.columns.order_words import PREFIX, OrderColumn, has_exact_words, order_words, word_count
-from ddflow.columns.schema import is_flat
+from ddflow.columns.order_words import PREFIX, OrderColumn, compute_order_words, count_order_words, has_exact_words
+from ddflow.columns.schema import is_flat_type
 from ddflow.errors import SpecError
 
 
@@ -131,10 +131,10 @@ def dense(rows: Sequence[Any]) -> list[int]:
 
 def words(columns: dict[str, Any], by: list[OrderColumn]) -> list[tuple[int, ...]]:
     """The words of a table as tuples, whose order is theirs."""
-    found = order_words(pa.table(columns), by)
+    found = compute_order_words(pa.table(columns), by)
     assert found.dtype == np.uint64 and found.flags.c_contiguous
     kinds = [columns[column.name].type for column in by]
-    assert found.shape[1] == sum(word_count(kind, "x") for kind in kinds)
+    assert found.shape[1] == sum(count_order_words(kind, "x") for kind in kinds)
     return list(map(tuple, found.tolist()))
 
 
@@ -173,7 +173,7 @@ def test_equal_words_are_one_value_or_two_with_the_same_fifteen_bytes_and_more(n
     values = data.draw(st.lists(kind.values, min_size=2, max_size=12))
     spelled = [value.encode() if isinstance(value, str) else value for value in values]
     found = words({"x": kind.made(values)}, [OrderColumn("x", False, True)])
-    assert not has_exact_words(kind.type) and word_count(kind.type, "x") == PREFIX
+    assert not has_exact_words(kind.type) and count_order_words(kind.type, "x") == PREFIX
     order = sorted(range(len(values)), key=lambda i: (found[i], spelled[i]))
     assert [spelled[i] for i in order] == sorted(spelled)
     for a, x in zip(found, spelled, strict=True):
@@ -181,8 +181,8 @@ def test_equal_words_are_one_value_or_two_with_the_same_fifteen_bytes_and_more(n
             assert (a == b) == (x == y or (x[:15] == y[:15] and min(len(x), len(y)) > 15))
 
 
-ORDERED = {name: array for name, array in PLAIN.items() if is_flat(array.type)} | {
-    name: array for name, (array, normal) in ENCODED.items() if is_flat(normal)
+ORDERED = {name: array for name, array in PLAIN.items() if is_flat_type(array.type)} | {
+    name: array for name, (array, normal) in ENCODED.items() if is_flat_type(normal)
 }
 
 
@@ -196,11 +196,11 @@ def test_where_a_value_stands_does_not_matter_nor_whether_its_field_is_nullable(
     for begin in range(n):
         for end in range(begin, n + 1):
             batch = pa.record_batch({"x": array}).slice(begin, end - begin)
-            assert order_words(batch, by).tolist() == list(map(list, expected[begin:end]))
+            assert compute_order_words(batch, by).tolist() == list(map(list, expected[begin:end]))
     present = array.filter(array.is_valid()) if name in FLAT else array
     for nullable in (True, False) if not present.null_count else (True,):
         rows = pa.table({"x": present}, pa.schema([pa.field("x", present.type, nullable)]))
-        assert order_words(rows, by).shape == (len(present), word_count(array.type, "x"))
+        assert compute_order_words(rows, by).shape == (len(present), count_order_words(array.type, "x"))
 
 
 def test_texts_at_the_end_of_their_memory_are_read_to_its_end() -> None:
@@ -213,8 +213,10 @@ def test_texts_at_the_end_of_their_memory_are_read_to_its_end() -> None:
 
 
 def test_rows_without_columns_to_order_by_have_no_words() -> None:
-    assert order_words(pa.table({"x": [1, 2]}), []).shape == (2, 0)
-    assert order_words(pa.table({"x": pa.array([], pa.decimal256(40))}), [OrderColumn("x", True, True)]).shape == (0, 3)
+    assert compute_order_words(pa.table({"x": [1, 2]}), []).shape == (2, 0)
+    assert compute_order_words(
+        pa.table({"x": pa.array([], pa.decimal256(40))}), [OrderColumn("x", True, True)]
+    ).shape == (0, 3)
 
 
 def test_a_null_takes_a_word_of_its_own_only_where_values_fill_theirs() -> None:
@@ -222,13 +224,13 @@ def test_a_null_takes_a_word_of_its_own_only_where_values_fill_theirs() -> None:
     two = "int64 uint64 date64[ms] timestamp[us] duration[ns] decimal128(19) decimal256(38) binary(8) string binary"
     three, four = "binary(16) binary(20) decimal256(39) decimal256(57)", "decimal256(58) decimal256(76)"
     for count, names in enumerate((one, two, three, four), 1):
-        assert {word_count(KINDS[name].type, name) for name in names.split()} == {count}
+        assert {count_order_words(KINDS[name].type, name) for name in names.split()} == {count}
 
 
-@pytest.mark.parametrize("name", [name for name in NESTED if not is_flat(NESTED[name].type)])
+@pytest.mark.parametrize("name", [name for name in NESTED if not is_flat_type(NESTED[name].type)])
 def test_types_without_an_order_are_refused_by_name(name: str) -> None:
     rows = pa.table({"it": NESTED[name]})
     with raises(SpecError):
-        order_words(rows, [OrderColumn("it", False, True)])
+        compute_order_words(rows, [OrderColumn("it", False, True)])
     with pytest.raises(SpecError):
-        word_count(rows.schema.field("it").type, "it")
+        count_order_words(rows.schema.field("it").type, "it")

@@ -12,10 +12,10 @@ from kinds import FLAT, PLAIN, pieces
 from messages import raises
 from rules import canonical, rank
 
-from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.columns.hashing import Secret, compute_value_hashes
 from ddflow.columns.layout import make_writable
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.rows import RowPool, Rows, RowView, gather
+from ddflow.columns.rows import RowPool, Rows, RowView, gather_table
 from ddflow.columns.threads import Threads
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import SLOT
@@ -40,7 +40,7 @@ def test_values_of_every_type_come_back_equal_from_slices_and_chunks(kind: str) 
     sliced = Rows(pa.concat_tables([whole.table, whole.table]).combine_chunks().slice(1, n))
     chunked = Rows(pa.table({"n": range(n), "v": pieces(array)}, schema))
     places = [(i % 3 + 1, i * 5 % n) for i in range(3 * n)]
-    found = gather(RowPool(schema, [None, whole, sliced, chunked]), references(*places), schema)
+    found = gather_table(RowPool(schema, [None, whole, sliced, chunked]), references(*places), schema)
     expected, shifted = values(array), [*values(array)[1:], values(array)[0]]
     assert values(found["v"]) == [(shifted if slot == 2 else expected)[row] for slot, row in places]
     assert found["n"].to_pylist() == [(row + (slot == 2)) % n for slot, row in places]
@@ -51,10 +51,10 @@ def test_values_of_every_type_come_back_equal_from_slices_and_chunks(kind: str) 
 def test_no_reference_gives_no_rows_and_columns_without_null_get_no_bitmap(kind: str) -> None:
     array = PLAIN[kind]
     schema = pa.schema({"v": array.type})
-    assert gather(RowPool(schema, [None]), references(), schema).schema == schema
+    assert gather_table(RowPool(schema, [None]), references(), schema).schema == schema
     nothing = Rows(pa.table({"v": array.slice(0, 0)}, schema))
-    assert gather(RowPool(schema, [None, nothing]), references(), schema).num_rows == 0
-    found = gather(RowPool(schema, [Rows(pa.table({"v": array}, schema))]), references((0, 0), (0, 0)), schema)
+    assert gather_table(RowPool(schema, [None, nothing]), references(), schema).num_rows == 0
+    found = gather_table(RowPool(schema, [Rows(pa.table({"v": array}, schema))]), references((0, 0), (0, 0)), schema)
     assert found["v"].null_count == (0 if kind != "null" else 2)
 
 
@@ -73,14 +73,14 @@ def test_any_references_in_any_order_are_followed_and_their_flags_ignored(
         pa.table({"b": [x is None or x == "" for x in batch], "s": batch, "l": [[x] for x in batch]}, schema)
         for batch in batches
     ]
-    found = gather(RowPool(schema, [Rows(table) for table in tables]), references(*places) | flags, schema)
+    found = gather_table(RowPool(schema, [Rows(table) for table in tables]), references(*places) | flags, schema)
     expected = [batches[slot][row] for slot, row in places]
     assert found.to_pylist() == [{"b": x is None or x == "", "s": x, "l": [x]} for x in expected]
 
 
 def test_only_the_columns_asked_for_are_gathered_in_the_order_asked_for() -> None:
     rows = Rows(pa.table({"a": [1, 2], "b": ["x", "y"], "c": [True, None]}))
-    found = gather(
+    found = gather_table(
         RowPool(rows.table.schema, [rows]), references((0, 1)), pa.schema({"c": pa.bool_(), "a": pa.int64()})
     )
     assert found.to_pylist() == [{"c": None, "a": 2}]
@@ -89,7 +89,7 @@ def test_only_the_columns_asked_for_are_gathered_in_the_order_asked_for() -> Non
 def test_what_was_gathered_owns_its_memory() -> None:
     input = np.array([1, 2, 3])
     rows = Rows(pa.table({"a": pa.array(input)}))
-    found = gather(RowPool(rows.table.schema, [rows]), references((0, 2), (0, 0)), rows.table.schema)
+    found = gather_table(RowPool(rows.table.schema, [rows]), references((0, 2), (0, 0)), rows.table.schema)
     input[:] = 9
     assert found["a"].to_pylist() == [3, 1]
 
@@ -98,8 +98,8 @@ def test_a_text_column_that_would_pass_two_gibibytes_is_refused_before_any_byte_
     rows = Rows(pa.table({"s": ["x" * (1 << 20)]}))
     pool = RowPool(rows.table.schema, [rows])
     with raises(TooLarge):
-        gather(pool, references(*[(0, 0)] * 2048), rows.table.schema)
-    assert gather(pool, references((0, 0)), rows.table.schema)["s"][0].as_py() == "x" * (1 << 20)
+        gather_table(pool, references(*[(0, 0)] * 2048), rows.table.schema)
+    assert gather_table(pool, references((0, 0)), rows.table.schema)["s"][0].as_py() == "x" * (1 << 20)
 
 
 NUMBERS = pa.schema({"n": pa.int64(), "s": pa.string(), "l": pa.list_(pa.int64())})
@@ -119,7 +119,7 @@ def test_any_number_of_batches_may_come_and_go_and_a_number_be_used_again() -> N
         pool.set_batch(number, numbered(number, None))
     pool.set_batch(17, None)
     pool.set_batch(17, numbered(99))
-    found = gather(pool, references((40, 0), (17, 0), (3, 1), (0, 0)), NUMBERS)
+    found = gather_table(pool, references((40, 0), (17, 0), (3, 1), (0, 0)), NUMBERS)
     assert found["n"].to_pylist() == [40, 99, None, 0]
     assert found["s"].to_pylist() == ["s40", "s99", None, "s0"]
     assert found["l"].to_pylist() == [[40], [99], [None], [0]]
@@ -131,18 +131,18 @@ def test_the_rows_of_a_step_stand_beside_the_batches_and_neither_sees_the_other_
     pool.set_batch(1, numbered(5))
     again = pool.with_events(numbered(9))
     places = references((0, 0), (1, 0), (2, 0))
-    assert gather(beside, places, NUMBERS)["n"].to_pylist() == [7, 1, 2]
-    assert gather(beside, places, NUMBERS)["l"].to_pylist() == [[7], [1], [2]]
-    assert gather(again, places, NUMBERS)["s"].to_pylist() == ["s9", "s5", "s2"]
+    assert gather_table(beside, places, NUMBERS)["n"].to_pylist() == [7, 1, 2]
+    assert gather_table(beside, places, NUMBERS)["l"].to_pylist() == [[7], [1], [2]]
+    assert gather_table(again, places, NUMBERS)["s"].to_pylist() == ["s9", "s5", "s2"]
 
 
 def test_columns_whose_nulls_nobody_looks_at_are_gathered_without_a_bitmap() -> None:
     table = pa.table({"n": [1, None, 3], "s": ["a", None, "c"]})
     schema, picked = table.schema, references((0, 0), (0, 2))
-    filled = gather(RowPool(schema, [Rows(table, filled=["n", "s"])]), picked, schema)
+    filled = gather_table(RowPool(schema, [Rows(table, filled=["n", "s"])]), picked, schema)
     assert filled.to_pylist() == [{"n": 1, "s": "a"}, {"n": 3, "s": "c"}]
     assert [column.chunk(0).buffers()[0] for column in filled.columns] == [None, None]
-    half = gather(RowPool(schema, [Rows(table, filled=["s"])]), references((0, 1)), schema)
+    half = gather_table(RowPool(schema, [Rows(table, filled=["s"])]), references((0, 1)), schema)
     assert half["n"].to_pylist() == [None] and half["s"].null_count == 0
 
 
@@ -152,7 +152,7 @@ def test_a_view_is_the_table_of_its_references_however_it_is_taken_apart(data: s
     pool = RowPool(NUMBERS, batches)
     places = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=8))
     view = RowView(pool, references(*places), NUMBERS)
-    table = gather(pool, references(*places), NUMBERS)
+    table = gather_table(pool, references(*places), NUMBERS)
     for _ in range(data.draw(st.integers(0, 4))):
         if data.draw(st.booleans()):
             name = data.draw(st.sampled_from(NUMBERS.names))
@@ -197,11 +197,11 @@ def test_threads_gather_what_one_would() -> None:
         [pa.array(input, pa.int32()), texts, pa.array(input % 2 == 0), texts.cast(pa.large_string())], schema=schema
     )
     pool, places = RowPool(schema, [Rows(table)]), np.random.default_rng(2).integers(0, n, n)
-    alone = gather(pool, places, schema)
+    alone = gather_table(pool, places, schema)
     with Threads(2) as threads:
         threads.waking = 1
         pool.threads = threads
-        assert gather(pool, places, schema).equals(alone)
+        assert gather_table(pool, places, schema).equals(alone)
     assert alone.equals(table.take(pa.array(places)))
 
 
@@ -218,7 +218,7 @@ def test_dense_ranks_order_every_flat_type_with_null_first_and_nan_last(kind: st
     table = pa.table({"v": FLAT[kind]})
     keys = [rank(value) for value in values(FLAT[kind])]
     distinct = sorted(set(keys))
-    found = dense_ranks(table, value_hashes(table, SECRET))
+    found = dense_ranks(table, compute_value_hashes(table, SECRET))
     assert found.tolist() == [distinct.index(key) for key in keys]
 
 
@@ -232,7 +232,7 @@ def test_dense_ranks_compare_columns_left_to_right(rows: list[tuple[float | None
     )
     keys = [(rank(canonical(f)), rank(s)) for f, s in rows]
     distinct = sorted(set(keys))
-    assert dense_ranks(table, value_hashes(table, SECRET)).tolist() == [distinct.index(key) for key in keys]
+    assert dense_ranks(table, compute_value_hashes(table, SECRET)).tolist() == [distinct.index(key) for key in keys]
 
 
 def test_rows_without_columns_are_all_equal() -> None:

@@ -18,7 +18,7 @@ from messages import raises
 
 from ddflow.columns.casts import suggest_type
 from ddflow.columns.declared import to_schema
-from ddflow.columns.schema import conform, decode_array, empty_table, normal_type
+from ddflow.columns.schema import conform_to_schema, decode_array, empty_table, normalize_type
 from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
 
@@ -43,13 +43,13 @@ class Columns:
 
 
 def conformed(array: Any, kind: pa.DataType) -> pa.Array:
-    return conform(pa.table({"v": array}), pa.schema({"v": kind}), "t")["v"]
+    return conform_to_schema(pa.table({"v": array}), pa.schema({"v": kind}), "t")["v"]
 
 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_column_of_the_declared_type_is_taken_as_it_is(kind: str) -> None:
     array = PLAIN[kind]
-    assert normal_type(array.type) == array.type
+    assert normalize_type(array.type) == array.type
     found = conformed(pieces(array), array.type)
     assert found.num_chunks == 1 and str(found.to_pylist()) == str(array.to_pylist())
     assert decode_array(array) is array
@@ -171,7 +171,7 @@ LOSSY = [
 def test_a_cast_that_would_lose_something_is_refused(array: pa.Array, kind: pa.DataType) -> None:
     with raises(SchemaMismatch):
         conformed(array, kind)
-    named = suggest_type(normal_type(array.type), kind)
+    named = suggest_type(normalize_type(array.type), kind)
     assert conformed(array, named).type == named, "the type that a message names must hold the values"
 
 
@@ -223,13 +223,13 @@ def _holds(kind: pa.DataType, value: Any) -> bool:
 
 def test_columns_are_matched_by_name_and_missing_ones_are_null() -> None:
     declared = pa.schema({"id": pa.int64(), "city": pa.string(), "tags": pa.list_(pa.string())})
-    found = conform(pa.table({"city": ["Bern"], "id": [1]}), declared, "t", ["id"])
+    found = conform_to_schema(pa.table({"city": ["Bern"], "id": [1]}), declared, "t", ["id"])
     assert found.schema == declared and found.to_pylist() == [{"id": 1, "city": "Bern", "tags": None}]
 
 
 def test_a_missing_column_of_every_type_is_null() -> None:
     declared = pa.schema({"id": pa.int64()} | {kind: PLAIN[kind].type for kind in PLAIN})
-    found = conform(pa.table({"id": [1, 2]}), declared, "t")
+    found = conform_to_schema(pa.table({"id": [1, 2]}), declared, "t")
     assert found.num_rows == 2 and set(found.slice(1).to_pylist()[0].values()) == {2, None}
     assert empty_table(declared).schema == declared
 
@@ -247,13 +247,13 @@ def test_a_missing_column_of_every_type_is_null() -> None:
 def test_columns_that_do_not_fit_are_refused_by_name(table: pa.Table) -> None:
     declared = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("city", pa.string())])
     with raises(SchemaMismatch):
-        conform(table, declared, "t", ["id"])
+        conform_to_schema(table, declared, "t", ["id"])
 
 
 def test_a_null_where_the_schema_forbids_one_is_refused_even_if_the_types_agree() -> None:
     declared = pa.schema([pa.field("id", pa.int64(), nullable=False)])
     with raises(SchemaMismatch):
-        conform(pa.Table.from_arrays([pa.array([1, None])], schema=declared), declared, "t")
+        conform_to_schema(pa.Table.from_arrays([pa.array([1, None])], schema=declared), declared, "t")
 
 
 ROWS = [{"id": 1, "city": "Bern"}, {"id": 2, "city": None}]
@@ -275,7 +275,7 @@ PRODUCERS = {
 def test_every_arrow_producer_is_understood(name: str) -> None:
     given = PRODUCERS[name]
     table = to_table(given() if callable(given) else given, "t", TABLE.schema)
-    assert conform(table, TABLE.schema, "t").to_pylist() == ROWS
+    assert conform_to_schema(table, TABLE.schema, "t").to_pylist() == ROWS
 
 
 @pytest.mark.parametrize("given", [None, 5, b"rows", [1, 2], [{"id": 1}, 2], {1: [1]}, [TABLE]], ids=repr)

@@ -123,12 +123,12 @@ def test_no_thread_has_a_file_of_python_once_it_was_read(
     """
     opened = list[weakref.ref[Any]]()
 
-    class Watched(csv_reader._UnclosedStream):
+    class Watched(csv_reader._CloseIgnoringStream):
         def __init__(self, read: Any) -> None:
             super().__init__(read)
             opened.append(weakref.ref(self))
 
-    monkeypatch.setattr(csv_reader, "_UnclosedStream", Watched)
+    monkeypatch.setattr(csv_reader, "_CloseIgnoringStream", Watched)
     names = ["id", "city"]
     for _ in range(3000 if SOAK else 300):
         found = CsvFile(LocalFile(str(place / f"people.{end}")), Dialect(), {})

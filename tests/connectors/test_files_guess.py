@@ -25,7 +25,7 @@ from test_files_bad import refused
 from ddflow.columns.casts import parse_type
 from ddflow.connectors.files import open_files
 from ddflow.connectors.files.guess import LADDER, SAMPLE, guess_type, possible_types
-from ddflow.connectors.files.spelling import texts_fit
+from ddflow.connectors.files.spelling import is_parsable_as
 from ddflow.errors import SchemaMismatch
 
 DAY = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
@@ -189,13 +189,13 @@ SPELLED = [
 @pytest.mark.parametrize("kind", IS, ids=str)
 def test_what_spells_a_value_is_what_the_pattern_says(kind: pa.DataType) -> None:
     for text in SPELLED:
-        assert texts_fit(pa.array([None, text]), kind) == IS[kind](text), text
+        assert is_parsable_as(pa.array([None, text]), kind) == IS[kind](text), text
 
 
 @given(st.text("0123456789+-.eExT: Z", min_size=1, max_size=24), st.sampled_from(list(IS)))
 @example("٣", pa.int64())
 def test_any_text_spells_a_value_exactly_where_the_pattern_says(text: str, kind: pa.DataType) -> None:
-    assert texts_fit(pa.array([text]), kind) == IS[kind](text)
+    assert is_parsable_as(pa.array([text]), kind) == IS[kind](text)
 
 
 @given(st.lists(st.lists(st.sampled_from(SPELLED) | st.none(), max_size=3), min_size=1, max_size=3))
@@ -204,7 +204,7 @@ def test_a_guess_is_the_same_in_any_order_and_for_all_values_at_once(heads: list
     found = {guess_type(each) for each in itertools.permutations(told)}
     together = guess_type([possible_types(pa.array([text for head in heads for text in head], pa.string()))])
     assert found == {together}
-    assert together is not None and all(texts_fit(pa.array(head, pa.string()), together) for head in heads)
+    assert together is not None and all(is_parsable_as(pa.array(head, pa.string()), together) for head in heads)
     present = {text for head in heads for text in head} - {None}
     if together != pa.string():
         better = LADDER[: LADDER.index(together)]

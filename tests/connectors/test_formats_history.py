@@ -240,7 +240,7 @@ def test_the_history_of_a_feed_is_the_twins_in_any_order_and_again(
             some = messages[begin : begin + size]
             engine.step({"t": pa.Table.from_pylist(some, pa.schema({n: kind(n) for n in some[0]}))})
         assert versions(engine, "id", "v") == expected
-        engine._check()
+        engine._check_invariants()
 
 
 def kind(name: str) -> pa.DataType:

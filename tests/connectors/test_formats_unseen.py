@@ -12,8 +12,14 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.formats.base import SAMPLE, MessageTarget, decode_messages, events_schema, find_undeclared
-from ddflow.connectors.formats.messages import nearest_table
+from ddflow.connectors.formats.base import (
+    SAMPLE,
+    MessageTarget,
+    decode_messages,
+    events_schema,
+    find_undeclared_columns,
+)
+from ddflow.connectors.formats.messages import find_nearest_table
 from ddflow.engine.evolve import evolve_engine
 
 COLUMNS = {"id": pa.int64(), "amout": pa.float64()}
@@ -86,10 +92,13 @@ def test_a_column_that_messages_get_and_nobody_declared_is_found_in_a_sample(kin
     target = MessageTarget("'t'", columns, ("id",), (), True, events_schema(format, columns, True))
     given = values(*(message(kind, {"id": n}) for n in range(2 * SAMPLE)), message(kind, {"id": 0, "note": "x"}), "{")
     made = decode_messages(format, given, target)
-    assert find_undeclared(format, given, made, ["id"], "'t'") == ["note"]
-    assert find_undeclared(format, given, made, ["id", "note"], "'t'") == []
+    assert find_undeclared_columns(format, given, made, ["id"], "'t'") == ["note"]
+    assert find_undeclared_columns(format, given, made, ["id", "note"], "'t'") == []
     assert (
-        find_undeclared(format, given.slice(0, 0), decode_messages(format, given.slice(0, 0), target), [], "'t'") == []
+        find_undeclared_columns(
+            format, given.slice(0, 0), decode_messages(format, given.slice(0, 0), target), [], "'t'"
+        )
+        == []
     )
 
 
@@ -150,10 +159,12 @@ def test_a_table_whose_changes_are_deletes_or_bad_is_there() -> None:
 
 
 def test_a_table_that_was_named_with_its_schema_is_near_one_of_another() -> None:
-    assert nearest_table("inventori.orders", ["shop.orders", "inventory.orders"]) == "inventory.orders"
-    assert nearest_table("server1.inventory.orders", ["inventory.people", "inventory.orders"]) == "inventory.orders"
-    assert nearest_table("Orders", ["a.people", "a.orders"]) == "a.orders"
-    assert nearest_table("x", ["a.people"]) is None
+    assert find_nearest_table("inventori.orders", ["shop.orders", "inventory.orders"]) == "inventory.orders"
+    assert (
+        find_nearest_table("server1.inventory.orders", ["inventory.people", "inventory.orders"]) == "inventory.orders"
+    )
+    assert find_nearest_table("Orders", ["a.people", "a.orders"]) == "a.orders"
+    assert find_nearest_table("x", ["a.people"]) is None
     many = said(dd.formats.debezium(table="t"), elsewhere(*(f"u{n}" for n in range(12))))
     assert many[0].endswith("so no row came: did you mean 'u0'? 12 are of ['u0']") or " and 2 more" in many[0]
 

@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.modes import parse_row_messages, rows_with_diff
+from ddflow.connectors.modes import parse_row_messages, read_rows_with_diff
 from ddflow.errors import NotUnique, SinkRefused, SpecError
 
 ROWS = pa.schema({"id": pa.int64(), "city": pa.string(), "n": pa.decimal128(6, 2)})
@@ -74,7 +74,7 @@ def test_what_is_written_folds_to_what_changed(
     before, updates, after = drawn
     made = dd.formats.write(updates, mode, key="id" if keyed else None)
     found = Counter[Any]((key, *row) for key, row in before.items())
-    for *row, diff in (tuple(each.values()) for each in rows_with_diff(mode, made, updates.schema).to_pylist()):
+    for *row, diff in (tuple(each.values()) for each in read_rows_with_diff(mode, made, updates.schema).to_pylist()):
         found[tuple(row)] += diff
         assert found[tuple(row)] >= 0, "what comes to a key stands behind what goes from it"
     assert +found == Counter((key, *row) for key, row in after.items())

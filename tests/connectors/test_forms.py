@@ -15,7 +15,7 @@ from messages import raises
 import ddflow as dd
 from ddflow.connectors.files import FileOptions, FilesSource, open_files
 from ddflow.connectors.files.kinds import Dialect, ValueForms
-from ddflow.connectors.files.spelling import Misspelled, convert_texts, parse_texts, texts_fit
+from ddflow.connectors.files.spelling import MisspelledValue, convert_texts, is_parsable_as, parse_texts
 from ddflow.errors import SchemaMismatch, SpecError
 
 AT = datetime.datetime(2024, 1, 3, 14, 5)
@@ -70,7 +70,7 @@ def test_a_form_gives_what_iso_would(form: str, text: str, meant: str) -> None:
 
 @pytest.mark.parametrize("text", ["31.02.2024", "00.01.2024", "01.13.2024", "29.02.2023"])
 def test_a_day_that_is_not_is_none(text: str) -> None:
-    assert not texts_fit(pa.array([text]), pa.date32(), forms=ValueForms(dates=("%d.%m.%Y",)))
+    assert not is_parsable_as(pa.array([text]), pa.date32(), forms=ValueForms(dates=("%d.%m.%Y",)))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_of_several_forms_the_first_that_a_value_has_is_its_own() -> None:
     found = parse_texts(texts, pa.timestamp("us"), forms=forms).to_pylist()
     assert [each.isoformat() for each in found] == ["2024-02-01T00:00:00", "2024-01-13T14:05:00", "2024-01-03T00:00:00"]
     # It is no day of the first, and days of both orders in one column would be a guess.
-    assert not texts_fit(pa.array(["01/13/2024"]), pa.date32(), forms=forms)
+    assert not is_parsable_as(pa.array(["01/13/2024"]), pa.date32(), forms=forms)
 
 
 def test_a_column_of_nulls_stays_one() -> None:
@@ -234,7 +234,7 @@ def test_groups_are_of_three_digits_and_the_rest_is_no_number(
     for text in wrong.replace("_", "\0").split(" "):
         for kind in (pa.float64(), pa.int64(), pa.decimal128(12, 4)):
             for way in (parse_texts, convert_texts):
-                with pytest.raises(Misspelled):
+                with pytest.raises(MisspelledValue):
                     way(pa.array(["7", text.replace("\0", " ")]), kind, forms=forms)
 
 

@@ -18,7 +18,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 
 import ddflow as dd
 from ddflow.connectors.api import TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.modes import rows_with_diff
+from ddflow.connectors.modes import read_rows_with_diff
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
@@ -120,7 +120,7 @@ def test_logs_fold_to_what_is_held(tmp_path: Path, kind: str, mode: Any) -> None
     with flow().open(tmp_path / "state") as engine:
         days(engine, {"by_city": out})
         delivery = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", out)
-        rows = rows_with_diff(mode, delivery.table.read(), delivery.epochs.output_schema("by_city"))
+        rows = read_rows_with_diff(mode, delivery.table.read(), delivery.epochs.output_schema("by_city"))
         delivery.close()
         found: dict[tuple[Any, ...], int] = {}
         for row in rows.to_pylist():

@@ -485,7 +485,7 @@ def test_an_output_s_folder_that_was_deleted_is_told_and_made_again(tmp_path: Pa
 READ = """
 import os, sys
 import ddflow as dd
-from ddflow.engine.commits import Commits
+from ddflow.engine.commits import EpochCommitter
 flow = dd.Flow()
 flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
 threads = lambda: len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0  # as Linux lists them

@@ -23,7 +23,7 @@ from test_files import read, write
 from ddflow.columns.wider import suggest_evolve
 from ddflow.connectors.files import FileOptions, open_files
 from ddflow.connectors.files.guess import SAMPLE
-from ddflow.connectors.files.json_reader import ArrayElements, bracket_depths
+from ddflow.connectors.files.json_reader import JsonArraySplitter, bracket_depths
 from ddflow.connectors.files.kinds import Dialect, find_kind, find_kind_by_ending
 from ddflow.errors import MissingExtra, SchemaMismatch, SpecError, UnreadableInput
 
@@ -216,7 +216,7 @@ def test_an_array_is_the_lines_of_its_elements_wherever_it_is_cut(
     given_rows: list[dict[str, Any]], indent: int | None, ascii_only: bool, size: int
 ) -> None:
     text = json.dumps(given_rows, indent=indent, ensure_ascii=ascii_only).encode()
-    elements = ArrayElements("a.json")
+    elements = JsonArraySplitter("a.json")
     lines = b"".join(elements.to_lines(text[at : at + size]) for at in range(0, len(text), size)) + elements.finish()
     assert [json.loads(line) for line in lines.splitlines() if line.strip()] == given_rows
 

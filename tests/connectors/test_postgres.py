@@ -24,8 +24,8 @@ import ddflow as dd
 import ddflow.engine.run.run
 from ddflow.connectors.address import parse_sink
 from ddflow.connectors.api import TableChanges, TableShape, TargetRecord
-from ddflow.connectors.modes import rows_with_diff
-from ddflow.connectors.postgres.sink import break_off
+from ddflow.connectors.modes import read_rows_with_diff
+from ddflow.connectors.postgres.sink import abort_connection
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
@@ -86,7 +86,7 @@ def test_logs_fold_to_what_is_held(server: Server, tmp_path: Path, mode: Any) ->
             land(tmp_path / "in", f"{number}.csv", rows)
             engine.run(landing(tmp_path), {"by_city": sink})
         delivery = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
-        there = rows_with_diff(mode, delivery.table.read(), delivery.epochs.output_schema("by_city"))
+        there = read_rows_with_diff(mode, delivery.table.read(), delivery.epochs.output_schema("by_city"))
         delivery.close()
         found: dict[tuple[Any, ...], int] = {}
         for row in there.to_pylist():
@@ -302,7 +302,7 @@ def test_a_connection_that_is_broken_off_while_it_closes_ends_no_other(
         return copy(descriptor)
 
     monkeypatch.setattr(os, "dup", closed_first)
-    break_off(ends)
+    abort_connection(ends)
     with opened.pop() as other:
         assert other.execute("select 1").fetchone() == (1,)
 

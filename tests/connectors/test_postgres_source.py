@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.cli.words import ShellWords
+from ddflow.cli.words import ShellSyntax
 from ddflow.connectors.address import parse_source
-from ddflow.connectors.postgres.source import Slot
+from ddflow.connectors.postgres.source import SlotReader
 from ddflow.errors import (
     BadMessage,
     SchemaMismatch,
@@ -31,7 +31,7 @@ from ddflow.errors import (
     SourceFailed,
     SpecError,
     UnreadableInput,
-    write_text,
+    format_phrase,
 )
 
 ORDERS = "create table orders (id bigint primary key, customer int, amount numeric(9, 2), note text)"
@@ -255,7 +255,9 @@ def test_a_column_that_widens_ends_the_run_until_the_state_is_evolved(
     for _ in "12":
         with pytest.raises(BadMessage) as error:
             run(flow())
-        command = re.search(r"ddflow (evolve .*/state) --types (.*)", write_text(error.value.message, ShellWords({})))
+        command = re.search(
+            r"ddflow (evolve .*/state) --types (.*)", format_phrase(error.value.message, ShellSyntax({}))
+        )
         assert command is not None and command[2] == f"customer={wide}"
         assert not dd.fsck(tmp_path / "state").problems
     evolved = CliRunner().invoke(app, [*command[1].split(), "--types", command[2]])
@@ -561,14 +563,14 @@ def test_a_new_output_of_a_quiet_table_is_full_and_the_next_run_goes_on(server: 
 def test_the_slot_is_behind_the_state_also_where_no_row_came(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved, at = list[tuple[str, str]](), Slot.acknowledge
+    moved, at = list[tuple[str, str]](), SlotReader.acknowledge
 
-    def told(slot: Slot, position: Any) -> None:
+    def told(slot: SlotReader, position: Any) -> None:
         moved.append((position["lsn"], dd.inspect(tmp_path / "state")["sources"]["orders"]["position"]["lsn"]))
         at(slot, position)
 
     ask(server, ORDERS, "insert into orders values (1, 1, 1)")
-    monkeypatch.setattr(Slot, "acknowledge", told)
+    monkeypatch.setattr(SlotReader, "acknowledge", told)
     for _ in range(2):
         with flow().open(tmp_path / "state") as engine:
             engine.run({"orders": source(server)})

@@ -24,7 +24,7 @@ from kinds import PLAIN
 from messages import raises
 
 from ddflow.dataflow import batcher, pending_runs
-from ddflow.dataflow.batcher import Batcher, PendingRecord
+from ddflow.dataflow.batcher import Batcher, PendingRunRecord
 from ddflow.errors import SpillFull
 from ddflow.operators.upsert.events import FEW, Events, join_events, sort_times
 from ddflow.storage.files.batch_store import BatchStore
@@ -114,7 +114,7 @@ def test_every_event_is_released_once_by_the_first_seal_above_its_time_in_order(
             if isinstance(step, list):
                 events = [(upper + max(time, 0), arrived + i) for i, time in enumerate(step)]
                 arrived += len(step)
-                waiting = waiting.with_run(run_of(events, shared))
+                waiting = waiting.copy_with_events(run_of(events, shared))
                 pending = pending + events
             elif step[0] == "fork":
                 old.append((alone(waiting), pending))
@@ -126,12 +126,12 @@ def test_every_event_is_released_once_by_the_first_seal_above_its_time_in_order(
                 due = sorted(event for event in pending if event[0] < upper)
                 consume(waiting, upper, due, step[0])
                 pending = [event for event in pending if event[0] >= upper]
-            waiting._check()
+            waiting._check_invariants()
             assert len(waiting) == len(pending)
         assert read(waiting.seal(1000)) == sorted(pending)
         assert len(waiting) == waiting.nbytes == waiting.mapped_bytes == 0
         for before, events in old:
-            before._check()
+            before._check_invariants()
             assert read(before.seal(1000)) == sorted(events)
         del old, waiting
         before = None
@@ -141,7 +141,7 @@ def test_every_event_is_released_once_by_the_first_seal_above_its_time_in_order(
 
 def consume(waiting: Batcher, upper: int, due: list[Event], how: str) -> None:
     """Release what is due, one way or another, after a look at it in pieces."""
-    number, pieces = waiting.release_until(upper)
+    number, pieces = waiting.peek_in_chunks(upper)
     looked = [read(piece) for piece in pieces]
     assert number == len(due) and sorted(event for piece in looked for event in piece) == due
     assert all(piece == sorted(piece) and 1 <= len(piece) <= 3 for piece in looked)
@@ -155,13 +155,13 @@ def consume(waiting: Batcher, upper: int, due: list[Event], how: str) -> None:
             ]
             assert read(waiting.peek(upper)) == due and len(waiting) == held
         assert read(waiting.seal(upper)) == due
-    assert waiting.seal(upper) is None and waiting.release_until(upper)[0] == 0
+    assert waiting.seal(upper) is None and waiting.peek_in_chunks(upper)[0] == 0
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.data())
 def test_runs_cut_at_any_time_are_joined_as_if_they_had_never_been_apart(times: list[int], data: st.DataObject) -> None:
     events = [(time, number) for number, time in enumerate(times)]
-    whole, parts = run_of(events).in_order(), []
+    whole, parts = run_of(events).sort_by_time(), []
     cuts = sorted(data.draw(st.sets(st.integers(0, len(events)), max_size=4)) | {0, len(events)})
     for begin, end in pairwise(cuts):
         parts.append(whole.slice_events(begin, end))
@@ -178,7 +178,7 @@ def test_times_are_sorted_stably_however_many_there_are_and_however_far_apart(se
 
 def test_a_run_that_is_in_order_is_not_copied() -> None:
     run = run_of([(1, 0), (1, 1), (4, 2)])
-    assert run.in_order() is run and join_events([run]) is run
+    assert run.sort_by_time() is run and join_events([run]) is run
     cut = run.slice_events(1, 3)
     assert read(cut) == [(1, 1), (4, 2)]
     assert cut.rows.column("n").buffers()[1].address == run.rows.column("n").buffers()[1].address
@@ -202,7 +202,7 @@ def test_bytes_are_those_of_what_is_held() -> None:
     assert waiting.nbytes == before  # the run is one piece of memory still
     waiting.seal(n * 9 // 10)
     assert 0 < waiting.nbytes <= before / 10
-    waiting._check()
+    waiting._check_invariants()
 
 
 def test_memory_held_is_at_most_about_twice_what_is_counted_whatever_was_pushed_and_sealed() -> None:
@@ -213,7 +213,7 @@ def test_memory_held_is_at_most_about_twice_what_is_counted_whatever_was_pushed_
         waiting.add(Events(whole.slice(1000, 2_000), times, times, np.arange(i * 2000, i * 2000 + 2000)))
         del whole
         waiting.seal(i)
-        assert waiting._check() is None
+        assert waiting._check_invariants() is None
         # The last push is the caller's until the next one comes.
         if i % 10 == 9:
             waiting.add(plain([10**6], 10**6))
@@ -249,7 +249,7 @@ def test_pushes_are_merged_so_that_few_runs_wait_and_each_event_is_copied_few_ti
     waiting = Batcher()
     for i in range(3000):
         waiting.add(plain(order[i * size : (i + 1) * size], i * size))
-    waiting._check()
+    waiting._check_invariants()
     # Chunks that follow each other in time count as one.
     final = [each for each in waiting.runs.by_least if each.final]
     overlapping = sum(each.least <= 1500 * size <= each.greatest for each in final)
@@ -264,9 +264,9 @@ def test_a_seal_looks_only_at_runs_that_release_something_and_joins_them_once(mo
     for i in range(30):
         waiting.add(plain(np.arange(50_000) * 30 + i + 1_000_000 * (i % 2), 50_000 * i))
     looked: list[int] = []
-    place = pending_runs.PendingRun.place
+    place = pending_runs.PendingRun.find_first_at
     monkeypatch.setattr(
-        pending_runs.PendingRun, "place", lambda self, upper: looked.append(self.least) or place(self, upper)
+        pending_runs.PendingRun, "find_first_at", lambda self, upper: looked.append(self.least) or place(self, upper)
     )
     calls: list[int] = []
     monkeypatch.setattr(batcher, "join_events", lambda parts: calls.append(len(parts)) or join_events(parts))
@@ -281,7 +281,7 @@ def test_what_was_peeked_is_forgotten_when_a_push_changes_it() -> None:
     waiting = Batcher()
     waiting.add(plain([1, 5], 0))
     assert waiting.peek(4).times.tolist() == [1]  # type: ignore[union-attr]
-    more = waiting.with_run(plain([2], 2))
+    more = waiting.copy_with_events(plain([2], 2))
     waiting.add(plain([3], 3))
     assert waiting.seal(4).times.tolist() == [1, 3]  # type: ignore[union-attr]
     assert more.seal(4).times.tolist() == [1, 2]  # type: ignore[union-attr]
@@ -299,7 +299,7 @@ def test_runs_are_spilled_into_files_of_some_megabytes_that_follow_each_other_in
     assert total == 24 * order.size
     with BatchStore(ScratchStore(tmp_path)) as folder:
         waiting.spill(folder, 10_000_000)
-        waiting._check()
+        waiting._check_invariants()
         assert 8_000_000 <= waiting.nbytes <= 10_000_000 and waiting.mapped_bytes >= total - waiting.nbytes
         sizes = [os.path.getsize(tmp_path / name) for name in os.listdir(tmp_path) if name != LOCK]
         assert len(sizes) <= 5 and max(sizes) < 17_000_000
@@ -324,7 +324,7 @@ def test_a_spilled_run_loses_its_file_with_its_last_event_and_what_was_released_
     waiting.add(plain(np.arange(1000), 0, s=pa.array([str(i) for i in range(1000)])))
     with BatchStore(ScratchStore(tmp_path)) as folder:
         waiting.spill(folder, 0)
-        other = waiting.with_run(plain([7], 1000, s=["more"]))
+        other = waiting.copy_with_events(plain([7], 1000, s=["more"]))
         first = waiting.seal(600)
         assert files(tmp_path) == 1
         second = waiting.seal(1000)
@@ -341,7 +341,7 @@ def test_many_small_spills_do_not_leave_many_files(tmp_path: Path) -> None:
         for i in range(200):
             waiting.add(plain([200 - i, 1000 + i], 2 * i))
             waiting.spill(folder, 0)
-        waiting._check()
+        waiting._check_invariants()
         assert files(tmp_path) == len(waiting.runs.by_least) < 2.5 * pending_runs.FAN
         assert waiting.seal(10**6).times.size == 400  # type: ignore[union-attr]
 
@@ -385,7 +385,7 @@ def test_a_spill_that_fails_half_way_leaves_the_batcher_and_the_disk_as_before(t
         # Even while somebody looks at the error, with all that it refers to.
         assert caught.value.fix
         assert waiting.runs.by_least == [rows] and waiting.mapped_bytes == 0 and files(tmp_path) == 0
-        waiting._check()
+        waiting._check_invariants()
         waiting.spill(folder, 0)
         assert waiting.nbytes == 0 and len(waiting) == 50_000 and files(tmp_path) >= 2
         events = waiting.seal(50_000)
@@ -397,11 +397,11 @@ def test_lots_hold_every_event_once_and_are_none_much_larger_than_asked(pushes: 
     first, given = 0, []
     for times in pushes:
         # Some have been consumed in part, up to a time that others still have.
-        whole = pending_runs.PendingRun.resident(plain(times, first).in_order())
-        given.append(whole.after(len(times) // 3))
+        whole = pending_runs.PendingRun.from_events(plain(times, first).sort_by_time())
+        given.append(whole.slice_from(len(times) // 3))
         first += len(times)
     out = list(pending_runs.split_by_time(given, rows))
-    wait = [each.waiting for each in given]
+    wait = [each.pending_events for each in given]
     most_of_one = max(np.bincount(np.concatenate([part.times for part in wait])))
     assert sorted(np.concatenate([chunk.arrival for chunk in out])) == sorted(np.concatenate([w.arrival for w in wait]))
     assert all(chunk.times.size <= 3 * rows and (np.diff(chunk.times) >= 0).all() for chunk in out)
@@ -418,6 +418,6 @@ def test_a_record_of_a_run_of_which_nothing_waits_is_refused() -> None:
         "columns": [],
         "compressed": False,
     }
-    PendingRecord(begin=2, **told)
+    PendingRunRecord(begin=2, **told)
     with pytest.raises(ValueError, match="begins at row 3 of 3"):
-        PendingRecord(begin=3, **told)
+        PendingRunRecord(begin=3, **told)

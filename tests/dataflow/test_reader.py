@@ -31,10 +31,10 @@ def test_the_least_time_is_the_least_of_all_that_are_held(data: st.DataObject) -
             else:
                 del times[hold]
                 holds.release_hold(hold)
-        assert holds.least() == min(times.values(), default=CLOSED)
+        assert holds.least_time() == min(times.values(), default=CLOSED)
         assert len(holds) == len(times)
         assert all(hold.time == time for hold, time in times.items())
-        holds._check()
+        holds._check_invariants()
 
 
 def test_no_claim_goes_back_and_a_refused_one_stays_where_it_was() -> None:
@@ -42,9 +42,9 @@ def test_no_claim_goes_back_and_a_refused_one_stays_where_it_was() -> None:
     hold = holds.add(5)
     with raises(TimeWentBack):
         holds.advance(hold, 4)
-    assert (hold.time, holds.least()) == (5, 5)
+    assert (hold.time, holds.least_time()) == (5, 5)
     holds.advance(hold, 5)
-    assert holds.least() == 5
+    assert holds.least_time() == 5
 
 
 def test_letting_go_twice_gives_up_one_claim_only() -> None:
@@ -52,7 +52,7 @@ def test_letting_go_twice_gives_up_one_claim_only() -> None:
     one, _ = holds.add(3), holds.add(3)
     holds.release_hold(one)
     holds.release_hold(one)
-    assert (len(holds), holds.least()) == (1, 3)
+    assert (len(holds), holds.least_time()) == (1, 3)
 
 
 def test_a_claim_that_was_given_up_cannot_be_taken_up_again_by_advancing_it() -> None:
@@ -60,9 +60,9 @@ def test_a_claim_that_was_given_up_cannot_be_taken_up_again_by_advancing_it() ->
     hold, other = holds.add(3), holds.add(9)
     holds.release_hold(hold)
     holds.advance(hold, 4)
-    assert (len(holds), holds.least()) == (1, 9)
+    assert (len(holds), holds.least_time()) == (1, 9)
     holds.advance(other, 10)
-    assert holds.least() == 10
+    assert holds.least_time() == 10
 
 
 def test_a_finalizer_may_let_go_while_the_registry_is_being_changed() -> None:
@@ -70,7 +70,7 @@ def test_a_finalizer_may_let_go_while_the_registry_is_being_changed() -> None:
     hold, other = holds.add(3), holds.add(4)
     with holds._lock:  # as when garbage is collected in the middle of a call: the lock is taken already
         holds.release_hold(hold)
-    assert holds.least() == 4
+    assert holds.least_time() == 4
     with holds._lock:
         holds.release_hold(other)
     assert len(holds) == 0
@@ -83,7 +83,7 @@ def test_very_many_claims_of_one_time_cost_no_more_than_those_of_many() -> None:
         holds.advance(claim, 8)
     for claim in claims[1:]:
         holds.release_hold(claim)
-    assert (holds.least(), len(holds)) == (8, 1)
+    assert (holds.least_time(), len(holds)) == (8, 1)
 
 
 def test_many_threads_open_advance_and_let_go_at_once() -> None:
@@ -93,7 +93,7 @@ def test_many_threads_open_advance_and_let_go_at_once() -> None:
     def work(number: int) -> None:
         for i in range(500):
             hold = holds.add(i)
-            assert holds.least() <= i
+            assert holds.least_time() <= i
             holds.advance(hold, i + number)
             holds.release_hold(hold)
             low.advance(kept[number], 10 + i)
@@ -101,7 +101,7 @@ def test_many_threads_open_advance_and_let_go_at_once() -> None:
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(work, number) for number in range(4)]:
             done.result()
-    assert (len(holds), holds.least()) == (0, CLOSED)
-    assert (len(low), low.least()) == (4, 509)
-    holds._check()
-    low._check()
+    assert (len(holds), holds.least_time()) == (0, CLOSED)
+    assert (len(low), low.least_time()) == (4, 509)
+    holds._check_invariants()
+    low._check_invariants()

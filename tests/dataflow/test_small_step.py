@@ -56,7 +56,7 @@ def test_two_rows_make_few_python_calls(tmp_path: Path) -> None:
 def test_rows_of_the_declared_schema_are_taken_as_they_lie_and_wait_nowhere() -> None:
     table = rows(1, 2, 3)
     with opened() as engine:
-        events = engine.dataflow.admissions["orders"].events(table)
+        events = engine.dataflow.admissions["orders"].build_event_batch(table)
         for name in SCHEMA.names:
             there, here = table.column(name).chunk(0).buffers(), events.column(name).buffers()
             assert [b and b.address for b in there] == [b and b.address for b in here]

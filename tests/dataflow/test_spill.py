@@ -166,7 +166,7 @@ with plan().open(memory="16MB", spill={folder!r}) as engine:
     again = engine.step({{"rows": batch(time * 1000, {size}, 0, str(time))}}, time + 1)
     kept.step({{"rows": batch(time * 1000, {size}, 0, str(time))}}, time + 1)
     same = sorted(map(str, engine.read("rows").to_pylist())) == sorted(map(str, kept.read("rows").to_pylist()))
-    engine.dataflow.graph._check()
+    engine.dataflow.graph._check_invariants()
     print(json.dumps({{"refused": refused, "said": said, "same": same, "mapped": engine.stats()["bytes_mapped"]}}))
 """
 

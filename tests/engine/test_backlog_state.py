@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.engine.garbage import gc, list_blobs
+from ddflow.engine.garbage import gc, list_version_blobs
 from ddflow.partitions.evolve import evolve
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
@@ -70,7 +70,11 @@ def files(state: Path) -> set[str]:
 def named(state: Path) -> set[str]:
     """What all versions that are there name."""
     store = LocalStore(state, readonly=True)
-    return {blob.name for number in store.list_manifests() for blob in list_blobs(store, load_manifest(store, number))}
+    return {
+        blob.name
+        for number in store.list_manifests()
+        for blob in list_version_blobs(store, load_manifest(store, number))
+    }
 
 
 def held(target: Path) -> list[Any]:
@@ -86,7 +90,7 @@ def lagging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         lag(engine, tmp_path / "out.db")
         steps(engine, 60)
         manifest = newest_of(engine.durable.log.manifest_log.store)  # type: ignore[union-attr]
-        assert manifest.backlog[0].level == 3 and manifest.oldest == 1
+        assert manifest.backlog[0].level == 3 and manifest.oldest_epoch == 1
     return tmp_path
 
 
@@ -131,7 +135,7 @@ def test_what_is_acknowledged_goes_step_by_step(lagging: Path) -> None:
             lag(engine, lagging / "out.db", epoch)
             steps(engine, 2)
             manifest = engine.durable.log.manifest_log.manifest  # type: ignore[union-attr]
-            assert epoch + 1 - 3 < (manifest.oldest or 0) <= epoch + 1 or epoch == 55
+            assert epoch + 1 - 3 < (manifest.oldest_epoch or 0) <= epoch + 1 or epoch == 55
             counts.append(len(files(lagging / "state")))
         assert counts == sorted(counts, reverse=True) and counts[0] - counts[-1] > 40
     assert files(lagging / "state") == named(lagging / "state")
@@ -163,7 +167,7 @@ def test_a_state_that_went_back_keeps_its_backlog(lagging: Path) -> None:
     with flow().open(lagging / "state", grace=1e9) as engine:
         steps(engine, 3)
     done = rollback(lagging / "state", 61)
-    assert done.manifest.oldest == 1 and done.manifest.epoch == 61
+    assert done.manifest.oldest_epoch == 1 and done.manifest.epoch == 61
     gc(lagging / "state", grace=0, orphans=0)
     assert fsck(lagging / "state").ok
     caught_up(lagging)
@@ -174,7 +178,7 @@ def test_a_state_that_was_rescaled_and_evolved_keeps_its_backlog(lagging: Path, 
     state = lagging / "state"
     rescale(state, 3)
     evolve(state, {"n": "double"})
-    assert fsck(state).ok and newest_of(LocalStore(state, readonly=True)).oldest == 1
+    assert fsck(state).ok and newest_of(LocalStore(state, readonly=True)).oldest_epoch == 1
     rescale(state, 1)
     gc(state, grace=0, orphans=0)
     made = dd.Flow()

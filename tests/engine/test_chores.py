@@ -27,7 +27,7 @@ import ddflow as dd
 from ddflow.cli import app
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.text.codec import describe_plan, node_ids, show_node
+from ddflow.plan.text.codec import compute_node_ids, describe_plan, show_node
 from ddflow.plan.verbs.family import load_operators
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import load_manifest
@@ -147,7 +147,7 @@ def goes_on(state: Path, truth: dd.Engine, steps: list[dd.Step], first: int = le
     with flow().open(state, retain=FOREVER) as engine:
         for mine, its in zip(fed(engine, first), steps[first - 1 :], strict=True):
             told(mine, its)
-        engine._check()
+        engine._check_invariants()
         same(engine, truth)
     whole(state)
 
@@ -163,7 +163,7 @@ def test_closed_and_opened_after_every_step(tmp_path: Path, truth: dd.Engine, st
     for time in range(1, len(LOG) + 1):
         with flow().open(tmp_path / "state", retain=FOREVER) as engine:
             told(engine.step({"a": LOG[time - 1]}, time), steps[time - 1])
-            engine._check()
+            engine._check_invariants()
         with dd.Snapshot.open(tmp_path / "state") as snapshot:
             same(snapshot, truth)
     whole(tmp_path / "state")
@@ -216,7 +216,7 @@ def test_verify_names_the_operator_whose_rows_are_not_those_of_its_input() -> No
         return [(node, running) for node, running in each if running.arrangements and not node.as_it_came]
 
     def held(running: Any) -> list[str]:
-        return sorted(repr(row) for piece in running.arranged.pieces() for row in piece.to_pylist())
+        return sorted(repr(row) for piece in running.output_arrangement.iterate_rows() for row in piece.to_pylist())
 
     with flow().open() as engine:
         fed(engine, last=3)
@@ -233,7 +233,7 @@ def test_verify_names_the_operator_whose_rows_are_not_those_of_its_input() -> No
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(running, "apply", missed)
                 fed(engine, 4, 4)
-            said = show_node(describe_plan(engine.flow), node_ids(engine.flow)[node], "this state")
+            said = show_node(describe_plan(engine.flow), compute_node_ids(engine.flow)[node], "this state")
         assert dd.verify(store, {}).operators[said] > 0, (number, said)
         named.add(node.verb)
     assert named >= {"agg", "arrange", "count", "distinct", "ordered_agg", "threshold", "to_upserts", "top", "versions"}
@@ -296,7 +296,7 @@ def test_what_was_forgotten_is_in_no_file_of_any_operator(
     assert len(holding) > 3
     with flow().open(state, retain=FOREVER) as engine:
         engine.compact(forget=True)
-        engine._check()
+        engine._check_invariants()
         same(engine, before_last)
     assert secrets(state) == []
     whole(state)

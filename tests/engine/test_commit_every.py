@@ -101,10 +101,10 @@ def test_the_versions_of_many_small_calls_become_one_file_an_arrangement(tmp_pat
                 engine.step(row(id * epoch, f"{epoch}"))
             assert files(engine) > before + 10 and engine.flush() == epoch
             assert files(engine) == before + 2
-            engine._check()
+            engine._check_invariants()
         counts = engine.read("by_city")
     with plan().open(tmp_path / "state") as engine:
-        engine._check()
+        engine._check_invariants()
         assert engine.read("by_city").sort_by("city").equals(counts.sort_by("city"))
         assert sum(counts["count"].to_pylist()) == 50_000
 
@@ -352,7 +352,7 @@ def total(outputs: Path) -> dict[str, int]:
 def test_a_forked_child_commits_nothing_of_what_waits(tmp_path: Path) -> None:
     with plan().open(tmp_path / "state", commit_every="1h") as engine:
         engine.step(row(1))
-        inside = engine.dataflow.guard.engine_turn()
+        inside = engine.dataflow.guard.background_turn()
         assert inside.__enter__()  # as if the thread were in its commit when the child is made
         _, status = child(lambda _: engine.close())
         inside.__exit__(None, None, None)

@@ -148,9 +148,9 @@ def test_a_collector_that_was_stopped_and_woken_takes_nothing_of_later_versions(
             engine = plan().open(self.writer(), grace=0)
             engine.compact()
 
-        def expire(self, number: int) -> None:
+        def delete_manifest(self, number: int) -> None:
             self._others()
-            super().expire(number)
+            super().delete_manifest(number)
 
         def delete(self, name: str) -> None:
             self._others()
@@ -163,7 +163,7 @@ def test_a_collector_that_was_stopped_and_woken_takes_nothing_of_later_versions(
     assert done.files >= 4 and len(done.manifests) == 4
     whole(store.writer())
     steps(engine, range(engine.last + 1, engine.last + 3))
-    engine._check()
+    engine._check_invariants()
     engine.close()
 
 
@@ -234,7 +234,7 @@ def test_random_lives_of_a_state_lose_nothing(seed: int = 7) -> None:
         if what == "step":
             engine.step(rows(choice.randrange(1, 9), str(turn)), max(engine.last, -1) + 1)
         elif what == "crash":
-            engine.durable.batch_store.put(rows(3)["people"].to_batches(), rows(3)["people"].schema)  # type: ignore
+            engine.durable.batch_store.write_table(rows(3)["people"].to_batches(), rows(3)["people"].schema)  # type: ignore
             engine = plan().open(store := store.writer(), grace=choice.choice([0, 60]))
         elif what == "collect":
             age(store, choice.choice([0, 3, DAY]))
@@ -248,4 +248,4 @@ def test_random_lives_of_a_state_lose_nothing(seed: int = 7) -> None:
         table = engine.read("people")
         assert held.setdefault(number, table).equals(table), (seed, turn, what)
         whole(store.writer())
-    engine._check()
+    engine._check_invariants()

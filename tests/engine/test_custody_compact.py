@@ -112,7 +112,7 @@ def test_no_byte_of_a_row_that_is_gone_is_in_any_file(tmp_path: Path, spec: str,
         rows, counts = engine.read("people"), engine.read("emails")
         assert len(found(state)) > 2
         engine.compact(forget=True)
-        engine._check()
+        engine._check_invariants()
         assert found(state) == []
         assert engine.read("people").equals(rows) and engine.read("emails").equals(counts)
         epoch = engine.epoch
@@ -125,7 +125,7 @@ def test_no_byte_of_a_row_that_is_gone_is_in_any_file(tmp_path: Path, spec: str,
     )
     assert {entry.name for entry in store.list_blobs()} == named and len(store.list_manifests()) == 2
     with flow.open(state, memory=memory) as engine:
-        engine._check()
+        engine._check_invariants()
         assert engine.epoch == epoch and engine.read("people").equals(rows)
         if "order_by" in SPECS[spec]:  # the order that the key was deleted by is still known
             late = {**person(5, 2, spec == "by an email"), "op": "U"}
@@ -143,7 +143,7 @@ def test_events_that_were_released_are_not_left_beside_those_that_wait(tmp_path:
             engine.push(table(person(1, 3, False), person(3, 8, False)))
             engine.advance_to(5)
             engine.compact(forget=True)
-            engine._check()
+            engine._check_invariants()
             assert found(state) == [], memory
         with flow.open(state, memory=memory) as engine:
             assert engine.verdicts.pending == 2
@@ -159,7 +159,7 @@ def test_without_forgetting_history_stays_and_epochs_can_be_given_again() -> Non
         then = engine.read("people", as_of=3)
         runs = len(store.list_blobs())
         engine.compact()
-        engine._check()
+        engine._check_invariants()
         assert engine.read("people", as_of=3).equals(then) and len(store.list_blobs()) > runs
         again = engine.step(calls[-1], 5, epoch=5)
         assert again["people"].num_rows and engine.epoch == 5
@@ -172,7 +172,7 @@ def test_without_forgetting_history_stays_and_epochs_can_be_given_again() -> Non
             engine.read("people", as_of=4)
         engine.step(calls[0], 6)
     with flow.open(store.writer()) as engine:
-        engine._check()
+        engine._check_invariants()
 
 
 def test_what_is_not_committed_or_not_told_yet_must_be_first(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_in_memory_it_is_a_merge(tmp_path: Path) -> None:
             live(engine, [table(*(person(i, n, False) for i in range(n * 9))) for n in range(1, 6)])
             rows = engine.read("people")
             engine.compact(forget=True)
-            engine._check()
+            engine._check_invariants()
             assert engine.read("people").equals(rows)
-            assert len(engine.dataflow.graph.inputs["people"].arranged.slots.batches) == 1
+            assert len(engine.dataflow.graph.inputs["people"].output_arrangement.slots.batches) == 1
 
 
 def test_the_verb_forgets_and_fences(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_copy_of_the_folder_between_commits_is_a_state(tmp_path: Path, memory:
         expected = engine.read("people")
     assert dd.fsck(copy).ok and dd.verify(copy, {"people": calls_of(calls[:5])}).ok
     with flow.open(copy, memory=memory) as engine:
-        engine._check()
+        engine._check_invariants()
         again = engine.step(calls[4], 5, epoch=5)
         assert again["people"].num_rows
         live(engine, calls[5:])

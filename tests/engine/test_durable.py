@@ -100,7 +100,7 @@ class Restarts:
         self.store = self.store.writer()
         medium = self.data.draw(st.sampled_from([None, self.medium, self.medium]))
         self.door = opened(self.scenario, self.store, medium, shape=self.door.shape, **self.options)
-        self.door.engine._check()
+        self.door.engine._check_invariants()
         self.compress()
         for call, expected in self.again:
             assert quietly(self.door, call) == expected
@@ -130,7 +130,7 @@ def restarted(media: list[Any]) -> Any:
                 tight.merge(other.door.engine, data.draw(st.sampled_from([0, 1, 3])), 2)
             if data.draw(st.booleans()):
                 other.restart()
-            other.door.engine._check()
+            other.door.engine._check_invariants()
             assert figures(other.door) == figures(never)
             times = moments(data, readable(never))
             assert everything(other.door, times) == everything(never, times)
@@ -427,7 +427,7 @@ def test_what_a_crash_left_hidden_is_shown_by_whoever_opens_next(
     door = case.open(state, outputs=place)
     case.go(door, 1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(OutputFolder, "finish", interrupted)
+        patch.setattr(OutputFolder, "publish_epoch", interrupted)
         case.play(door, 2)
     with raises(EngineClosed):
         case.play(door, 3)
@@ -549,7 +549,7 @@ def test_memory_and_files_hold_the_same_after_a_long_story(tmp_path: Path) -> No
                 doors[i] = case.open(tmp_path / ("memory", "files")[i], (None, TIGHT)[i], grace=(60.0, 0.0)[i])
     for door in doors:
         case.holds(door, 40)
-        door.engine._check()
+        door.engine._check_invariants()
         door.close()
     names = os.listdir(tmp_path / "files" / "blobs")
     assert len(names) < 80  # what merges and old receipts left is gone
@@ -604,7 +604,7 @@ def test_a_step_that_fails_after_it_was_taken_in_is_not_gone_on_from(monkeypatch
         if len(calls) == 2:  # the room that is made after the step, not before it
             raise MemoryError
 
-    monkeypatch.setattr("ddflow.dataflow.dataflow.make_room", no_memory)
+    monkeypatch.setattr("ddflow.dataflow.dataflow.spill_excess", no_memory)
     with raises(OutOfMemory):
         case.play(door, 2)
     with raises(EngineClosed):

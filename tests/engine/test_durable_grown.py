@@ -44,7 +44,7 @@ def test_a_column_more_is_null_in_all_rows_there_are(tmp_path: Path, memory: str
         assert engine.step(rows(id=[1, 2], city=["Bern", None], tag=[None, None]), 2)["people"].num_rows == 0
         out = engine.step(rows(id=[1], city=["Bern"], tag=["x"]), 3)["people"].to_pylist()
         assert [(row["tag"], row["_diff"]) for row in out] == [(None, -1), ("x", 1)]
-        engine._check()
+        engine._check_invariants()
     with plan("tag").open(tmp_path / "state", **given) as engine:
         assert engine.step(rows(id=[1], city=["Bern"], tag=["x"]), 3)["people"].to_pylist() == out
         assert engine.step(FIRST, 1, epoch=1)["people"].equals(again["people"])

@@ -24,7 +24,7 @@ def made(state: Path) -> Path:
     with plan().open(state) as engine:
         engine.step({"s": pa.table({"id": range(1000), "v": range(1000)})}, 1)
     with plan().open(state) as engine:
-        [kept] = engine.dataflow.graph.inputs["s"].arranged.slots.files.values()
+        [kept] = engine.dataflow.graph.inputs["s"].output_arrangement.slots.files.values()
         return state / "blobs" / str(kept.columns.blob.name)
 
 

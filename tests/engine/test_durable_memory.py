@@ -103,7 +103,7 @@ def goes_on_or_refuses(case: Any, door: Any, last: int, where: str) -> None:
             with pytest.raises(EngineClosed):
                 act()
         return
-    door.engine._check()
+    door.engine._check_invariants()
     case.holds(door, last - 1)
     case.agrees(door, case.play(door, last), last)
     engine.flush()

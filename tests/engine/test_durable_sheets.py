@@ -22,7 +22,7 @@ from ddflow.errors import CorruptState
 from ddflow.partitions.rescale import rescale
 from ddflow.storage.fields import encode_record
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.inventory_text import read
+from ddflow.storage.inventory_text import read_inventory_text
 from ddflow.storage.manifest import load_manifest, load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
@@ -59,7 +59,7 @@ def rows(ids: Any) -> dict[str, pa.Table]:
 def of_many_files(store: Any, files: int) -> dd.Engine:
     """An engine whose rows are in so many files, and that merges as usual from then on."""
     engine = plan().open(store, grace=0.0)
-    arranged = engine.dataflow.graph.inputs["rows"].arranged
+    arranged = engine.dataflow.graph.inputs["rows"].output_arrangement
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spine, "PIECE", 2)
         arranged.spine.fan, arranged.spine.most = 2, 4
@@ -90,7 +90,7 @@ def settled(files: int) -> tuple[tuple[float, float, int], int]:
         manifest = load_newest(store)
         assert manifest is not None
         assert collect_file_names(store, manifest) == engine.durable.log.manifest_log.names  # type: ignore[union-attr]
-        return found, len(read(store, manifest.inventories[0]).data)
+        return found, len(read_inventory_text(store, manifest.inventories[0]).data)
 
 
 @long_test
@@ -134,7 +134,7 @@ def in_sheets(store: Any, epochs: int = 14, **options: Any) -> None:
 def sheets_of(store: Any) -> list[Blob]:
     manifest = load_newest(store)
     assert manifest is not None
-    return [sheet for part in manifest.inventories for sheet in read(store, part).sheets]
+    return [sheet for part in manifest.inventories for sheet in read_inventory_text(store, part).sheets]
 
 
 def test_a_collection_keeps_the_sheets_that_versions_name_and_no_other(tiny: None) -> None:
@@ -212,7 +212,7 @@ def test_it_is_opened_again_and_again_with_any_budget(tiny: None, memory: str | 
             held |= {each: each % 7 for each in range(time, time + 9)}
             assert engine.durable is not None
             seen += bool(engine.durable.sheets.blobs)
-            engine._check()
+            engine._check_invariants()
         assert {row["id"]: row["n"] for row in dd.read(store.writer(), "rows").to_pylist()} == held
         assert dd.fsck(store.writer()).ok
     assert seen > 4
@@ -254,7 +254,7 @@ def test_the_files_of_a_sheet_are_read_as_records(tiny: None) -> None:
     manifest = load_newest(store)
     assert manifest is not None
     store = store.writer()
-    whole = read(store, manifest.inventories[0])
+    whole = read_inventory_text(store, manifest.inventories[0])
     text = next(data for sheet in whole.sheets if b"\n" not in (data := store.map(sheet).to_pybytes()))
     for old, new in ((b'"rows":', b'"rowz":'), (b'"rows":', b'"rows":-'), (b'{"file":', b'{{"file":')):
         assert old in text

@@ -163,7 +163,7 @@ def raced(state: Path, rounds: int, every: int) -> None:
     with plan().open(state, grace=0.0) as engine:
         assert engine.epoch == rounds + 1
         engine.step({}, rounds + 2)
-        engine._check()
+        engine._check_invariants()
 
 
 def test_of_eight_writers_one_wins_a_round_and_readers_see_whole_versions(tmp_path: Path) -> None:
@@ -293,11 +293,11 @@ def test_a_second_writer_is_told(tmp_path: Path) -> None:
     with flow.open(tmp_path / "state") as engine:
         first = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
         second = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
-        assert first.pump(0.0) and second.pump(0.0)
+        assert first.deliver_waiting_epochs(0.0) and second.deliver_waiting_epochs(0.0)
         engine.step({"orders": {"id": [77], "city": ["Genf"]}})
         engine.step({"orders": {"id": [78], "city": ["Genf"]}})
-        assert first.pump(0.0)
+        assert first.deliver_waiting_epochs(0.0)
         with raises(DdflowError):
-            second.pump(0.0)
+            second.deliver_waiting_epochs(0.0)
         first.close()
         second.close()

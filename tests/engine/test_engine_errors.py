@@ -41,7 +41,7 @@ def holding_back(**spec: Any) -> Any:
 
 def state_of(engine: Any) -> Any:
     """All that can be seen of an engine."""
-    engine._check()
+    engine._check_invariants()
     reads = {name: sorted(engine.read(name).to_pylist(), key=repr) for name in ("s", "rows", "by_city")}
     return reads, engine.frontier, engine.since, engine.verdicts, engine.stats()
 
@@ -375,7 +375,7 @@ calls = [
 if state:
     snapshot = dd.Snapshot.open(*state)
     calls += [lambda: snapshot.read("out"), engine.flush, lambda: engine.replace("s", pa.table({"id": [1]}), time=3)]
-inside = engine.dataflow.guard.use("a call of another thread")  # its thread is not in the child, so it never ends
+inside = engine.dataflow.guard.writer_turn("a call of another thread")  # the child lacks its thread, so it never ends
 if not os.fork():
     signal.alarm(60)
     for call in calls:

@@ -52,7 +52,7 @@ def test_epochs_of_upserts_agree_with_a_dict_through_merges_deletes_and_counts(k
                     twin[key] = (at, None if gone else (city, x))
             for name in flow.outputs:
                 total[name].update(rows_of(out[name], *columns[name]))
-        engine._check()
+        engine._check_invariants()
         assert engine.stats()["arrangements"]["s"]["copied"] > 0
         live = {(key, *value, at) for key, (at, value) in twin.items() if value is not None}
         cities, poor = Counter(row[1] for row in live), Counter(row[1] for row in live if not row[2] > 0.5)
@@ -86,7 +86,7 @@ def test_events_that_wait_are_judged_in_the_order_of_times_with_history_kept() -
         listed = Counter(row["verdict"] for row in late.verdicts.rows["s"].to_pylist())
         assert listed == {"applied": 2, "superseded": 1, "stale": 1}
         engine.advance_to(dd.CLOSED)
-        engine._check()
+        engine._check_invariants()
         words = {t: rows_of(engine.read("rows", t), "k", "word") for t in range(2, 10)}
     assert words[2] == {(1, None): 1, (2, "c"): 1}
     assert words[4] == {(1, None): 1, (2, "a"): 1}

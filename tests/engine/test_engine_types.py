@@ -64,7 +64,7 @@ def test_values_of_every_type_come_out_as_they_went_in(kind: str) -> None:
         assert again.verdicts["noop"] == n - 1 and not again["rows"].num_rows
         for step in range(70):  # enough small batches that they are merged
             engine.step({"s": feed(array.slice(step % n, 1), range(100 + step, 101 + step), 1)}, time=3 + step)
-        engine._check()
+        engine._check_invariants()
         assert engine.stats()["arrangements"]["s"]["copied"] > 0
         kept = {(str(k), v) for k, v in enumerate(expected)}
         kept |= {(str(100 + step), expected[step % n]) for step in range(70)}
@@ -101,7 +101,7 @@ def test_every_flat_type_can_be_a_key_and_an_order(kind: str) -> None:
         given = pa.table({"v": pieces(array), "w": array.take(pa.array([0] * n)), "n": pa.array([7] * n)})
         for time in range(40):
             engine.step({"s": given}, time=time)
-        engine._check()
+        engine._check_invariants()
         assert bag(engine.read("rows"), "v") == Counter({(v,): 1 for v in expected})
     flow = dd.Flow()
     flow.output("rows", flow.upserts("s", schema, dd.Upsert("n", order_by=["v"])))
@@ -215,7 +215,7 @@ def test_nothing_comes_of_nothing() -> None:
             assert [table.num_rows for table in out.values()] == [0, 0] and out.verdicts.total == 0
             assert out["rows"].schema.names == ["k", "v", "_time", "_diff"]
         assert engine.frontier == len(nothing) and engine.read("n").num_rows == 0
-        engine._check()
+        engine._check_invariants()
 
 
 def test_a_megabyte_in_one_value_and_none_in_the_next() -> None:

@@ -11,9 +11,9 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.cli.words import ShellWords
-from ddflow.errors import Command, Evolve, Option, Phrase, Row, SpecError, Widen, write_text
-from ddflow.errors.base import name_rows, replace_texts
+from ddflow.cli.words import ShellSyntax
+from ddflow.errors import Command, EvolveFix, Option, Phrase, Row, SpecError, WidenFix, format_phrase
+from ddflow.errors.base import replace_texts, set_error_row_names
 
 
 def flow(name: str = "rows", **spec: Any) -> dd.Flow:
@@ -42,7 +42,7 @@ def test_a_value_that_does_not_fit_says_how_the_column_is_widened(tmp_path: Path
     with flow().open(tmp_path / "state") as engine, raises(dd.SchemaMismatch, column="n", row=0) as caught:
         engine.step({"rows": pa.table({"id": [1], "n": pa.array([2**40]), "at": [1]})})
     (fix,) = caught.value.fixes
-    assert fix == Widen({"n": "int64"}, "rows", declared=True, reads=True)
+    assert fix == WidenFix({"n": "int64"}, "rows", declared=True, reads=True)
 
 
 def test_a_message_is_named_by_its_offset() -> None:
@@ -70,8 +70,8 @@ def test_another_plan_is_fixed_by_calls_as_data(tmp_path: Path) -> None:
     with raises(dd.PlanChanged) as caught:
         two("a").open(tmp_path / "state")
     state = str(tmp_path / "state")
-    assert caught.value.fixes == (Evolve(state=state, drop_outputs=["b"], drop_inputs=["b"]), Command("migrate"))
-    shell = write_text(caught.value.message, ShellWords({}))
+    assert caught.value.fixes == (EvolveFix(state=state, drop_outputs=["b"], drop_inputs=["b"]), Command("migrate"))
+    shell = format_phrase(caught.value.message, ShellSyntax({}))
     assert f"ddflow evolve {state} --drop-output b --drop-input b;" in shell and "ddflow migrate" in shell
 
 
@@ -79,13 +79,13 @@ def test_an_error_keeps_its_data_on_its_way() -> None:
     error = SpecError("rows for 'a'", "null in " + Row(3), "choose " + Option("tie", "last"), column="c", input="a")
     again = copy.deepcopy(error)
     assert (str(again), again.fixes, again.column, again.row) == (str(error), error.fixes, "c", 3)
-    changed = name_rows(replace_texts(again, found=again.found + ", at time 7"), "line {}".format, "a.csv")
+    changed = set_error_row_names(replace_texts(again, found=again.found + ", at time 7"), "line {}".format, "a.csv")
     assert str(changed) == "rows for 'a': null in line 3, at time 7; choose tie='last'"
     assert changed.args == (changed.asked, changed.found, changed.fix) and changed.file == "a.csv"
 
 
-@pytest.mark.parametrize("words", [None, ShellWords({"password": "--password", "url": "--url"})])
+@pytest.mark.parametrize("words", [None, ShellSyntax({"password": "--password", "url": "--url"})])
 def test_no_option_of_an_error_holds_a_secret(words: Any) -> None:
     fix = Phrase("give ", Option("password", "hunter2"), " or ", Option("url", "postgres://me:hunter2@db/shop"))
     error = SpecError("connect", "no", fix)
-    assert "hunter2" not in f"{error} {error!r} {error.fixes!r} {write_text(error.message, words) if words else ''}"
+    assert "hunter2" not in f"{error} {error!r} {error.fixes!r} {format_phrase(error.message, words) if words else ''}"

@@ -23,7 +23,7 @@ import ddflow as dd
 from ddflow.columns.widening import InexactValue, fill_columns
 from ddflow.columns.wider import find_widening
 from ddflow.errors import Fenced, PlanChanged, ReplayMismatch, SchemaMismatch, SpecError
-from ddflow.partitions.evolve import Evolution
+from ddflow.partitions.evolve import ColumnEvolution
 from ddflow.partitions.rescale import rescale
 from ddflow.partitions.rewrite import Rewrite
 from ddflow.partitions.rewrite_task import run_task
@@ -97,7 +97,7 @@ def test_an_engine_that_evolves_goes_on_as_one_of_the_new_columns(
         for time, table in enumerate(log, 1):
             if time == at:
                 engine.evolve(schema(columns))
-                engine._check()
+                engine._check_invariants()
                 same(engine, twin, twin.flow.outputs)
             step = engine.step({"a": table}, time)
             other = twin.step({"a": cast(table, columns)}, time)
@@ -105,7 +105,7 @@ def test_an_engine_that_evolves_goes_on_as_one_of_the_new_columns(
                 told(step, other)
                 again = engine.step({"a": table}, time) if durable else step
                 told(again, step)
-        engine._check()
+        engine._check_invariants()
         if not at or at > len(log):
             engine.evolve({"a": schema(columns)})
         same(engine, twin, twin.flow.outputs)
@@ -119,7 +119,7 @@ def test_an_engine_that_evolves_goes_on_as_one_of_the_new_columns(
     assert dd.fsck(store.writer()).ok and dd.verify(store.writer(), {"a": log}).ok
     with plan(columns).open(store.writer(), **given) as engine:
         same(engine, twin_of(columns, log, retain), columns and plan(columns).outputs)
-        engine._check()
+        engine._check_invariants()
 
 
 def twin_of(columns: dict[str, Any], log: list[pa.Table], retain: int) -> dd.Engine:
@@ -191,7 +191,7 @@ def test_a_state_that_was_rewritten_goes_on_as_one_of_the_new_columns(
                 engine.step({"a": cast(log[-1], columns)}, last + 1), twin.step({"a": cast(log[-1], columns)}, last + 1)
             )
             same(engine, twin, twin.flow.outputs)
-            engine._check()
+            engine._check_invariants()
     assert dd.verify(store.writer(), {"a": log}).ok
 
 
@@ -482,8 +482,8 @@ def test_a_commit_meanwhile_wins_and_a_task_may_run_twice() -> None:
     with one({}).open(store) as engine:
         engine.step({"a": pa.table({"id": [1], "n": pa.array([3], pa.int32())})}, 1)
     for meanwhile in (False, True):
-        evolution = Evolution({"n": "double"}, None)
-        with Rewrite.open(store.writer(), evolution.find_new_state) as rewrite:
+        evolution = ColumnEvolution({"n": "double"}, None)
+        with Rewrite.open(store.writer(), evolution.plan_new_state) as rewrite:
             rewrite.made = [run_task(rewrite.start, *each) for _ in range(2) for each in rewrite.tasks]
             if not meanwhile:
                 continue

@@ -134,7 +134,7 @@ def test_what_is_added_up_goes_on_in_the_wider_column(
         last = table(log[-1], wide)
         told(engine.step({"a": last}, len(log)), twin.step({"a": last}, len(log)))
         same(engine, twin, twin.flow.outputs)
-        engine._check()
+        engine._check_invariants()
     assert dd.verify(store.writer(), {"a": [table(given_, narrow) for given_ in log]}).ok
 
 

@@ -18,7 +18,7 @@ from proof_case import ARRIVAL, BERN, EPOCH, HELD, SCHEMA, WIDE, one, plan, repl
 
 import ddflow as dd
 from ddflow.errors import LogUnclear, OutOfScope, SpecError, WrongMode
-from ddflow.storage.feeding import EVENTS, FULL, FeedRecord, FeedRun, FeedWay
+from ddflow.storage.feeding import EVENTS, FULL, FeedHistory, FeedMode, FeedRun
 from ddflow.storage.manifest import load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.fsck import fsck
@@ -214,8 +214,8 @@ def test_full_contents_bring_no_deleted_key_back_when_they_are_migrated() -> Non
     done = dd.migrate(old, new, flow, ({"orders": part} for part in log))
     assert dd.read(new, "orders")["id"].to_pylist() == [3] and not done.tables["orders"].num_rows
     found = load_newest(new)
-    runs = (FeedRun(1, 1, 1, EVENTS), FeedRun(2, 2, 1, FeedWay(FULL)), FeedRun(3, 3, 1, FeedWay(FULL, BERN)))
-    assert found is not None and found.fed == {"orders": FeedRecord(runs)}
+    runs = (FeedRun(1, 1, 1, EVENTS), FeedRun(2, 2, 1, FeedMode(FULL)), FeedRun(3, 3, 1, FeedMode(FULL, BERN)))
+    assert found is not None and found.fed == {"orders": FeedHistory(runs)}
     assert dd.verify(new, {"orders": log}).ok
     with raises(WrongMode):
         dd.migrate(old, MemoryStore(), plan(HELD), [{"orders": part} for part in log], whole=True)
@@ -329,9 +329,9 @@ def test_a_state_of_one_long_history_is_folded_as_it_comes() -> None:
 
 
 def test_of_many_runs_of_calls_the_last_are_told_and_the_others_counted() -> None:
-    fed = FeedRecord()
+    fed = FeedHistory()
     for epoch in range(1, 8):
-        fed = fed.add_call(epoch, FeedWay(FULL, f"region = '{epoch}'"))
+        fed = fed.add_call(epoch, FeedMode(FULL, f"region = '{epoch}'"))
     told = str(fed).split(", ")
     assert told[0] == "... 3 runs of calls more"
     assert [part.split()[-1] for part in told[1:]] == ["4)", "5)", "6)", "7)"]

@@ -18,7 +18,7 @@ from ddflow.engine.full_contents import decode_order, encode_order
 from ddflow.errors import CorruptState, LogUnclear, SpecError
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import feeding as module
-from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, FeedRecord, FeedRun, FeedWay
+from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, FeedHistory, FeedMode, FeedRun
 from ddflow.storage.fields import Decoder, decode_record, encode_record
 from ddflow.storage.manifest import load_newest
 from ddflow.storage.memory import MemoryStore
@@ -32,8 +32,8 @@ def test_the_record_goes_with_the_version_that_it_led_to() -> None:
         engine.replace("orders", one(1), 4, order=3)  # refused: no trace of it
     dd.rollback(store.writer(), 2)
     found = load_newest(store)
-    assert found is not None and found.fed["orders"] == FeedRecord(
-        (FeedRun(1, 1, 1, EVENTS), FeedRun(2, 2, 1, FeedWay(FULL)))
+    assert found is not None and found.fed["orders"] == FeedHistory(
+        (FeedRun(1, 1, 1, EVENTS), FeedRun(2, 2, 1, FeedMode(FULL)))
     )
     assert dd.verify(store, {"orders": log[:2]}).ok
     rescale(store.writer(), 4)
@@ -70,8 +70,8 @@ def test_forgetting_leaves_no_word_of_a_scope_and_counts_are_enough_for_a_marked
     every = [*store.shared.manifests.values(), *(data for data, _ in store.shared.blobs.values())]
     assert not any(b"Zermatt" in data or b"424242" in data for data in every)
     found = load_newest(store)
-    assert found is not None and found.fed["orders"] == FeedRecord(
-        (FeedRun(3, 3, 1, FeedWay(FULL)),), 2, events=1, full=1
+    assert found is not None and found.fed["orders"] == FeedHistory(
+        (FeedRun(3, 3, 1, FeedMode(FULL)),), 2, events=1, full=1
     )
     marked = [one(1, 2), dd.Full(one(2), "city = 'Bern'", 424242), dd.Full(one(3, at=5))]
     assert dd.verify(store, {"orders": marked}).ok and dd.verify(store, {"orders": marked[2:]}).ok
@@ -82,13 +82,13 @@ def test_forgetting_leaves_no_word_of_a_scope_and_counts_are_enough_for_a_marked
 
 
 def test_the_record_is_bounded_and_loses_no_call() -> None:
-    fed = FeedRecord()
+    fed = FeedHistory()
     for epoch in range(1, 100_001):
         fed = fed.add_call(epoch, EVENTS)
-    assert fed == FeedRecord((FeedRun(1, 100_000, 100_000, EVENTS),))
-    fed, kinds = FeedRecord(), Counter[str]()
+    assert fed == FeedHistory((FeedRun(1, 100_000, 100_000, EVENTS),))
+    fed, kinds = FeedHistory(), Counter[str]()
     for epoch in range(1, 2_001):
-        way = [EVENTS, FeedWay(FULL, f"day = '{epoch}'"), FeedWay(RESTATED), FeedWay(FULL, None, (epoch, "x"))][
+        way = [EVENTS, FeedMode(FULL, f"day = '{epoch}'"), FeedMode(RESTATED), FeedMode(FULL, None, (epoch, "x"))][
             epoch % 4
         ]
         fed, kinds = fed.add_call(epoch, way), kinds + Counter([way.kind])
@@ -98,12 +98,12 @@ def test_the_record_is_bounded_and_loses_no_call() -> None:
     assert {
         kind: known[kind] + n for kind, n in zip(module.WAYS, (fed.events, fed.full, fed.restated), strict=True)
     } == kinds
-    assert decode_record(Decoder(FeedRecord), encode_record(fed), "m") == fed and fed.calls == 2_000
+    assert decode_record(Decoder(FeedHistory), encode_record(fed), "m") == fed and fed.call_count == 2_000
     fed.check_calls(2_000)
     with pytest.raises(ValueError, match="up to epoch 2000, and the last one is 1999"):
         fed.check_calls(1_999)
     # A scope that is longer than all the room is not kept, and neither is what came before it.
-    assert fed.add_call(2_001, FeedWay(FULL, "x" * ROOM)).runs == ()
+    assert fed.add_call(2_001, FeedMode(FULL, "x" * ROOM)).runs == ()
 
 
 ORDERS = {
@@ -132,8 +132,8 @@ def test_an_order_is_kept_in_words_that_give_it_back(kind: str) -> None:
         column = pa.array([value], type_)
         schema = pa.schema([pa.field("o", type_)])
         words = encode_order(pa.RecordBatch.from_arrays([column], schema=schema))
-        fed = FeedRecord((FeedRun(1, 1, 1, FeedWay(FULL, None, words)),))
-        again = decode_record(Decoder(FeedRecord), encode_record(fed), "m")
+        fed = FeedHistory((FeedRun(1, 1, 1, FeedMode(FULL, None, words)),))
+        again = decode_record(Decoder(FeedHistory), encode_record(fed), "m")
         again.check_calls(1)
         assert again.runs[0].way.order == words
         assert decode_order(words, ["o"], schema)["o"].equals(column[0])
@@ -175,8 +175,8 @@ def test_orders_that_were_given_decide_again_unless_another_order_decides() -> N
 
 def test_a_manifest_that_lies_about_how_it_was_fed_is_found() -> None:
     for fed, said in (
-        ({"nobody": FeedRecord((FeedRun(1, 1, 1, EVENTS),))}, "it says how ['nobody'] were fed"),
-        ({"orders": FeedRecord((FeedRun(1, 3, 3, EVENTS),))}, "epoch 2 had a replace"),
+        ({"nobody": FeedHistory((FeedRun(1, 1, 1, EVENTS),))}, "it says how ['nobody'] were fed"),
+        ({"orders": FeedHistory((FeedRun(1, 3, 3, EVENTS),))}, "epoch 2 had a replace"),
     ):
         store = MemoryStore()
         replaced(store)
@@ -188,7 +188,7 @@ def test_a_manifest_that_lies_about_how_it_was_fed_is_found() -> None:
 def test_no_more_than_the_log_is_walked_however_many_calls_a_manifest_claims() -> None:
     store = MemoryStore()
     log = replaced(store)
-    lie_in(store, fed={"orders": FeedRecord((FeedRun(1, 3, 2**62, FeedWay(FULL)),))})
+    lie_in(store, fed={"orders": FeedHistory((FeedRun(1, 3, 2**62, FeedMode(FULL)),))})
     with pytest.raises(LogUnclear):
         dd.verify(store, {"orders": log})
     assert dd.verify(store, {"orders": [dd.Full(one(3))]}).ok
@@ -216,7 +216,7 @@ def test_a_call_that_is_told_again_is_not_counted_again() -> None:
     with plan(ARRIVAL).open(store.writer()) as engine:
         engine.replace("orders", log[2], 3, BERN)
         engine.replace("orders", log[1], 2, epoch=2)
-        assert engine.dataflow.fed["orders"].calls == 3
+        assert engine.dataflow.fed["orders"].call_count == 3
         engine.step({}, 4)
-        assert engine.dataflow.fed["orders"].calls == 3 and engine.epoch == 4
+        assert engine.dataflow.fed["orders"].call_count == 3 and engine.epoch == 4
         assert [run.calls for run in engine.dataflow.fed["orders"].runs] == [1, 1, 1]

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.columns.hashing import RowHashes, Secret
+from ddflow.columns.hashing import RowHasher, Secret
 from ddflow.engine.garbage import gc
 from ddflow.errors import SpecError
 from ddflow.partitions.rescale import rescale
@@ -71,8 +71,12 @@ def marks(state: Path) -> list[bytes]:
     assert manifest is not None
     secret = Secret(*manifest.secret)
     column, one = pa.array([NUMBER]), pa.schema({"ref": pa.int64()})
-    hashes = RowHashes(one, secret)
-    numbers = [int(hashes.values([column], 1)[0]), int(hashes.identities([column], 1)[0][0]), NUMBER]
+    hashes = RowHasher(one, secret)
+    numbers = [
+        int(hashes.compute_value_hashes([column], 1)[0]),
+        int(hashes.compute_identities([column], 1)[0][0]),
+        NUMBER,
+    ]
     texts = [TEXT.encode(), TEXT.encode("utf-16-le")]
     return [
         *texts,
@@ -162,7 +166,7 @@ def test_no_byte_of_a_deleted_row_is_left_once_the_sinks_have_it(
             engine.compact(forget=True)
         engine.run({}, case.sinks)
         engine.compact(forget=True)
-        engine._check()
+        engine._check_invariants()
         assert found(case.state) == set()
         assert {name: engine.read(name) for name in rows} == rows
     gc(case.state, grace=0, orphans=0)

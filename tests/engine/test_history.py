@@ -20,7 +20,7 @@ from test_laws import calls
 
 import ddflow as dd
 from ddflow import errors
-from ddflow.engine.read.history import check_readable, net_changes
+from ddflow.engine.read.history import check_readable_time, compute_net_changes
 from ddflow.engine.read.reads import Reader
 from ddflow.time import CLOSED, NEVER
 
@@ -171,8 +171,10 @@ def test_changes_of_what_is_not_there_or_cannot_be_read_are_refused_and_say_what
 
 
 def test_before_anything_is_closed_only_the_beginning_can_be_read_and_it_is_empty() -> None:
-    assert check_readable("x", NEVER, NEVER, NEVER) == NEVER
-    refused(lambda: check_readable("x", NEVER + 1, NEVER, NEVER), errors.NotReadable, "the frontier is the beginning")
+    assert check_readable_time("x", NEVER, NEVER, NEVER) == NEVER
+    refused(
+        lambda: check_readable_time("x", NEVER + 1, NEVER, NEVER), errors.NotReadable, "the frontier is the beginning"
+    )
     with opened() as engine:
         assert engine.read("rows", NEVER).num_rows == engine.changes("rows", NEVER, NEVER).num_rows == 0
         refused(lambda: engine.read("rows", 0), errors.NotReadable, "the frontier is the beginning")
@@ -186,8 +188,8 @@ def test_the_circuit_gives_changes_of_inner_collections_too() -> None:
     with flow.open(retain=5) as engine:
         for time in range(3):
             step(engine, time, (time, "Bern"))
-        assert bag(net_changes(engine.dataflow.graph, inner, 0, 2)) == {("Bern",): 2}
-        refused(lambda: net_changes(engine.dataflow.graph, inner, 2, 1), errors.TimeWentBack, "from 2 to 1")
+        assert bag(compute_net_changes(engine.dataflow.graph, inner, 0, 2)) == {("Bern",): 2}
+        refused(lambda: compute_net_changes(engine.dataflow.graph, inner, 2, 1), errors.TimeWentBack, "from 2 to 1")
 
 
 # Readers
@@ -307,7 +309,7 @@ def test_followers_at_any_pace_hold_what_the_collection_is_through_merges() -> N
             keys = [chance.randrange(60) for _ in range(25)]
             step(engine, time, *((key, chance.choice(["Bern", "Chur", "Thun", None])) for key in keys))
             states[time] = {name: bag(engine.read(name)) for name in ("rows", "by_city")}
-            engine._check()
+            engine._check_invariants()
             for (pace, name), reader in followers.items():
                 if time % paces[pace] == 0:
                     held[pace, name] = plus(held[pace, name], bag(reader.changes_to()))
@@ -315,7 +317,7 @@ def test_followers_at_any_pace_hold_what_the_collection_is_through_merges() -> N
                 elif reader.time >= 0:
                     assert bag(reader.read()) == states[reader.time][name] == held[pace, name]
             least = min(reader.time for reader in followers.values())
-            assert engine.since <= least == engine.dataflow.holds.least()
+            assert engine.since <= least == engine.dataflow.holds.least_time()
         assert sum(a.spine.copied for a in engine.dataflow.graph.arrangements.values()) > 0
 
 
@@ -335,7 +337,7 @@ def test_history_that_nobody_holds_any_more_is_compacted_away() -> None:
                 sizes.append((kept(engine), kept(other)))
                 assert reader is not None
                 reader.close()
-        engine._check()
+        engine._check_invariants()
         assert sizes[0][0] > 4 * sizes[0][1]
         assert kept(engine) <= 1.5 * max(kept(other), sizes[0][1])
 
@@ -460,7 +462,7 @@ def test_a_reader_that_goes_while_a_step_is_computed_costs_no_history_that_other
         held.append(engine.reader("s"))
         engine.advance_to(9)
         assert held == []
-        engine._check()
+        engine._check_invariants()
         assert engine.since == 2
         for before, after in pairwise(range(2, 9)):
             assert bag(other.changes_to(after)) == {(1, f"city {before}"): -1, (1, f"city {after}"): 1}

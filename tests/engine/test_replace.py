@@ -104,7 +104,7 @@ def test_only_the_differences_come_out_and_absent_keys_go() -> None:
         assert changed(out, "n") == {("EU", 2, -1), ("EU", 3, 1), ("US", 2, -1)}
         assert (out.verdicts.counts["applied"], out.verdicts.absent, out.verdicts.resolved) == (3, 2, 3)
         assert engine.verdicts.resolved == 7
-        engine._check()
+        engine._check_invariants()
 
 
 def test_in_a_scope_nothing_else_is_touched() -> None:
@@ -288,7 +288,7 @@ def test_contents_that_are_the_same_write_nothing() -> None:
     with flow().open(store) as engine:
         engine.step({"rows": FIRST}, 1)
         engine.replace("rows", FIRST, 2)
-        assert engine.dataflow.graph.inputs["rows"].arranged.spine.versions == 4
+        assert engine.dataflow.graph.inputs["rows"].output_arrangement.spine.version_count == 4
 
 
 @pytest.mark.parametrize("durable", [False, True])

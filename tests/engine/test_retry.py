@@ -19,7 +19,7 @@ def test_the_log_repeats_what_still_fails_a_line_each(caplog: pytest.LogCaptureF
             retry.note_failure(error, clock)
             tried.append(clock)
         clock += 0.01
-    retry.note_answer(clock)
+    retry.note_success(clock)
     said = [each.getMessage() for each in caplog.records]
     assert not any("\n" in each or "\t" in each for each in said)
     assert said[0].startswith("the sink of 'people' fails, and is tried again: write: connection refused Is the server")
@@ -37,11 +37,11 @@ def test_the_log_repeats_what_still_fails_a_line_each(caplog: pytest.LogCaptureF
 
 def test_what_is_cancelled_has_not_failed(caplog: pytest.LogCaptureFixture) -> None:
     retry = Retry("the sink of 'people'")
-    with retry.watch("writes", lambda: None):
-        retry.cancel()
-        retry.cancel()
+    with retry.watch_call("writes", lambda: None):
+        retry.cancel_call()
+        retry.cancel_call()
     retry.note_failure(SinkFailed("write", "canceling statement due to user request", "see to the target"), 0.0)
-    retry.give_up(9.0, 1.0)
+    retry.give_up_if_overdue(9.0, 1.0)
     (said,) = caplog.messages
     assert said == "the sink of 'people' lasts, and is cancelled: the run was to end, and the next one goes on"
 
@@ -58,5 +58,5 @@ def test_what_is_back_is_soon_seen_and_a_slow_attempt_leaves_time_for_the_rest()
         slow = Retry("the source 'people'")
         slow.note_failure(error, 0, took)
         assert not slow.is_due(took + pause - 0.01) and slow.is_due(took + pause)
-        assert slow.describe(took) == f"tried again in {1 if pause < 1 else pause} s: no answer"
-    assert Retry("the source 'people'").describe(0) == ""
+        assert slow.describe_failure(took) == f"tried again in {1 if pause < 1 else pause} s: no answer"
+    assert Retry("the source 'people'").describe_failure(0) == ""

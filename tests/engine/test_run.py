@@ -124,7 +124,7 @@ def test_files_go_through_a_state_into_a_table(tmp_path: Path, kind: str) -> Non
 @pytest.mark.parametrize("mode", ["changelog", "retract", "debezium", "updates"])
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb", "parquet"])
 def test_logs_fold_to_what_is_held(tmp_path: Path, kind: str, mode: Any) -> None:
-    from ddflow.connectors.modes import rows_with_diff
+    from ddflow.connectors.modes import read_rows_with_diff
 
     if kind == "parquet":
         sink = dd.sinks.parquet(tmp_path / "out", mode=mode)
@@ -142,7 +142,7 @@ def test_logs_fold_to_what_is_held(tmp_path: Path, kind: str, mode: Any) -> None
         updates = delivery.epochs.output_schema("by_city")
         delivery.close()
         found: dict[tuple[Any, ...], int] = {}
-        for row in rows_with_diff(mode, there, updates).to_pylist():
+        for row in read_rows_with_diff(mode, there, updates).to_pylist():
             diff = row.pop("_diff")
             found[tuple(row.values())] = found.get(tuple(row.values()), 0) + diff
         assert sorted(row for row, n in found.items() if n) == rows_of(engine, "by_city")

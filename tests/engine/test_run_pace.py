@@ -263,7 +263,7 @@ def test_the_log_says_that_a_write_lasts(caplog: pytest.LogCaptureFixture, monke
     now = [0.0]
     monkeypatch.setattr("ddflow.engine.run.retry.monotonic", lambda: now[0])
     retry = Retry("the sink of 'rows'")
-    with retry.watch("has been writing epoch 7"):
+    with retry.watch_call("has been writing epoch 7"):
         assert retry._call is not None
         retry._call.began = 0.0
         for second in range(300):

@@ -14,7 +14,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.dataflow.spill import make_room
+from ddflow.dataflow.spill import spill_excess
 from ddflow.errors import ConcurrentUse, EngineClosed, NotReadable, SpecError
 
 CITIES = ["Bern", "Chur", "Zug", "Brig"]
@@ -179,7 +179,7 @@ def test_readers_of_every_verb_see_closed_steps_beside_a_writer(how: str, tmp_pa
                         spill(engine)
             finally:
                 over.set()
-        engine._check()
+        engine._check_invariants()
         assert engine.stats()["pinned"] == 0
 
 
@@ -206,8 +206,8 @@ def test_a_look_up_gives_the_row_that_a_read_gives_now_and_at_older_times(how: s
 
 def spill(engine: Any) -> None:
     """Have all state leave memory."""
-    with engine.dataflow.guard.use("spill"):
-        make_room(engine.dataflow.budget, engine.dataflow.graph, {}, share=0)
+    with engine.dataflow.guard.writer_turn("spill"):
+        spill_excess(engine.dataflow.budget, engine.dataflow.graph, {}, share=0)
 
 
 KEYS = {"people": ["id"], "by_city": ["city"], "sums": ["city"], "some": ["id"], "keyed": ["id"], "pairs": ["id"]}
@@ -310,31 +310,31 @@ def test_readers_follow_every_step_once_beside_the_writer_whether_fast_or_slow(
 
 def test_a_reader_that_another_thread_moves_is_read_where_it_is_then(monkeypatch: pytest.MonkeyPatch) -> None:
     with plan().open() as engine, engine.reader("people") as reader:
-        read_at_rest = engine.dataflow.read_at_rest
+        read_at_rest = engine.dataflow.open_read_copy
 
         def move_first(what: str) -> Any:
-            monkeypatch.setattr(engine.dataflow, "read_at_rest", read_at_rest)
+            monkeypatch.setattr(engine.dataflow, "open_read_copy", read_at_rest)
             reader.advance_to()
             engine.step(one(2), 2)
             return read_at_rest(what)
 
         engine.step(one(1), 1)
-        monkeypatch.setattr(engine.dataflow, "read_at_rest", move_first)
+        monkeypatch.setattr(engine.dataflow, "open_read_copy", move_first)
         assert reader.read()["id"].to_pylist() == [1]
         reader.close()
         with raises(NotReadable):
             reader.read()
     with plan().open() as engine, engine.reader("people") as reader:
-        look = engine.dataflow.guard.look
+        look = engine.dataflow.guard.reader_turn
 
         def move_before(what: str) -> Any:
-            monkeypatch.setattr(engine.dataflow.guard, "look", look)
+            monkeypatch.setattr(engine.dataflow.guard, "reader_turn", look)
             reader.advance_to()
             engine.step(one(1, "Chur"), 2)
             return look(what)
 
         engine.step(one(1), 1)
-        monkeypatch.setattr(engine.dataflow.guard, "look", move_before)
+        monkeypatch.setattr(engine.dataflow.guard, "reader_turn", move_before)
         assert reader.get(id=1) == {"id": 1, "city": "Bern", "n": 1}
 
 
@@ -451,14 +451,14 @@ def test_readers_keep_what_they_hold_and_statistics_say_how_much() -> None:
     with plan().open() as engine:
         engine.step({"people": Twin(1, 9000).events(8000)}, 1)
         before = engine.read("people")
-        with engine.dataflow.read_at_rest("read") as still:
+        with engine.dataflow.open_read_copy("read") as still:
             for time in range(2, 12):
                 engine.step({"people": Twin(time, 9000).events(8000)}, time)
             engine.compact()
             assert engine.stats()["pinned"] > 100_000
             assert "pinned by readers" in str(engine.stats())
             node = engine.flow.outputs["people"]
-            assert still.graph.read(node, None).equals(before)
+            assert still.graph.read_collection(node, None).equals(before)
         assert engine.stats()["pinned"] == 0
 
 

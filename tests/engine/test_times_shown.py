@@ -16,7 +16,7 @@ from ddflow import errors
 from ddflow.engine.commits import CallRequest
 from ddflow.engine.run.delivery import Deliveries
 from ddflow.engine.run.report import RunReport
-from ddflow.time import CLOSED, NEVER, as_int64, format_time, parse_time
+from ddflow.time import CLOSED, NEVER, format_time, parse_time, time_to_int64
 
 WINDOW = "it can be read from 2024-01-03 up to, not including, 2024-01-06"
 
@@ -114,7 +114,7 @@ def test_an_epoch_given_again_otherwise_says_both_days(engine: dd.Engine) -> Non
 def test_the_line_of_a_run_says_up_to_which_day_it_is(engine: dd.Engine) -> None:
     report = RunReport(engine.calls, [], Deliveries({}), False)
     report.show_status(("visits", 0))
-    assert report._format_line().endswith("frontier 2024-01-06, held by visits")
+    assert report._format_status_line().endswith("frontier 2024-01-06, held by visits")
 
 
 @pytest.mark.parametrize(
@@ -132,21 +132,28 @@ def test_the_line_of_a_run_says_up_to_which_day_it_is(engine: dd.Engine) -> None
 def test_what_is_shown_is_understood(kind: pa.DataType, text: str, number: int) -> None:
     assert format_time(number, kind) == text
     assert parse_time("a test", f" {text} ", kind) == parse_time("a test", str(number), kind) == number
-    assert as_int64("a test", np.int64(number), CLOSED, kind) == number
+    assert time_to_int64("a test", np.int64(number), CLOSED, kind) == number
     assert (format_time(CLOSED, kind), format_time(NEVER, kind)) == ("CLOSED", "the beginning")
     for wrong in ("noon", 1.5, True, None, 2**64):
         refused(
-            lambda wrong=wrong: as_int64("a test", wrong, CLOSED, kind), errors.SchemaMismatch, "that is no", "give a"
+            lambda wrong=wrong: time_to_int64("a test", wrong, CLOSED, kind),
+            errors.SchemaMismatch,
+            "that is no",
+            "give a",
         )
 
 
 def test_what_has_no_day_is_a_number_and_midnight_is_a_day() -> None:
     for number in (2**40, -(2**40), CLOSED - 1):
         assert format_time(number, pa.date32()) == str(number)
-    assert as_int64("a test", dt.datetime(2024, 1, 3), CLOSED, pa.date32()) == 19725
+    assert time_to_int64("a test", dt.datetime(2024, 1, 3), CLOSED, pa.date32()) == 19725
     for moment in (dt.datetime(2024, 1, 3, 10), "2024-01-03 10:00:00"):
-        refused(lambda given=moment: as_int64("a test", given, CLOSED, pa.date32()), errors.SchemaMismatch, "date32")
-    assert as_int64("a test", dt.date(2024, 1, 3), CLOSED, pa.timestamp("s")) == 19725 * 86_400
-    assert as_int64("a test", np.datetime64("2024-01-03T10"), CLOSED, pa.timestamp("s")) == 1_704_276_000
+        refused(
+            lambda given=moment: time_to_int64("a test", given, CLOSED, pa.date32()), errors.SchemaMismatch, "date32"
+        )
+    assert time_to_int64("a test", dt.date(2024, 1, 3), CLOSED, pa.timestamp("s")) == 19725 * 86_400
+    assert time_to_int64("a test", np.datetime64("2024-01-03T10"), CLOSED, pa.timestamp("s")) == 1_704_276_000
     naive = "give a time like 1970-01-01 00:00:00+00:00"  # which moment one without a zone is, nobody says
-    refused(lambda: as_int64("a", dt.date(2024, 1, 3), CLOSED, pa.timestamp("s", "UTC")), errors.SchemaMismatch, naive)
+    refused(
+        lambda: time_to_int64("a", dt.date(2024, 1, 3), CLOSED, pa.timestamp("s", "UTC")), errors.SchemaMismatch, naive
+    )

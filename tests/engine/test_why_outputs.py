@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import ddflow as dd
 from ddflow.cli import app
 from ddflow.cli.log import parse_values
-from ddflow.dataflow.graph import trace_names
+from ddflow.dataflow.graph import trace_columns
 from ddflow.engine.lineage.rows import list_ancestors
 from ddflow.errors import NotReadable, SchemaMismatch, TimeWentBack
 
@@ -242,7 +242,7 @@ def test_values_that_are_told_are_looked_for_in_the_inputs() -> None:
             nodes = list_ancestors(engine.dataflow, engine.flow.outputs[output])
             told = {
                 graph.names[each]: list(names)
-                for each, names in trace_names(nodes, {column: column}).items()
+                for each, names in trace_columns(nodes, {column: column}).items()
                 if each in graph.names
             }
             assert told == {"orders": orders, "people": people}, (output, column)

@@ -20,7 +20,7 @@ import ddflow as dd
 from ddflow.errors import ExpressionError
 from ddflow.expressions import compile
 from ddflow.expressions.functions import dates as date_functions
-from ddflow.expressions.functions.json_text import MOST_NESTED, MOST_TEXT, double_text
+from ddflow.expressions.functions.json_text import MOST_NESTED, MOST_TEXT, format_double
 
 YEARS = (range(1890, 2040), range(2000, 2800), range(9990, 9999))
 DATES = st.one_of(st.none(), st.dates(dt.date(1600, 1, 1), dt.date(2400, 12, 31)))
@@ -194,7 +194,7 @@ def test_a_shape_takes_what_is_of_its_types(documents: list[Any]) -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_double_written_is_the_double_and_has_its_point(value: float) -> None:
-    text = double_text(value)
+    text = format_double(value)
     assert float(text) == value and "." in text and ("E" in text) == (value != 0 and not 1e-3 <= abs(value) < 1e7)
 
 

@@ -23,7 +23,7 @@ from messages import raises
 import ddflow as dd
 from ddflow.errors import CorruptState, DdflowError, ExpressionError, PlanChanged, SpecError
 from ddflow.expressions import compile
-from ddflow.expressions.lower import ColumnResolver, Lowering
+from ddflow.expressions.lower import ColumnResolver, TreeCompiler
 from ddflow.expressions.parse import MOST_NESTED, MOST_TEXT, MOST_TOKENS, MOST_WORDS, parse
 from ddflow.plan.text.codec import describe_plan, rebuild_plan
 
@@ -353,7 +353,7 @@ def calls(made: Callable[[], Any]) -> int:
 def test_literals_of_in_are_taken_together(written: Callable[[int], str]) -> None:
     name = "id" if written is str else "s"
     tree = parse(f"{name} in ({', '.join(map(written, range(20_000)))})").tree
-    assert calls(lambda: Lowering(ColumnResolver(BATCH.schema)).lower(tree)) < 500
+    assert calls(lambda: TreeCompiler(ColumnResolver(BATCH.schema)).lower(tree)) < 500
 
 
 def test_very_many_literals_are_found_in_any_batch() -> None:

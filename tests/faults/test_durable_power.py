@@ -32,7 +32,7 @@ from ddflow.storage import inventory_text
 from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.folder.site import Site
+from ddflow.storage.folder.site import ManagedFolder
 from ddflow.storage.manifest_log import ManifestLog
 from ddflow.storage.protocol import Blob
 
@@ -192,7 +192,7 @@ def late_outputs(patch: pytest.MonkeyPatch) -> None:
         return out
 
     real = ManifestLog.commit
-    patch.setattr(BatchStore, "put", put)
+    patch.setattr(BatchStore, "write_table", put)
     patch.setattr(ManifestLog, "commit", commit)
 
 
@@ -215,7 +215,7 @@ def greedy_sweep(patch: pytest.MonkeyPatch) -> None:
         past = manifest_log._past.pop(at)
         return past.number, past.names
 
-    patch.setattr(ManifestLog, "_drop", drop)
+    patch.setattr(ManifestLog, "_drop_manifest", drop)
 
 
 def one_kept(patch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def one_kept(patch: pytest.MonkeyPatch) -> None:
 
     def publish(store: LocalStore, number: int, data: bytes) -> bool:
         if number:
-            store.expire(number - 1)
+            store.delete_manifest(number - 1)
         return real(store, number, data)
 
     patch.setattr(LocalStore, "publish", publish)
@@ -239,7 +239,7 @@ def eager_vault(patch: pytest.MonkeyPatch) -> None:
             with contextlib.suppress(DdflowError):
                 batch_store.store.delete(name)
 
-    patch.setattr(BatchStore, "forget", forget)
+    patch.setattr(BatchStore, "delete_unnamed", forget)
 
 
 def lost_receipt(patch: pytest.MonkeyPatch) -> None:
@@ -259,9 +259,9 @@ def unsynced(patch: pytest.MonkeyPatch) -> None:
 
 def late_inventory(patch: pytest.MonkeyPatch) -> None:
     """The inventory is durable after the manifest only."""
-    real = Site.write_file
+    real = ManagedFolder.write_file
 
-    def written(place: Site, path: str, what: str, write: Any) -> Any:
+    def written(place: ManagedFolder, path: str, what: str, write: Any) -> Any:
         if not path.endswith(".json"):
             return real(place, path, what, write)
         fsync, place.disk = place.disk, Unsynced(place.disk)
@@ -270,7 +270,7 @@ def late_inventory(patch: pytest.MonkeyPatch) -> None:
         finally:
             place.disk = fsync
 
-    patch.setattr(Site, "write_file", written)
+    patch.setattr(ManagedFolder, "write_file", written)
 
 
 class Unsynced(Faulty):
@@ -313,12 +313,12 @@ def whole_runs(given: Any) -> Any:
 
 def forgotten_file(patch: pytest.MonkeyPatch) -> None:
     """One file of the inventory is not counted among those that the manifest names."""
-    real = inventory_text.find_names
+    real = inventory_text.find_file_names
 
     def named(value: Any) -> set[str]:
         return set(sorted(real(value))[1:])
 
-    patch.setattr(inventory_text, "find_names", named)
+    patch.setattr(inventory_text, "find_file_names", named)
 
 
 def told_too_early(patch: pytest.MonkeyPatch) -> None:

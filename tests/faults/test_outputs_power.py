@@ -30,7 +30,7 @@ from ddflow.engine.garbage import gc
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.folder.site import Site
+from ddflow.storage.folder.site import ManagedFolder
 from ddflow.storage.manifest import load_newest
 
 PATH, FOLDER = "/data/orders", "/data/out"
@@ -241,25 +241,25 @@ def deaf(name: str, ending: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 def unsynced_renames(patch: pytest.MonkeyPatch) -> None:
     """A file that is shown is durable when its output gets another one only."""
-    real = OutputFolder._show
+    real = OutputFolder._publish_fragment
 
     def show(sink: OutputFolder, *given: Any) -> None:
         before = set(sink._unsynced)
         real(sink, *given)
         sink._unsynced.intersection_update(before)
 
-    patch.setattr(OutputFolder, "_show", show)
+    patch.setattr(OutputFolder, "_publish_fragment", show)
 
 
 def own_renames(patch: pytest.MonkeyPatch) -> None:
     """What another process has shown is taken to be durable."""
-    real = OutputFolder._show
+    real = OutputFolder._publish_fragment
 
     def show(sink: OutputFolder, epoch: int, fragment: Fragment) -> None:
-        if sink.site.is_there(sink._hidden_path(fragment.output, fragment.blob.name)):
+        if sink.site.is_existing_path(sink._hidden_path(fragment.output, fragment.blob.name)):
             real(sink, epoch, fragment)
 
-    patch.setattr(OutputFolder, "_show", show)
+    patch.setattr(OutputFolder, "_publish_fragment", show)
 
 
 def shown_first(patch: pytest.MonkeyPatch) -> None:
@@ -302,15 +302,17 @@ def without_show(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def greedy_leftovers(patch: pytest.MonkeyPatch) -> None:
     """What is hidden is deleted, whoever names it."""
-    real = OutputFolder.list_unfinished
-    patch.setattr(OutputFolder, "list_unfinished", lambda sink: [each._replace(name="nobody's") for each in real(sink)])
+    real = OutputFolder.list_hidden_fragments
+    patch.setattr(
+        OutputFolder, "list_hidden_fragments", lambda sink: [each._replace(name="nobody's") for each in real(sink)]
+    )
 
 
 def in_place(patch: pytest.MonkeyPatch) -> None:
     """``outputs.json`` is written under its own name."""
 
     def written(folder: OwnedFolder, mark: Any) -> str:
-        path, disk = folder.site.below("outputs.json"), folder.site.disk
+        path, disk = folder.site.child_path("outputs.json"), folder.site.disk
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(path)
         data = json.dumps({"state": mark.state, "at": mark.at, "outputs": {}}).encode()
@@ -319,8 +321,8 @@ def in_place(patch: pytest.MonkeyPatch) -> None:
         disk.fsync(file)
         return path
 
-    patch.setattr(OwnedFolder, "_write_part", written)
-    patch.setattr(Site, "try_unlink", lambda site, path: None)
+    patch.setattr(OwnedFolder, "_write_record_file", written)
+    patch.setattr(ManagedFolder, "try_unlink", lambda site, path: None)
 
 
 PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

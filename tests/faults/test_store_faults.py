@@ -54,7 +54,7 @@ def troubled(make: Callable[[Any], Store], disk: Faulty, note: Callable[[Any], N
         writer = Writer(store, told)
         for blob in writer.blobs:
             store.map(blob)
-        store.list_blobs(), store.last_mark()
+        store.list_blobs(), store.find_last_mark()
         writer.commit(Random(3))
     except (StorageFull, StorageFailed, OutcomeUnknown) as error:
         if isinstance(error, OutcomeUnknown):

@@ -82,7 +82,7 @@ class Writer:
         for name in self.garbage:
             self.store.delete(name)
         if self.number > 0:
-            self.store.expire(self.number - 1)
+            self.store.delete_manifest(self.number - 1)
 
 
 def scenario(seed: int, writer: type[Writer] = Writer) -> Callable[..., None]:
@@ -138,7 +138,7 @@ def check(store: Store, notes: list[Any]) -> None:
         assert found == won.get(newest, found), f"manifest {newest} is another's"
         for blob in blobs(found):
             store.map(blob)
-    assert store.last_mark() <= newest, f"{store.last_mark()} is marked, {newest} is the newest"
+    assert store.find_last_mark() <= newest, f"{store.find_last_mark()} is marked, {newest} is the newest"
     again = Writer(store, lambda _: None)
     assert again.commit(Random(newest))
     for blob in blobs(store.read_manifest(newest + 1)):
@@ -271,7 +271,7 @@ class LinksFirst(LocalStore):
 
     def publish(self, number: int, data: bytes) -> bool:
         temporary, target = (
-            self.site.below("manifests", f".{self.nonce}-1.part"),
+            self.site.child_path("manifests", f".{self.nonce}-1.part"),
             self._number_path("manifests", number),
         )
         file = self.disk.create(temporary, 0o600)
@@ -279,7 +279,7 @@ class LinksFirst(LocalStore):
         if won:
             self.disk.write(file, data)
             self.disk.fsync(file)
-            self.disk.sync_dir(self.site.below("manifests"))
+            self.disk.sync_dir(self.site.child_path("manifests"))
         self.disk.unlink(temporary)
         return won
 
@@ -295,7 +295,7 @@ class InPlace(LocalStore):
         for begin in range(0, len(data), 500):
             self.disk.write(file, data[begin : begin + 500])
         self.disk.fsync(file)
-        self.disk.sync_dir(self.site.below("manifests"))
+        self.disk.sync_dir(self.site.child_path("manifests"))
         return True
 
 
@@ -308,7 +308,7 @@ class CleansFirst(Writer):
 
 class ExpiresFirst(Writer):
     def publish(self, number: int, data: bytes) -> bool:
-        self.store.expire(number - 1) if number else None
+        self.store.delete_manifest(number - 1) if number else None
         return super().publish(number, data)
 
 

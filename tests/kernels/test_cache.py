@@ -177,7 +177,7 @@ def test_a_truncated_or_emptied_cached_file_costs_a_compilation_and_nothing_else
 def test_an_intact_file_that_numba_cannot_use_heals_too(warm: Install) -> None:
     directory = warm.files()[0].parent
     for file in warm.files():
-        cache.KernelFolder(directory).write(file.stem, b"not a compiled kernel")
+        cache.KernelFolder(directory).write_kernel(file.stem, b"not a compiled kernel")
     healed, after = warm.run(), warm.run()
     assert (healed["misses"], after["hits"]) == (1, 1)
     assert "the kernel is compiled again" in healed["warnings"]
@@ -201,10 +201,10 @@ def test_a_file_of_another_digest_or_another_kernel_is_not_taken(warm: Install) 
 def test_one_kernel_is_not_read_under_the_name_of_another(tmp_path: Path) -> None:
     folder = cache.KernelFolder.choose([tmp_path], "f" * 32)
     assert folder.directory is not None
-    folder.write("twice", b"code")
+    folder.write_kernel("twice", b"code")
     shutil.copy(folder.directory / "twice.kernel", folder.directory / "thrice.kernel")
-    assert folder.read("twice") == b"code"
-    assert folder.read("thrice") is None
+    assert folder.read_kernel("twice") == b"code"
+    assert folder.read_kernel("thrice") is None
 
 
 def test_an_edit_to_a_helper_in_another_file_is_noticed(warm: Install) -> None:
@@ -247,8 +247,8 @@ def test_with_no_place_to_write_everything_still_works(install: Install) -> None
 def test_a_disk_that_fills_later_is_no_error(tmp_path: Path) -> None:
     folder = cache.KernelFolder.choose([tmp_path], "b" * 32)
     assert folder.directory is not None
-    folder.write("x" * 400, b"a name no file system takes")
-    assert folder.read("x" * 400) is None
+    folder.write_kernel("x" * 400, b"a name no file system takes")
+    assert folder.read_kernel("x" * 400) is None
     assert list(folder.directory.iterdir()) == []
 
 
@@ -256,9 +256,9 @@ def test_a_directory_that_vanishes_is_made_again(tmp_path: Path) -> None:
     folder = cache.KernelFolder.choose([tmp_path], "c" * 32)
     assert folder.directory is not None
     folder.directory.rmdir()
-    assert folder.read("twice") is None
-    folder.write("twice", b"code")
-    assert folder.read("twice") == b"code"
+    assert folder.read_kernel("twice") is None
+    folder.write_kernel("twice", b"code")
+    assert folder.read_kernel("twice") == b"code"
 
 
 def test_two_processes_may_compile_the_same_kernel_at_once(install: Install) -> None:
@@ -284,10 +284,10 @@ def test_only_the_newest_few_directories_of_other_digests_stay(tmp_path: Path) -
 
 def test_a_directory_of_another_user_or_open_to_others_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    assert cache.refusal(tmp_path.stat(), os.geteuid()) is None
-    assert "belongs to user" in str(cache.refusal(tmp_path.stat(), os.geteuid() + 1))
+    assert cache.find_privacy_fault(tmp_path.stat(), os.geteuid()) is None
+    assert "belongs to user" in str(cache.find_privacy_fault(tmp_path.stat(), os.geteuid() + 1))
     tmp_path.chmod(0o770)
-    assert "others may enter" in str(cache.refusal(tmp_path.stat(), os.geteuid()))
+    assert "others may enter" in str(cache.find_privacy_fault(tmp_path.stat(), os.geteuid()))
 
 
 def test_what_others_may_replace_in_is_refused_unless_it_is_sticky() -> None:
@@ -296,8 +296,8 @@ def test_what_others_may_replace_in_is_refused_unless_it_is_sticky() -> None:
 
     for mode, told in ((0o777, True), (0o770, True), (0o757, True), (0o1777, False), (0o755, False), (0o700, False)):
         for owner in (7, 0):
-            assert ("others may replace" in str(cache.exposure(state(mode, owner), 7))) == told
-    assert cache.exposure(state(0o1777, 8), 7) == "it belongs to user 8, not to 7"
+            assert ("others may replace" in str(cache.find_replacement_risk(state(mode, owner), 7))) == told
+    assert cache.find_replacement_risk(state(0o1777, 8), 7) == "it belongs to user 8, not to 7"
 
 
 def test_a_cache_whose_parent_others_may_write_to_goes_to_the_next_place_and_is_not_read(install: Install) -> None:
@@ -311,7 +311,7 @@ def test_a_cache_whose_parent_others_may_write_to_goes_to_the_next_place_and_is_
     assert Path(second["directory"]).parent == install.temporary / f"ddflow-{os.geteuid()}"
     assert (second["hits"], second["misses"]) == (0, 1)
     folder = cache.KernelFolder(Path(first["directory"]))
-    assert folder.read(install.files()[0].stem) is None
+    assert folder.read_kernel(install.files()[0].stem) is None
     chosen.chmod(0o1777)
     third = install.run(DDFLOW_CACHE_DIR=str(chosen))
     assert (third["directory"], third["hits"]) == (first["directory"], 1)

@@ -21,7 +21,7 @@ from chance import long_test
 from test_cli import program_on_a_terminal
 
 from ddflow.kernels import cache
-from ddflow.kernels.compile import SMALL, Patience, cache_directory
+from ddflow.kernels.compile import SMALL, InterpreterBudget, cache_directory
 
 TESTS = Path(__file__).parent.parent
 DRAW = """
@@ -97,7 +97,7 @@ def test_interpreted_steps_give_the_same_bytes_as_compiled_ones(tmp_path: Path) 
     assert [*tmp_path.rglob("*.kernel")] == []
 
 
-ONE = "ddflow.kernels.emit.mark_rows-*.kernel"
+ONE = "ddflow.kernels.emit.mark_times_and_deletes-*.kernel"
 FIRST = """
 import json, sys, time
 import pyarrow as pa
@@ -115,7 +115,7 @@ with flow.open() as engine:
 from numba.core import event
 from ddflow.kernels.compile import list_kernels
 from ddflow.kernels import cache
-from ddflow.kernels.compile import SMALL, Patience, cache_directory
+from ddflow.kernels.compile import SMALL, InterpreterBudget, cache_directory
 compiled = sum(bool(each.signatures) for each in list_kernels())
 helpers = [each.pid for each in cache.list_fillers()]
 print(json.dumps({"out": out, "compiled": compiled, "helpers": helpers}), flush=True)
@@ -138,7 +138,7 @@ def test_a_first_small_step_compiles_nothing_and_a_large_one_does(tmp_path: Path
 
 
 def test_patience_ends() -> None:
-    patience = Patience(1.0, calls=2)
+    patience = InterpreterBudget(1.0, calls=2)
     assert not patience.allows("large", ((np.zeros(SMALL // 2), np.zeros(SMALL)), 1))
     assert [patience.allows("small", (np.zeros(SMALL), 1)) for _ in range(3)] == [True, True, False]
     assert patience.allows("other", ())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ddflow.kernels.accumulate import count_groups, net_changes
+from ddflow.kernels.accumulate import consolidate_diffs, update_group_counts
 
 pytestmark = pytest.mark.kernels
 MOST, LEAST = 2**63 - 1, -(2**63)
@@ -46,7 +46,7 @@ def fits(total: int) -> bool:
 def test_net_is_the_sum_of_equal_rows_at_equal_times_without_zeros(drawn: list[Update]) -> None:
     updates, by, starts, ranks, diffs = given_to_kernel(drawn)
     out = room(len(updates), 2)
-    written, refused = net_changes(by, starts, ranks, diffs, *out)
+    written, refused = consolidate_diffs(by, starts, ranks, diffs, *out)
     assert refused == -1
     expected: Counter[tuple[int, int]] = Counter()
     for group, rank, diff in updates:
@@ -69,7 +69,7 @@ def test_net_refuses_exactly_when_a_running_sum_leaves_int64(drawn: list[Update]
             wrong.add((group, rank))
             sums[group, rank] = MOST + 1  # once gone it stays gone
     out = room(len(updates), 2)
-    refused = net_changes(by, starts, ranks, diffs, *out)[1]
+    refused = consolidate_diffs(by, starts, ranks, diffs, *out)[1]
     assert updates[refused][:2] in wrong if wrong else refused == -1
 
 
@@ -82,7 +82,7 @@ def counted(updates: list[Update], held: list[int], since_rank: int) -> tuple[li
     numbers = np.array([groups.index(group) for group, _, _ in updates], np.int32)
     net, touched, last = np.full(m, 7), np.full(n, 7), np.full(m, 7)
     now = np.array([held[group] for group in groups], np.int64)
-    changed, versions, refused = count_groups(
+    changed, versions, refused = update_group_counts(
         numbers, ranks, diffs, now, np.int64(since_rank), net, touched, *up, *down, last
     )
     if refused >= 0:

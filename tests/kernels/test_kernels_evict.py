@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ddflow.kernels.gather import SLOT, SLOTS
-from ddflow.kernels.index import ID, LOW, ONE, REF, evict, seek
+from ddflow.kernels.index import ID, LOW, ONE, REF, evict_entries, look_up_keys
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 
 pytestmark = pytest.mark.kernels
@@ -61,7 +61,7 @@ class Table:
             for key, (_, reference, _) in self.twin.items()
             if begin <= key[0] < (end or 2**64) and gone[reference >> SLOT & SLOTS]
         ]
-        n = evict(self.words, self.capacity, ONE, np.uint64(begin), np.uint64(end), np.array(gone, np.uint8))
+        n = evict_entries(self.words, self.capacity, ONE, np.uint64(begin), np.uint64(end), np.array(gone, np.uint8))
         assert n == len(leaving)
         for key in leaving:
             del self.twin[key]
@@ -79,7 +79,7 @@ class Table:
         place, reference, value = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.uint64)
         order = np.empty((n, 1), np.int64)
         starts = np.arange(n, dtype=np.int32)
-        seek(self.words, self.capacity, ONE, *self.columns(keys), starts, place, reference, value, order)
+        look_up_keys(self.words, self.capacity, ONE, *self.columns(keys), starts, place, reference, value, order)
         rows = zip(value.tolist(), reference.tolist(), order[:, 0].tolist(), strict=True)
         assert [row if row[1] else None for row in rows] == [self.twin.get(key) for key in keys]
 

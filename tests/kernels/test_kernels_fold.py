@@ -20,14 +20,14 @@ from ddflow.kernels.fold import (
     NOTHING,
     SKIP,
     TAKE,
-    Walked,
+    EventsByKey,
     add_floats,
-    add_wide,
-    add_words,
+    add_int64,
+    add_int128,
     choose_cells,
-    list_contributions,
-    mark_distinct,
-    spell_ranges,
+    collect_list_elements,
+    expand_ranges,
+    mark_distinct_elements,
 )
 
 pytestmark = pytest.mark.kernels
@@ -45,10 +45,10 @@ class Case(NamedTuple):
     held: list[int]
 
     @property
-    def walked(self) -> Walked:
+    def walked(self) -> EventsByKey:
         key_times = [key_time for key in self.keys for key_time in key]
         bounds = [np.cumsum([0, *map(len, of)]).astype(np.int32) for of in (key_times, self.keys)]
-        return Walked(np.array([row for key_time in key_times for row, _ in key_time], np.int32), *bounds)
+        return EventsByKey(np.array([row for key_time in key_times for row, _ in key_time], np.int32), *bounds)
 
     @property
     def action(self) -> Any:
@@ -135,7 +135,7 @@ def test_sums_of_words(given: tuple[Case, tuple[int, int]]) -> None:
     case, (low, high) = given
     out, there = np.empty(case.key_times, np.int64), flags([9] * case.key_times)
     expected, refused = sums(case, low, high)
-    told = add_words(
+    told = add_int64(
         case.walked,
         case.action,
         case.counting,
@@ -171,7 +171,7 @@ def test_sums_of_two_words(given: tuple[Case, tuple[int, int]]) -> None:
     case, (low, high) = given
     out, there = pairs([0] * case.key_times), flags([9] * case.key_times)
     expected, refused = sums(case, low, high)
-    told = add_wide(
+    told = add_int128(
         case.walked,
         case.action,
         case.counting,
@@ -227,7 +227,7 @@ def test_parts_of_lists(case: Case) -> None:
     n, g, p = len(case.words), len(case.keys), case.action.size
     parts, stretches = ints([0] * (p + g)), ints([0] * (p + g + 1))
     begins, stops = ints([0] * case.key_times), ints([0] * case.key_times)
-    made, opened = list_contributions(
+    made, opened = collect_list_elements(
         case.walked, case.action, case.counting, n, flags(case.had), parts, stretches, begins, stops
     )
     lists, ended = [], []
@@ -268,7 +268,7 @@ def test_duplicates(lists: list[list[int]]) -> None:
         for each in of:
             expected.append(int(each // 2 not in seen))
             seen.add(each // 2)
-    mark_distinct(hashes, elements, ends, kept)
+    mark_distinct_elements(hashes, elements, ends, kept)
     assert kept.tolist() == expected
 
 
@@ -277,5 +277,5 @@ def test_duplicates(lists: list[list[int]]) -> None:
 def test_ranges(ranges: list[tuple[int, int]]) -> None:
     ends = ints(np.cumsum([0, *(size for _, size in ranges)]).tolist())
     out = np.empty(int(ends[-1]), np.int64)
-    spell_ranges(ints([first for first, _ in ranges]), ends, out)
+    expand_ranges(ints([first for first, _ in ranges]), ends, out)
     assert out.tolist() == [first + i for first, size in ranges for i in range(size)]

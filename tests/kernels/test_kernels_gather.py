@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ddflow.kernels.gather import SLOT, gather_bits, gather_columns, gather_sizes
+from ddflow.kernels.gather import SLOT, gather_bits, gather_columns, gather_offsets
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 
 pytestmark = pytest.mark.kernels
@@ -84,7 +84,7 @@ def test_byte_strings_are_copied_by_their_offsets(data: st.DataObject, wide: int
     bases = np.array([address(one) for one in offsets], np.uint64)
     ends = np.empty(len(chosen) + 1, np.int64)
     wanted = [batches[slot][row] for slot, row in chosen]
-    assert gather_sizes(packed(chosen), bases, np.int64(wide), ends) == sum(map(len, wanted))
+    assert gather_offsets(packed(chosen), bases, np.int64(wide), ends) == sum(map(len, wanted))
     assert ends.tolist() == [sum(map(len, wanted[:i])) for i in range(len(wanted) + 1)]
     out = np.full(ends[-1] + 1, 0xAA, np.uint8)
     moved(chosen, wide, out, bases, [address(one) for one in memory], ends)

@@ -68,7 +68,7 @@ def put(
     place, built = index.seek(*columns(keys, index.wide), starts(len(keys))).place, index.built
     if stale:
         index._rebuild(index.capacity * index.shards + 1)
-    index.room(len(last))
+    index.reserve(len(last))
     cells = np.array(value, np.uint64), np.array(live, np.uint8), order
     index.write(IndexWrite(place, built, np.array(last, np.int64), *columns(rows, index.wide), *cells, slot))
     return out
@@ -101,7 +101,7 @@ CREW.waking = 1  # all work is shared
 def cut(index: Index, shards: int) -> Index:
     """An index whose table is cut, for threads that share all of its work."""
     if shards > 1:
-        index.share(CREW)
+        index.set_threads(CREW)
         index.shared = 0
         index._rebuild(index.capacity)
         assert index.shards == shards
@@ -126,7 +126,7 @@ def test_what_was_written_last_is_found_and_nothing_else(
     others = [(high, 0) for high in absent]
     for slot, entries in enumerate(writes, 1):
         twin |= put(index, entries, slot, others, stale)
-        index._check()
+        index._check_invariants()
         keys = sorted({*twin, *others})
         assert found(index, keys) == [seen(index, twin.get(key)) for key in keys]
         alive = sum(bool(reference & LIVE) for _, reference, _ in twin.values())
@@ -164,7 +164,7 @@ def test_a_walk_gives_the_entries_of_a_range_and_of_some_batches_in_the_order_of
             ]
             references, places = index.walk(live, **asked)
             assert references.tolist() == [twin[key][1] for key in keys]
-            high, low, value, order = index.entries(places)
+            high, low, value, order = index.read_entries(places)
             assert high.tolist() == [high for high, _ in keys]
             assert low.tolist() == [low for _, low in keys if wide]
             assert value.tolist() == [twin[key][0] for key in keys]
@@ -186,7 +186,7 @@ def test_redirected_entries_point_elsewhere_and_keep_their_flags(
     groups = np.repeat(np.arange(len(asked)), 2)
     now = [twin[key][1] & ~FLAGS if key in twin else 5 for key in asked]
     references = np.array([each for reference in now for each in (reference, reference ^ 1)], np.int64)
-    places = index.places(*columns(asked, wide), starts(len(asked)), references, groups)
+    places = index.find_places(*columns(asked, wide), starts(len(asked)), references, groups)
     assert (places[1::2] == -1).all()
     ours = places[::2][[key in twin for key in asked]]
     assert index.table[ours, kernels.ID].tolist() == [high for high, _ in keys]
@@ -204,7 +204,7 @@ def test_a_crowd_of_identities_with_the_same_leading_bits_finds_room(wide: bool,
     keys = [(first + i, 0) for i in range(700)]
     index = Index(wide, 1)
     twin = put(index, {key: (i, True, (i,), 0) for i, key in enumerate(keys)}, 3)
-    index._check()
+    index._check_invariants()
     assert found(index, keys) == [twin[key] for key in keys]
     assert found(index, [(first - 1 & TOP, 0)]) == [None]
     assert index.walk(live=True, first=first + 10, last=first + 19)[0].tolist() == [twin[k][1] for k in keys[10:20]]
@@ -217,7 +217,7 @@ def test_deleted_keys_are_dropped_when_the_table_is_rebuilt_unless_their_order_i
         step = TOP // 4000
         put(index, {(i * step, 0): (0, False, (), 0) for i in range(600)}, 1)
         put(index, {(i * step + 1, 0): (0, True, (), 0) for i in range(600)}, 2)
-        index._check()
+        index._check_invariants()
         assert len(index) == (1200 if keeps else 600)
 
 
@@ -234,7 +234,7 @@ def test_from_the_moment_that_deletions_are_kept_they_stay_and_those_before_are_
     index = Index(False, 0, keeps=False)
     put(index, {(5, 0): (0, False, (), 0), (9, 0): (0, True, (), 0)}, 1)
     index.keep_deletions()
-    index._check()
+    index._check_invariants()
     assert index.walk(live=False)[0].tolist() == [FLAGS | 1 << SLOT | 1]
     put(index, {(9, 0): (0, False, (), 0)}, 2)
     index._rebuild(index.capacity * index.shards)
@@ -252,12 +252,12 @@ def test_what_is_evicted_is_found_no_more_and_a_step_that_looked_before_writes_a
     keys, (first, last) = sorted(twin), sorted([one, other])
     n, held, built = len(keys), index.seek(*columns(keys, wide), starts(len(keys))), index.built
     index.evict(first, last, np.array([slot in slots for slot in range(6)], np.uint8))
-    index._check()
+    index._check_invariants()
     leaving = {key for key in keys if first <= key[0] <= last and twin[key][1] >> SLOT & SLOTS in slots}
     assert found(index, keys) == [None if key in leaving else twin[key] for key in keys]
     assert len(index) == n - len(leaving)
     value, order = np.arange(n).astype(np.uint64), np.zeros((n, words), np.int64)
-    index.room(n)
+    index.reserve(n)
     cells = value, np.ones(n, np.uint8), order
     halves = [slice(0, n // 2), slice(n // 2, n)]
     high, low = columns(keys, wide)
@@ -268,7 +268,7 @@ def test_what_is_evicted_is_found_no_more_and_a_step_that_looked_before_writes_a
         for i, h in enumerate(halves)
     ]
     index.write(*writes)
-    index._check()
+    index._check_invariants()
     places = [(9, i) for i in range(n // 2)] + [(10, i) for i in range(n - n // 2)]
     assert found(index, keys) == [(i, FLAGS | s << SLOT | r, (0,) * words) for i, (s, r) in enumerate(places)]
 
@@ -279,11 +279,11 @@ def test_a_table_that_is_full_says_so_and_writing_again_into_a_larger_one_is_har
     home, last, live = np.full(3, -1), np.arange(3), np.ones(3, np.uint8)
     rest = (home, last, high, none, high, live, order, np.int64(OCCUPIED), np.int64(LIVE), np.int64(0))
     two, four, whole = (np.uint64(2), ONE), (np.uint64(4), ONE), (np.uint64(0), np.uint64(TOP))
-    assert kernels.write(table, *two, *rest) == -1
+    assert kernels.write_entries(table, *two, *rest) == -1
     small = np.zeros((1, 3), np.uint64)
-    assert kernels.rebuild(table, *two, small, ONE, ONE, *whole, False, np.uint64(OCCUPIED)) == -1
-    assert kernels.rebuild(table, *two, larger, *four, *whole, False, np.uint64(OCCUPIED)) == 2
-    assert kernels.write(larger, *four, *rest) == 1
+    assert kernels.copy_entries(table, *two, small, ONE, ONE, *whole, False, np.uint64(OCCUPIED)) == -1
+    assert kernels.copy_entries(table, *two, larger, *four, *whole, False, np.uint64(OCCUPIED)) == 2
+    assert kernels.write_entries(larger, *four, *rest) == 1
     assert sorted(larger[larger[:, kernels.REF] != 0, kernels.ID].tolist()) == [1, 2, 3]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ddflow.kernels.merge import prune
+from ddflow.kernels.merge import prune_versions
 
 pytestmark = pytest.mark.kernels
 Version = tuple[int, int, bool]
@@ -22,7 +22,7 @@ def pruned(versions: list[Version], since: int, droppable: bool) -> list[Version
     starts = [place for place in range(len(by)) if place == 0 or keys[place] != keys[place - 1]]
     kept, groups = np.empty(len(by), np.int64), np.empty(len(by), np.int64)
     times, live = (np.array([version[i] for version in versions]) for i in (1, 2))
-    n = prune(
+    n = prune_versions(
         np.array(by, np.int32),
         np.array([*starts, len(by)] if by else [0], np.int32),
         times.astype(np.int64),
@@ -83,5 +83,5 @@ def test_two_versions_of_one_time_are_told_even_where_a_later_one_hides_both() -
     times, live = np.array([4, 4, 1, 5]), np.ones(4, np.uint8)
     kept = np.empty(4, np.int64), np.empty(4, np.int64)
     for since in (0, 4, 9):
-        n = prune(permutation, starts, times, live, np.int64(since), False, *kept)
+        n = prune_versions(permutation, starts, times, live, np.int64(since), False, *kept)
         assert n < 0 and times[-1 - n] == 4

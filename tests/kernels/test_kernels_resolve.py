@@ -14,7 +14,7 @@ import pytest
 from chance import effort
 from hypothesis import given, strategies as st
 
-from ddflow.kernels.emit import emit, emit_values, look_up, mark_rows, tally
+from ddflow.kernels.emit import count_updates, emit_updates, emit_values, map_ranks_to_times, mark_times_and_deletes
 from ddflow.kernels.identity import mix_words
 from ddflow.kernels.resolve import (
     APPLIED,
@@ -225,7 +225,7 @@ def run(
             before[i] = (state.base + state.further) if state.reference else 0
     mark = np.empty(len(events), np.int32)
     gone = [event.gone for event in events] if any(event.gone for event in events) else []
-    mark_rows(
+    mark_times_and_deletes(
         np.array([times[event.rank] for event in events], np.int64), np.array(times), np.array(gone, np.uint8), mark
     )
     work = SortedEvents(
@@ -248,9 +248,9 @@ def run(
     versions, last = list[Version](), list[int]()
     updates = live_added = tombstones_added = 0
     for begin, end in pairwise(sorted({0, *cuts, len(held)})):
-        room = out.span(int(work.starts[begin]), int(work.starts[end]), begin, end)
+        room = out.slice_versions(int(work.starts[begin]), int(work.starts[end]), begin, end)
         part = work._replace(starts=work.starts[begin : end + 1])
-        more, n, refused, alive, dead = resolve_keys(part, now.span(begin, end), rules, room)
+        more, n, refused, alive, dead = resolve_keys(part, now.slice_keys(begin, end), rules, room)
         if refused >= 0:
             return Found(refused, 0, 0, [], [], [], [], [], [])
         last += [place if place < 0 else place + len(versions) for place in room.last.tolist()]
@@ -282,13 +282,13 @@ def written(out: Outcomes, n: int) -> list[Version]:
 
 
 def spell(out: Outcomes, mark: Any, updates: int, cuts: Sequence[int] = ()) -> tuple[list[Update], list[int]]:
-    """Updates and counts; the room is for as many as `resolve_keys` said, and each span fills what `tally` said it
-    would."""
+    """Updates and counts; the room is for as many as `resolve_keys` said, and each span fills what `count_updates` said
+    it would."""
     spelled, counts, at = room(updates), np.zeros(8, np.int64), 0
     for begin, end in pairwise(sorted({0, *cuts, mark.size})):
         outcome, marked = out.outcome[begin:end], mark[begin:end]
-        n = tally(outcome, marked)
-        assert emit(outcome, marked, np.int64(begin), *(column[at : at + n] for column in spelled), counts) == n
+        n = count_updates(outcome, marked)
+        assert emit_updates(outcome, marked, np.int64(begin), *(column[at : at + n] for column in spelled), counts) == n
         at += n
     assert at == updates
     return listed(out.outcome, mark, spelled), counts.tolist()
@@ -490,8 +490,8 @@ def test_what_retracts_or_is_applied_is_spelled_out_and_every_verdict_is_counted
         expected += [(row, old, -1, rank)] * retracts + [(row, row, 1, rank)] * (verdict == APPLIED and not gone)
     spelled, counts = room(len(expected)), np.array(before)
     codes, marked = np.array(outcome, np.int64), np.array(mark, np.int32)
-    assert tally(codes, marked) == len(expected)
-    assert emit(codes, marked, np.int64(0), *spelled, counts) == len(expected)
+    assert count_updates(codes, marked) == len(expected)
+    assert emit_updates(codes, marked, np.int64(0), *spelled, counts) == len(expected)
     assert listed(codes, marked, spelled) == expected
     column, out = np.arange(len(drawn), dtype=np.uint64) * 7, np.empty(len(expected), np.uint64)
     address, none, secret = np.uint64(column.ctypes.data), np.empty(0, np.uint64), (np.uint64(5), np.uint64(6))
@@ -510,7 +510,7 @@ def test_a_fate_holds_the_verdict_and_the_largest_reference() -> None:
         assert (verdict << OUTCOME >> OUTCOME) & 7 == verdict and 0 <= verdict << OUTCOME < 2**63
     outcome = np.array([RETRACTS | APPLIED << OUTCOME | ROW, LATE << OUTCOME], np.int64)
     spelled, counts = room(2), np.zeros(8, np.int64)
-    assert emit(outcome, np.zeros(2, np.int32), np.int64(7), *spelled, counts) == 2
+    assert emit_updates(outcome, np.zeros(2, np.int32), np.int64(7), *spelled, counts) == 2
     assert [column.tolist() for column in spelled] == [[ROW, 7], [-1, 1], [0, 0]]  # the span begins at row 7
     assert (counts[APPLIED], counts[LATE], counts.sum()) == (1, 1, 2)
 
@@ -527,8 +527,8 @@ def test_rows_are_marked_by_the_rank_of_their_time_among_all_of_the_step_and_by_
     distinct = sorted({time for time, _ in rows} | others)  # of other sources, too
     out, times = np.empty(len(rows), np.int32), np.array([time for time, _ in rows], np.int64)
     gone = np.array([gone for _, gone in rows] if deletes else [], np.uint8)
-    mark_rows(times, np.array(distinct, np.int64), gone, out)
+    mark_times_and_deletes(times, np.array(distinct, np.int64), gone, out)
     assert out.tolist() == [2 * distinct.index(time) + (deletes and gone) for time, gone in rows]
     back = np.empty(len(rows), np.int64)
-    look_up(out >> 1, np.array(distinct, np.int64), back)
+    map_ranks_to_times(out >> 1, np.array(distinct, np.int64), back)
     assert back.tolist() == times.tolist()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ddflow.kernels.search import DENSE, search
+from ddflow.kernels.search import DENSE, search_batch
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1
@@ -37,7 +37,7 @@ def searched(events: list[Key], starts: list[int], wanted: list[int], part: list
     """(how many, rows) that are found."""
     high, low = columns(part, wide)
     found = np.full(len(wanted), -7, np.int64)
-    hits = search(
+    hits = search_batch(
         *columns(events, wide),
         np.array(starts, np.int32),
         np.array(wanted, np.int64),
@@ -124,16 +124,16 @@ def test_a_mapped_part_that_may_not_be_written_is_searched_by_the_same_compiled_
     starts = every.astype(np.int32)
     rows = [np.empty(200, np.int64), np.empty(200, np.int64)]
     for source, found in zip((part, mapped), rows, strict=True):
-        search(keys, none, starts, every, address(source), np.uint64(0), np.int64(20_000), np.int64(0), found)
+        search_batch(keys, none, starts, every, address(source), np.uint64(0), np.int64(20_000), np.int64(0), found)
     assert part[rows[0]].tolist() == keys.tolist()
     assert rows[0].tolist() == rows[1].tolist()
-    assert len(getattr(search, "signatures", [search])) == 1
+    assert len(getattr(search_batch, "signatures", [search_batch])) == 1
 
 
 COUNTING = """
 import numpy as np
 from ddflow.kernels import search as module
-load, loads, n, keys = module.load_u64, 0, 1 << 17, 40
+load, loads, n, keys, search = module.load_u64, 0, 1 << 17, 40, module.search_batch
 none, low, nothing, random = np.empty(0, np.uint64), np.empty(0, np.uint64), np.uint64(0), np.random.default_rng(9)
 
 def counted(at):
@@ -156,7 +156,7 @@ for name, part in {
     wanted = np.unique(part[:: n // keys])
     every, found, loads = np.arange(wanted.size), np.empty(wanted.size, np.int64), 0
     at = np.uint64(part.ctypes.data)
-    module.search(wanted, none, every.astype(np.int32), every, at, nothing, np.int64(part.size), np.int64(0), found)
+    search(wanted, none, every.astype(np.int32), every, at, nothing, np.int64(part.size), np.int64(0), found)
     if not name.startswith("not sorted"):
         assert (found == np.searchsorted(part, wanted, "right") - 1).all(), name
         print(loads / wanted.size)
@@ -166,7 +166,7 @@ for n in 9, 900:  # first words all equal, and wanted keys beyond the last row
     wanted, second, every = np.full(9, 7, np.uint64), (np.arange(9) + n // 3).astype(np.uint64), np.arange(9)
     at, low_at, found = np.uint64(part.ctypes.data), np.uint64(low.ctypes.data), np.empty(9, np.int64)
     for begin in range(0, n, 4):
-        module.search(wanted, second, every.astype(np.int32), every, at, low_at, np.int64(n), np.int64(begin), found)
+        search(wanted, second, every.astype(np.int32), every, at, low_at, np.int64(n), np.int64(begin), found)
         assert found[4:].tolist() == [-1] * 5
 """
 

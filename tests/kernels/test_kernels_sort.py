@@ -13,7 +13,7 @@ from ddflow.columns.layout import Arena
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.columns.threads import Threads
 from ddflow.kernels.sort import (
-    begin_buckets,
+    compute_bucket_starts,
     count_buckets,
     fill_buckets,
     find_group_starts,
@@ -60,7 +60,7 @@ def assert_sorted(high: list[int], low: list[int] | None, bits: int, rows: list[
     at = np.full((len(spans), 1 << bits), -7, np.int32)
     for span, (begin, end) in enumerate(spans):
         count_buckets(given_high[begin:end], np.int64(bits), at[span])
-    begin_buckets(at)
+    compute_bucket_starts(at)
     for span, (begin, end) in enumerate(spans):
         second = given_low[begin:end] if given_low.size else given_low
         fill_buckets(

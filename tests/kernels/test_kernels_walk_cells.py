@@ -8,10 +8,10 @@ import numpy as np
 from chance import effort
 from hypothesis import given, strategies as st
 
-from ddflow.kernels.fold import Walked
+from ddflow.kernels.fold import EventsByKey
 from ddflow.kernels.resolve import LAST
-from ddflow.kernels.walk import NONE, ROW, TOMBSTONE, Rule, Taken
-from ddflow.kernels.walk_cells import Values, walk_cells, walk_cells_plain
+from ddflow.kernels.walk import NONE, ROW, TOMBSTONE, WalkOutcome, WalkRules
+from ddflow.kernels.walk_cells import CellValues, walk_cells, walk_latest_cells
 
 NULL = -(2**63)
 
@@ -30,7 +30,7 @@ def walks(draw: st.DrawFn, words: int) -> dict[str, Any]:
         return np.array(draw(st.lists(st.sampled_from(of), min_size=size, max_size=size))).reshape(shape)
 
     return {
-        "steps": Walked(permutation, key_times, keys),
+        "steps": EventsByKey(permutation, key_times, keys),
         "order": some(n, words, of=[1, 2, 3, NULL]).astype(np.int64),
         "gone": some(n, of=[0, 0, 1]).astype(np.uint8),
         "status": some(g, of=[NONE, TOMBSTONE, ROW]).astype(np.uint8),
@@ -41,13 +41,13 @@ def walks(draw: st.DrawFn, words: int) -> dict[str, Any]:
     }
 
 
-def room(groups: int, n: int, m: int, words: int) -> Taken:
+def room(groups: int, n: int, m: int, words: int) -> WalkOutcome:
     flags = np.full((groups, n), 9, np.uint8), np.full(n, 9, np.uint8)
-    return Taken(*flags, np.full((m, words), 7), np.full(m, 9, np.uint8), np.full(m, 7))
+    return WalkOutcome(*flags, np.full((m, words), 7), np.full(m, 9, np.uint8), np.full(m, 7))
 
 
-def same(one: Taken, other: Taken) -> None:
-    for name, left, right in zip(Taken._fields, one, other, strict=True):
+def same(one: WalkOutcome, other: WalkOutcome) -> None:
+    for name, left, right in zip(WalkOutcome._fields, one, other, strict=True):
         assert left.tolist() == right.tolist(), name
 
 
@@ -67,14 +67,14 @@ def test_the_plain_walk_of_cells_is_the_walk_of_cells(data: st.DataObject) -> No
     if wide == 2:  # a nullable column: its first word says that it is there; never set, both are the least
         order = np.stack([np.ones(drawn["n"], np.int64), order[:, 0]], axis=1)
         held = np.stack([np.where(held == NULL, NULL, 1), held], axis=2).reshape(drawn["g"], -1)
-    rule = Rule(LAST, True, True, False, over, False)
+    rule = WalkRules(LAST, True, True, False, over, False)
     none, short = np.empty((cells, 0), np.int64), np.empty((cells, 0), np.uint8)
     words = (2 + cells) * wide
     one, other = (room(1 + cells, drawn["n"], drawn["m"], words) for _ in range(2))
     given_ = drawn["steps"], order, drawn["gone"], drawn["status"], held, gives
     scratch, fields = np.empty((4, words + cells), np.int64), np.array([[0, 0, wide, wide - 1]], np.int64)
-    values = Values(none, short, none, short)
+    values = CellValues(none, short, none, short)
     refused = walk_cells(*given_, np.zeros(cells, np.int64), fields, rule, wide, values, scratch, one)
-    walk_cells_plain(*given_, over, other)
+    walk_latest_cells(*given_, over, other)
     assert refused == -1
     same(one, other)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddflow.kernels.fold import Walked
+from ddflow.kernels.fold import EventsByKey
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST
-from ddflow.kernels.walk import Rule, Taken, walk_groups, walk_row
+from ddflow.kernels.walk import WalkOutcome, WalkRules, walk_groups, walk_row
 
 
-def taken(n: int, m: int, words: int) -> Taken:
+def taken(n: int, m: int, words: int) -> WalkOutcome:
     action, why = np.zeros((1, n), np.uint8), np.zeros(n, np.uint8)
-    return Taken(action, why, np.zeros((m, words), np.int64), np.zeros(m, np.uint8), np.zeros(m, np.int64))
+    return WalkOutcome(action, why, np.zeros((m, words), np.int64), np.zeros(m, np.uint8), np.zeros(m, np.int64))
 
 
 @pytest.mark.parametrize("tie", [LAST, FIRST, GREATEST, ERROR])
@@ -24,7 +24,7 @@ def test_it_writes_what_the_other_writes(tie: int, words: int) -> None:
         n, wide = int(random.integers(1, 30)), words == 3
         cuts = np.unique(np.append(random.integers(0, n, 12), [0, n])).astype(np.int32)
         of = np.unique(np.append(random.integers(0, cuts.size - 1, 5), [0, cuts.size - 1])).astype(np.int32)
-        steps = Walked(random.permutation(n).astype(np.int32), cuts, of)
+        steps = EventsByKey(random.permutation(n).astype(np.int32), cuts, of)
         g, m = of.size - 1, cuts.size - 1
         least = np.int64(-(2**63))
         order = random.choice(np.array([least, 1, 2, 3]), (n, words))
@@ -38,7 +38,7 @@ def test_it_writes_what_the_other_writes(tie: int, words: int) -> None:
         gone, status = random.integers(0, 2, n).astype(np.uint8), random.integers(0, 3, g).astype(np.uint8)
         prior = random.choice(np.array([1, 2, 3]), (g, words))
         for keeps, over, inherits in ((True, False, True), (True, True, False), (False, False, True)):
-            rule = Rule(tie, keeps, True, False, over, inherits)
+            rule = WalkRules(tie, keeps, True, False, over, inherits)
             one, other = taken(n, m, words), taken(n, m, words)
             a = walk_groups(
                 steps,

@@ -221,7 +221,7 @@ class SpillingMachine(Calls):
     @invariant()
     def what_it_holds_is_sound(self) -> None:
         if hasattr(self, "pair"):
-            self.pair.engine.engine._check()
+            self.pair.engine.engine._check_invariants()
             type(self).actions += 1
 
     def teardown(self) -> None:

@@ -136,7 +136,7 @@ def stir(data: st.DataObject, door: EngineDoor) -> None:
     for rest in data.draw(st.lists(st.sampled_from([0, 1000, 1000, 1000]), max_size=2)):
         tight.spill(door.engine, rest)
         tight.merge(door.engine, data.draw(EFFORTS), data.draw(st.sampled_from([1, 2, 9])))
-        door.engine._check()
+        door.engine._check_invariants()
 
 
 @pytest.mark.drawn(2, of="media")
@@ -155,7 +155,7 @@ def test_medium_spilled_all_or_none_or_at_random_the_answers_are_those_of_memory
                 assert quietly(door, call) == expected
                 if door is doors[2]:
                     stir(data, door)
-                door.engine._check()
+                door.engine._check_invariants()
                 assert figures(door) == figures(memory)
         assert doors[1].engine.stats()["bytes_mapped"] == 0
         reads = everything(memory)

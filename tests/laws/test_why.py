@@ -26,7 +26,7 @@ from ddflow.columns.names import DIFF
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.lineage.story import Origins
 from ddflow.errors import DdflowError
-from ddflow.operators.base import Context
+from ddflow.operators.base import OperatorContext
 from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.plan.collection import Collection
 
@@ -66,9 +66,11 @@ def again(graph: Graph, rows: Mapping[str, pa.Table], nodes: list[Collection]) -
             for t in (made[of] for of in node.inputs)
         ]
         opened = tuple(graph.opened[of] for of in node.inputs)
-        context = Context(graph.secret, graph.time_type, frozenset(node.schema.names), inputs=opened)
+        context = OperatorContext(graph.secret, graph.time_type, frozenset(node.schema.names), inputs=opened)
         try:
-            made[node] = consolidate(node.open(context).read(given, None), graph.secret).to_table(node.schema, None)
+            made[node] = consolidate(node.open(context).compute_output_rows(given, None), graph.secret).to_table(
+                node.schema, None
+            )
         except DdflowError:
             return None
     return made
@@ -125,7 +127,7 @@ def test_the_rows_that_are_named_make_the_rows_again(data: st.DataObject) -> Non
         assert all(there[row] == n for row, n in rows_of(rows).items())
     made, fresh = again(graph, told.rows, above(node)), applied(scenario, door, name, told.rows)
     assert (made is None) == (fresh is None)
-    held = {each: graph.read(each, as_of) for each in set(above(node))}
+    held = {each: graph.read_collection(each, as_of) for each in set(above(node))}
     misled = made is None or any(misleads(made[each], held[each]) for each in held)
     verbs = {each.verb for each in held}
     event("misled" if misled else "not misled")

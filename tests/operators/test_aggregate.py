@@ -165,7 +165,7 @@ def test_results_are_those_of_the_rows_that_are_there(
                 )
             )
             assert set(rows.values()) <= {1}
-        engine._check()
+        engine._check_invariants()
 
 
 @given(events=EVENTS)
@@ -179,7 +179,7 @@ def test_what_came_and_went_leaves_nothing(events: list[tuple[Row, int, int]]) -
         assert engine.read("out").num_rows == 0
         engine.compact()
         assert engine.dataflow.graph.arrangements["agg 0 by ['g']"].keys == 0
-        engine._check()
+        engine._check_invariants()
 
 
 @given(steps=st.lists(EVENTS, min_size=1, max_size=4))
@@ -198,7 +198,7 @@ def test_a_state_that_is_opened_again_or_spilled_goes_on(
                     read: Counter[Row] = Counter()
                     added(each.read("out"), read)
                     assert read == expected(events, ["g"])
-                engine._check()
+                engine._check_invariants()
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=30), st.integers(0, 29))
@@ -280,7 +280,7 @@ def test_a_value_that_leaves_its_type_refuses_the_step(text: str, column: str, v
         both = [(row(values[1]), 0, 1 << 20), (row(values[1]), 0, -(1 << 20))]
         engine.step({"rows": table(both)}, 2)
         assert engine.read("out").equals(before)
-        engine._check()
+        engine._check_invariants()
 
 
 def test_an_average_needs_no_sum_that_fits() -> None:

@@ -21,7 +21,7 @@ from test_why import above, again, misleads
 import ddflow as dd
 from ddflow.columns.names import DIFF
 from ddflow.columns.row_match import RowMatcher
-from ddflow.operators.base import Context
+from ddflow.operators.base import OperatorContext
 from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.plan.collection import Collection
 from ddflow.plan.verbs.family import load_operators
@@ -56,7 +56,7 @@ def test_an_operator_makes_a_row_again_of_what_it_names_for_it_and_any_more(
         alike, chance = RowMatcher(graph.secret), Random(more)
 
         def held(node: Collection) -> pa.Table:
-            return graph.read(node, None)
+            return graph.read_collection(node, None)
 
         for node in (each for each in graph.nodes if each.verb not in UNDER):
             inputs = [held(of) for of in node.inputs]
@@ -71,10 +71,10 @@ def test_an_operator_makes_a_row_again_of_what_it_names_for_it_and_any_more(
                     drawn = [bool(there) or chance.random() < share for there in named]
                     parts[at] = every.filter(pa.array(drawn, pa.bool_()))
                 opened = tuple(graph.opened[of] for of in node.inputs)
-                fresh = node.open(Context(graph.secret, graph.time_type, names, inputs=opened))
+                fresh = node.open(OperatorContext(graph.secret, graph.time_type, names, inputs=opened))
                 if node.as_it_came:  # the right is in the state already
                     parts[1] = parts[1].slice(0, 0)
-                made = consolidate(fresh.read([updates(each) for each in parts], None), graph.secret)
+                made = consolidate(fresh.compute_output_rows([updates(each) for each in parts], None), graph.secret)
                 again = made.to_table(node.schema, None)
                 assert wanted.to_pylist() == alike.select_matches(again, wanted, node.schema.names).to_pylist()
 
@@ -94,7 +94,7 @@ def test_a_plan_makes_a_row_again_of_what_why_names_for_it(verb: str, step: Step
             made = again(graph, told.rows, nodes)
             misled = made is None or any(
                 # What is looked up depends on when rows came, so it is compared at the end alone.
-                misleads(made[each], graph.read(each, None)) and not each.as_it_came
+                misleads(made[each], graph.read_collection(each, None)) and not each.as_it_came
                 for each in set(nodes)
             )
             given, flow = told.rows["rows"], dd.Flow()

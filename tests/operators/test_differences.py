@@ -104,7 +104,7 @@ def test_epochs_beside_the_twin(way: str, keep: bool, steps: Any, tmp_path_facto
         for name, updates in expected(before, twin.held, time).items():
             assert summed(out[name]) == updates, name
         assert out.verdicts.counts.get("applied", 0) == len(step) == sum(out.verdicts.counts.values())
-        engine._check()
+        engine._check_invariants()
         if way in ("durable", "budget"):
             engine.close()
             engine = flow_of(keep=keep).open(store.writer(), **options)
@@ -157,7 +157,7 @@ def test_hold_back_beside_the_twin(
         for name in NODES:
             got[name] = summed(out[name], got[name])
         verdicts.update(out.verdicts.counts)
-        engine._check()
+        engine._check_invariants()
         if way == "durable":
             engine.close()
             engine = flow_of(**how).open(store.writer())
@@ -339,7 +339,7 @@ def test_columns_are_added_and_become_wider() -> None:
             engine.step({"city": ["Bern"], "n": [1]}, 1)
             engine.evolve({"n": pa.int64(), "more": pa.string()})
             engine.step({"city": ["Bern", "Bern"], "n": [1, 1], "more": [None, "x"]}, 2)
-            engine._check()
+            engine._check_invariants()
             there = held(engine.read("log")) if keep else None
         again = dd.Flow()
         wide = {"city": str, "n": int, "more": str, "last": int}
@@ -347,7 +347,7 @@ def test_columns_are_added_and_become_wider() -> None:
         with again.open(store.writer()) as engine:
             assert held(engine.read("n")) == {(1, 3): 1}
             engine.step({"city": ["Bern"], "n": [1], "more": [None], "last": [None]}, 3)
-            engine._check()
+            engine._check_invariants()
             if keep:
                 assert there == {("Bern", 1, None): 2, ("Bern", 1, "x"): 1}
                 assert held(engine.read("log")) == {("Bern", 1, None, None): 3, ("Bern", 1, "x", None): 1}
@@ -384,7 +384,7 @@ def test_a_state_is_rewritten_with_wider_columns(partitions: int, more: dict[str
     assert dd.fsck(store).ok
     rescale(store.writer(), 1)
     with flow(wide).open(store.writer()) as engine:
-        engine._check()
+        engine._check_invariants()
         if timed:
             engine.advance_to(dd.CLOSED)
         read = engine.read("log").select(["city", "n", "_diff"])

@@ -310,7 +310,7 @@ def listed(given_scenario: dict[str, Any]) -> str:
 
 def played(pair: Pair, call: list[Any]) -> None:
     pair.play(call)
-    pair.engine.engine._check()
+    pair.engine.engine._check_invariants()
 
 
 @effort(150)
@@ -373,7 +373,7 @@ def test_a_key_that_lies_beneath_in_files_does_not_come_back(how: str, durable: 
         spill(door.engine, 0 if time % 2 else 500)
         merge(door.engine, None if time > 5 else 1)
         door.step({}, time)
-        door.engine._check()
+        door.engine._check_invariants()
     out = door.step({"a": [[1, 70, "older than what was forgotten", False]]}, 9)
     assert out.verdicts == {"applied": 1}
     assert set(door.read("out")) == {(1, 70, "older than what was forgotten"), (3, 120, "x")}
@@ -382,7 +382,7 @@ def test_a_key_that_lies_beneath_in_files_does_not_come_back(how: str, durable: 
 def test_a_tombstone_goes_only_when_no_older_run_still_holds_its_key() -> None:
     expiry = {"tombstone_ttl": 20, "on_forgotten": "insert"}
     door = EngineDoor(scenario(expiry), medium={"share": 0}, retain=0)
-    arranged = door.engine.dataflow.graph.inputs["a"].arranged
+    arranged = door.engine.dataflow.graph.inputs["a"].output_arrangement
     arranged.on_disk.fan = 99
     door.step({"a": [[1, 100, "x", False], [2, 100, "x", False]]}, 1)
     spill(door.engine, 0)
@@ -390,12 +390,12 @@ def test_a_tombstone_goes_only_when_no_older_run_still_holds_its_key() -> None:
     spill(door.engine, 0)
     door.step({"a": [[3, 200, "x", False]]}, 3)
     spill(door.engine, 0)
-    versions = lambda: arranged.on_disk.versions + arranged.spine.versions  # noqa: E731
-    assert arranged.tombstones == 1
+    versions = lambda: arranged.on_disk.version_count + arranged.spine.version_count  # noqa: E731
+    assert arranged.tombstone_count == 1
     assert versions() == 4, "the run with the tombstone was merged with nothing older: it must stay"
     assert set(door.read("out")) == {(2, 100, "x"), (3, 200, "x")}
     door.engine.compact()
-    assert (versions(), arranged.tombstones) == (2, 0)
+    assert (versions(), arranged.tombstone_count) == (2, 0)
     assert set(door.read("out")) == {(2, 100, "x"), (3, 200, "x")}
 
 
@@ -452,15 +452,15 @@ def test_an_endless_feed_of_new_keys_keeps_a_bounded_state(how: str, spills: boo
     flow, columns = dd.Flow(), {"k": pa.int64(), "at": pa.int64(), "v": pa.int64(), "gone": pa.bool_()}
     _ = flow.output("a", flow.upserts("a", columns, spec))
     with flow.open(**({"memory": "64MB", "spill": tmp_path} if spills else {})) as engine:
-        arranged, sizes = engine.dataflow.graph.inputs["a"].arranged, []
+        arranged, sizes = engine.dataflow.graph.inputs["a"].output_arrangement, []
         for turn in range(4):
             for part in range(10):
                 feed(engine, 5, 500, how == "deletes", turn * 50 + part * 5)
                 if spills:
                     spill(engine, 0)
             stats = engine.stats()
-            sizes.append((stats["versions"], stats["bytes_resident"] + stats["bytes_mapped"], arranged.tombstones))
-        engine._check()
+            sizes.append((stats["versions"], stats["bytes_resident"] + stats["bytes_mapped"], arranged.tombstone_count))
+        engine._check_invariants()
         assert stats["keys"] <= 2501
         # 100,000 keys went through; the second half of them took no more room than the first.
         assert sizes[-1][0] < 16_000 and sizes[-1][0] <= 2 * sizes[1][0], sizes

@@ -192,8 +192,8 @@ def test_pads_of_a_step_in_pieces_cancel(tmp_path: Path) -> None:
         tight.tiny(),
         flow_of(PADS).open(memory=tight.MEMORY, spill=tmp_path) as engine,
     ):
-        catch_up = Computation._catch_up
-        patch.setattr(Computation, "_catch_up", lambda own: (seen.append("waited"), catch_up(own)))
+        catch_up = Computation._compute_deferred
+        patch.setattr(Computation, "_compute_deferred", lambda own: (seen.append("waited"), catch_up(own)))
         numbers = list(range(n))
         for value in (1, 0, 2):
             tight.tighten(engine, 0, 2)

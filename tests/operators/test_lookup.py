@@ -23,9 +23,9 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, NotUnique
-from ddflow.plan.text.codec import describe_plan, node_id, rebuild_plan, show_node
+from ddflow.plan.text.codec import compute_node_id, describe_plan, rebuild_plan, show_node
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.verify import recount
+from ddflow.tools.verify import recount_groups
 
 LEFT = {"k": pa.int32(), "v": pa.int64(), "d": pa.int64(), "t": pa.int64()}
 RIGHT = {"k": pa.int64(), "name": pa.string(), "d": pa.int64(), "t": pa.int64()}
@@ -87,7 +87,7 @@ def test_each_step_and_each_read_is_the_twins(steps: list[Any], how: str, spills
             history.append(expected.at(Counter(held), renamed(named, names)))
             assert put_out(out["out"]) == difference(history[-2], history[-1], time)
             assert read(engine.read("out")) == history[-1]
-        engine._check()
+        engine._check_invariants()
         for time in range(1, len(steps) + 1):
             assert read(engine.read("out", as_of=time)) == history[time]
 
@@ -139,7 +139,7 @@ def test_where_a_key_has_several_rows_a_step_that_finds_them_is_refused(
                 continue
             assert put_out(step(engine, given, time, timed)) == difference(before, now, time)
             (left, right), before = held, now
-        engine._check()
+        engine._check_invariants()
 
 
 def step(engine: dd.Engine, given: dict[str, pa.Table], time: int, timed: bool) -> pa.Table:
@@ -207,12 +207,12 @@ def test_events_of_many_keys_beside_duckdb(medium: str, tmp_path: Path) -> None:
             assert history[-1] == read(engine.read("out"))
             for back in range(1, min(time, 3) + 1):
                 assert history[-1 - back] == read(engine.read("out", as_of=time - back))
-    engine._check()
+    engine._check_invariants()
     engine.close()
     if medium == "reopened":
         assert dd.fsck(store.writer()).ok
         with dd.Snapshot.open(store) as snapshot:
-            assert set(dict(recount(snapshot)).values()) <= {0}
+            assert set(dict(recount_groups(snapshot)).values()) <= {0}
         assert read(dd.read(store, "out")) == history[-1]
 
 
@@ -355,7 +355,7 @@ def test_columns_of_the_right_that_are_new_or_wider_are_shown() -> None:
         )
         found = {(row["price"], row["size"], row["new"]) for row in engine.read("out").to_pylist()}
         assert found == {(5, None, None), (6, 1, None), (7, 2**40, "x")}
-        engine._check()
+        engine._check_invariants()
 
 
 def test_its_json_makes_it_again() -> None:
@@ -365,11 +365,11 @@ def test_its_json_makes_it_again() -> None:
     again = rebuild_plan(describe_plan(flow))
     assert describe_plan(again) == describe_plan(flow) and again.outputs["out"].schema == out.schema
     (node,) = [node for node in flow.nodes if node.verb == "lookup"]
-    said = show_node(describe_plan(flow), node_id(node), "this plan")
+    said = show_node(describe_plan(flow), compute_node_id(node), "this plan")
     assert said == "bids.lookup(names, on={'auction': 'auction'}, how='inner')"
     assert out.unique is False and out.positive
     broken = describe_plan(flow)
-    broken["collections"][node_id(node)]["how"] = 7
+    broken["collections"][compute_node_id(node)]["how"] = 7
     with raises(CorruptState):
         rebuild_plan(broken)
 

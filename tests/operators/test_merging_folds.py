@@ -19,9 +19,9 @@ from messages import raises
 
 from ddflow.columns.hashing import Secret
 from ddflow.errors import ListTooLong, MergeOverflow, TooLarge
-from ddflow.kernels.fold import BLANK, CLEAR, NOTHING, SKIP, TAKE, Walked
+from ddflow.kernels.fold import BLANK, CLEAR, NOTHING, SKIP, TAKE, EventsByKey
 from ddflow.operators.upsert import folds
-from ddflow.operators.upsert.folds import RULES, HeldCells, fold, rank_words
+from ddflow.operators.upsert.folds import RULES, PriorCells, compute_rank_words, fold_cells
 from ddflow.plan.merge.strategy import (
     MAKERS,
     Strategy,
@@ -53,11 +53,11 @@ class Walk:
     held: list[int | None]
 
     @property
-    def walked(self) -> Walked:
+    def walked(self) -> EventsByKey:
         key_times = [key_time for key in self.keys for key_time in key]
         places = [row for key_time in key_times for row, _ in key_time]
         bounds = [np.cumsum([0, *map(len, of)]).astype(np.int32) for of in (key_times, self.keys)]
-        return Walked(np.array(places, np.int32), *bounds)
+        return EventsByKey(np.array(places, np.int32), *bounds)
 
     @property
     def action(self) -> np.ndarray:
@@ -199,7 +199,7 @@ def references(walk: Walk) -> np.ndarray:
 @effort(400)
 def test_a_choice_names_the_cell(data: st.DataObject, name: str) -> None:
     strategy = MAKERS[name]()
-    fit = [key for key, pool in kinds.PLAIN.items() if strategy.works_on(pool.type)]
+    fit = [key for key, pool in kinds.PLAIN.items() if strategy.supports_type(pool.type)]
     pool = kinds.PLAIN[data.draw(st.sampled_from(fit))]
     walk = data.draw(walks(len(pool)))
     places = data.draw(st.lists(st.integers(0, len(pool) - 1), min_size=walk.rows, max_size=walk.rows))
@@ -219,14 +219,14 @@ def test_a_choice_names_the_cell(data: st.DataObject, name: str) -> None:
 
     held, column = column_of(pool, walk.held), column_of(pool, places)
     given = EVERY if had is None else np.array(had, FLAGS)
-    out = fold(
+    out = fold_cells(
         strategy,
         pa.field("c", pool.type),
         walk.walked,
         walk.action,
         column,
         given,
-        HeldCells(references(walk), lambda: held),
+        PriorCells(references(walk), lambda: held),
         SECRET,
         str,
     )
@@ -263,7 +263,7 @@ SUMS = {
     "long duration": pa.array([2**62, None, -(2**62), 1], pa.int64()).view(pa.duration("ns")),
 }
 LISTS = {
-    **{name: pool for name, pool in kinds.NESTED.items() if append().works_on(pool.type)},
+    **{name: pool for name, pool in kinds.NESTED.items() if append().supports_type(pool.type)},
     "large": pa.array([[1, 2, 1], None, [], [None, None, 3]], pa.large_list(pa.int8())),
     "long": pa.array([list(range(30)), list(range(20, 60)), [5] * 40, None, [1]], pa.list_(pa.int64())),
     "not null": pa.array([[1], None, [2, 3]], pa.list_(pa.field("item", pa.int64(), nullable=False))),
@@ -293,7 +293,7 @@ CASES = st.one_of(
     st.tuples(st.sampled_from([append(), union(), append(5), union(3)]), st.sampled_from(list(LISTS.values()))),
     st.tuples(
         st.sampled_from([collect(), collect(3)]),
-        st.sampled_from([pool for pool in kinds.PLAIN.values() if collect().works_on(pool.type)]),
+        st.sampled_from([pool for pool in kinds.PLAIN.values() if collect().supports_type(pool.type)]),
     ),
     st.tuples(st.sampled_from([join_text(), join_text(""), join_text(" ß ")]), st.sampled_from(list(TEXTS.values()))),
     st.tuples(SEVERAL.map(fields), st.just(STRUCT)),
@@ -338,14 +338,14 @@ def agree(data: st.DataObject, strategy: Strategy, pool: pa.Array) -> None:
         held = pa.array(before, kind)
 
     def run() -> pa.Array:
-        return fold(
+        return fold_cells(
             strategy,
             pa.field("c", kind),
             walk.walked,
             walk.action,
             column,
             EVERY,
-            HeldCells(references(walk), lambda: held),
+            PriorCells(references(walk), lambda: held),
             SECRET,
             lambda group: f"<{group}>",
         )
@@ -362,27 +362,29 @@ def agree(data: st.DataObject, strategy: Strategy, pool: pa.Array) -> None:
     assert exact(values(out)) == exact(expected)
 
 
-def one(*actions: int, keys: int = 1) -> tuple[Walked, np.ndarray]:
+def one(*actions: int, keys: int = 1) -> tuple[EventsByKey, np.ndarray]:
     """Events of one key at one time; ``keys``: the same number of events for each of several."""
     n = len(actions)
     bounds = np.linspace(0, n, keys + 1).astype(np.int32)
-    return Walked(np.arange(n, dtype=np.int32), bounds, np.arange(keys + 1, dtype=np.int32)), np.array(actions, FLAGS)
+    return EventsByKey(np.arange(n, dtype=np.int32), bounds, np.arange(keys + 1, dtype=np.int32)), np.array(
+        actions, FLAGS
+    )
 
 
-def of_nothing(g: int = 1) -> HeldCells:
+def of_nothing(g: int = 1) -> PriorCells:
     def gather() -> pa.Array:
         raise AssertionError("nothing is held")
 
-    return HeldCells(np.full(g, NOTHING, np.int64), gather)
+    return PriorCells(np.full(g, NOTHING, np.int64), gather)
 
 
 def refusal(
     strategy: Strategy, column: pa.Array, held: Any, keys: int = 1, error: type[Exception] = MergeOverflow
 ) -> str:
     before = pa.array(held, column.type)
-    cells = HeldCells(np.arange(keys, dtype=np.int64), lambda: before)
+    cells = PriorCells(np.arange(keys, dtype=np.int64), lambda: before)
     with pytest.raises(error) as caught:
-        fold(
+        fold_cells(
             strategy,
             pa.field("visits", column.type),
             *one(*[TAKE] * len(column), keys=keys),
@@ -411,13 +413,13 @@ def test_a_sum_that_comes_back_into_bounds_is_refused_and_one_that_is_cleared_to
     assert "127 + 1" in refusal(sum(), pa.array([1, -1], pa.int8()), [127])
     column = pa.array([100, 100, None], pa.int8())
     with pytest.raises(MergeOverflow):
-        fold(sum(), pa.field("n", pa.int8()), *one(TAKE, TAKE, CLEAR), column, EVERY, of_nothing(), SECRET, str)
+        fold_cells(sum(), pa.field("n", pa.int8()), *one(TAKE, TAKE, CLEAR), column, EVERY, of_nothing(), SECRET, str)
 
 
 def test_an_overflow_inside_a_struct_names_the_field() -> None:
     column = pa.array([{"n": 100}, {"n": 100}], pa.struct([("n", pa.int8())]))
     with raises(MergeOverflow):
-        fold(
+        fold_cells(
             fields({"n": sum()}), pa.field("c", column.type), *one(TAKE, TAKE), column, EVERY, of_nothing(), SECRET, str
         )
 
@@ -432,25 +434,27 @@ def test_a_list_that_outgrows_its_limit_is_named() -> None:
 
 def test_a_list_that_was_held_too_long_stays_until_it_grows() -> None:
     held = pa.array([[1, 2, 3]])
-    cells = HeldCells(np.zeros(1, np.int64), lambda: held)
+    cells = PriorCells(np.zeros(1, np.int64), lambda: held)
     column = pa.array([None], held.type)
-    out = fold(append(2), pa.field("l", held.type), *one(TAKE), column, EVERY, cells, SECRET, str)
+    out = fold_cells(append(2), pa.field("l", held.type), *one(TAKE), column, EVERY, cells, SECRET, str)
     assert out.to_pylist() == [[1, 2, 3]]
 
 
 def test_a_list_that_is_too_long_is_refused_though_it_is_cleared() -> None:
     column = pa.array([[1], [2], None], pa.list_(pa.int64()))
     with pytest.raises(ListTooLong):
-        fold(union(1), pa.field("l", column.type), *one(TAKE, TAKE, CLEAR), column, EVERY, of_nothing(), SECRET, str)
+        fold_cells(
+            union(1), pa.field("l", column.type), *one(TAKE, TAKE, CLEAR), column, EVERY, of_nothing(), SECRET, str
+        )
 
 
 def test_long_lists_are_not_quadratic() -> None:
     n = 300_000
     column = pa.ListArray.from_arrays(pa.array(np.arange(0, n + 1, 3), pa.int32()), pa.array(np.arange(n) % (n // 2)))
     action = [TAKE] * len(column)
-    out = fold(union(), pa.field("l", column.type), *one(*action), column, EVERY, of_nothing(), SECRET, str)
+    out = fold_cells(union(), pa.field("l", column.type), *one(*action), column, EVERY, of_nothing(), SECRET, str)
     assert out.to_pylist() == [list(range(n // 2))]
-    out = fold(append(), pa.field("l", column.type), *one(*action), column, EVERY, of_nothing(), SECRET, str)
+    out = fold_cells(append(), pa.field("l", column.type), *one(*action), column, EVERY, of_nothing(), SECRET, str)
     assert out.to_pylist() == [column.values.to_pylist()]
 
 
@@ -458,8 +462,8 @@ def test_what_passes_two_gibibytes_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(folds, "MOST", 5)
     walk, texts = one(TAKE, TAKE), pa.array(["abc", "de"])
     with raises(TooLarge):
-        fold(join_text(), pa.field("c", pa.string()), *walk, texts, EVERY, of_nothing(), SECRET, str)
-    wide = fold(
+        fold_cells(join_text(), pa.field("c", pa.string()), *walk, texts, EVERY, of_nothing(), SECRET, str)
+    wide = fold_cells(
         join_text(),
         pa.field("c", pa.large_string()),
         *walk,
@@ -472,13 +476,15 @@ def test_what_passes_two_gibibytes_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert wide.to_pylist() == ["abc,de"]
     lists = pa.array([[1, 2, 3], [4, 5, 6]])
     with raises(TooLarge):
-        fold(append(), pa.field("c", lists.type), *walk, lists, EVERY, of_nothing(), SECRET, str)
+        fold_cells(append(), pa.field("c", lists.type), *walk, lists, EVERY, of_nothing(), SECRET, str)
 
 
 def test_a_first_event_that_was_blank_stays_null_and_a_cleared_one_does_not() -> None:
     column = pa.array([1, 2])
     for action, shown in ((BLANK, NOTHING), (CLEAR, 1)):
-        out = fold(first(), pa.field("c", column.type), *one(action, TAKE), column, EVERY, of_nothing(), SECRET, str)
+        out = fold_cells(
+            first(), pa.field("c", column.type), *one(action, TAKE), column, EVERY, of_nothing(), SECRET, str
+        )
         assert out.tolist() == [shown]
 
 
@@ -489,12 +495,12 @@ def test_held_values_are_gathered_once_and_only_where_they_matter() -> None:
         asked.append(1)
         return pa.array([5])
 
-    held, column = HeldCells(np.zeros(1, np.int64), gather), pa.array([7])
+    held, column = PriorCells(np.zeros(1, np.int64), gather), pa.array([7])
     for strategy in (last(), last_non_null(), first()):
-        fold(strategy, pa.field("c", column.type), *one(TAKE), column, EVERY, held, SECRET, str)
+        fold_cells(strategy, pa.field("c", column.type), *one(TAKE), column, EVERY, held, SECRET, str)
     assert asked == []
     for strategy in (max(), sum()):
-        fold(strategy, pa.field("c", column.type), *one(TAKE), column, EVERY, held, SECRET, str)
+        fold_cells(strategy, pa.field("c", column.type), *one(TAKE), column, EVERY, held, SECRET, str)
     assert asked == [1]
 
 
@@ -504,7 +510,7 @@ def test_ranks_are_ordered_as_values_are(data: st.DataObject, name: str) -> None
     pool = kinds.FLAT[name]
     places = st.lists(st.integers(0, len(pool) - 1), max_size=6)
     column, held = (column_of(pool, data.draw(places)) for _ in range(2))
-    words, before = rank_words(column, held)
+    words, before = compute_rank_words(column, held)
     assert (words.dtype, before.dtype, words.size, before.size) == (np.int64, np.int64, len(column), len(held))
     both = list(zip(column.to_pylist() + held.to_pylist(), [*words.tolist(), *before.tolist()], strict=True))
     known = [(rank(value), word) for value, word in both if value is not None]
@@ -518,12 +524,12 @@ def test_ranks_are_ordered_as_values_are(data: st.DataObject, name: str) -> None
 
 def test_durations_are_summed_in_their_unit() -> None:
     column = pa.array([timedelta(seconds=1), timedelta(seconds=2)], pa.duration("ms"))
-    out = fold(sum(), pa.field("c", column.type), *one(TAKE, TAKE), column, EVERY, of_nothing(), SECRET, str)
+    out = fold_cells(sum(), pa.field("c", column.type), *one(TAKE, TAKE), column, EVERY, of_nothing(), SECRET, str)
     assert out.to_pylist() == [timedelta(seconds=3)]
 
 
 def test_decimals_of_either_sign_are_summed_in_every_width() -> None:
     for kind in (pa.decimal32(5, 1), pa.decimal64(18, 1), pa.decimal128(5, 1), pa.decimal128(30, 1)):
         column = pa.array([Decimal("1.5"), Decimal("-4.0")], kind)
-        out = fold(sum(), pa.field("c", kind), *one(TAKE, TAKE), column, EVERY, of_nothing(), SECRET, str)
+        out = fold_cells(sum(), pa.field("c", kind), *one(TAKE, TAKE), column, EVERY, of_nothing(), SECRET, str)
         assert out.to_pylist() == [Decimal("-2.5")]

@@ -20,8 +20,8 @@ from operator_table import COLUMNS, MADE, TABLE, Law, Row, Rows
 from parts_by_hand import Hands
 
 import ddflow as dd
-from ddflow.operators.base import Linear
-from ddflow.operators.updates import Updates, concat, consolidate, few, ints
+from ddflow.operators.base import StatelessRunningOperator
+from ddflow.operators.updates import Updates, concat, consolidate, ints, narrow_ints
 from ddflow.plan.text.codec import describe_plan, rebuild_plan
 from ddflow.plan.verbs.family import load_operators
 from ddflow.storage.memory import MemoryStore
@@ -190,7 +190,7 @@ def test_closed_and_opened_it_goes_on(verb: str, steps: list[Step]) -> None:
         with flow_of(law).open(store.writer()) as engine:
             held = summed(engine.step({"rows": table(step)}, time)["out"], held)
             assert held == clean(law.scratch(rows))
-            engine._check()
+            engine._check_invariants()
 
 
 @pytest.mark.drawn(8)
@@ -216,7 +216,7 @@ def test_without_state_it_is_linear(verb: str, data: st.DataObject) -> None:
         graph = engine.dataflow.graph
         node = engine.flow.outputs["out"]
         running = graph.running[node]
-        if not isinstance(running, Linear):
+        if not isinstance(running, StatelessRunningOperator):
             assert node.keeps or len(node.inputs) > 1
             return
         columns = node.inputs[0].schema
@@ -236,4 +236,4 @@ def updates(rows: list[tuple[Row, int]], schema: pa.Schema) -> Updates:
     """Updates of one time, of the columns that the input has."""
     every = [dict(zip(COLUMNS, row, strict=True)) for row, _ in rows]
     table = pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in every], schema=schema)
-    return Updates(table.combine_chunks(), few(*[0] * len(rows)), ints(*[diff for _, diff in rows]), ints(0))
+    return Updates(table.combine_chunks(), narrow_ints(*[0] * len(rows)), ints(*[diff for _, diff in rows]), ints(0))

@@ -12,14 +12,14 @@ from rules import canonical, rank
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
-from ddflow.columns.schema import is_word
+from ddflow.columns.schema import is_word_type
 from ddflow.operators.upsert.orders import Order
 from ddflow.plan.inputs.bind import bind_upserts
 from ddflow.plan.inputs.spec import Upsert
 
 SECRET = Secret(1, 2)
-WORDS = [kind for kind in FLAT if is_word(FLAT[kind].type)]
-RANKED = [kind for kind in FLAT if not is_word(FLAT[kind].type)]
+WORDS = [kind for kind in FLAT if is_word_type(FLAT[kind].type)]
+RANKED = [kind for kind in FLAT if not is_word_type(FLAT[kind].type)]
 
 
 def order_of(columns: dict[str, pa.Array], **spec: Any) -> tuple[Order, pa.RecordBatch]:
@@ -32,7 +32,7 @@ def order_of(columns: dict[str, pa.Array], **spec: Any) -> tuple[Order, pa.Recor
 def words_of(order: Order, batch: pa.RecordBatch, gone: list[int] | None = None, original: Any = None) -> list[Any]:
     """The words of each event, ranked ones too, as tuples."""
     gone_flags = np.array(gone or [0] * batch.num_rows, np.uint8)
-    words = order.of(batch, original, gone_flags)
+    words = order.compute_words(batch, original, gone_flags)
     if order.ranks:
         order.rank(batch, gone_flags, words, None, np.empty(0, np.uint8), np.empty((0, order.width), np.int64), SECRET)
     assert words.shape == (batch.num_rows, order.width) and words.dtype == np.int64
@@ -74,7 +74,7 @@ def test_the_values_come_back_from_their_words(kind: str) -> None:
         spec = Upsert(key="k", order_by="at", time="t", late="advance")
         order = Order(bind_upserts("s", schema, spec))
         batch = pa.record_batch([pa.array(range(len(array))), array, pa.array([0] * len(array))], schema=schema)
-        found = order.values(order.of(batch, np.arange(len(array)), None), None)
+        found = order.decode_orders(order.compute_words(batch, np.arange(len(array)), None), None)
         assert [column.type for column in found] == [array.type]
         assert [canonical(x) for x in found[0].to_pylist()] == [canonical(x) for x in array.to_pylist()]
 
@@ -85,7 +85,7 @@ def test_what_has_no_word_is_ranked_anew_together_with_what_keys_hold(kind: str)
     order, batch = order_of({"at": array}, order_by="at")
     assert order.words == order.width == 1 and [field.type for field in order.hidden] == [array.type]
     held = pa.table({"k": pa.array(range(len(array))), "at": array[::-1], order.hidden[0].name: array[::-1]})
-    words, old = order.of(batch, None, None), np.full((len(array), 1), -7, np.int64)
+    words, old = order.compute_words(batch, None, None), np.full((len(array), 1), -7, np.int64)
     order.rank(batch, np.zeros(len(array), np.uint8), words, held, np.ones(len(array), np.uint8), old, SECRET)
     assert_same_order([*map(tuple, words.tolist()), *map(tuple, old.tolist())], keys_of(array) + keys_of(array[::-1]))
 

@@ -211,7 +211,7 @@ def test_results_are_those_of_the_rows_that_are_there(
             assert held == want
             if engine.last is not None and engine.last >= time >= engine.since:
                 assert read(engine, time) == want
-        engine._check()
+        engine._check_invariants()
 
 
 @pytest.mark.drawn(2)
@@ -232,7 +232,7 @@ def test_a_state_that_is_opened_again_or_spilled_goes_on(
                 for each in (engine, tight):
                     each.step({"rows": given}, time)
                     assert read(each) == expected(held_at(events, time), which)
-                engine._check()
+                engine._check_invariants()
 
 
 @given(steps=st.lists(st.lists(st.tuples(ROWS, st.sampled_from([1, 2, -1, -2])), max_size=5), max_size=5))
@@ -260,7 +260,7 @@ def test_rows_that_are_there_several_times_and_less_than_none(which: str, steps:
             if not held or min(held.values()) >= 0:
                 rows_held = [row for key, n in held.items() for row in [named[key]] * n]
                 assert read(engine) == expected(rows_held, which)
-        engine._check()
+        engine._check_invariants()
 
 
 @given(steps=st.lists(st.lists(st.tuples(st.integers(0, 5), ROWS), max_size=6), max_size=4))
@@ -331,13 +331,13 @@ def test_an_extreme_that_leaves_lets_the_next_one_in_without_its_group_being_rea
     with flow.open() as engine:
         engine.step({"rows": pa.table({"id": range(n), "gone": [False] * n})}, 0)
         running = engine.dataflow.graph.running[flow.outputs["out"]]
-        looked, look = list[Any](), running.look
+        looked, look = list[Any](), running.look_up_groups
 
         def noted(*args: Any, **more: Any) -> Any:
             looked.append(look(*args, **more))
             return looked[-1]
 
-        monkeypatch.setattr(running, "look", noted)
+        monkeypatch.setattr(running, "look_up_groups", noted)
         for time in range(1, 9):
             out = engine.step({"rows": pa.table({"id": [time - 1, n - time], "gone": [True] * 2})}, time)["out"]
             assert out.to_pylist()[-1] == {"lo": time, "hi": n - 1 - time, "_time": time, "_diff": 1}
@@ -424,7 +424,7 @@ def test_a_row_that_is_there_less_than_no_times_is_refused_by_name() -> None:
             with raises(NegativeMultiplicity):
                 engine.step({"rows": pa.table({"i": [5], "n": [-2]})}, 1)
             assert engine.read("out").equals(before)
-            engine._check()
+            engine._check_invariants()
 
 
 def test_wider_columns_go_on_and_other_orders_are_refused_by_name() -> None:

@@ -94,7 +94,7 @@ def test_results_are_those_of_the_rows_that_are_there(steps: list[list[Any]]) ->
                     each.step({"rows": table(step)}, time)
                     read = each.read("out").drop_columns(["_diff"]).to_pylist()
                     assert Counter(tuple(map(plain, row.values())) for row in read) == expected(held)
-                again._check()
+                again._check_invariants()
 
 
 def test_what_came_and_went_leaves_nothing() -> None:
@@ -153,7 +153,7 @@ def test_a_function_that_raises_refuses_the_step() -> None:
         with raises(AggregateFailed):
             engine.step({"rows": table(rows)}, 1)
         assert engine.read("out").equals(before)
-        engine._check()
+        engine._check_invariants()
 
 
 @pytest.mark.parametrize(

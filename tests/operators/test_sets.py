@@ -140,7 +140,7 @@ def test_a_threshold_that_gives_null_refuses_the_step_whole() -> None:
             engine.step({"a": table([(2, ("Bern", 0))])}, 2)
         assert engine.read("out").to_pylist() == [{"city": "Bern", "n": 0, "_diff": 1}]
         engine.step({"a": table([(2, ("Basel", 0))])}, 2)
-        engine._check()
+        engine._check_invariants()
 
 
 @pytest.mark.parametrize("formula", ["n * 9223372036854775807", "case n when 1 then -9223372036854775808 else 0 end"])

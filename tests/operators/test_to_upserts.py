@@ -143,7 +143,7 @@ def test_steps_may_be_cut_between_any_two_times(data: st.DataObject, rule: Any) 
         out = []
         for part in parts:
             out.append(back.step(part))
-            back.held_rows._check()
+            back.held_rows._check_invariants()
         return pa.concat_tables(out)
 
     found = outcome(stepped) if parts else whole
@@ -346,7 +346,7 @@ def test_a_refused_step_changes_nothing() -> None:
     for bad in (updates((2, "x", 1, 1), (1, "b", 2, 1)), updates((2, "x", 1, 1), (3, "b", 2, -1))):
         with pytest.raises((NotUnique, NotHeld)):
             back.step(bad)
-        back.held_rows._check()
+        back.held_rows._check_invariants()
     assert len(back) == 1
     assert back.step(updates((1, "a", 1, -1), (1, "b", 1, 1))).num_rows == 1
 
@@ -390,6 +390,6 @@ def test_what_is_held_is_gathered_when_most_of_it_went() -> None:
             }
         )
         assert back.step(both).num_rows == n
-        back.held_rows._check()
+        back.held_rows._check_invariants()
         assert back.held_rows.stored <= 2 * n + 4096 + n
     assert len(back) == n

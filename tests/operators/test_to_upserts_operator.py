@@ -27,7 +27,7 @@ from test_to_upserts import told
 from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
-from ddflow.columns.schema import is_flat
+from ddflow.columns.schema import is_flat_type
 from ddflow.dataflow import step as computation
 from ddflow.errors import (
     BudgetExceeded,
@@ -39,7 +39,7 @@ from ddflow.errors import (
     SchemaMismatch,
     SpecError,
 )
-from ddflow.plan.text.codec import describe_plan, node_id, rebuild_plan, show_node
+from ddflow.plan.text.codec import compute_node_id, describe_plan, rebuild_plan, show_node
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.export import open_contents
 
@@ -53,7 +53,7 @@ def stories(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], list[list[
     input = scenario["inputs"]["a"]
     row = {name: input["columns"][name] for name in row_of(input["columns"], input["spec"])}
     expression, columns = draw(plans(row, list(scenario["inputs"]), draw(st.sampled_from([0, 0, 1, 2]))))
-    flat = [field.name for field in schema_of(columns) if is_flat(field.type)]
+    flat = [field.name for field in schema_of(columns) if is_flat_type(field.type)]
     key = [name for name in input["spec"]["key"] if name in columns]
     if not key or draw(st.integers(0, 3)) == 0:
         key = draw(some(flat, 1)) if flat else []
@@ -164,7 +164,7 @@ def test_every_call_gives_the_upserts_that_the_twin_gives_or_is_refused_whole(st
     twin, other = Twins(scenario, to), Engines(scenario, to, None, None)
     for call in played:
         agree(other.call(*call), twin.call(*call))
-        other.engine._check()
+        other.engine._check_invariants()
         assert other.holds() == twin.holds()
         if to["on_conflict"] == "error":
             one, two = (Counter(plain(other.engine.read(name))) for name in ("diffs", "upserts"))
@@ -185,12 +185,12 @@ def test_a_restart_anywhere_and_steps_in_pieces_change_nothing(story: Any, data:
             if call[0] == "step" and expected is None and call[1] <= last:
                 continue  # a time that was committed may be that call, given again
             agree(found, expected)
-            other.engine._check()
+            other.engine._check_invariants()
             if data.draw(st.booleans()):
                 other.engine.close()
                 store = store.writer()
                 other = Engines(scenario, to, store, data.draw(medium))
-                other.engine._check()
+                other.engine._check_invariants()
             assert other.holds() == twin.holds()
         other.engine.close()
         with dd.Snapshot.open(store) as snapshot:
@@ -215,7 +215,7 @@ def test_pieces_of_a_step_are_told_as_one_table(tmp_path: Path, n: int, together
                     patch.setattr(computation, "GATHERED", together)
                     engine.push({"a": events.slice(half * n // 2, n // 2)})
                     steps.append(engine.advance_to(2 if half == 0 else dd.CLOSED))
-                engine._check()
+                engine._check_invariants()
             for name in flow.outputs:
                 one, two = (step[name] for step in steps)
                 assert one.schema == two.schema and one["_time"].equals(two["_time"])
@@ -299,7 +299,7 @@ def test_a_step_that_another_operator_refuses_leaves_upserts_as_they_were(first:
             engine.step(rows((1, "Chur", True), (2, "Chur", None)), 2)
         for words in ("upserts by ['city'] at time 2", "'id': 1", "'id': 2", "on_conflict='greatest'"):
             assert words in str(refused.value), str(refused.value)
-        engine._check()
+        engine._check_invariants()
         assert engine.frontier == 2 and engine.read("id").num_rows == engine.read("city").num_rows == 1
         out = engine.step(rows((1, "Basel", True)), 2)
         assert out["id"].to_pylist() == [{"id": 1, "city": "Basel", "paid": True, "_time": 2, "_deleted": False}]
@@ -323,7 +323,7 @@ def test_a_step_that_the_budget_refuses_leaves_upserts_as_they_were() -> None:
         engine.step(first, 1)
         with pytest.raises(BudgetExceeded):
             engine.step(many, 2)
-        engine._check()
+        engine._check_invariants()
         assert engine.step(rows((1, "gone", None)), 2)["out"]["_deleted"].to_pylist() == [True]
 
 
@@ -429,7 +429,9 @@ def test_its_plan_is_written_and_read_back() -> None:
     node = flow.output("out", orders(flow).filter("paid").to_upserts(["city", "id"], "all"))
     description = describe_plan(flow)
     assert describe_plan(rebuild_plan(description)) == description
-    assert show_node(description, node_id(node), "it").endswith(".to_upserts(['city', 'id'], on_conflict='all')")
+    assert show_node(description, compute_node_id(node), "it").endswith(
+        ".to_upserts(['city', 'id'], on_conflict='all')"
+    )
     ident = description["outputs"]["out"]
     for wrong in ({"on_conflict": "most"}, {"on_conflict": 3}, {"key": "id"}, {"key": ["other"]}, {"of": []}):
         nodes = description["collections"] | {ident: description["collections"][ident] | wrong}

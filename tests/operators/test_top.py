@@ -27,8 +27,8 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, PlanChanged
-from ddflow.operators.row_order import RowOrder, find_reordered, order_texts, ordered_by
-from ddflow.plan.text.codec import describe_plan, node_id, rebuild_plan, show_node
+from ddflow.operators.row_order import RowOrder, find_reordered_columns, format_order_columns, parse_order_columns
+from ddflow.plan.text.codec import compute_node_id, describe_plan, rebuild_plan, show_node
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.ordered_index import OrderedIndex
 
@@ -107,7 +107,7 @@ def test_each_step_and_each_read_is_the_twins(steps: list[Any], told: dict[str, 
             history.append(first(Counter(held)))
             assert put_out(out["top"]) == difference(history[-2], history[-1], time)
             assert read(engine.read("top")) == history[-1]
-        engine._check()
+        engine._check_invariants()
         for time in range(1, len(steps) + 1):
             assert read(engine.read("top", as_of=time)) == history[time]
 
@@ -187,7 +187,7 @@ def test_groups_of_many_rows_beside_duckdb(medium: str, told: dict[str, Any], tm
             assert history[-1] == read(engine.read("top"))
             for back in range(1, min(time, 3) + 1):
                 assert history[-1 - back] == read(engine.read("top", as_of=time - back))
-    engine._check()
+    engine._check_invariants()
     engine.close()
     if medium == "reopened":
         assert dd.fsck(store.writer()).ok
@@ -197,14 +197,14 @@ def test_groups_of_many_rows_beside_duckdb(medium: str, told: dict[str, Any], tm
 def test_a_step_reads_the_front_of_the_groups_that_it_touches(monkeypatch: pytest.MonkeyPatch) -> None:
     """However large groups are, and nothing of others."""
     looked: list[int] = []
-    group = OrderedIndex.group
+    group = OrderedIndex.find_group_rows
 
     def watched(self: OrderedIndex, *given: Any, **named: Any) -> Any:
         found = group(self, *given, **named)
         looked.append(found.references.size)
         return found
 
-    monkeypatch.setattr(OrderedIndex, "group", watched)
+    monkeypatch.setattr(OrderedIndex, "find_group_rows", watched)
     flow = dd.Flow()
     rows = flow.upserts("rows", {"id": int, "g": int, "v": int}, dd.Upsert("id"))
     flow.output("top", rows.top(3, by="v", partition_by="g"))
@@ -263,7 +263,7 @@ def test_below_zero_at_the_end_of_a_time_is_refused_and_not_within_one() -> None
         assert read(engine.read("top")) == {("Bern",): 1}
         engine.step({"rows": table([(bern, -1)])}, 2)
         assert engine.read("top").num_rows == 0
-        engine._check()
+        engine._check_invariants()
 
 
 def test_lists_and_structs_are_compared_by_something_that_stays() -> None:
@@ -282,7 +282,7 @@ def test_lists_and_structs_are_compared_by_something_that_stays() -> None:
                     {"rows": pa.Table.from_pylist([{"id": key, "l": [key], "s": {"x": -key}}], pa.schema(columns))},
                     time,
                 )
-                engine._check()
+                engine._check_invariants()
             found.add(repr(sorted(map(repr, engine.read("top").to_pylist()))))
     assert len(found) == 1
     with raises(dd.SpecError):
@@ -291,11 +291,11 @@ def test_lists_and_structs_are_compared_by_something_that_stays() -> None:
 
 def test_wide_rows_are_ordered_by_words_and_then_by_values() -> None:
     schema = pa.schema({f"c{i}": pa.int64() for i in range(9)} | {"s": pa.string(), "l": pa.list_(pa.int64())})
-    order = RowOrder(schema, ["c0"], ordered_by(["c8 desc"], schema, "top"), dd.Secret(1, 2))
+    order = RowOrder(schema, ["c0"], parse_order_columns(["c8 desc"], schema, "top"), dd.Secret(1, 2))
     assert [each.name for each in order.words] == ["c8", "c1", "c2", "c3"]
     assert [each.name for each in order.values] == [*(f"c{i}" for i in range(4, 8)), "s", "l"]
     wide = pa.schema({"b": pa.binary(200), "n": pa.int64()})
-    order = RowOrder(wide, [], ordered_by(["b"], wide, "top"), dd.Secret(1, 2))
+    order = RowOrder(wide, [], parse_order_columns(["b"], wide, "top"), dd.Secret(1, 2))
     assert [each.name for each in order.words] == ["b"] and [each.name for each in order.values] == ["n"]
 
 
@@ -327,11 +327,11 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
     flow.output("ranked", rows.top(3, by=["x"], offset=4, rank_name="place"))
     again = rebuild_plan(describe_plan(flow))
     assert describe_plan(again) == describe_plan(flow)
-    said = show_node(describe_plan(flow), node_id(top), "this plan")
+    said = show_node(describe_plan(flow), compute_node_id(top), "this plan")
     assert said == "rows.top(2, by=['`n` desc nulls last', '`note` asc nulls first'], partition_by=['city'])"
     assert "offset=4, rank_name='place'" in flow.explain()
     broken = describe_plan(flow)
-    broken["collections"][node_id(top)]["k"] = "2"
+    broken["collections"][compute_node_id(top)]["k"] = "2"
     with raises(CorruptState):
         rebuild_plan(broken)
 
@@ -339,9 +339,11 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
 def test_orders_are_read_as_they_are_written() -> None:
     schema = pa.schema({"a b": pa.int64(), "c`d": pa.int64(), "desc": pa.int64(), "é": pa.int64()})
     for text in ("`a b` desc", "`c``d` nulls last", "desc desc", " é  ASC   NULLS  LAST ", "desc"):
-        (way,) = ordered_by(text, schema, "top")
-        assert ordered_by(order_texts([way]), schema, "top") == [way]
-    assert ordered_by(["é desc", "desc", "é"], schema, "top") == ordered_by(["é desc", "desc"], schema, "top")
+        (way,) = parse_order_columns(text, schema, "top")
+        assert parse_order_columns(format_order_columns([way]), schema, "top") == [way]
+    assert parse_order_columns(["é desc", "desc", "é"], schema, "top") == parse_order_columns(
+        ["é desc", "desc"], schema, "top"
+    )
 
 
 @pytest.mark.parametrize(
@@ -380,7 +382,7 @@ def test_rows_that_are_forgotten_without_a_word_have_no_top() -> None:
 def test_columns_whose_order_would_change_are_refused() -> None:
     narrow = pa.schema({"a": pa.int32(), "b": pa.uint32(), "c": pa.date32(), "d": pa.list_(pa.int64())})
     wider = {"a": pa.string(), "b": pa.uint64(), "c": pa.timestamp("s"), "d": pa.list_(pa.float64())}
-    assert dict(find_reordered(pa.schema(wider), narrow)) == {name: wider[name] for name in "abd"}
+    assert dict(find_reordered_columns(pa.schema(wider), narrow)) == {name: wider[name] for name in "abd"}
     flow = dd.Flow()
     flow.output("top", flow.upserts("rows", {"id": pa.int64(), "n": pa.int32()}, dd.Upsert("id")).top(1, by=["n"]))
     with flow.open() as engine:
@@ -390,7 +392,7 @@ def test_columns_whose_order_would_change_are_refused() -> None:
         engine.evolve({"n": pa.int64()})
         out = engine.step({"rows": pa.table({"id": [2, 1], "n": [2**40, 2**41]})}, 2)
         assert out["top"].num_rows == 2 and read(engine.read("top")) == {(2, 2**40): 1}
-        engine._check()
+        engine._check_invariants()
 
 
 def test_state_that_is_added_to_a_plan_is_made_of_what_its_input_holds() -> None:

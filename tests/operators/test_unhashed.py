@@ -98,13 +98,13 @@ def run(
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Whether values can be computed from hashes, each time that this was asked."""
-    answers, of = list[bool](), Resolved._unhashes
+    answers, of = list[bool](), Resolved._can_unhash_column
 
     def ask(self: Resolved, name: str) -> bool:
         answers.append(of(self, name))
         return answers[-1]
 
-    monkeypatch.setattr(Resolved, "_unhashes", ask)
+    monkeypatch.setattr(Resolved, "_can_unhash_column", ask)
     yield answers
 
 

@@ -29,9 +29,9 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, ExpressionError, NegativeMultiplicity, PlanChanged
-from ddflow.plan.text.codec import describe_plan, node_id, rebuild_plan, show_node
+from ddflow.plan.text.codec import compute_node_id, describe_plan, rebuild_plan, show_node
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.verify import recount
+from ddflow.tools.verify import recount_groups
 from ddflow.trace.ordered_index import OrderedIndex
 
 LONG = "2024-01-01T00:00:"
@@ -107,7 +107,7 @@ def test_each_step_and_each_read_is_the_twins(
             assert read(engine.read("out")) == history[-1]
             proven = flow.outputs["out"].unique_by()
             assert len(proven) == 2 and all(once(engine.read("out"), columns) for columns in proven)
-        engine._check()
+        engine._check_invariants()
         for time in range(1, len(steps) + 1):
             assert read(engine.read("out", as_of=time)) == history[time]
 
@@ -178,12 +178,12 @@ def test_histories_of_many_versions_beside_duckdb(medium: str, tmp_path: Path) -
             assert history[-1] == read(engine.read("out"))
             for back in range(1, min(time, 3) + 1):
                 assert history[-1 - back] == read(engine.read("out", as_of=time - back))
-    engine._check()
+    engine._check_invariants()
     engine.close()
     if medium == "reopened":
         assert dd.fsck(store.writer()).ok
         with dd.Snapshot.open(store) as snapshot:
-            assert set(dict(recount(snapshot)).values()) <= {0}
+            assert set(dict(recount_groups(snapshot)).values()) <= {0}
         assert read(dd.read(store, "out")) == history[-1]
 
 
@@ -389,7 +389,7 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
     again = rebuild_plan(describe_plan(flow))
     assert describe_plan(again) == describe_plan(flow)
     assert node.schema.names == ["id", "at", "price", "start", "stop"] and node.unique and node.positive
-    said = show_node(describe_plan(flow), node_id(node), "this plan")
+    said = show_node(describe_plan(flow), compute_node_id(node), "this plan")
     delete = "dd.tombstone('note', \"it's \\\\ gone\")"
     assert (
         said == f"prices.versions(['id'], 'at', delete={delete}, ignore=['price'], valid_from='start', valid_to='stop')"
@@ -399,7 +399,7 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
         out = engine.step(given_prices((1, 10, 5, "it's gone"), (1, 20, 5, "it's \\ gone")))["other"]
         assert [row["stop"] for row in out.to_pylist()] == [20]
     broken = describe_plan(flow)
-    broken["collections"][node_id(node)]["order_by"] = 7
+    broken["collections"][compute_node_id(node)]["order_by"] = 7
     with raises(CorruptState):
         rebuild_plan(broken)
 
@@ -467,7 +467,7 @@ def test_columns_whose_order_would_change_are_refused_and_new_ones_are_shown() -
             (1, 2, 8, None, 2, 3): 1,
             (1, 3, 2**40, "x", 3, None): 1,
         }
-        engine._check()
+        engine._check_invariants()
 
 
 def test_state_that_is_added_to_a_plan_is_made_of_what_its_input_holds() -> None:

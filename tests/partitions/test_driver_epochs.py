@@ -21,7 +21,7 @@ from ddflow.partitions.driver_epochs import DriverEpochs, sync_state
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
 from ddflow.storage.manifest import load_newest
-from ddflow.storage.opening import open_store, opened_store
+from ddflow.storage.opening import open_existing_store, open_store
 from ddflow.tools.fsck import fsck
 
 COLUMNS = {"id": pa.int64(), "city": pa.string(), "amount": pa.int64()}
@@ -62,12 +62,12 @@ class Place:
                 Delivery(DriverEpochs(hands.coordinator), name, sink) for name, sink in (sinks or self.sinks).items()
             ]
             if pumped:
-                assert all(each.pump(0.0) for each in deliveries)
+                assert all(each.deliver_waiting_epochs(0.0) for each in deliveries)
             table = pa.table(dict(zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True)))
             hands.epoch({"orders": table})
             if pumped:
-                assert all(each.pump(0.0) for each in deliveries)
-                deliveries[0].epochs.publish_attached()
+                assert all(each.deliver_waiting_epochs(0.0) for each in deliveries)
+                deliveries[0].epochs.publish_connector_positions()
             for each in deliveries:
                 each.close()
             return [each.at for each in deliveries]
@@ -80,7 +80,7 @@ class Place:
         return sorted(tuple(row.values())[:-1] for row in dd.read(self.state, name).to_pylist())
 
     def manifest(self) -> Any:
-        with opened_store(self.state) as store:
+        with open_existing_store(self.state) as store:
             return load_newest(store)
 
     def check(self) -> None:
@@ -145,7 +145,7 @@ def test_a_driver_keeps_a_long_backlog_in_files_of_its_own(place: Place, monkeyp
     for n in range(19):
         place.day([(n, "Thun", n)], pumped=False)
     manifest = place.manifest()
-    assert [(each.first, each.last) for each in manifest.backlog] == [(2, 9), (10, 11)] and manifest.oldest == 2
+    assert [(each.first, each.last) for each in manifest.backlog] == [(2, 9), (10, 11)] and manifest.oldest_epoch == 2
     place.day(DAYS[1])
     place.check()
     place.day(DAYS[2])

@@ -24,7 +24,7 @@ from test_evolve import FOREVER, flow_without, plain, rows, same, told
 
 import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
-from ddflow.engine.garbage import list_blobs
+from ddflow.engine.garbage import list_version_blobs
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import Fenced, PlanChanged, SinkRefused, SpecError, StateRefused
@@ -111,7 +111,7 @@ def test_the_other_outputs_go_on_as_if_these_had_never_been(
             told(engine.step({"a": log[-2]}, last), steps[-1])
             told(engine.step({"a": log[-1]}, last + 1), twin.step({"a": log[-1]}, last + 1))
             same(engine, twin, smaller.outputs)
-            engine._check()
+            engine._check_invariants()
     assert dd.verify(store.writer(), {"a": log}).ok
 
 
@@ -150,7 +150,7 @@ def test_what_only_it_needed_is_freed_and_the_same_output_is_new_again(tmp_path:
     old = newest_of(LocalStore(state, readonly=True))
     done = dd.evolve(state, drop_outputs=["by_city"])
     store = LocalStore(state, readonly=True)
-    before, now = (set(list_blobs(store, each)) for each in (old, newest_of(store)))
+    before, now = (set(list_version_blobs(store, each)) for each in (old, newest_of(store)))
     assert done.freed == sum(blob.length for blob in before - now) > 0
     assert all("by_city" not in call.outputs for each in newest_of(store).receipts for call in each.calls)
     with people("people", "towns").open(state, grace=0) as engine:
@@ -229,7 +229,7 @@ def test_a_state_that_waits_for_its_first_epoch_and_a_writer_that_is_there() -> 
         with pytest.raises(Fenced):
             dd.evolve(late, drop_outputs="towns")
         assert engine.epoch == 2 and blobs < {entry.name for entry in store.list_blobs()}
-    named = {blob.name for n in store.list_manifests() for blob in list_blobs(store, load_manifest(store, n))}
+    named = {blob.name for n in store.list_manifests() for blob in list_version_blobs(store, load_manifest(store, n))}
     assert {entry.name for entry in store.list_blobs()} == named
 
 
@@ -251,7 +251,7 @@ def test_an_output_with_a_sink_is_detached_first_and_others_keep_what_waits(
     dd.evolve(state, drop_outputs=["by_city"])
     assert dd.fsck(state).ok
     store = LocalStore(state, readonly=True)
-    kept = [*backlog.Backlog(store).receipts(newest_of(store).backlog), *newest_of(store).receipts]
+    kept = [*backlog.Backlog(store).list_receipts(newest_of(store).backlog), *newest_of(store).receipts]
     assert [each.epoch for each in kept] == list(range(1, 21)) and all(each.digest for each in kept)
     assert {name for each in kept for call in each.calls for name in call.outputs} <= {
         "people",

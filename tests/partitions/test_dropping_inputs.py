@@ -26,9 +26,9 @@ from test_evolve import FOREVER, plain, rows, same, told
 
 import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
-from ddflow.engine.garbage import list_blobs
+from ddflow.engine.garbage import list_version_blobs
 from ddflow.errors import PlanChanged, ReplayMismatch, SpecError
-from ddflow.partitions.evolve import _leave_out_sources
+from ddflow.partitions.evolve import _drop_sources
 from ddflow.partitions.rescale import rescale
 from ddflow.plan.text.codec import describe_plan
 from ddflow.storage import backlog
@@ -107,7 +107,7 @@ def test_the_rest_goes_on_as_if_it_had_never_been(
                 twin.compact(forget=True)
             told(engine.step({"a": log[-1][0]}, last + 2), twin.step({"a": log[-1][0]}, last + 2))
             same(engine, twin, plan(NARROW).outputs)
-            engine._check()
+            engine._check_invariants()
     assert dd.fsck(store.writer()).ok and dd.verify(store.writer(), {"a": [*fed, log[-1][0]]}).ok
 
 
@@ -148,7 +148,7 @@ def test_nothing_is_left_of_it_and_the_same_input_is_new_again(tmp_path: Path) -
     old = newest_of(LocalStore(state, readonly=True))
     done = dd.evolve(state, drop_outputs=["towns"], drop_inputs=["cities"])
     store = LocalStore(state, readonly=True)
-    was, now = (set(list_blobs(store, each)) for each in (old, newest_of(store)))
+    was, now = (set(list_version_blobs(store, each)) for each in (old, newest_of(store)))
     assert done.freed == sum(blob.length for blob in was - now) > 0
     assert "cities" not in newest_of(store).encode().decode().replace('"note":"dropped cities, towns"', "")
     with alone().open(state, grace=0) as engine:
@@ -156,7 +156,7 @@ def test_nothing_is_left_of_it_and_the_same_input_is_new_again(tmp_path: Path) -
         with pytest.raises(ReplayMismatch):
             engine.step({"people": some(3)["people"]}, 4)
         engine.step({"people": some(5)["people"]})
-        engine._check()
+        engine._check_invariants()
     dd.gc(state, grace=0, orphans=0)
     assert not {path.name for path in (state / "blobs").iterdir()} & {blob.name for blob in was - now}
     with people().open(state) as engine:
@@ -194,11 +194,11 @@ def test_its_waiting_events_and_its_side_outputs_go() -> None:
     assert {name for each in manifest.receipts for call in each.calls for name in call.outputs} == {"a rows", "a.bad"}
     rescale(store.writer(), 1)
     with flow("a").open(store.writer()) as engine:
-        engine._check()
+        engine._check_invariants()
         assert engine.frontier == 9 and engine.verdicts.pending == 2
         engine.push({"a": given((9, 20))})
         assert engine.frontier == 17 and engine.verdicts.pending == 1
-        engine._check()
+        engine._check_invariants()
     assert dd.fsck(store.writer()).ok
 
 
@@ -249,7 +249,7 @@ def test_where_its_source_stands_goes_and_a_shared_one_stays(tmp_path: Path) -> 
         "towns": AttachedSource("kafka", "k", 7, {"cities": ()}),
     }
     kept = AttachedSource("kafka", "k", 7, {"people": ("note",)})
-    assert _leave_out_sources(given, ["cities"]) == {"shop": kept, "cities": kept, "quiet": given["quiet"]}
+    assert _drop_sources(given, ["cities"]) == {"shop": kept, "cities": kept, "quiet": given["quiet"]}
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:

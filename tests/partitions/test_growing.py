@@ -200,17 +200,19 @@ def test_a_sink_of_a_new_output_gets_what_it_held_with_the_next_epoch(
         sync_state(hands.coordinator, {"by_city": sink}, adopt=False, dry=True)
     epochs = DriverEpochs(hands.coordinator, lambda *given: [])
     with closing(Delivery(epochs, "by_city", sink)) as delivery:
-        assert delivery.pump(0.0)
+        assert delivery.deliver_waiting_epochs(0.0)
         hands.epoch(some(1))
-        assert delivery.pump(0.0)
+        assert delivery.deliver_waiting_epochs(0.0)
     with closing(sqlite3.connect(tmp_path / "out.db")) as connection:
         there = sorted(connection.execute("select * from by_city").fetchall())
     assert there == sorted(
         (each["city"], each["count"]) for each in dd.read(hands.store.writer(), "by_city").to_pylist()
     )  # type: ignore[attr-defined]
     hands.epoch(some(2))
-    grown, after = list(epochs.list_kept())[-2:]
+    grown, after = list(epochs.list_epochs())[-2:]
     monkeypatch.setattr(driver_epochs, "LARGE", 0)
-    assert epochs.find_parts(grown, "by_city", ("city",)) is None, "changes of a key are in two files of a partition"
-    assert epochs.find_parts(after, "by_city", ("city",)) is not None
+    assert epochs.find_part_mapper(grown, "by_city", ("city",)) is None, (
+        "changes of a key are in two files of a partition"
+    )
+    assert epochs.find_part_mapper(after, "by_city", ("city",)) is not None
     hands.close()

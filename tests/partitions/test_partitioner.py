@@ -17,20 +17,20 @@ from messages import raises
 from strategies import events, inputs, shapes, splits
 
 import ddflow as dd
-from ddflow.columns.hashing import identities, partition_of
+from ddflow.columns.hashing import assign_partitions, compute_identities
 from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import SchemaMismatch
 from ddflow.partitions.chunks import (
     NO_ROWS,
     PACKED,
     ChunkLimits,
-    add_arrival,
+    add_arrival_column,
     add_digests,
-    chunk_schema,
-    payload_at,
+    select_chunk_schema,
+    slice_binary_value,
     unpack_chunk,
 )
-from ddflow.partitions.partitioner import Partitioner, find_present_columns, has_arrival
+from ddflow.partitions.partitioner import Partitioner, find_present_columns, has_arrival_columns
 
 ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
 
@@ -49,7 +49,8 @@ def routed(route: Partitioner, batches: Iterable[pa.RecordBatch], origin: int = 
         batch.validate(full=True)
         assert batch.schema == PACKED and batch.num_rows
         out += [
-            {**chunk, "payload": payload_at(batch.column("payload"), i)} for i, chunk in enumerate(batch.to_pylist())
+            {**chunk, "payload": slice_binary_value(batch.column("payload"), i)}
+            for i, chunk in enumerate(batch.to_pylist())
         ]
     return out
 
@@ -82,8 +83,8 @@ def test_all_rows_arrive_in_order_each_in_the_partition_of_its_key(data: st.Data
     shape = data.draw(shapes())
     given_rows = to_arrow(input["columns"], rows)
     chunks = routed(Partitioner(flow, "s", partitions, SECRET, limits=limits), batches_of(shape(given_rows), schema))
-    high, _ = identities(given_rows.select(list(spec.key)), SECRET, len(rows))
-    home = partition_of(high, partitions).tolist()
+    high, _ = compute_identities(given_rows.select(list(spec.key)), SECRET, len(rows))
+    home = assign_partitions(high, partitions).tolist()
     for to in range(partitions) if partitions < 10 else {*home, 0, 999}:
         own = [c for c in chunks if c["to"] == to]
         assert [(c["what"], c["origin"]) for c in own] == [(1, "0000000000")] * len(own)
@@ -153,7 +154,7 @@ def test_columns_that_are_not_there_stay_away() -> None:
     there = find_present_columns(flow.inputs["s"].bound, rows.schema)
     assert there == ("id", "at")
     (chunk,) = routed(Partitioner(flow, "s", 1, SECRET, there), [rows])
-    schema = chunk_schema(flow.inputs["s"].bound.schema, there)
+    schema = select_chunk_schema(flow.inputs["s"].bound.schema, there)
     assert rows_of([chunk], schema).to_pylist() == [{"id": 7, "at": 1}, {"id": 8, "at": 2}]
     (whole,) = routed(Partitioner(flow, "s", 1, SECRET), [rows])
     assert rows_of([whole], pa.schema(ORDERS)).to_pylist()[0] == {"id": 7, "city": None, "at": 1}
@@ -243,7 +244,7 @@ def test_kafkas_columns_are_picked_up_by_themselves() -> None:
     bound = flow.inputs["s"].bound
     assert find_present_columns(bound, kafka(ROWS).schema) == ("id",)
     chunks = routed(Partitioner(flow, "s", 1, SECRET, ("id",)), [kafka(ROWS).slice(0, 3), kafka(ROWS).slice(3)], 99)
-    schema = add_arrival(bound.schema, True)
+    schema = add_arrival_column(bound.schema, True)
     got = {c["origin"]: (c["at"], rows_of([c], schema).to_pydict()) for c in chunks}
     assert got == {
         "/0000000003": (1, {"id": [5], "_arrival": [1]}),
@@ -263,10 +264,10 @@ def test_kafkas_columns_may_be_the_flows_own() -> None:
     assert find_present_columns(ordered.inputs["s"].bound, rows.schema) == ("id", "offset")
     chunks = routed(Partitioner(ordered, "s", 1, SECRET), [rows])
     (own,) = [c for c in chunks if c["origin"] == "t/0000000003"]
-    told = rows_of([own], add_arrival(ordered.inputs["s"].bound.schema, True))
+    told = rows_of([own], add_arrival_column(ordered.inputs["s"].bound.schema, True))
     assert told.to_pydict() == {"id": [3, 6, 1], "offset": [5, 6, 7], "_arrival": [5, 6, 7]}
     declared = {"id": pa.int64(), "offset": pa.int64(), "partition": pa.int32(), "topic": pa.string()}
-    assert not has_arrival(rows.schema, pa.schema(declared))
+    assert not has_arrival_columns(rows.schema, pa.schema(declared))
     (chunk,) = routed(Partitioner(opened(declared), "s", 1, SECRET), [rows], 4)
     assert (chunk["origin"], chunk["at"]) == ("0000000004", 0)
     assert rows_of([chunk], pa.schema(declared)).column("offset").to_pylist() == [7, 2, 5, 5, 1, 6]
@@ -277,6 +278,6 @@ def test_rows_of_one_key_go_where_the_state_has_them() -> None:
     for keep in ("keep", "drop"):
         flow = opened({"id": pa.float64()}, dd.Upsert("id", null_key=keep))
         chunks = routed(Partitioner(flow, "s", 64, SECRET), [pa.record_batch({"id": [0.0, -0.0, None, float("nan")]})])
-        high, _ = identities(pa.record_batch({"id": [0.0, None, float("nan")]}), SECRET, 3)
-        zero, null, nan = partition_of(high, 64).tolist()
+        high, _ = compute_identities(pa.record_batch({"id": [0.0, None, float("nan")]}), SECRET, 3)
+        zero, null, nan = assign_partitions(high, 64).tolist()
         assert Counter({c["to"]: c["rows"] for c in chunks}) == Counter([zero, zero, null, nan])

@@ -19,7 +19,7 @@ from parts_by_hand import Hands
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.parquet.sink import OutputFolder
-from ddflow.dataflow.batcher import PendingRecord
+from ddflow.dataflow.batcher import PendingRunRecord
 from ddflow.engine.checkpoint import InputRecord, Inventory
 from ddflow.engine.garbage import collect_file_names
 from ddflow.errors import (
@@ -39,12 +39,12 @@ from ddflow.errors import (
 from ddflow.partitions import commit as module
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
-from ddflow.partitions.receipt import Committed, Receipt
+from ddflow.partitions.receipt import EpochResult, Receipt
 from ddflow.storage.fields import encode_record
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.inventory_text import inside, read
+from ddflow.storage.inventory_text import is_state_file, read_inventory_text
 from ddflow.storage.manifest import Feed, Output, load_manifest, load_newest
-from ddflow.storage.manifest_log import digest
+from ddflow.storage.manifest_log import hash_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 from ddflow.time import CLOSED, NEVER
@@ -66,7 +66,7 @@ def flow_of(columns: dict[str, pa.DataType] | None = None, counted: bool = False
 
 def naming(batch: Blob) -> Inventory:
     """An inventory that names one file."""
-    waiting = PendingRecord(batch, 1, 0, advanced=False, final=False, columns=[], compressed=False)
+    waiting = PendingRunRecord(batch, 1, 0, advanced=False, final=False, columns=[], compressed=False)
     nothing = ArrangementRecord(NEVER, NEVER, NEVER, 0, 0, 0, [], [])
     return Inventory({"orders": InputRecord(1, NEVER, nothing, [waiting])}, {}, {})
 
@@ -122,7 +122,7 @@ class Tasks:
         ]
 
 
-def epoch(coordinator: EpochDriver, rows: int = 3, feed: Feed | None = None, **options: Any) -> Committed:
+def epoch(coordinator: EpochDriver, rows: int = 3, feed: Feed | None = None, **options: Any) -> EpochResult:
     """One epoch, from begin to finish."""
     start = coordinator.begin(feed=feed, **options)
     return coordinator.finish(start, Tasks(coordinator, start).all(rows), feed=feed)
@@ -142,7 +142,7 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     assert (coordinator.cut.stages, coordinator.partitions, coordinator.epoch) == (2, 2, 0)
     start = coordinator.begin()
     assert start.inventories == () and (start.epoch, start.time, start.frontier) == (1, 1, NEVER)
-    assert start.version.digest == digest(store.read_manifest(start.version.number)) and start.secret == (1, 2)
+    assert start.version.digest == hash_manifest(store.read_manifest(start.version.number)) and start.secret == (1, 2)
     receipts = Tasks(coordinator, start).all()
     done = coordinator.finish(start, receipts[::-1])
     manifest = load_newest(store)
@@ -161,9 +161,9 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     assert [each.epoch for each in coordinator.manifest.receipts] == [2, 3]
     # Whoever opens it next goes on, with as many partitions, but does not know what led there.
     again = opened(store, flow_of(counted=True), partitions=None).begin()
-    assert again._replace(version=start.version) == start._replace(past=()) and start.find_past(0, 0) != ()
+    assert again._replace(version=start.version) == start._replace(past=()) and start.list_past_inventories(0, 0) != ()
     with raises(CorruptState):
-        opened(store, flow_of(counted=True)).live.read(store, manifest.inventories, 1, 2)
+        opened(store, flow_of(counted=True)).live.load(store, manifest.inventories, 1, 2)
 
 
 def test_the_digest_of_a_call_does_not_depend_on_partitions() -> None:
@@ -272,7 +272,7 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
     if folder is not None:
         assert start.folder == str(folder)
         written = OutputFolder(folder, first.nonce)
-        blob = written.put("orders", pa.table({"id": [1, 2, 3]}))
+        blob = written.write_fragment("orders", pa.table({"id": [1, 2, 3]}))
         first = replace(first, outputs={"orders": Output((blob,), 3)})
         lost, cut_off = Blob(blob.name.replace("-", "-9"), 1, bytes(16)), blob._replace(length=blob.length + 1)
         bad = [replace(first, outputs={"orders": Output((each,), 3)}) for each in (lost, cut_off)]
@@ -318,7 +318,7 @@ def names_are_right() -> int:
         hands.epoch({"orders": table})
         manifest, manifest_log = hands.coordinator.manifest, hands.coordinator.log.manifest_log
         assert manifest_log.names == collect_file_names(store, manifest)
-        seen += sum(len(read(store, part).sheets) for part in manifest.inventories)
+        seen += sum(len(read_inventory_text(store, part).sheets) for part in manifest.inventories)
         assert dd.fsck(store.writer()).ok
         kept = set().union(
             *(collect_file_names(store, load_manifest(store, number)) for number in store.list_manifests())
@@ -485,14 +485,14 @@ def test_the_frontier_follows_earlier_batches_less_the_lateness() -> None:
     coordinator.finish(start, Tasks(coordinator, start).all())
     assert coordinator.manifest.frontier == 6 and coordinator.begin().to == 16
     start = coordinator.begin(close=True)
-    assert start.to == CLOSED and start.closes
+    assert start.to == CLOSED and start.closes_all_times
     done = coordinator.finish(start, Tasks(coordinator, start).all(0))
     assert done.frontier == CLOSED and (done.time, coordinator.manifest.receipts[-1].calls[0].kind) == (
         CLOSED,
         "advance_to",
     )
     start = coordinator.begin()
-    assert start.to == CLOSED and not start.closes
+    assert start.to == CLOSED and not start.closes_all_times
     without = opened(flow=flow_of(time="at"))
     epoch(without)
     assert without.begin().to == NEVER
@@ -592,7 +592,7 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
 def test_much_is_deleted_while_the_next_tasks_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     coordinator = opened(tmp_path / "state", partitions=30, grace=0, keep=1)
     monkeypatch.setattr(module, "APART", 40)
-    real, free = LocalStore.discard, {threading.current_thread()}  # threads that need not wait
+    real, free = LocalStore.delete_many, {threading.current_thread()}  # threads that need not wait
 
     def slow(store: LocalStore, names: Any) -> None:
         until = time.monotonic() + 120
@@ -600,7 +600,7 @@ def test_much_is_deleted_while_the_next_tasks_run(monkeypatch: pytest.MonkeyPatc
             time.sleep(0.001)
         real(store, names)
 
-    monkeypatch.setattr(LocalStore, "discard", slow)
+    monkeypatch.setattr(LocalStore, "delete_many", slow)
     log, there = coordinator.log.manifest_log, []
     for _ in range(4):
         start = coordinator.begin()
@@ -627,4 +627,4 @@ def test_outputs_stay_as_long_as_their_epoch_is_kept() -> None:
         files += epoch(coordinator, rows=n + 1).outputs["orders"].blobs
         assert all((blob.name in coordinator.log.manifest_log.names) == (blob in files[-2:]) for blob in files)
     assert [blob.name in store.shared.blobs for blob in files] == [False] * 3 + [True] * 3  # one version is still kept
-    assert all(inside(blob) for blob in files)
+    assert all(is_state_file(blob) for blob in files)

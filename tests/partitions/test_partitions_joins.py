@@ -19,9 +19,9 @@ from parts_by_hand import Hands
 from spark_session import counted
 
 import ddflow as dd
-from ddflow.operators.base import Context, Linear, Operator, Running
+from ddflow.operators.base import Operator, OperatorContext, RunningOperator, StatelessRunningOperator
 from ddflow.partitions.rescale import rescale
-from ddflow.partitions.stages import cut_stages, place_collections
+from ddflow.partitions.stages import compute_placements, cut_stages
 from ddflow.plan.collection import Collection, Columns
 from ddflow.storage.memory import MemoryStore
 
@@ -190,7 +190,7 @@ def test_where_an_input_stands_it_is_looked_into_and_what_moves_is_sent_once() -
     stages = cut_stages(flow)
     sent = [(flow.nodes[each.of].verb, each.by, each.stage) for each in stages.exchanges if each.of < 3]
     assert sorted(sent) == [("input", ("customer",), 1), ("input", ("of",), 1)]
-    looked = {stage: stages.find_lent(stage) for stage in range(stages.stages)}
+    looked = {stage: stages.find_lookup_collections(stage) for stage in range(stages.stages)}
     assert looked == {0: {}, 1: {0: [flow.inputs["customers"]]}, 2: {}}
     assert "looks into customers of stage 0" in str(stages)
     # What stands by the same columns on both sides does not move.
@@ -217,8 +217,8 @@ class Beside(Operator):
     def exchange(self) -> list[Columns | None]:
         return [("id",), ("customer",)]
 
-    def open(self, context: Context) -> Running:
-        return Linear(lambda one, _: one)
+    def open(self, context: OperatorContext) -> RunningOperator:
+        return StatelessRunningOperator(lambda one, _: one)
 
 
 def test_several_inputs_that_are_not_looked_up_meet_on_the_last_stage_of_theirs() -> None:
@@ -228,7 +228,7 @@ def test_several_inputs_that_are_not_looked_up_meet_on_the_last_stage_of_theirs(
     flow.output("out", made.negate())
     stages = cut_stages(flow)
     assert [(each.by, each.stage) for each in stages.exchanges] == [(("id",), 1), (("customer",), 1)]
-    assert place_collections(flow)[made].by == ("id",) and not stages.find_lent(1)
+    assert compute_placements(flow)[made].by == ("id",) and not stages.find_lookup_collections(1)
 
 
 def test_a_part_that_looks_into_another_stage_sees_its_new_versions() -> None:

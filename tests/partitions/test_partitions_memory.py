@@ -21,7 +21,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.stages import cut_stages
-from ddflow.partitions.step import StagePart
+from ddflow.partitions.step import StagePartition
 from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.chunks import ChunkLimits, ShuffleReader
 
@@ -63,11 +63,11 @@ def take(name, total, wait):
         with pa.OSFile(chunks) as file:
             reader = pa.ipc.open_file(file)
             for i in range(reader.num_record_batches):
-                shuffle.take_chunks(reader.get_batch(i))
-        part = StagePart(PLAN, start, 0, 0)
+                shuffle.add_chunks(reader.get_batch(i))
+        part = StagePartition(PLAN, start, 0, 0)
         done = part.step(start, {"s": shuffle.read_input("s")}, {}, shuffle.rows, shuffle.digests)
         updates = done.receipt.outputs["rows"].rows if "rows" in done.receipt.outputs else 0
-        figures = done.receipt.counts, updates, part.dataflow.pending
+        figures = done.receipt.counts, updates, part.dataflow.pending_count
         part.close()
     wait("done")
     coordinator.close()

@@ -15,26 +15,26 @@ from messages import raises
 from rules import canonical
 
 import ddflow as dd
-from ddflow.columns.hashing import Secret, identities, partition_of
+from ddflow.columns.hashing import Secret, assign_partitions, compute_identities
 from ddflow.columns.schema import to_batch
 from ddflow.errors import Misrouted
 from ddflow.partitions.chunks import (
     NO_ROWS,
     PACKED,
     RECEIPT,
-    Origin,
-    add_arrival,
+    RowOrigins,
+    add_arrival_column,
     add_digests,
-    chunk_limits,
-    chunk_schema,
+    choose_chunk_limits,
     compute_digests,
+    exchange_sums_schema,
     pack_chunks,
+    pack_exchange_sums,
     pack_receipts,
-    pack_sums,
-    payload_at,
     row_hashes,
+    select_chunk_schema,
+    slice_binary_value,
     slice_rows,
-    sums_schema,
     unpack_chunk,
 )
 from ddflow.partitions.stages import cut_stages
@@ -46,13 +46,18 @@ def values(array: Any) -> list[str]:
     return [repr(canonical(value)) for value in array.to_pylist()]
 
 
-def packed(rows: pa.RecordBatch, to: list[int], origin: Origin | None = None, what: int = 0) -> list[dict[str, Any]]:
+def packed(
+    rows: pa.RecordBatch, to: list[int], origin: RowOrigins | None = None, what: int = 0
+) -> list[dict[str, Any]]:
     """The chunks of some rows, row by row of what travels, with the payload still a buffer."""
-    origin = origin or Origin.of_range("0000000000", 0, rows.num_rows)
+    origin = origin or RowOrigins.of_range("0000000000", 0, rows.num_rows)
     batch = pack_chunks(rows, np.array(to, np.int32), row_hashes(rows, SECRET), origin, what)
     batch.validate(full=True)
     assert batch.schema == PACKED
-    return [{**chunk, "payload": payload_at(batch.column("payload"), i)} for i, chunk in enumerate(batch.to_pylist())]
+    return [
+        {**chunk, "payload": slice_binary_value(batch.column("payload"), i)}
+        for i, chunk in enumerate(batch.to_pylist())
+    ]
 
 
 def moved(payload: pa.Buffer, by: int) -> pa.Buffer:
@@ -70,14 +75,14 @@ def test_rows_of_every_type_come_back_as_they_were(kind: str, told: bool) -> Non
     n = len(array)
     rows = pa.record_batch({"v": array, "n": pa.array(range(n)), "_arrival": pa.array(["a column's name"] * n)})
     to = [(i * 7 + i // 3) % 4 for i in range(n)]
-    origin = Origin(["here"], np.empty(0, np.int64), np.arange(100, 100 + n), told)
+    origin = RowOrigins(["here"], np.empty(0, np.int64), np.arange(100, 100 + n), told)
     chunks = packed(rows, to, origin)
     assert [c["to"] for c in chunks] == sorted(set(to))
     for chunk in chunks:
         places = [i for i in range(n) if to[i] == chunk["to"]]
         assert (chunk["at"], chunk["rows"], chunk["payload"].size % 8) == (100 + places[0], len(places), 0)
         for by in (0, 1, 4):
-            back = unpack_chunk(moved(chunk["payload"], by), add_arrival(rows.schema, told), len(places))
+            back = unpack_chunk(moved(chunk["payload"], by), add_arrival_column(rows.schema, told), len(places))
             back.validate(full=True)
             assert values(back.column(0)) == [values(array)[i] for i in places], by
             assert back.schema.field(0).type == array.type
@@ -100,14 +105,14 @@ def test_what_is_not_such_a_chunk_is_refused() -> None:
 
 def test_rows_of_several_origins_are_chunks_of_their_own_in_the_order_of_their_places() -> None:
     rows = pa.record_batch({"n": [0, 1, 2, 3, 4, 5]})
-    origin = Origin(["b", "a"], np.array([0, 1, 0, 1, 0, 0]), np.array([9, 5, 7, 6, 8, 1]), True)
+    origin = RowOrigins(["b", "a"], np.array([0, 1, 0, 1, 0, 0]), np.array([9, 5, 7, 6, 8, 1]), True)
     chunks = packed(rows, [1, 0, 1, 0, 1, 0], origin)
     got = [
         (
             c["to"],
             c["origin"],
             c["at"],
-            unpack_chunk(c["payload"], add_arrival(rows.schema, True), c["rows"]).to_pydict(),
+            unpack_chunk(c["payload"], add_arrival_column(rows.schema, True), c["rows"]).to_pydict(),
         )
         for c in chunks
     ]
@@ -156,16 +161,16 @@ def test_the_hash_of_a_row_knows_its_columns_by_name() -> None:
 @effort(100)
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=9), st.integers(1, 2**20))
 def test_partitions_are_equal_ranges_of_mixed_identities(high: list[int], partitions: int) -> None:
-    got = partition_of(np.array(high, np.uint64), partitions)
+    got = assign_partitions(np.array(high, np.uint64), partitions)
     mixed = [h * 0x9E3779B97F4A7C15 % 2**64 >> 32 for h in high]
     assert got.tolist() == [word * partitions >> 32 for word in mixed]
     assert got.dtype == np.int32 and 0 <= min(got) <= max(got) < partitions
 
 
 def test_more_is_packed_together_for_many_partitions_but_not_without_end() -> None:
-    assert chunk_limits(1) == chunk_limits(64) == (1 << 18, 8 << 20)
-    assert chunk_limits(1000) == (512_000, 16_384_000)
-    assert chunk_limits(10**6) == (1 << 21, 64 << 20)
+    assert choose_chunk_limits(1) == choose_chunk_limits(64) == (1 << 18, 8 << 20)
+    assert choose_chunk_limits(1000) == (512_000, 16_384_000)
+    assert choose_chunk_limits(10**6) == (1 << 21, 64 << 20)
 
 
 def test_slices_are_no_larger_than_asked_but_for_a_single_row() -> None:
@@ -182,7 +187,7 @@ def test_sums_travel_to_the_partition_of_what_they_meet_by(by: list[str], monkey
     orders = flow.upserts("o", {"id": pa.int64(), "city": pa.string(), "paid": pa.bool_()}, dd.Upsert("id"))
     flow.output("counts", orders.count(by))
     plan = cut_stages(flow)
-    schema, n = sums_schema(plan.exchanges[0]), 1000
+    schema, n = exchange_sums_schema(plan.exchanges[0]), 1000
     columns = {
         "city": [f"c{i % 50}" for i in range(n)],
         "paid": [i % 3 == 0 for i in range(n)],
@@ -192,14 +197,14 @@ def test_sums_travel_to_the_partition_of_what_they_meet_by(by: list[str], monkey
     }
     table = pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
     given = pa.concat_tables([table.slice(0, 3), table.slice(3)])
-    monkeypatch.setattr("ddflow.partitions.chunks.chunk_limits", lambda partitions: (300, 10**6))
+    monkeypatch.setattr("ddflow.partitions.chunks.choose_chunk_limits", lambda partitions: (300, 10**6))
     back = []
-    for batch in pack_sums({0: given}, plan, 5, SECRET):
+    for batch in pack_exchange_sums({0: given}, plan, 5, SECRET):
         for chunk, value in zip(batch.to_pylist(), batch.column("payload"), strict=True):
             assert chunk["what"] == -1
             rows = unpack_chunk(value.as_buffer(), schema, chunk["rows"])
-            high, _ = identities(rows.select(list(plan.exchanges[0].by)), SECRET, rows.num_rows)
-            assert set(partition_of(high, 5).tolist()) == {chunk["to"]}
+            high, _ = compute_identities(rows.select(list(plan.exchanges[0].by)), SECRET, rows.num_rows)
+            assert set(assign_partitions(high, 5).tolist()) == {chunk["to"]}
             back.append(rows)
     assert len(back) == 4 * (1 if not by else 5)
     assert pa.Table.from_batches(back).sort_by("_time").equals(table)
@@ -216,7 +221,7 @@ def test_receipts_travel_as_they_are() -> None:
 
 def test_columns_that_are_there_keep_the_declared_order() -> None:
     declared = pa.schema({"a": pa.int64(), "b": pa.string(), "c": pa.bool_()})
-    assert chunk_schema(declared, ("c", "a")).names == ["a", "c"]
-    assert chunk_schema(declared, None) is declared
+    assert select_chunk_schema(declared, ("c", "a")).names == ["a", "c"]
+    assert select_chunk_schema(declared, None) is declared
     empty = to_batch(pa.table({"a": pa.array([], pa.int64())}))
     assert packed(empty, []) == []

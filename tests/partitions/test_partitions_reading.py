@@ -105,7 +105,7 @@ def alike(cut: Any, whole: Any, flow: dd.Flow | None = None) -> None:
             if upsert.expiring is not None and (beside := other.dataflow.graph.inputs[name].expiring) is not None:
                 assert upsert.expiring.horizons.greatest == beside.horizons.greatest
         assert one.stats()["pending"] == other.stats()["pending"]
-        one.dataflow.graph._check()
+        one.dataflow.graph._check_invariants()
 
 
 def exported(snapshot: Snapshot, name: str) -> Any:

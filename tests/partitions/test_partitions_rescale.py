@@ -43,7 +43,7 @@ from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.garbage import collect_file_names
 from ddflow.errors import CorruptState, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.partitions import rewrite_task as tasks
-from ddflow.partitions.receipt import TaskShares
+from ddflow.partitions.receipt import RewriteTaskResult
 from ddflow.partitions.rescale import plan_rescale, rescale
 from ddflow.partitions.rewrite import Rewrite
 from ddflow.partitions.rewrite_task import run_task
@@ -93,7 +93,7 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Which ways were gone."""
     seen: Counter[str] = Counter()
     Task = tasks._RewriteTask
-    said, restored, pending = Task._hash_keys, tasks.restore, Task._split_pending
+    said, restored, pending = Task._hash_partition_keys, tasks.restore_arrangement, Task._split_pending
 
     def asked(self: Any, *given: Any) -> Any:
         seen["rows were asked"] += 1
@@ -108,8 +108,8 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         seen["events that wait were moved"] += sum(map(len, batchers.values()))
         return resolved, batchers
 
-    monkeypatch.setattr(Task, "_hash_keys", asked)
-    monkeypatch.setattr(tasks, "restore", restore)
+    monkeypatch.setattr(Task, "_hash_partition_keys", asked)
+    monkeypatch.setattr(tasks, "restore_arrangement", restore)
     monkeypatch.setattr(Task, "_split_pending", waiting)
     return seen
 
@@ -146,8 +146,8 @@ def accounts(store: MemoryStore, flow: dd.Flow) -> None:
         waiting = 0
         for name, each in inventory.inputs.items():
             schema = flow.inputs[name].bound.event_schema
-            batcher = pending.restore(each.runs, name, schema, BatchStore(store.writer()), spilled=True)
-            given = [number for run in batcher.runs.by_least for number in run.waiting.arrival.tolist()]
+            batcher = pending.restore_batcher(each.runs, name, schema, BatchStore(store.writer()), spilled=True)
+            given = [number for run in batcher.runs.by_least for number in run.pending_events.arrival.tolist()]
             assert len(set(given)) == len(given) and max(given, default=-1) < each.arrived
             waiting += len(batcher)
         assert came == sum(inventory.totals.values()) + waiting
@@ -201,7 +201,7 @@ def test_rescaled_any_number_of_times_it_goes_on_as_if_it_had_not_been(
 
 def same(one: EngineDoor, other: EngineDoor) -> None:
     """Assert that two engines hold the same, at all times that can be read."""
-    one.engine._check()
+    one.engine._check_invariants()
     assert figures(one) == figures(other)
     assert everything(one) == everything(other)
 
@@ -343,7 +343,7 @@ def test_tasks_may_run_anywhere_and_twice_and_tell_in_bytes(tmp_path: Path, name
     made(tmp_path / "state", name)
     with Rewrite.open(tmp_path / "state", plan_rescale(5)) as rewrite:
         told = [run_task(rewrite.start, *each).to_json() for each in rewrite.tasks * 2]
-        rewrite.made = [TaskShares.from_json(each, "a task") for each in told]
+        rewrite.made = [RewriteTaskResult.from_json(each, "a task") for each in told]
         done = rewrite.finish()
     assert (done.before, done.partitions, done.epoch) == (1, 5, len(CASES[name].calls) - 1)
     assert done.stages == 2 and len(told) == 4

@@ -32,13 +32,13 @@ from ddflow.errors import (
 )
 from ddflow.partitions.driver_epochs import (
     Partitioning,
-    PartitionReading,
+    PartitionReader,
+    find_matching_partitions,
     find_partitioning,
-    partitions_with,
     read_contents,
     read_updates,
 )
-from ddflow.partitions.epoch_start import Version
+from ddflow.partitions.epoch_start import StateVersion
 from ddflow.plan.compatibility import resolve_plan
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.memory import MemoryStore
@@ -50,7 +50,7 @@ def shares_of(store: Any, flow: dd.Flow, name: str) -> list[pa.Table]:
     if how is None or manifest.partitions == 1:
         return [read_contents(Snapshot(store, manifest, flow), name)]
     return [
-        read_contents(PartitionReading(store, manifest, flow, how.stage, n), name) for n in range(manifest.partitions)
+        read_contents(PartitionReader(store, manifest, flow, how.stage, n), name) for n in range(manifest.partitions)
     ]
 
 
@@ -81,7 +81,7 @@ def test_shares_together_are_what_one_read_gives(data: st.DataObject, partitions
             by = (how.by if how is not None else None) or ()
             for row in range(min(table.num_rows, 3)):
                 values = {column: [table.column(column)[row]] for column in by}
-                there = partitions_with(by, values, find_version(store))
+                there = find_matching_partitions(by, values, find_version(store))
                 event("a share without a key" if there is None else "a share")
                 assert there is None or there == [number], name
     hands.close()
@@ -113,15 +113,15 @@ def test_a_key_is_looked_for_in_its_partition_only() -> None:
     assert how == Partitioning(0, ("c", "a")) and sum(table.num_rows > 0 for table in tables) > 8
     for a in range(50):
         values = {"a": [pa.scalar(a)], "c": [pa.scalar(f"b{a}")], "n": [pa.scalar(7)]}
-        numbers = partitions_with(("c", "a"), values, manifest)
+        numbers = find_matching_partitions(("c", "a"), values, manifest)
         assert numbers is not None and len(numbers) == 1 and a in tables[numbers[0]].column("a").to_pylist()
     two = {"a": [pa.scalar(1), pa.scalar(2)], "c": [pa.scalar("b1")]}
-    assert len(partitions_with(("c", "a"), two, manifest) or ()) in (1, 2)
-    assert partitions_with(("c", "a"), {"a": [pa.scalar(1)]}, manifest) is None
-    assert partitions_with((), {}, manifest) is None
-    assert partitions_with(("c", "a"), {"a": [], "c": [pa.scalar("b1")]}, manifest) == []
+    assert len(find_matching_partitions(("c", "a"), two, manifest) or ()) in (1, 2)
+    assert find_matching_partitions(("c", "a"), {"a": [pa.scalar(1)]}, manifest) is None
+    assert find_matching_partitions((), {}, manifest) is None
+    assert find_matching_partitions(("c", "a"), {"a": [], "c": [pa.scalar("b1")]}, manifest) == []
     many = {"a": [pa.scalar(n) for n in range(40)], "c": [pa.scalar(str(n)) for n in range(40)]}
-    assert partitions_with(("c", "a"), many, manifest) is None
+    assert find_matching_partitions(("c", "a"), many, manifest) is None
     hands.close()
 
 
@@ -137,7 +137,7 @@ def test_times_and_changes_by_shares() -> None:
         for name in ("paid", "by_city", "orders"):
             how = find_partitioning(flow, name)
             assert how is not None
-            shares = [PartitionReading(store, manifest, flow, how.stage, n) for n in range(3)]
+            shares = [PartitionReader(store, manifest, flow, how.stage, n) for n in range(3)]
             then = pa.concat_tables([read_contents(share, name, as_of=1) for share in shares])
             assert set(then.column("_time").to_pylist()) <= {1}
             assert counted(then.drop(["_time"])) == counted(engine.read(name, as_of=1))
@@ -154,7 +154,7 @@ def test_a_version_is_what_it_says_or_an_error(tmp_path: Path) -> None:
     with flow.open(place, grace=0) as engine:
         engine.step({"a": pa.table({"id": [1]})}, 1)
         store = LocalStore(place, create=False, readonly=True)
-        version = Version.of(store, find_version(store), "owner")
+        version = StateVersion.of_manifest(store, find_version(store), "owner")
         assert read_updates(version, None, "out", None).to_pylist() == [{"id": 1, "_time": 1, "_diff": 1}]
         with raises(StateRefused):
             read_updates(version._replace(digest="0" * 32), None, "out", None)
@@ -194,10 +194,10 @@ def test_a_share_with_what_is_not_its_own_is_damage() -> None:
     hands.epoch({"orders": orders_of(50)})
     manifest = find_version(store)
     with raises(CorruptState):
-        PartitionReading(store, manifest, flow, 1, -1)  # the other stage's
+        PartitionReader(store, manifest, flow, 1, -1)  # the other stage's
     swapped = manifest.inventories[1::-1] + manifest.inventories[2:]
     with raises(CorruptState):
-        PartitionReading(store, replace(manifest, inventories=swapped), flow, 0, 0)
+        PartitionReader(store, replace(manifest, inventories=swapped), flow, 0, 0)
     hands.close()
 
 
@@ -215,7 +215,7 @@ def test_keys_at_the_ends_of_the_calendar_are_found_and_told(kind: pa.DataType, 
     hands.epoch({"a": pa.table({"at": at, "n": [1, 2, 3]})})
     tables, manifest = shares_of(store, flow, "rows"), find_version(store)
     for row in range(3):
-        (number,) = partitions_with(("at",), {"at": [at[row]]}, manifest) or ()
+        (number,) = find_matching_partitions(("at",), {"at": [at[row]]}, manifest) or ()
         assert at[row] in list(tables[number].column("at"))
         with dd.Snapshot.open(store) as snapshot:
             assert snapshot.why("a", words[row]).row is not None

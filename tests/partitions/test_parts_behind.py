@@ -28,7 +28,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.errors import DdflowError
 from ddflow.partitions.receipt import PAST
 from ddflow.storage.memory import MemoryStore
-from ddflow.trace.checkpoint import Held
+from ddflow.trace.checkpoint import ReusedBatches
 
 
 @pytest.fixture
@@ -36,19 +36,19 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Merges of two runs from the first event on; which ways were gone to bring an index up to date."""
     small_spines(monkeypatch)
     seen: Counter[str] = Counter()
-    redirect, lost = Held._redirect, Held._find_lost_entries
+    redirect, lost = ReusedBatches._redirect_entries, ReusedBatches._find_lost_entries
 
-    def redirected(self: Held, *given: Any) -> None:
+    def redirected(self: ReusedBatches, *given: Any) -> None:
         seen["a merge's output"] += 1
         redirect(self, *given)
 
-    def found(self: Held, *given: Any) -> Any:
+    def found(self: ReusedBatches, *given: Any) -> Any:
         places, gone = lost(self, *given)
         seen["an entry that pointed at what is gone"] += int(gone.sum())
         return places, gone
 
-    monkeypatch.setattr(Held, "_redirect", redirected)
-    monkeypatch.setattr(Held, "_find_lost_entries", found)
+    monkeypatch.setattr(ReusedBatches, "_redirect_entries", redirected)
+    monkeypatch.setattr(ReusedBatches, "_find_lost_entries", found)
     return seen
 
 
@@ -131,8 +131,8 @@ def test_the_driver_says_from_which_inventories_a_part_was_made() -> None:
     for epoch in range(PAST + 4):
         hands.epoch({"a": pa.table({"k": [epoch]})})
         start = hands.coordinator.begin()
-        assert start.find_past(0, 0) == tuple(reversed(names[1:]))[:PAST]
+        assert start.list_past_inventories(0, 0) == tuple(reversed(names[1:]))[:PAST]
         names.append(start.inventory_name(0, 0))
     hands.epoch({})  # which brings nothing
-    assert hands.coordinator.begin().find_past(0, 0) == tuple(reversed(names[1:-1]))[:PAST]
+    assert hands.coordinator.begin().list_past_inventories(0, 0) == tuple(reversed(names[1:-1]))[:PAST]
     hands.close()

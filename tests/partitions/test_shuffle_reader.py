@@ -19,20 +19,20 @@ from messages import raises
 from strategies import events, inputs, splits
 
 import ddflow as dd
-from ddflow.columns.hashing import identities, partition_of
+from ddflow.columns.hashing import assign_partitions, compute_identities
 from ddflow.errors import Misrouted, SpillRefused
 from ddflow.partitions.chunks import (
     NO_ROWS,
     PACKED,
     ChunkLimits,
-    Origin,
+    RowOrigins,
     ShuffleReader,
     add_digests,
+    exchange_sums_schema,
     pack_chunks,
+    pack_exchange_sums,
     pack_receipts,
-    pack_sums,
     row_hashes,
-    sums_schema,
 )
 from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.stages import Stages, cut_stages
@@ -74,16 +74,16 @@ def test_rows_come_back_in_the_order_of_arrival(tmp_path_factory: pytest.TempPat
     tasks = data.draw(splits(rows))
     batches = [b for n, part in enumerate(tasks) for b in route(to_arrow(input["columns"], part).to_batches(), n)]
     whole = to_arrow(input["columns"], rows)
-    high, _ = identities(whole.select(input["spec"]["key"]), SECRET, len(rows))
+    high, _ = compute_identities(whole.select(input["spec"]["key"]), SECRET, len(rows))
     memory = data.draw(st.sampled_from([None, 0, 8 * 600]))
     scratch = tmp_path_factory.mktemp("scratch")
     digest = NO_ROWS
     for number in range(partitions):
-        home = np.flatnonzero(partition_of(high, partitions) == number).tolist()
+        home = np.flatnonzero(assign_partitions(high, partitions) == number).tolist()
         expected = whole.take(pa.array(home, pa.int64()))
         with ShuffleReader(cut_stages(flow), 0, number, memory, str(scratch)) as shuffle:
             for batch in shuffled(batches, data.draw(st.integers(0, 99)), number):
-                shuffle.take_chunks(batch)
+                shuffle.add_chunks(batch)
             assert shuffle.rows == ({"s": len(home)} if home else {})
             assert (shuffle.read_input("s") is None) == (not home)
             digest = add_digests(digest, *(bytes.fromhex(each) for each in shuffle.digests.values()))
@@ -100,7 +100,7 @@ def test_rows_of_every_type_are_read_from_memory_and_from_the_file(kind: str, tm
     flow = opened({"id": pa.int64(), "v": array.type})
     rows = pa.record_batch({"id": pa.array(range(n)), "v": array})
     chunks = shuffled(Partitioner(flow, "s", 1, SECRET, limits=ChunkLimits(4, 8 << 20))([rows], 0), 1)
-    odd = Origin(["t/0"], np.empty(0, np.int64), np.arange(n) * 3 % n, True)
+    odd = RowOrigins(["t/0"], np.empty(0, np.int64), np.arange(n) * 3 % n, True)
     hashes = row_hashes(rows, SECRET)
     halves = [
         pack_chunks(
@@ -117,7 +117,7 @@ def test_rows_of_every_type_are_read_from_memory_and_from_the_file(kind: str, tm
         for memory in (None, 0):
             with ShuffleReader(cut_stages(flow), 0, 0, memory, str(tmp_path)) as shuffle:
                 for chunk in given_chunks:
-                    shuffle.take_chunks(chunk)
+                    shuffle.add_chunks(chunk)
                 table = read(shuffle)
                 table.validate(full=True)
             assert (shuffle.spilled > 0) == (memory == 0)
@@ -155,7 +155,7 @@ def test_rows_of_a_kafka_partition_that_interleave_are_merged(
     batches += kafka(flow, [5, 7], 11, partition=2)
     with ShuffleReader(cut_stages(flow), 0, 0, seed % 2 or None, str(tmp_path_factory.mktemp("scratch"))) as shuffle:
         for batch in shuffled(batches, seed):
-            shuffle.take_chunks(batch)
+            shuffle.add_chunks(batch)
         parts = list(shuffle.read_input("s") or ())
     assert pa.Table.from_batches(parts).column("id").to_pylist() == [5, 7, *range(40)]
     assert max(part.num_rows for part in parts) <= 3 * chunk_rows, "little is joined at a time"
@@ -171,7 +171,7 @@ def test_events_with_the_same_offset_come_in_one_order_whatever_the_shuffle_does
     for seed in range(9):
         with ShuffleReader(cut_stages(flow), 0, 0) as shuffle:
             for batch in shuffled(batches, seed):
-                shuffle.take_chunks(batch)
+                shuffle.add_chunks(batch)
             told.add(repr(read(shuffle).to_pylist()))
     assert len(told) == 1
 
@@ -184,7 +184,7 @@ def counted() -> tuple[dd.Flow, Stages]:
 
 
 def sums(plan: Stages, number: int, rows: list[Any]) -> pa.Table:
-    schema = sums_schema(plan.exchanges[number])
+    schema = exchange_sums_schema(plan.exchanges[number])
     return pa.table([[row[i] for row in rows] for i in range(3)], schema=schema)
 
 
@@ -194,34 +194,36 @@ def test_sums_are_for_their_level_and_what_is_for_later_ones_passes(memory: int 
     assert plan.stages == 3
     given_sums = {0: sums(plan, 0, [("Bern", 7, 2), ("Bern", 8, -1)]), 1: sums(plan, 1, [(3, 7, 1)])}
     batches = [
-        *pack_sums(given_sums, plan, 1, SECRET),
+        *pack_exchange_sums(given_sums, plan, 1, SECRET),
         pack_receipts([b"one", b"two"], 0),
-        *pack_sums({0: sums(plan, 0, [("Chur", 7, 1)])}, plan, 1, SECRET),
+        *pack_exchange_sums({0: sums(plan, 0, [("Chur", 7, 1)])}, plan, 1, SECRET),
     ]
     with ShuffleReader(plan, 1, 0, memory, str(tmp_path)) as shuffle:
         for batch in shuffled(batches, 3, several=9):
-            shuffle.take_chunks(batch)
+            shuffle.add_chunks(batch)
         assert sorted(shuffle.receipts) == [b"one", b"two"]
-        assert shuffle.read_sums(0).sort_by([("_time", "ascending"), ("city", "ascending")]).to_pylist() == [
+        assert shuffle.read_exchange_sums(0).sort_by([("_time", "ascending"), ("city", "ascending")]).to_pylist() == [
             {"city": "Bern", "_time": 7, "_diff": 2},
             {"city": "Chur", "_time": 7, "_diff": 1},
             {"city": "Bern", "_time": 8, "_diff": -1},
         ]
-        assert shuffle.read_sums(0).column("_diff").chunk(0).buffers()[1].address % 8 == 0
-        passed = list(shuffle.later_chunks)
+        assert shuffle.read_exchange_sums(0).column("_diff").chunk(0).buffers()[1].address % 8 == 0
+        passed = list(shuffle.later_stage_chunks)
         assert [batch.schema for batch in passed] == [PACKED]
         assert (shuffle.rows, shuffle.digests, shuffle.read_input("s")) == ({}, {}, None)
     with ShuffleReader(plan, 2, 0) as later:
-        later.take_chunks(passed[0])
-        assert later.read_sums(1).to_pylist() == [{"n": 3, "_time": 7, "_diff": 1}]
-        assert later.read_sums(0).num_rows == 0 and later.read_sums(0).schema == sums_schema(plan.exchanges[0])
-        assert list(later.later_chunks) == []
+        later.add_chunks(passed[0])
+        assert later.read_exchange_sums(1).to_pylist() == [{"n": 3, "_time": 7, "_diff": 1}]
+        assert later.read_exchange_sums(0).num_rows == 0 and later.read_exchange_sums(0).schema == exchange_sums_schema(
+            plan.exchanges[0]
+        )
+        assert list(later.later_stage_chunks) == []
 
 
 def test_what_is_not_for_the_task_is_refused() -> None:
     flow, plan = counted()
     (rows,) = Partitioner(flow, "s", 1, SECRET)([pa.record_batch({"id": [1]})], 0)
-    (first,) = pack_sums({0: sums(plan, 0, [("Bern", 7, 2)])}, plan, 1, SECRET)
+    (first,) = pack_exchange_sums({0: sums(plan, 0, [("Bern", 7, 2)])}, plan, 1, SECRET)
     cases = [
         (0, 1, rows, "partition 1 of stage 0: rows for partition 0 came to it; leave the shuffle to ddflow"),
         (1, 0, rows, "partition 0 of stage 1: rows of input 0 came to it, which are not for it"),
@@ -231,20 +233,20 @@ def test_what_is_not_for_the_task_is_refused() -> None:
     ]
     for stage, number, batch, message in cases:
         with ShuffleReader(plan, stage, number) as shuffle, pytest.raises(Misrouted, match=message):
-            shuffle.take_chunks(batch)
+            shuffle.add_chunks(batch)
 
 
 def test_a_row_without_a_payload_only_calls_its_partition() -> None:
     call = pa.RecordBatch.from_pylist([{"to": 2}], PACKED)
     with ShuffleReader(cut_stages(opened({"id": pa.int64()})), 1, 2) as shuffle:
-        shuffle.take_chunks(call)
-        shuffle.take_chunks(call.slice(0, 0))
+        shuffle.add_chunks(call)
+        shuffle.add_chunks(call.slice(0, 0))
         assert (shuffle.rows, shuffle.receipts, shuffle.read_input("s")) == ({}, [], None)
     with (
         ShuffleReader(cut_stages(opened({"id": pa.int64()})), 0, 1) as shuffle,
         raises(Misrouted),
     ):
-        shuffle.take_chunks(call)
+        shuffle.add_chunks(call)
 
 
 def test_large_types_are_read_as_well() -> None:
@@ -254,7 +256,7 @@ def test_large_types_are_read_as_well() -> None:
     large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
     wide = batch.cast(pa.schema([field.with_type(large.get(field.type, field.type)) for field in PACKED]))
     with ShuffleReader(cut_stages(flow), 0, 0) as shuffle:
-        shuffle.take_chunks(wide)
+        shuffle.add_chunks(wide)
         assert read(shuffle).column("id").to_pylist() == [1, 2]
 
 
@@ -262,10 +264,10 @@ def test_columns_that_are_not_there_stay_away() -> None:
     flow = opened({"id": pa.int64(), "city": pa.string(), "at": pa.int64()})
     (batch,) = Partitioner(flow, "s", 1, SECRET, ("id", "at"))([pa.record_batch({"at": [1], "id": [2]})], 0)
     with ShuffleReader(cut_stages(flow), 0, 0, columns={"s": ("id", "at")}) as shuffle:
-        shuffle.take_chunks(batch)
+        shuffle.add_chunks(batch)
         assert read(shuffle).to_pylist() == [{"id": 2, "at": 1}]
     with ShuffleReader(cut_stages(flow), 0, 0) as shuffle:
-        shuffle.take_chunks(batch)
+        shuffle.add_chunks(batch)
         with raises(Misrouted):
             read(shuffle)
 
@@ -277,7 +279,7 @@ def test_an_eighth_of_the_budget_is_held_in_memory(tmp_path: Path) -> None:
     shuffle = ShuffleReader(cut_stages(flow), 0, 0, 800_000, str(tmp_path))
     held = []
     for batch in batches:
-        shuffle.take_chunks(batch)
+        shuffle.add_chunks(batch)
         held.append(shuffle.bytes_resident)
     assert max(held) <= 100_000 < max(held) + batches[0].nbytes
     assert shuffle.bytes_resident + shuffle.spilled > 40 * 8000
@@ -294,7 +296,7 @@ def test_several_spools_share_a_scratch_folder_and_errors_name_it(tmp_path: Path
     (batch,) = Partitioner(flow, "s", 1, SECRET)([pa.record_batch({"id": [1]})], 0)
     shuffles = [ShuffleReader(cut_stages(flow), 0, 0, 0, str(tmp_path)) for _ in range(3)]
     for shuffle in shuffles:
-        shuffle.take_chunks(batch)
+        shuffle.add_chunks(batch)
     for shuffle in shuffles:
         assert read(shuffle).num_rows == 1
         shuffle.close()
@@ -303,4 +305,4 @@ def test_several_spools_share_a_scratch_folder_and_errors_name_it(tmp_path: Path
         ShuffleReader(cut_stages(flow), 0, 0, 0, str(tmp_path / "gone")) as shuffle,
         raises((SpillRefused, OSError)),
     ):
-        shuffle.take_chunks(batch)
+        shuffle.add_chunks(batch)

@@ -1,10 +1,10 @@
 """The queries of Nexmark that can be said, in Spark's dialect.
 
 What differs from how they are published: bids have an ``id`` of their own, because upserts have a key; a rank is a
-``row_number``, whose order is completed by the id; windows of time (5, 7, 8) are a number computed from the time; and
-``count_char`` of query 14 is a difference of lengths. Query 13 joins what a side table has at the time of a bid: the
-verb ``lookup`` does that (see ``test_nexmark``), and SQL has no word for it. Query 6 needs a window over rows before a
-row, 10 is a sink, 11 and 12 have windows by session and by the clock of the machine.
+``row_number``, whose order is completed by the id; windows of time (5, 7, 8) are a number computed from the
+time; and ``count_char`` of query 14 is a difference of lengths. Query 13 joins what a side table has at the time of a
+bid: the verb ``lookup`` does that (see ``test_nexmark``), and SQL has no word for it. Query 6 needs a window over rows
+before a row, 10 is a sink, 11 and 12 have windows by session and by the clock of the machine.
 """
 
 from __future__ import annotations

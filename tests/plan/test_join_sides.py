@@ -15,7 +15,7 @@ from sql_witness import Held, answer, duck, flow_of, rows_of, step
 
 import ddflow as dd
 from ddflow.errors import PlanChanged
-from ddflow.plan.evolve import share_join_sides
+from ddflow.plan.evolve import share_join_arrangements
 
 QUERIES = {
     "amounts": "select c.city, o.amount from o join c on o.c = c.id",
@@ -46,11 +46,11 @@ def sides(plan: Any) -> list[list[str]]:
 
 
 def test_two_queries_over_one_join_hold_its_sides_once() -> None:
-    assert sides(share_join_sides(of("amounts"))) == [["c", "amount"]]
+    assert sides(share_join_arrangements(of("amounts"))) == [["c", "amount"]]
     assert sides(of("amounts", "days")) == [["c", "amount"], ["c", "d"]]
-    assert sides(share_join_sides(of("amounts", "days"))) == [["c", "amount", "d"]]
+    assert sides(share_join_arrangements(of("amounts", "days"))) == [["c", "amount", "d"]]
     alone = of("amounts")
-    assert share_join_sides(alone) is alone
+    assert share_join_arrangements(alone) is alone
     with of("amounts", "days").open() as engine:
         engine.step({"o": [{"id": i, "c": i % 9, "n": 1, "gone": False} for i in range(300)]}, time=1)
         first, second = [each for each in str(engine.explain()).splitlines() if "arrange" in each]

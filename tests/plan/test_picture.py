@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.plan.text.explain import MOST_BOXES, BoxSize, draw_plan, lay_out
+from ddflow.plan.text.explain import MOST_BOXES, BoxSize, draw_plan, lay_out_boxes
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -74,7 +74,7 @@ def test_boxes_never_overlap_and_edges_lead_down(seed: int) -> None:
     count = random.randint(1, 25)
     inputs = [random.sample(range(n), min(n, random.choice((0, 1, 1, 2, 3)))) for n in range(count)]
     sizes = [BoxSize(random.uniform(5, 300), random.uniform(5, 120)) for _ in range(count)]
-    layout = lay_out(sizes, inputs)
+    layout = lay_out_boxes(sizes, inputs)
     boxes = list(zip(layout.boxes, sizes, strict=True))
     for (a, one), (b, other) in combinations(boxes, 2):
         apart = abs(a.x - b.x) >= (one.width + other.width) / 2, abs(a.y - b.y) >= (one.height + other.height) / 2

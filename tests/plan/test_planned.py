@@ -26,7 +26,14 @@ from strategies import events, scenarios
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.errors import CorruptState, SpecError
-from ddflow.plan.text.codec import describe_plan, fingerprint_plan, node_id, node_ids, rebuild_plan, show_node
+from ddflow.plan.text.codec import (
+    compute_node_id,
+    compute_node_ids,
+    describe_plan,
+    fingerprint_plan,
+    rebuild_plan,
+    show_node,
+)
 from ddflow.plan.text.formulas import digest_code
 
 COLUMNS = {"id": pa.int64(), "n": pa.int64(), "s": pa.string()}
@@ -156,10 +163,10 @@ def test_what_no_output_depends_on_is_not_described_and_ids_come_one_by_one_too(
     rows = people(flow)
     used = flow.output("out", rows.filter("n > 1").count())
     unused = rows.filter("n > 2").count()
-    assert set(node_ids(flow)) == {rows, used, *used.inputs}
-    assert node_ids(flow)[used] == node_id(used) == describe_plan(flow)["outputs"]["out"]
-    assert node_id(unused) not in describe_plan(flow)["collections"]
-    assert node_ids(flow.frozen()) == node_ids(flow)
+    assert set(compute_node_ids(flow)) == {rows, used, *used.inputs}
+    assert compute_node_ids(flow)[used] == compute_node_id(used) == describe_plan(flow)["outputs"]["out"]
+    assert compute_node_id(unused) not in describe_plan(flow)["collections"]
+    assert compute_node_ids(flow.frozen()) == compute_node_ids(flow)
 
 
 def test_a_graph_whose_tree_would_be_too_large_is_written_once_a_node() -> None:

@@ -15,7 +15,7 @@ from s3_server import Moto, moto
 
 import ddflow as dd
 import spark_bridge
-from ddflow.kernels.cache import list_places
+from ddflow.kernels.cache import list_cache_directories
 
 __all__ = ["moto"]
 
@@ -31,7 +31,7 @@ def test_a_state_in_a_bucket_is_run_into_told_again_and_streamed_into(
         "AWS_ENDPOINT_URL": moto.url,
         "AWS_ACCESS_KEY_ID": "id",
         "AWS_SECRET_ACCESS_KEY": "key",
-        "DDFLOW_CACHE_DIR": str(list_places()[0]),
+        "DDFLOW_CACHE_DIR": str(list_cache_directories()[0]),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
     for name, value in named.items():

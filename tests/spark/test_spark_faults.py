@@ -78,7 +78,7 @@ def test_batches_that_go_back_are_told_again_as_far_as_they_are_kept(fed: Watche
     fed.check()
     job = Job(fed.flow, {}, fed.stream().feeder.options._replace(keep=3), fed.spark)
     for number in range(1, 4):  # epochs of no rows, until the batches are not kept any more
-        assert job.commit(fed.spark, None).epoch == 4 + number
+        assert job.commit_epoch(fed.spark, None).epoch == 4 + number
     job.close()
     shutil.rmtree(checkpoint)
     shutil.copytree(fed.folder / "old", checkpoint)

@@ -22,7 +22,7 @@ from spark_session import frame_of
 import ddflow as dd
 import spark_bridge
 from ddflow.connectors.formats.base import decode_messages
-from spark_bridge.decoding import Decode
+from spark_bridge.decoding import DecodeTask
 
 pytestmark = pytest.mark.together("spark")
 
@@ -143,7 +143,7 @@ def test_messages_of_two_tables_are_refused_whichever_task_reads_them(
 def test_decoded_messages_of_another_table_in_a_later_batch_are_bad(on_bad: Any) -> None:
     bound: Any = flow_of(on_bad=on_bad).inputs["t"].bound
     given = [batch for table in ("a", "b", "a") for batch in of_table(table, 1).to_batches()]
-    rows = Decode(bound.format, bound.target, ("value",), ())(given)
+    rows = DecodeTask(bound.format, bound.target, ("value",), ())(given)
     if on_bad == "stop":
         with raises(dd.errors.BadMessage):
             list(rows)
@@ -195,7 +195,7 @@ def test_decoded_rows_are_those_that_an_input_is_given(spark: SparkSession, tmp_
     assert rows.columns == ["id", "v", "d", "_position", "_row", "_deleted", "_bad", "partition", "offset"]
     found = rows.toArrow()
     bound = flow_of(on_bad="drop").inputs["t"].bound
-    expected = decode_messages(format, came, bound.target, 0)
+    expected = decode_messages(format, came, bound.message_target, 0)
     assert counted(found.select(bound.schema.names[:6])) == counted(expected.rows.select(bound.schema.names[:6]))
     assert sorted(found["offset"].to_pylist()) == sorted(came["offset"].take(pa.array(expected.at)).to_pylist())
     assert {row["_bad"]["reason"] for row in found.to_pylist() if row["_bad"]} == {"it is no JSON"}

@@ -23,8 +23,8 @@ from ddflow.errors import Misrouted, NullKey, SchemaMismatch, SpecError, TieRefu
 from ddflow.partitions.stages import cut_stages
 from ddflow.partitions.step import compute_stage
 from spark_bridge.job import make_partitioner
-from spark_bridge.tasks import BATCH_ROWS, OnlyStage, RunStage
-from spark_bridge.types import arrow_schema, find_carrier, from_spark, make_nullable, to_spark
+from spark_bridge.tasks import BATCH_ROWS, SingleStage, StatelessStage
+from spark_bridge.types import arrow_schema, find_transfer_type, from_spark, make_nullable, to_spark
 
 ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "paid": pa.bool_()}
 ROWS = pa.table(
@@ -193,7 +193,7 @@ def test_what_travels_comes_back_as_it_was(name: str) -> None:
     kind = (TYPES | MORE)[name]
     values = pa.array(VALUES[name], kind) if name in VALUES else pa.nulls(2, kind)
     there = to_spark(pa.record_batch({"x": values}), "a test")
-    assert there.schema.field(0).type == find_carrier(kind)
+    assert there.schema.field(0).type == find_transfer_type(kind)
     back = from_spark(pa.table(there), make_nullable(pa.schema({"x": kind})), "a test")
     assert back.column(0).combine_chunks().cast(kind).equals(values)
 
@@ -242,10 +242,10 @@ def test_the_schema_of_a_flow_is_in_sparks_types() -> None:
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def only_stage(flow: dd.Flow) -> OnlyStage:
+def only_stage(flow: dd.Flow) -> SingleStage:
     stages = cut_stages(flow)
     assert stages.stages == 1
-    return OnlyStage(stages, SECRET)
+    return SingleStage(stages, SECRET)
 
 
 def test_a_stage_gives_what_the_engine_gives_and_gives_it_again() -> None:
@@ -339,7 +339,7 @@ def test_a_chunk_of_another_partition_is_refused() -> None:
     chunks = list(make_partitioner(flow, "orders", 2, SECRET, ("id",))([pa.record_batch({"id": range(99)})], 0))
     assert {to for chunk in chunks for to in chunk.column("to").to_pylist()} == {0, 1}
     with raises(Misrouted):
-        list(RunStage(cut_stages(flow), 0, SECRET, 2, {"orders": ("id",)}, "orders")(iter(chunks)))
+        list(StatelessStage(cut_stages(flow), 0, SECRET, 2, {"orders": ("id",)}, "orders")(iter(chunks)))
 
 
 # -- the package ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ddflow.engine.run.delivery import Delivery
 from ddflow.errors import SinkAhead, SinkFailed, SpecError
 from ddflow.partitions import driver_epochs
 from ddflow.storage.manifest import load_newest
-from ddflow.storage.opening import opened_store
+from ddflow.storage.opening import open_existing_store
 
 pytestmark = pytest.mark.together("spark")
 
@@ -72,7 +72,7 @@ def changed(rows: list[dict[str, Any]]) -> Counter[Any]:
 
 
 def manifest_of(state: str) -> Any:
-    with opened_store(state) as store:
+    with open_existing_store(state) as store:
         return load_newest(store)
 
 

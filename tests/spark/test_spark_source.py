@@ -43,7 +43,7 @@ from ddflow.tools.rollback import rollback
 from spark_bridge.monitoring import QueryStats
 from spark_bridge.sources.base import LIMITS
 from spark_bridge.sources.state import DdflowSource
-from spark_bridge.types import carrier_schema, spark_schema, to_spark
+from spark_bridge.types import build_transfer_schema, spark_schema, to_spark
 
 __all__ = ["moto"]
 
@@ -79,7 +79,7 @@ def batch(schema: Any = None, filters: list[Any] | None = None, **options: Any) 
     if filters is not None:
         reader.rest = list(reader.pushFilters(filters))
     batches = [b for part in reader.partitions() for b in reader.read(part)]
-    arrow = carrier_schema(reader.asked.columns, "a test")
+    arrow = build_transfer_schema(reader.asked.columns, "a test")
     return pa.Table.from_batches(batches, arrow)
 
 
@@ -129,7 +129,7 @@ class Query:
 def plainly(table: pa.Table, name: str = "out") -> Counter[tuple[Any, ...]]:
     """A table's rows as Spark shows them, without their time."""
     batches = [to_spark(each, name) for each in table.combine_chunks().to_batches()]
-    whole = pa.Table.from_batches(batches, carrier_schema(table.schema, name))
+    whole = pa.Table.from_batches(batches, build_transfer_schema(table.schema, name))
     return counted(whole.drop([n for n in ("_time",) if n in whole.column_names]))
 
 

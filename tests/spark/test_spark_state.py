@@ -36,14 +36,14 @@ from ddflow.errors import (
 )
 from ddflow.partitions.chunks import RECEIPT
 from ddflow.partitions.commit import DriverOptions, EpochDriver
-from ddflow.partitions.epoch_start import Version
+from ddflow.partitions.epoch_start import StateVersion
 from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.receipt import Receipt
 from ddflow.storage.memory import MemoryStore
 from spark_bridge import errors, job, part_cache, rewrite
-from spark_bridge.job import cache_limit
-from spark_bridge.part_cache import PARTS, CacheLimit, MachineMemory, read_memory
-from spark_bridge.tasks import EpochStage, Route, check_version
+from spark_bridge.job import choose_cache_limit
+from spark_bridge.part_cache import PARTS, CacheLimit, MachineMemory, measure_machine_memory
+from spark_bridge.tasks import EpochStage, RouteTask, check_state_visible
 
 pytestmark = pytest.mark.together("spark")
 
@@ -357,8 +357,8 @@ def test_an_executor_that_sees_another_state_says_so_before_it_works(tmp_path: P
     with flow.open(there) as engine:
         engine.step({"orders": orders_of(3)}, time=1)
     coordinator = EpochDriver.open(flow, here, DriverOptions(partitions=1))
-    sight = Version(here, "owner", 0, coordinator.log.manifest_log.digest)
-    check_version(sight)
+    sight = StateVersion(here, "owner", 0, coordinator.log.manifest_log.digest)
+    check_state_visible(sight)
     router = Partitioner(flow, "orders", 1, Secret(1, 2))
 
     def never() -> Iterator[pa.RecordBatch]:
@@ -367,12 +367,12 @@ def test_an_executor_that_sees_another_state_says_so_before_it_works(tmp_path: P
 
     for store in (str(tmp_path / "nowhere"), there):
         with raises(StateRefused):
-            list(Route(router, sight._replace(store=store), ())(never()))
+            list(RouteTask(router, sight._replace(store=store), ())(never()))
     coordinator.close()
     with flow.open(here) as engine:
         for time in range(3):
             engine.step({"orders": orders_of(3)}, time=time)
-    check_version(sight._replace(trust="group"))  # whose manifest is still there
+    check_state_visible(sight._replace(trust="group"))  # whose manifest is still there
 
 
 def receipts_of(batches: list[pa.RecordBatch]) -> list[Receipt]:
@@ -390,7 +390,7 @@ def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_cached_part
         for epoch in range(1, 5):
             rows = orders_of(50, seed=epoch)
             router = Partitioner(flow, "orders", 1, Secret(*coordinator.manifest.secret))
-            chunks = list(Route(router, None, columns["orders"])(rows.to_batches()))
+            chunks = list(RouteTask(router, None, columns["orders"])(rows.to_batches()))
             start = coordinator.begin()
             task = EpochStage(coordinator.cut, start, 0, columns, "a test", CacheLimit(1 << 30 if epoch < 4 else 0))
             left = task(iter(chunks))
@@ -407,7 +407,7 @@ def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_cached_part
     assert hits == [[0, 0]] * 4
     start = coordinator.begin()
     task = EpochStage(coordinator.cut, start, 0, columns, "a test", CacheLimit(1 << 30))
-    chunks = list(Route(router, None, columns["orders"])(orders_of(5, seed=9).to_batches()))
+    chunks = list(RouteTask(router, None, columns["orders"])(orders_of(5, seed=9).to_batches()))
     coordinator.finish(start, receipts_of(list(task(iter(chunks)))))
     start = coordinator.begin()
     task = EpochStage(coordinator.cut, start, 0, columns, "a test", CacheLimit(1 << 30))
@@ -416,7 +416,7 @@ def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_cached_part
     coordinator.finish(start, receipts_of(list(task(iter(chunks)))))
     task = EpochStage(coordinator.cut, coordinator.begin(), 0, columns, "a test", CacheLimit(1 << 30))
     with pytest.raises(NullKey):
-        list(task(Route(router, None, columns["orders"])(bad.to_batches())))
+        list(task(RouteTask(router, None, columns["orders"])(bad.to_batches())))
     assert PARTS.nbytes == 0  # who failed is not kept
     coordinator.close()
 
@@ -438,7 +438,7 @@ def test_a_cache_that_is_too_small_keeps_what_fits_and_says_so_once(
 
     assert found("auto", 3) > 0
     caplog.clear()
-    monkeypatch.setattr(job, "WATCH", part_cache.CacheWatch())
+    monkeypatch.setattr(job, "WATCH", part_cache.CacheMissMonitor())
     # The scan comes round: the part that was used longest ago is the next that is asked for.
     assert found(size // 5, 7) > 0
     said = [each.getMessage() for each in caplog.records]
@@ -454,7 +454,7 @@ def test_a_cache_that_is_too_small_keeps_what_fits_and_says_so_once(
 def test_the_limit_of_a_cache_follows_the_settings_of_spark() -> None:
     def limit(given: str | int | None = "auto", **settings: str) -> CacheLimit:
         known = {f"spark.{name.replace('_', '.')}": value for name, value in settings.items()}
-        return cache_limit(given, SimpleNamespace(conf=known, sparkContext=None))
+        return choose_cache_limit(given, SimpleNamespace(conf=known, sparkContext=None))
 
     assert limit("64MB", executor_cores="4") == CacheLimit(64_000_000)
     assert limit(None) == CacheLimit(0)
@@ -473,9 +473,9 @@ def test_the_memory_of_a_container_counts(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    assert read_memory().total >= read_memory().available > 0
+    assert measure_machine_memory().total >= measure_machine_memory().available > 0
     written("proc/meminfo", "MemTotal: 9 kB\nMemAvailable: 2097152 kB\nHugePages_Total: 0\n")
-    assert read_memory(tmp_path).available == 2 << 30
+    assert measure_machine_memory(tmp_path).available == 2 << 30
     for folder, names in (
         ("memory/", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
         ("", ("memory.max", "memory.current", "inactive_file")),
@@ -483,13 +483,13 @@ def test_the_memory_of_a_container_counts(tmp_path: Path) -> None:
         written(f"sys/fs/cgroup/{folder}{names[0]}", f"{1 << 30}\n")
         written(f"sys/fs/cgroup/{folder}{names[1]}", f"{700 << 20}\n")
         written(f"sys/fs/cgroup/{folder}memory.stat", f"anon 5\n{names[2]} {100 << 20}\n")
-        assert read_memory(tmp_path) == MachineMemory(1 << 30, (1 << 30) - (600 << 20))
+        assert measure_machine_memory(tmp_path) == MachineMemory(1 << 30, (1 << 30) - (600 << 20))
     written("sys/fs/cgroup/memory.max", "max\n")
-    assert read_memory(tmp_path) == read_memory(tmp_path)._replace(available=2 << 30)
+    assert measure_machine_memory(tmp_path) == measure_machine_memory(tmp_path)._replace(available=2 << 30)
 
 
 def test_errors_come_back_as_what_they_were() -> None:
-    with pytest.raises(NullKey) as caught, errors.attach_errors(), errors.attach_errors():
+    with pytest.raises(NullKey) as caught, errors.attach_error_notes(), errors.attach_error_notes():
         raise NullKey('a "step"', "two\nlines", "mend: it; now")
     assert len(caught.value.__notes__) == 1
     found = errors.parse_error(f"nothing\n{caught.value.__notes__[0]}\nmore")

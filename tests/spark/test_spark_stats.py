@@ -23,7 +23,7 @@ import ddflow as dd
 import spark_bridge
 from ddflow.metrics import SinkLag
 from spark_bridge import monitoring, streams
-from spark_bridge.monitoring import EpochStats, QueryAccount, QueryAccounts, QueryStats
+from spark_bridge.monitoring import EpochStats, QueryHistories, QueryHistory, QueryStats
 
 pytestmark = pytest.mark.together("spark")
 
@@ -231,9 +231,9 @@ def batch(number: int, **figures: int) -> EpochStats:
 
 
 def test_a_table_breaks_neither_a_line_nor_a_page_and_shows_the_last_batches() -> None:
-    account = QueryAccount()
+    account = QueryHistory()
     for number in range(monitoring.KEPT + 5):
-        account.add(batch(number, driver_tasks=2000, memory=number))
+        account.add_epoch(batch(number, driver_tasks=2000, memory=number))
     told = account.stats()
     assert len(told) == monitoring.KEPT and told.epochs == told.total.epoch == monitoring.KEPT + 5
     assert told.total.figures["memory"] == monitoring.KEPT + 4
@@ -248,21 +248,21 @@ def test_a_table_breaks_neither_a_line_nor_a_page_and_shows_the_last_batches() -
 
 def test_nothing_yet_is_shown_as_nothing() -> None:
     assert (
-        str(QueryAccount().stats()).splitlines()[0]
+        str(QueryHistory().stats()).splitlines()[0]
         == "0 epochs, 0 rows in, 0 updates out, 0 B written; frontier the beginning"
     )
     assert "durationMs - (tasks: -)" in str(batch(1))
 
 
 def test_accounts_are_kept_of_the_last_queries_only() -> None:
-    accounts, one = QueryAccounts(), QueryAccount()
+    accounts, one = QueryHistories(), QueryHistory()
     for query in ("", *map(str, range(monitoring.QUERIES)), "0", "new"):
-        accounts.put(query, one)
+        accounts.add_query(query, one)
     assert [accounts.get(query) for query in ("", "1", "0", "new")] == [None, None, one, one]
 
 
 def test_progress_without_an_epoch_is_passed_on_as_that() -> None:
-    monitoring.ACCOUNTS.put("a query", QueryAccount())
+    monitoring.ACCOUNTS.add_query("a query", QueryHistory())
     listener = spark_bridge.Listener()
     listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(id="a query", batchId=0)))
     assert [each.ddflow for each in listener.recent] == [None]

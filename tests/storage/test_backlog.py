@@ -9,8 +9,8 @@ import pytest
 
 from ddflow.errors import CorruptState
 from ddflow.storage import backlog as module
-from ddflow.storage.backlog import Backlog, BacklogFile, check_sequence
-from ddflow.storage.epochs import Call, Epoch, Output
+from ddflow.storage.backlog import Backlog, BacklogFile, check_epoch_sequence
+from ddflow.storage.epochs import Epoch, EpochCall, Output
 from ddflow.storage.fields import encode_record
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
@@ -19,12 +19,12 @@ from ddflow.storage.protocol import Blob
 def receipt(number: int) -> Epoch:
     """One with an output of one file."""
     output = Output((Blob(f"{number:016x}-0.arrow", number, bytes(16)),), 1)
-    return Epoch(number, (Call("step", number, "0" * 32, number, {}, {"rows": output}, {}),), None, "0" * 32)
+    return Epoch(number, (EpochCall("step", number, "0" * 32, number, {}, {"rows": output}, {}),), None, "0" * 32)
 
 
 def names(store: MemoryStore, parts: tuple[BacklogFile, ...]) -> set[str]:
     """All files of parts, by a reader of its own."""
-    return {blob.name for blob in Backlog(store).files(parts)}
+    return {blob.name for blob in Backlog(store).list_files(parts)}
 
 
 @pytest.mark.drawn(3)
@@ -44,14 +44,14 @@ def test_any_commits_and_acknowledgements_keep_what_is_needed(seed: int, monkeyp
             log = Backlog(store)  # another process
         before = parts
         parts, receipts = log.move_receipts(parts, receipts, keep, taken)
-        kept = [*Backlog(store).receipts(parts), *receipts]
+        kept = [*Backlog(store).list_receipts(parts), *receipts]
         assert kept == [receipt(each) for each in range(kept[0].epoch, number + 1)]
         # No epoch that is needed is missing, and of others there are few.
         assert kept[0].epoch <= max(taken, number - keep) + 1
         assert kept[0].epoch > taken - fan or len(kept) < keep + fan
         after = chance.randint(0, number)
         wanted = [each.epoch for each in kept if after < each.epoch < receipts[0].epoch]
-        assert [each.epoch for each in log.receipts(parts, after)] == wanted
+        assert [each.epoch for each in log.list_receipts(parts, after)] == wanted
         assert len(receipts) < keep + fan
         most = max(most, len(parts))
         versions.append(before)
@@ -59,7 +59,7 @@ def test_any_commits_and_acknowledgements_keep_what_is_needed(seed: int, monkeyp
         mine, theirs = log.compare_files(parts, others)
         ours, all_theirs = names(store, parts), names(store, tuple(others))
         assert mine == ours - all_theirs and all_theirs - ours <= theirs <= all_theirs
-        check_sequence(parts)
+        check_epoch_sequence(parts)
     assert most <= 2 * fan * 9
 
 
@@ -114,5 +114,5 @@ def damaged(what: str, receipts: tuple[Epoch, ...]) -> tuple[MemoryStore, Backlo
 def test_what_is_not_what_it_says_is_named(what: str) -> None:
     store, part, said = damaged(what, tuple(map(receipt, range(1, 5))))
     with pytest.raises(CorruptState, match=said) as caught:
-        list(Backlog(store).receipts([part]))
+        list(Backlog(store).list_receipts([part]))
     assert part.file.name in str(caught.value)

@@ -15,13 +15,13 @@ from kinds import PLAIN
 from parts_by_hand import Hands
 
 import ddflow as dd
-from ddflow.engine.garbage import list_blobs
+from ddflow.engine.garbage import list_version_blobs
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.rescale import rescale
-from ddflow.partitions.step import StagePart
-from ddflow.storage.files.arrow_file import MOST, OPTIONS, decompress, read_batches
-from ddflow.storage.files.flatbuffer import Malformed
-from ddflow.storage.inventory_text import find_names
+from ddflow.partitions.step import StagePartition
+from ddflow.storage.files.arrow_file import MOST, OPTIONS, decompress_buffer, read_batches
+from ddflow.storage.files.flatbuffer import MalformedMetadata
+from ddflow.storage.inventory_text import find_file_names
 from ddflow.storage.manifest import load_newest
 from ddflow.storage.opening import open_store
 
@@ -50,12 +50,12 @@ def test_what_is_compressed_is_what_comes_out(name: str) -> None:
 def test_a_buffer_holds_what_it_says_or_is_refused(held: bytes, claim: int, end: int) -> None:
     body = LZ4.compress(held).to_pybytes()
     if held:
-        assert decompress(claimed(len(held), body)) == pa.py_buffer(held)
-    assert decompress(claimed(-1, held)) == pa.py_buffer(held)
+        assert decompress_buffer(claimed(len(held), body)) == pa.py_buffer(held)
+    assert decompress_buffer(claimed(-1, held)) == pa.py_buffer(held)
     for given_claim, rest in ((claim, body), (len(held), body[: min(end, len(body) - 1)]), (claim, held)):
         if (given_claim, rest) != (len(held), body) and given_claim != -1:
-            with pytest.raises(Malformed):
-                decompress(claimed(given_claim, rest))
+            with pytest.raises(MalformedMetadata):
+                decompress_buffer(claimed(given_claim, rest))
 
 
 def test_a_greater_claim_than_can_be_is_refused_before_there_is_room_for_it() -> None:
@@ -64,12 +64,14 @@ def test_a_greater_claim_than_can_be_is_refused_before_there_is_room_for_it() ->
     assert len(zeros) <= MOST * len(body), "LZ4 holds more in a byte than we read"
     before = pa.total_allocated_bytes()
     for claim in (MOST * len(body) + 1, 1 << 62, -5, 0):
-        with pytest.raises(Malformed, match=f"a buffer of {len(body) + 8:,} bytes says that it holds {claim:,}"):
-            decompress(claimed(claim, body))
-    with pytest.raises(Malformed, match="a buffer of 7 bytes does not say"):
-        decompress(pa.py_buffer(b"7 bytes"))
+        with pytest.raises(
+            MalformedMetadata, match=f"a buffer of {len(body) + 8:,} bytes says that it holds {claim:,}"
+        ):
+            decompress_buffer(claimed(claim, body))
+    with pytest.raises(MalformedMetadata, match="a buffer of 7 bytes does not say"):
+        decompress_buffer(pa.py_buffer(b"7 bytes"))
     assert pa.total_allocated_bytes() == before
-    assert decompress(claimed(len(zeros), body)).equals(pa.py_buffer(zeros))
+    assert decompress_buffer(claimed(len(zeros), body)).equals(pa.py_buffer(zeros))
 
 
 def flow_of() -> dd.Flow:
@@ -126,8 +128,8 @@ class Story:
         store, out = open_store(str(self.place), create=False, readonly=True), Counter[bool]()
         manifest = load_newest(store)
         assert manifest is not None
-        rows = {name for blob in manifest.inventories for name in find_names(store.map(blob))}
-        for blob in list_blobs(store, manifest):
+        rows = {name for blob in manifest.inventories for name in find_file_names(store.map(blob))}
+        for blob in list_version_blobs(store, manifest):
             if blob.name in rows:
                 out[FRAME in store.map(blob).to_pybytes()] += blob.length
         store.close()
@@ -175,7 +177,7 @@ def test_a_budget_is_kept_though_files_hold_more_than_they_take(tmp_path: Path) 
     store = open_store(str(tmp_path / "state"), create=True)
     coordinator = EpochDriver.open(flow, store, DriverOptions(partitions=1))
     start = coordinator.begin()
-    part = StagePart(coordinator.cut, start, 0, 0)
+    part = StagePartition(coordinator.cut, start, 0, 0)
     made = part.step(start, {"rows": pa.table({"id": range(n), "n": [7] * n})}, {}, {"rows": n}, {"rows": "0" * 32})
     part.close()
     coordinator.finish(start, [made.receipt])
@@ -184,7 +186,7 @@ def test_a_budget_is_kept_though_files_hold_more_than_they_take(tmp_path: Path) 
     for memory in (None, budget):
         pa.default_memory_pool().release_unused()
         before = pa.total_allocated_bytes()
-        part = StagePart(coordinator.cut, start._replace(memory=memory), 0, 0)
+        part = StagePartition(coordinator.cut, start._replace(memory=memory), 0, 0)
         taken[memory] = pa.total_allocated_bytes() - before
         part.close()
         del part

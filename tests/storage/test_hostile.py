@@ -32,8 +32,8 @@ from test_manifest import WHERE, body_of, encoded, typical
 
 from ddflow.columns.wider import find_widening
 from ddflow.errors import CorruptState
-from ddflow.storage.files.arrow_file import RATIO, new_file, read_batch, read_batches, readable
-from ddflow.storage.files.flatbuffer import Malformed, root
+from ddflow.storage.files.arrow_file import RATIO, is_readable_type, open_file_writer, read_batch, read_batches
+from ddflow.storage.files.flatbuffer import MalformedMetadata, read_root_table
 from ddflow.storage.manifest import FORMAT, Manifest
 
 ROOM = 128 << 20
@@ -70,7 +70,7 @@ def file_of(batches: list[pa.RecordBatch], schema: pa.Schema, compression: str |
     """An Arrow file."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)
-    with pa.ipc.new_file(sink, schema, options=options) if compression else new_file(sink, schema) as writer:
+    with pa.ipc.new_file(sink, schema, options=options) if compression else open_file_writer(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
     return bytes(sink.getvalue())
@@ -105,7 +105,7 @@ class Spans:
         at = 8
         while size := struct.unpack_from("<i", data, at + 4)[0]:
             begin, end = at + 8, at + 8 + size
-            message = root(memoryview(data)[begin:end])
+            message = read_root_table(memoryview(data)[begin:end])
             body = message.read_number(3, "q")
             self.metadata.append((at, end))
             if body:
@@ -341,7 +341,7 @@ def manifest_mutant(seed: int) -> str:
     except CorruptState as error:
         assert len(str(error)) < 2000, len(str(error))
         return reason(error)
-    manifest._check()
+    manifest._check_invariants()
     return "read"
 
 
@@ -396,7 +396,7 @@ def storage(kind: pa.DataType) -> pa.DataType:
 @pytest.mark.parametrize("metadata", [None, {"written": "by another version of Arrow, whose bytes are others"}])
 def test_what_a_state_holds_is_read_where_it_lies(name: str, metadata: dict[str, str] | None) -> None:
     array = PLAIN[name]
-    assert readable(array.type)
+    assert is_readable_type(array.type)
     for part in (array, array.slice(1, 2), array.slice(0, 0)):
         batch = pa.record_batch({name: part, "n": list(range(len(part)))})
         data = file_of([batch, batch], batch.schema.with_metadata(metadata))
@@ -425,7 +425,7 @@ def test_a_file_is_read_as_what_it_is_only() -> None:
 @pytest.mark.parametrize("name", ENCODED)
 def test_encodings_are_none_of_a_state(name: str) -> None:
     array, normal = ENCODED[name]
-    assert not readable(array.type) and readable(normal)
+    assert not is_readable_type(array.type) and is_readable_type(normal)
     with raises(CorruptState):
         read(file_of([pa.record_batch({"c": array})], pa.schema({"c": array.type})), pa.schema({"c": normal}))
 
@@ -508,25 +508,25 @@ def test_a_file_of_one_batch_has_one() -> None:
 def test_nothing_outside_of_a_flatbuffer_is_read() -> None:
     vtable = struct.pack("<I4HiI", 12, 6, 8, 4, 0, 8, 4)  # a table at 12 with its vtable at 4, and one field at 16
     good = vtable + struct.pack("<I", 3) + b"abc"
-    table = root(memoryview(good))
+    table = read_root_table(memoryview(good))
     assert (table.read_text(0), table.read_text(1), table.read_number(0, "I"), table.read_table(1)) == (
         b"abc",
         b"",
         4,
         None,
     )
-    assert root(memoryview(vtable + struct.pack("<I2i", 2, 5, -6))).read_numbers(0, np.int32) == [5, -6]
+    assert read_root_table(memoryview(vtable + struct.pack("<I2i", 2, 5, -6))).read_numbers(0, np.int32) == [5, -6]
     for i in range(len(good)):
-        with pytest.raises(Malformed):
-            root(memoryview(good[:i])).read_text(0)
-    with pytest.raises(Malformed, match="a vtable of 200 bytes"):
-        root(memoryview(put(good, 4, struct.pack("<H", 200))))
-    with pytest.raises(Malformed, match="a vector of 3 times 8 bytes"):
+        with pytest.raises(MalformedMetadata):
+            read_root_table(memoryview(good[:i])).read_text(0)
+    with pytest.raises(MalformedMetadata, match="a vtable of 200 bytes"):
+        read_root_table(memoryview(put(good, 4, struct.pack("<H", 200))))
+    with pytest.raises(MalformedMetadata, match="a vector of 3 times 8 bytes"):
         table.read_numbers(0, np.int64)
-    with pytest.raises(Malformed, match="a vector of 3 times 4 bytes"):
+    with pytest.raises(MalformedMetadata, match="a vector of 3 times 4 bytes"):
         table.count_tables(0)
-    with pytest.raises(Malformed, match="2 bytes at -88 of 27"):
-        root(memoryview(put(good, 12, struct.pack("<i", 100))))
+    with pytest.raises(MalformedMetadata, match="2 bytes at -88 of 27"):
+        read_root_table(memoryview(put(good, 12, struct.pack("<i", 100))))
 
 
 def test_what_is_no_file_of_arrow_is_an_error() -> None:

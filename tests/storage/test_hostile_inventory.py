@@ -24,7 +24,7 @@ import ddflow as dd
 from ddflow.errors import DdflowError
 from ddflow.storage import inventory_text
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.inventory_text import SheetWriter, read
+from ddflow.storage.inventory_text import SheetWriter, read_inventory_text
 from ddflow.storage.manifest import FORMAT, load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
@@ -100,7 +100,7 @@ def in_sheets(store: MemoryStore, data: bytes, rng: random.Random) -> Blob:
     """A text in sheets, of which now and then one is named twice, or not, or elsewhere."""
     cut = SheetWriter(store)
     for _ in range(4):
-        blob = cut.put(data)
+        blob = cut.write_inventory(data)
     lines = store.map(blob).to_pybytes().split(b"\n")
     if len(lines) > 2 and rng.random() < 0.5:
         at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
@@ -123,7 +123,7 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
     manifest = load_newest(store)
     assert manifest is not None
     [part] = manifest.inventories
-    inventory = json.loads(read(store, part).data)
+    inventory = json.loads(read_inventory_text(store, part).data)
     shared = MemoryStore().shared
     for entry in store.list_blobs():
         shared.blobs[entry.name] = (folder / "blobs" / entry.name).read_bytes(), 0.0
@@ -133,7 +133,7 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
         data = json.dumps(mutated(inventory, rng), separators=(",", ":")).encode()
         memory = MemoryStore()
         memory.shared.blobs = dict(shared.blobs)
-        blob: Blob = SheetWriter(memory).put(data) if kind != "sheets" else in_sheets(memory, data, rng)
+        blob: Blob = SheetWriter(memory).write_inventory(data) if kind != "sheets" else in_sheets(memory, data, rng)
         assert memory.publish(0, replace(manifest, number=0, inventories=(blob,)).encode())
         memory.mark_published(0)
         try:

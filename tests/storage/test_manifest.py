@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ddflow.errors import CorruptState, StateRefused, StorageFailed
 from ddflow.storage.backlog import BacklogFile
 from ddflow.storage.epochs import Kind
-from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, FeedRecord, FeedRun, FeedWay
+from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, FeedHistory, FeedMode, FeedRun
 from ddflow.storage.fields import I64, INSTANTS
 from ddflow.storage.manifest import (
     DEPTH,
@@ -29,8 +29,8 @@ from ddflow.storage.manifest import (
     PARTITIONS,
     AttachedSink,
     AttachedSource,
-    Call,
     Epoch,
+    EpochCall,
     Feed,
     Manifest,
     Output,
@@ -50,11 +50,11 @@ def blob(number: int, ending: str = "json") -> Blob:
     return Blob(f"00ff00ff00ff00ff-{number}.{ending}", 10 * number, bytes([number]) * 16)
 
 
-FED = FeedRecord(
+FED = FeedHistory(
     (
         FeedRun(2, 3, 7, EVENTS),
-        FeedRun(3, 3, 1, FeedWay(FULL, "a = 'ß\"'", (-(2**63), None, "x"))),
-        FeedRun(4, 5, 2, FeedWay(RESTATED)),
+        FeedRun(3, 3, 1, FeedMode(FULL, "a = 'ß\"'", (-(2**63), None, "x"))),
+        FeedRun(4, 5, 2, FeedMode(RESTATED)),
     ),
     until=2,
     events=3,
@@ -71,8 +71,8 @@ def typical(number: int = 7) -> Manifest:
     """A manifest with something in every field."""
     outputs = {"totals": Output((blob(3, "arrow"),), 12), "größe": Output((blob(4, "parquet"), blob(5, "parquet")), 1)}
     calls = (
-        Call("step", 41, "0a" * 16, 42, {"applied": 10, "noop": 2}, outputs, {"step": 1200, "write": 0}),
-        Call("advance_to", CLOSED, "00" * 16, CLOSED, {}, {}, {}),
+        EpochCall("step", 41, "0a" * 16, 42, {"applied": 10, "noop": 2}, outputs, {"step": 1200, "write": 0}),
+        EpochCall("advance_to", CLOSED, "00" * 16, CLOSED, {}, {}, {}),
     )
     plan = {"inputs": [{"name": "orders", "key": ["id"]}], "where": "a < 1.5 and b = 'ß\"'", "nothing": None}
     return Manifest(
@@ -97,7 +97,7 @@ def typical(number: int = 7) -> Manifest:
         horizons={"orders": 40},
         greatest={"orders": NEVER, "ä": CLOSED},
         feed=Feed("a query", 3),
-        fed={"orders": FED, "ä": FeedRecord().add_call(5, EVENTS)},
+        fed={"orders": FED, "ä": FeedHistory().add_call(5, EVENTS)},
         past=(PastColumns(4, {"orders": "AA=="}, {"totals": "AA==", "ä": ""}),),
         sources={
             "orders": AttachedSource(
@@ -171,7 +171,7 @@ blobs = st.builds(
 files = st.lists(blobs, min_size=1, max_size=3, unique_by=lambda each: each.name).map(tuple)
 by_input = st.dictionaries(names, times, max_size=3)
 calls = st.builds(
-    Call,
+    EpochCall,
     st.sampled_from(get_args(Kind)),
     times,
     digests,
@@ -183,23 +183,23 @@ calls = st.builds(
 ways = (
     st.just(EVENTS)
     | st.builds(
-        FeedWay,
+        FeedMode,
         st.just(FULL),
         st.none() | st.text(max_size=8),
         st.none() | st.lists(st.none() | names | st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=2).map(tuple),
     )
-    | st.just(FeedWay(RESTATED))
+    | st.just(FeedMode(RESTATED))
 )
 
 
 @st.composite
-def feedings(draw: st.DrawFn, last: int) -> FeedRecord:
+def feedings(draw: st.DrawFn, last: int) -> FeedHistory:
     """How an input was fed by some calls, up to an epoch; some of them may be forgotten."""
-    fed, at = FeedRecord(), 1
+    fed, at = FeedHistory(), 1
     for way in draw(st.lists(ways, max_size=6)) if last else ():
         at = draw(st.integers(at, last))
         fed = fed.add_call(at, way)
-    return fed.drop_words() if draw(st.booleans()) else fed
+    return fed.forget_runs_with_values() if draw(st.booleans()) else fed
 
 
 def pasts(last: int) -> st.SearchStrategy[Any]:
@@ -296,7 +296,7 @@ def test_what_is_written_is_read(manifest: Manifest) -> None:
     data = manifest.encode()
     assert Manifest.decode(data, manifest.number, WHERE) == manifest
     assert Manifest.decode(data, manifest.number, WHERE).encode() == data
-    manifest._check()
+    manifest._check_invariants()
 
 
 def test_every_flipped_bit_is_an_error() -> None:
@@ -521,7 +521,7 @@ def test_a_plan_that_could_not_be_read_is_not_written() -> None:
     plan: Any = 1
     for _ in range(DEPTH):
         plan = {"in": plan}
-    replace(typical(), plan=plan)._check()
+    replace(typical(), plan=plan)._check_invariants()
     endless: Any = 1
     for _ in range(10_000):
         endless = {"in": endless}
@@ -593,7 +593,7 @@ def test_a_writer_that_goes_on_meanwhile_is_no_loss() -> None:
         stage.publish(9, typical(9).encode())
         stage.mark_published(9)
         for number in (6, 7, 8):
-            stage.expire(number)
+            stage.delete_manifest(number)
 
     stage.meanwhile = commit_and_expire
     assert load_newest(stage) == typical(9)
@@ -610,13 +610,13 @@ def test_what_a_store_raises_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_manifest_names_the_files_of_its_outputs() -> None:
-    assert list(typical().outputs()) == [blob(3, "arrow"), blob(4, "parquet"), blob(5, "parquet")]
+    assert list(typical().output_files()) == [blob(3, "arrow"), blob(4, "parquet"), blob(5, "parquet")]
 
 
 def test_inventories_are_whole_stages_of_partitions() -> None:
     six = tuple(blob(n) for n in range(6))
     for partitions, count in [(1, 0), (1, 2), (3, 6), (6, 6), (3, 0)]:
-        replace(typical(), inventories=six[:count], partitions=partitions)._check()
+        replace(typical(), inventories=six[:count], partitions=partitions)._check_invariants()
     for partitions, count in [(2, 1), (4, 6), (5, 6)]:
         written = body_of(typical()) | {"inventories": list(six[:count]), "partitions": partitions}
         text = str(refusal(encoded(written)))
@@ -642,7 +642,7 @@ def test_inventories_are_whole_stages_of_partitions() -> None:
         ("greatest", {"a": NEVER - 1}, ">= -9223372036854775808 - at `$.greatest[...]`"),
         ("note", "x" * (MANIFEST + 1), "length <= 16777216 - at `$.note`"),
         ("secret", (2**64, 0), "its secret is not two words of 64 bits"),
-        ("fed", {"a": FeedRecord(until=1)}, "it has forgotten 0 calls up to epoch 1"),
+        ("fed", {"a": FeedHistory(until=1)}, "it has forgotten 0 calls up to epoch 1"),
         ("plan", {"a": ["x" * (1 << 24)] * 17}, "bytes, of 268,435,456 at most"),
     ],
 )

@@ -17,7 +17,7 @@ import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.storage.fields import encode_record
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.inventory_text import find_files, find_names, read, rename_files
+from ddflow.storage.inventory_text import find_file_names, find_files, read_inventory_text, rename_files
 from ddflow.storage.manifest import load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Store
@@ -45,10 +45,10 @@ def agrees(store: Store) -> int:
     assert manifest is not None
     total = 0
     for part in manifest.inventories:
-        data = read(store, part).data
+        data = read_inventory_text(store, part).data
         expected = list(blobs(StoredInventory.read(store, part).of))
         assert sorted(find_files(data)) == sorted(expected)
-        assert find_names(data) == {blob.name for blob in expected}
+        assert find_file_names(data) == {blob.name for blob in expected}
         other = {blob.name: Blob(f"ff00ff00ff00ff00-{i}.arrow", i, bytes(16)) for i, blob in enumerate(expected)}
         assert sorted(find_files(rename_files(data, other))) == sorted(other.values())
         total += len(expected)
@@ -80,4 +80,4 @@ def test_what_a_user_wrote_is_no_file(name: str) -> None:
     expected = {blob.name for part in manifest.inventories for blob in blobs(StoredInventory.read(store, part).of)}
     assert {blob.name for blob in find_files(data)} == expected
     # A name alone may be taken for a file's, which keeps one too many and never one too few.
-    assert find_names(data) >= expected
+    assert find_file_names(data) >= expected

@@ -14,7 +14,7 @@ from messages import raises
 from ddflow.errors import CorruptState
 from ddflow.storage import inventory_text as module
 from ddflow.storage.fields import encode_record
-from ddflow.storage.inventory_text import SheetWriter, find_files, read, unfold_sheets
+from ddflow.storage.inventory_text import SheetWriter, find_files, read_inventory_text, unfold_sheets
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 
@@ -73,10 +73,10 @@ def changed_and_read(data: st.DataObject) -> None:
             case "reopen":
                 sheets = SheetWriter(store)
                 if blob is not None:
-                    sheets.resume(read(store, blob))
+                    sheets.load_text(read_inventory_text(store, blob))
         written = text(numbers, data.draw(st.text(max_size=5)))
-        blob = sheets.put(written)
-        again = read(store, blob)
+        blob = sheets.write_inventory(written)
+        again = read_inventory_text(store, blob)
         assert again.data == written
         assert sorted(again.sheets) == sorted(sheets.blobs)
         assert again.names == sheets.names == {each.name for each in again.files}
@@ -90,7 +90,7 @@ def test_a_text_of_few_files_is_one_file_as_it_is() -> None:
     sheets = SheetWriter(store)
     few = text(list(range(module.INLINE - 1)))
     for _ in range(5):
-        blob = sheets.put(few)
+        blob = sheets.write_inventory(few)
         assert store.map(blob).to_pybytes() == few and not sheets.blobs
     assert store.puts == 5
 
@@ -101,7 +101,7 @@ def test_a_change_costs_its_logarithm(files: int) -> None:
     sheets = SheetWriter(store)
     while True:
         before = len(sheets.blobs)
-        sheets.put(text(numbers))
+        sheets.write_inventory(text(numbers))
         if len(sheets.blobs) == before > 0:
             break
     assert len(sheets.blobs) < files / 12
@@ -110,11 +110,11 @@ def test_a_change_costs_its_logarithm(files: int) -> None:
         numbers.append(10**6 + round_)  # at the end, at the front, and in the middle
         del numbers[0]
         numbers[len(numbers) // 2] = 10**7 + round_
-        sheets.put(text(numbers, str(round_)))
+        sheets.write_inventory(text(numbers, str(round_)))
     line = len(named([1])[0])
     assert store.written / 40 < line * (module.INLINE + 3 * module.MOST)
     assert store.puts < 40 * 2  # a sheet stays inline for as long as it changes
-    assert read(store, sheets.put(text(numbers))).data == text(numbers)
+    assert read_inventory_text(store, sheets.write_inventory(text(numbers))).data == text(numbers)
 
 
 def test_a_text_that_is_new_is_cut_over_several_commits() -> None:
@@ -123,7 +123,7 @@ def test_a_text_that_is_new_is_cut_over_several_commits() -> None:
     counts = []
     for _ in range(60):
         before = store.puts
-        sheets.put(new)
+        sheets.write_inventory(new)
         counts.append(store.puts - before - 1)
     assert counts[0] == 0 and max(counts) == module.FRESH and counts[-1] == 0
 
@@ -133,12 +133,12 @@ def test_a_sheet_that_is_named_no_more_is_written_again_under_another_name() -> 
     sheets, one, other = SheetWriter(Counting()), text(list(range(20))), text(list(range(100, 120)))
     with tiny():
         for _ in range(8):
-            sheets.put(one)
+            sheets.write_inventory(one)
         first = set(sheets.blobs)
         for _ in range(8):
-            sheets.put(other)
+            sheets.write_inventory(other)
         for _ in range(8):
-            sheets.put(one)
+            sheets.write_inventory(one)
     assert first and sheets.blobs and not first & set(sheets.blobs)
 
 
@@ -153,7 +153,7 @@ def put(store: MemoryStore, data: bytes, ending: str = "json") -> Blob:
 def test_what_is_no_text_in_sheets_is_refused_by_name() -> None:
     store = MemoryStore()
     sheet = put(store, b"[1]")
-    assert read(store, put(store, line(sheet))).data == b"[1]"
+    assert read_inventory_text(store, put(store, line(sheet))).data == b"[1]"
     bad = {
         "twice": line(sheet) * 2,
         "a line of it names no sheet": b"a\nb",
@@ -164,14 +164,14 @@ def test_what_is_no_text_in_sheets_is_refused_by_name() -> None:
     for number, (found, data) in enumerate(bad.items()):
         blob = put(store, data)
         with pytest.raises(CorruptState) as caught:
-            read(store, blob)
+            read_inventory_text(store, blob)
         assert blob.name in caught.value.asked, number
         assert found in caught.value.found or found == "which", caught.value
     lost = Blob("00ff00ff00ff00ff-1.json", 3, sheet.digest)
     with raises(CorruptState):
-        read(store, put(store, line(lost)))
+        read_inventory_text(store, put(store, line(lost)))
     with raises(CorruptState):
-        read(store, put(store, line(sheet._replace(digest=bytes(16)))))
+        read_inventory_text(store, put(store, line(sheet._replace(digest=bytes(16)))))
 
 
 def test_sheets_in_a_circle_and_too_deep_are_refused() -> None:

@@ -63,13 +63,13 @@ def test_sizes_are_of_the_blobs_that_are_there(opener: Opener, monkeypatch: pyte
     one.sync_names()
     missing = "00ff00ff00ff00ff-7.arrow"
     expected = {blob.name: blob.length for blob in blobs}
-    assert two.sizes([*expected, missing]) == expected
-    assert one.sizes([blobs[2].name]) == {blobs[2].name: 1}
-    assert one.sizes([]) == one.sizes([missing]) == {}
+    assert two.find_blob_sizes([*expected, missing]) == expected
+    assert one.find_blob_sizes([blobs[2].name]) == {blobs[2].name: 1}
+    assert one.find_blob_sizes([]) == one.find_blob_sizes([missing]) == {}
     one.delete(blobs[4].name)
-    assert set(two.sizes([*expected])) == set(expected) - {blobs[4].name}
+    assert set(two.find_blob_sizes([*expected])) == set(expected) - {blobs[4].name}
     monkeypatch.setattr("ddflow.storage.s3.MANY", 2)
-    assert set(two.sizes([*expected, missing])) == set(expected) - {blobs[4].name}
+    assert set(two.find_blob_sizes([*expected, missing])) == set(expected) - {blobs[4].name}
 
 
 def test_arrow_writes_straight_to_a_blob(opener: Opener) -> None:
@@ -136,8 +136,8 @@ def test_an_expired_manifest_is_missing(opener: Opener) -> None:
     store = opener()
     store.publish(1, b"a")
     store.publish(2, b"b")
-    store.expire(1)
-    store.expire(1)
+    store.delete_manifest(1)
+    store.delete_manifest(1)
     assert store.list_manifests() == [2] and not store.is_published(1)
     with raises(CorruptState):
         store.read_manifest(1)
@@ -145,21 +145,21 @@ def test_an_expired_manifest_is_missing(opener: Opener) -> None:
 
 def test_the_greatest_mark_is_kept(opener: Opener) -> None:
     store, other = opener(), opener()
-    assert store.last_mark() == -1
+    assert store.find_last_mark() == -1
     for number in (0, 7, 8):
         store.mark_published(number)
-        assert other.last_mark() == number
+        assert other.find_last_mark() == number
     other.mark_published(8)
-    assert opener().last_mark() == 8
+    assert opener().find_last_mark() == 8
 
 
 def test_scratch_is_private_and_goes(opener: Opener) -> None:
     store, other = opener(), opener()
-    scratches = [store.scratch(), store.scratch(), other.scratch()]
+    scratches = [store.open_scratch_store(), store.open_scratch_store(), other.open_scratch_store()]
     paths = [scratch.where for scratch in scratches]
     assert len(set(paths)) == 3 and all(stat.S_IMODE(os.stat(path).st_mode) == 0o700 for path in paths)
     kept = [BatchStore(scratch).write(pa.record_batch({"n": [1]})) for scratch in scratches]
-    opener().scratch().close()
+    opener().open_scratch_store().close()
     for batch, path in zip(kept, paths, strict=True):
         assert os.path.exists(f"{path}/{batch.blob.name}"), "a third store cleared those of open ones"
     for scratch in scratches:

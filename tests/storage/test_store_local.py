@@ -72,16 +72,16 @@ def test_blobs_and_manifests_come_back_and_a_number_is_given_once(place: Path, k
     assert [other.map(blob).to_pybytes() for blob in kept] == [b"", b"four", bytes(3 << 20)]
     assert {(name, length) for name, length, _ in other.list_blobs()} == {(b.name, b.length) for b in kept}
     assert all(0 <= entry.age < 60 for entry in one.list_blobs())
-    assert (one.list_manifests(), one.last_mark(), one.is_published(0)) == ([], -1, False)
+    assert (one.list_manifests(), one.find_last_mark(), one.is_published(0)) == ([], -1, False)
     assert one.publish(0, b"one") and not other.publish(0, b"two") and other.publish(1, b"two")
     assert other.list_manifests() == [0, 1] and one.read_manifest(0) == b"one" and one.read_manifest(1) == b"two"
     assert other.is_published(1) and not other.is_published(2)
     one.mark_published(0), other.mark_published(1), other.mark_published(1)
-    assert one.last_mark() == 1
+    assert one.find_last_mark() == 1
     assert kind == "memory" or os.listdir(place / "marks") == ["0000000000000001"]
     mapped = other.map(kept[1])
     one.delete(kept[1].name), one.delete(kept[1].name)
-    one.expire(0), one.expire(0)
+    one.delete_manifest(0), one.delete_manifest(0)
     assert mapped.to_pybytes() == b"four" and other.list_manifests() == [1]
     for gone in (lambda: other.map(kept[1]), lambda: other.read_manifest(0)):
         with raises(CorruptState):
@@ -132,7 +132,7 @@ def test_only_the_owner_may_look_whatever_the_umask(place: Path, umask: None) ->
             store = LocalStore(root, trust=trust)
             blob = put(store)
             store.publish(0, b"m"), store.mark_published(0)
-            store.scratch().close()
+            store.open_scratch_store().close()
             folders = [root.parent, root, root / "blobs", root / "manifests", root / "marks", root / "spill"]
             files = [root / "blobs" / blob.name, root / "manifests" / NUMBER, root / "marks" / NUMBER]
             assert [mode(path) for path in folders] == [folder] * 6
@@ -249,7 +249,11 @@ def test_junk_is_neither_listed_nor_deleted(place: Path) -> None:
     (place / "spill").mkdir()
     (place / "spill" / "mine").mkdir()
     again = LocalStore(place)
-    assert ([e.name for e in again.list_blobs()], again.list_manifests(), again.last_mark()) == ([blob.name], [3], 3)
+    assert ([e.name for e in again.list_blobs()], again.list_manifests(), again.find_last_mark()) == (
+        [blob.name],
+        [3],
+        3,
+    )
     again.mark_published(4), again.publish(4, b"n"), again.close()
     assert set(junk) | {"spill/mine"} <= set(tree(place))
 
@@ -397,15 +401,15 @@ def test_a_reader_changes_nothing_and_needs_no_right_to(place: Path) -> None:
     watched = Faulty(Disk(), before=lambda *call: calls.append(call[0]))
     reader = LocalStore(place, create=False, readonly=True, disk=watched)
     assert (reader.map(blob).to_pybytes(), reader.read_manifest(0)) == (b"four", b"m")
-    assert (reader.list_manifests(), reader.last_mark()) == ([0], 0)
+    assert (reader.list_manifests(), reader.find_last_mark()) == ([0], 0)
     for change in (
         lambda: put(reader),
         lambda: reader.publish(1, b"n"),
         lambda: reader.delete(blob.name),
         reader.sync_names,
         lambda: reader.mark_published(1),
-        lambda: reader.expire(0),
-        reader.scratch,
+        lambda: reader.delete_manifest(0),
+        reader.open_scratch_store,
     ):
         with raises(StateRefused):
             change()
@@ -428,7 +432,7 @@ from ddflow.errors import EngineClosed
 from ddflow.storage.folder.local import LocalStore
 
 store = LocalStore(sys.argv[1])
-scratch = store.scratch()
+scratch = store.open_scratch_store()
 if not os.fork():
     try:
         store.put("arrow", lambda sink: sink.write(b"child"))
@@ -446,7 +450,7 @@ store.put("arrow", lambda sink: sink.write(b"parent"))
 
 def test_folders_to_spill_to_are_fresh_private_and_gone_at_the_end(place: Path) -> None:
     one, other = LocalStore(place), LocalStore(place)
-    scratches = [one.scratch(), one.scratch(), other.scratch()]
+    scratches = [one.open_scratch_store(), one.open_scratch_store(), other.open_scratch_store()]
     paths = [scratch.where for scratch in scratches]
     assert len(set(paths)) == 3 and all(mode(path) == 0o700 and os.listdir(path) == [LOCK] for path in paths)
     mapped = BatchStore(scratches[0]).write(pa.record_batch({"n": [1]}))
@@ -468,9 +472,9 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.local import LocalStore
 
 store = LocalStore(sys.argv[1])
-scratch = store.scratch()
+scratch = store.open_scratch_store()
 mapped = BatchStore(scratch).write(pa.record_batch({"n": [1]}))
-other = store.scratch()
+other = store.open_scratch_store()
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -486,7 +490,7 @@ time.sleep(600)
 
 
 def test_a_forgotten_scratch_store_leaves_no_folder(place: Path) -> None:
-    scratch = LocalStore(place).scratch()
+    scratch = LocalStore(place).open_scratch_store()
     scratch.put("arrow", lambda sink: sink.write(b"four"))
     assert len(os.listdir(place / "spill")) == 1
     del scratch

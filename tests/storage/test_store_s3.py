@@ -254,9 +254,9 @@ def test_a_reader_writes_nothing(moto: Moto, store: S3Store, tmp_path: Path) -> 
         lambda: put(reader, b""),
         lambda: reader.publish(1, b""),
         lambda: reader.delete(blob.name),
-        lambda: reader.expire(0),
+        lambda: reader.delete_manifest(0),
         lambda: reader.mark_published(0),
-        reader.scratch,
+        reader.open_scratch_store,
     ):
         with raises(StateRefused):
             write()

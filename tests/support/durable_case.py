@@ -103,14 +103,14 @@ class Case:
             found = door.engine.epoch
             assert least <= found <= most, f"it is at epoch {found}, not at one from {least} to {most}"
             self.holds(door, found)
-            door.engine._check()
+            door.engine._check_invariants()
             if found:
                 self.go(door, found)
                 self.holds(door, found)
             for epoch in range(found + 1, len(self.calls) + 1 if upto is None else min(upto, len(self.calls)) + 1):
                 self.go(door, epoch)
                 self.holds(door, epoch)
-                door.engine._check()
+                door.engine._check_invariants()
         finally:
             door.close()
         return found
@@ -143,7 +143,9 @@ def perform(door: EngineDoor, call: list[Any], epoch: int | None = None) -> Any:
 def held(door: EngineDoor, names: list[str]) -> After:
     """What an engine holds."""
     engine = door.engine
-    return After({name: door.read(name) for name in names}, door.totals(), engine.dataflow.pending, engine.frontier)
+    return After(
+        {name: door.read(name) for name in names}, door.totals(), engine.dataflow.pending_count, engine.frontier
+    )
 
 
 def _epochs(steps: int, seed: int = 5, rows: int = 8, keys: int = 12, outputs: Any = OUTPUTS) -> Case:

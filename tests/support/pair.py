@@ -299,7 +299,7 @@ class Pair:
         self.since = max(self.since, min([max(self.last - self.retain, NEVER), *held]))
 
     def _unmoved(self) -> None:
-        self.engine.engine._check()
+        self.engine.engine._check_invariants()
         self._same("totals", self.twin.totals(), self.engine.totals())
         self._same("frontier", self.twin.twin.state.frontier, self.engine.engine.frontier)
         self._same("since", self.since, self.engine.engine.since)

@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 
 import ddflow as dd
-from ddflow.columns.hashing import Secret, identities, partition_of
+from ddflow.columns.hashing import Secret, assign_partitions, compute_identities
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
-from ddflow.partitions.receipt import Committed, Receipt
-from ddflow.partitions.step import PartResult, StagePart, make_idle_receipt
+from ddflow.partitions.receipt import EpochResult, Receipt
+from ddflow.partitions.step import StagePartition, StagePartitionResult, make_idle_receipt
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Store
 
@@ -35,7 +35,7 @@ class Hands:
         self.store, self.chance = store, chance
         self.coordinator = EpochDriver.open(flow, store, DriverOptions(partitions=partitions, **options))
         self.cut = self.coordinator.cut
-        self.warm: dict[tuple[int, int], list[StagePart]] = {}
+        self.warm: dict[tuple[int, int], list[StagePartition]] = {}
         self.hits, self.behind, self.copies = 0, 0, 3
         self.budgets: list[int | None] = [None]
         """Of parts of a state that has none; those without one compress their files."""
@@ -46,7 +46,7 @@ class Hands:
         self.warm.clear()
         self.coordinator.close()
 
-    def epoch(self, inputs: Mapping[str, pa.Table], **options: Any) -> tuple[Committed, Tables]:
+    def epoch(self, inputs: Mapping[str, pa.Table], **options: Any) -> tuple[EpochResult, Tables]:
         """One epoch of the rows of some inputs: what was committed, and what its files hold."""
         self.grow()
         start = self.start = self.coordinator.begin(**options)
@@ -57,8 +57,8 @@ class Hands:
     def grow(self) -> None:
         """Make what the plan has more than the state, if it has."""
         if self.coordinator.growing is not None:
-            start = self.coordinator.begin_growth()
-            self.coordinator.finish_growth(start, self.receipts(start, {}))
+            start = self.coordinator.begin_backfill()
+            self.coordinator.finish_backfill(start, self.receipts(start, {}))
 
     def receipts(self, start: EpochStart, inputs: Mapping[str, pa.Table]) -> list[Receipt]:
         """What all tasks of an epoch said, some of them twice."""
@@ -78,7 +78,7 @@ class Hands:
 
     def task(
         self, start: EpochStart, stage: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
-    ) -> PartResult:
+    ) -> StagePartitionResult:
         """One attempt at one task, on a part that is kept open where it holds what the epoch start says."""
         rows = {
             name: mine(table, self.cut.flow.inputs[name].bound.key_schema.names, start, number)
@@ -89,7 +89,7 @@ class Hands:
         rows = {name: table for name, table in rows.items() if table.num_rows} if stage == 0 else {}
         here = {n: table for n, table in here.items() if table.num_rows}
         if not rows and not here and (receipt := make_idle_receipt(self.cut, start, stage, number)) is not None:
-            return PartResult(receipt, {})
+            return StagePartitionResult(receipt, {})
         part = self.part(start, stage, number)
         counts = {name: table.num_rows for name, table in rows.items()}
         digests = {name: f"{table.num_rows:032x}" for name, table in rows.items()}
@@ -97,7 +97,7 @@ class Hands:
         self.warm.setdefault((stage, number), []).append(part)
         return done
 
-    def part(self, start: EpochStart, stage: int, number: int) -> StagePart:
+    def part(self, start: EpochStart, stage: int, number: int) -> StagePartition:
         """One that a worker keeps open, brought up to date where that can be; or a new one."""
         parts = self.warm.setdefault((stage, number), [])
         if parts and self.chance.random() < (0.7 if len(parts) < self.copies else 1):
@@ -105,26 +105,26 @@ class Hands:
             if part.at == start.inventory_name(stage, number):
                 self.hits += 1
                 return part
-            if part.at in start.find_past(stage, number):
+            if part.at in start.list_past_inventories(stage, number):
                 self.behind += 1
                 part.catch_up(start)
                 for upsert in part.dataflow.graph.inputs.values():
-                    upsert.arranged._check()
+                    upsert.output_arrangement._check_invariants()
                 for arranged in part.dataflow.graph.arrangements.values():
-                    arranged._check()
+                    arranged._check_invariants()
                 return part
             part.close()
         budget = start.memory or self.chance.choice(self.budgets)
-        return StagePart(self.cut, start._replace(memory=budget), stage, number)
+        return StagePartition(self.cut, start._replace(memory=budget), stage, number)
 
-    def outputs(self, committed: Committed) -> Tables:
+    def outputs(self, committed: EpochResult) -> Tables:
         """What the committed files hold."""
         schemas = {name: node.updates_schema(self.cut.flow.time_type) for name, node in self.cut.flow.outputs.items()}
         batch_store = BatchStore(self.store)
         return {
             name: pa.concat_tables(
                 [
-                    batch_store.table(blob, schemas[name], rows_of(batch_store, blob))
+                    batch_store.read_table(blob, schemas[name], rows_of(batch_store, blob))
                     for blob in committed.outputs[name].blobs
                 ]
                 or [schemas[name].empty_table()]
@@ -142,8 +142,8 @@ def rows_of(batch_store: BatchStore, blob: Any) -> int:
 
 def mine(table: pa.Table, by: Any, start: EpochStart, number: int) -> pa.Table:
     """The rows of a table that belong to a partition, in their order."""
-    high, _ = identities(table.select(list(by)), Secret(*start.secret), table.num_rows)
-    return table.filter(pa.array(partition_of(high, start.partitions) == number))
+    high, _ = compute_identities(table.select(list(by)), Secret(*start.secret), table.num_rows)
+    return table.filter(pa.array(assign_partitions(high, start.partitions) == number))
 
 
 def shuffled(table: pa.Table, chance: random.Random) -> pa.Table:

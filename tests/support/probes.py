@@ -50,7 +50,7 @@ def _upper(high: Any, factor: Any) -> Any:
 @contextmanager
 def counted() -> Iterator[list[Call]]:
     """Yields the calls, in their order."""
-    calls, seek, write, rebuild = list[Call](), kernels.seek, kernels.write, kernels.rebuild
+    calls, seek, write, rebuild = list[Call](), kernels.look_up_keys, kernels.write_entries, kernels.copy_entries
 
     def sought(table: Any, capacity: Any, shards: Any, high: Any, low: Any, starts: Any, place: Any, *out: Any) -> None:
         seek(table, capacity, shards, high, low, starts, place, *out)
@@ -91,7 +91,7 @@ def counted() -> Iterator[list[Call]]:
         return int(copied)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, counting in (("seek", sought), ("write", written), ("rebuild", rebuilt)):
+        for name, counting in (("look_up_keys", sought), ("write_entries", written), ("copy_entries", rebuilt)):
             patch.setattr(kernels, name, counting)
         yield calls
 

@@ -13,7 +13,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 import ddflow as dd
-from ddflow.storage.files.arrow_file import new_file
+from ddflow.storage.files.arrow_file import open_file_writer
 from ddflow.storage.manifest import load_newest
 from ddflow.storage.memory import MemoryStore
 
@@ -114,7 +114,7 @@ def rewritten(store: MemoryStore, named: list[Any], change: Callable[[pa.Table],
         table = change(file.read_all())
 
     def write(sink: Any) -> None:
-        with new_file(sink, table.schema) as writer:
+        with open_file_writer(sink, table.schema) as writer:
             writer.write_batch(table.combine_chunks().to_batches()[0])
 
     return to_builtins(store.writer().put("arrow", write))

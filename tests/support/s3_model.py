@@ -158,7 +158,7 @@ class Model:
             return "nothing"
         self.expired = min(self.decided)
         del self.decided[self.expired]
-        store.expire(self.expired)
+        store.delete_manifest(self.expired)
         return "done"
 
     def mark(self, store: S3Store) -> str:
@@ -168,7 +168,7 @@ class Model:
             self.perhaps_marked = max(self.perhaps_marked, number)
             store.mark_published(number)
             self.marked = max(self.marked, number)
-        assert self.marked <= store.last_mark() <= self.perhaps_marked
+        assert self.marked <= store.find_last_mark() <= self.perhaps_marked
         return "done"
 
     def there(self, number: int) -> bytes | None:

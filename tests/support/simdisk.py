@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.storage.folder.disk import Disk, Status
+from ddflow.storage.folder.disk import Disk, FileStatus
 
 SECTOR = 512
 EVERY = 32  # operations between the states that are kept, from which others are computed
@@ -75,11 +75,11 @@ class SimDisk(Disk):
     def real(self, path: str) -> str:
         return os.path.normpath(path)
 
-    def status(self, path: str, follow: bool = False) -> Status:
+    def status(self, path: str, follow: bool = False) -> FileStatus:
         node = self._node(path)
         kind = "folder" if node in self.folders else "file"
         size = 0 if kind == "folder" else len(self.files[node])
-        return Status(kind, 0o700 if kind == "folder" else 0o600, os.geteuid(), size, self.changed.get(node, 0.0))
+        return FileStatus(kind, 0o700 if kind == "folder" else 0o600, os.geteuid(), size, self.changed.get(node, 0.0))
 
     def mkdir(self, path: str, mode: int) -> None:
         folder, name = self._free(path)

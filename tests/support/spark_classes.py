@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ddflow.kernels.cache import list_places
+from ddflow.kernels.cache import list_cache_directories
 
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
 """A JVM of tests is young when it ends: the second compiler and the parallel collector cost it more than they give."""
@@ -27,7 +27,7 @@ KEPT = 3
 def archive() -> Path:
     """Where the archive is, or would be."""
     facts = f"{version('pyspark')} {sys.prefix} {os.environ.get('JAVA_HOME')}"
-    return list_places()[0] / f"spark-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.jsa"
+    return list_cache_directories()[0] / f"spark-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.jsa"
 
 
 def options() -> str:

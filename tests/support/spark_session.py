@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import ddflow as dd
 from spark_bridge.session import local_session
-from spark_bridge.types import carrier_schema, from_spark, make_nullable, spark_schema, to_spark
+from spark_bridge.types import build_transfer_schema, from_spark, make_nullable, spark_schema, to_spark
 
 SETTINGS = {
     "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
@@ -85,7 +85,7 @@ def frame_of(spark: SparkSession, *parts: pa.Table) -> DataFrame:
     """A frame with one partition for each table, in their order; the rows keep theirs.  Types become Spark's."""
     frames = []
     for part in parts:
-        schema = carrier_schema(part.schema, "a test")
+        schema = build_transfer_schema(part.schema, "a test")
         batches = [to_spark(batch, "a test") for batch in part.combine_chunks().to_batches()]
         table = pa.Table.from_batches(batches or [pa.RecordBatch.from_pylist([], schema)])
         frames.append(spark.createDataFrame(table, spark_schema(schema, "a test")).coalesce(1))

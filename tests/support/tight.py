@@ -23,7 +23,7 @@ from ddflow.columns.threads import Threads
 from ddflow.dataflow import batcher, pending_runs, step as computation
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.spill import EventRanges, make_room
+from ddflow.dataflow.spill import EventRanges, spill_excess
 from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.operators.upsert import resolution
@@ -114,7 +114,7 @@ def _advanced(_: Any, merge: RunMerge, rows: int, slots: Any, index: Any, *__: A
     if merge.target is None:
         return ["a piece of a merge in memory"]
     kind = "merge on disk" if index is None else "flush"
-    return [f"a piece of a {kind}", *([f"a {kind} half way"] if merge.owed else [])]
+    return [f"a piece of a {kind}", *([f"a {kind} half way"] if merge.remaining_versions else [])]
 
 
 def _sought(_: Any, arranged: Arrangement, held: Any, *__: Any) -> list[str]:
@@ -141,8 +141,8 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped_bytes else []),
     (Threads, "run_each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
     (Admission, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
-    (Resolved, "_unhashes", lambda out, *_: ["values computed from their hashes"] if out else []),
-    (SheetWriter, "put", lambda _, text, *__: ["an inventory in sheets"] if text.blobs else []),
+    (Resolved, "_can_unhash_column", lambda out, *_: ["values computed from their hashes"] if out else []),
+    (SheetWriter, "write_inventory", lambda _, text, *__: ["an inventory in sheets"] if text.blobs else []),
 ]
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""
 
@@ -152,7 +152,7 @@ def tighten(engine: Engine, share: int = 0, rows: int = 3) -> None:
     budget = engine.dataflow.budget
     budget.state = budget.pending = budget.buffered = share
     budget.piece = 700
-    budget.rows = lambda width: rows  # type: ignore[method-assign]
+    budget.max_rows = lambda width: rows  # type: ignore[method-assign]
     for arranged in engine.dataflow.graph.arrangements.values():
         arranged.spine.fan = arranged.on_disk.fan = 2
 
@@ -162,7 +162,7 @@ def spill(engine: Engine, rest: int) -> None:
     folder = engine.dataflow.budget.home
     assert folder is not None
     if not rest:
-        make_room(engine.dataflow.budget, engine.dataflow.graph, engine.dataflow.batchers, share=0)
+        spill_excess(engine.dataflow.budget, engine.dataflow.graph, engine.dataflow.batchers, share=0)
     for arranged in engine.dataflow.graph.arrangements.values():
         arranged.spill(folder, arranged.nbytes * rest // 1000)
     for waiting in engine.dataflow.batchers.values():
@@ -174,9 +174,9 @@ def merge(engine: Engine, effort: int | None, bite: int = 2) -> None:
     for arranged in engine.dataflow.graph.arrangements.values():
         arranged.piece = arranged.spine.most = arranged.on_disk.most = bite
         settled = arranged.latest <= arranged.since
-        arranged.spine.work(effort, arranged.slots, arranged.index, arranged.since, settled, files=False)
+        arranged.spine.advance_merges(effort, arranged.slots, arranged.index, arranged.since, settled, files=False)
         arranged._flush(effort)
-        arranged.on_disk.work(effort, arranged.slots, None, arranged.since, settled)
+        arranged.on_disk.advance_merges(effort, arranged.slots, None, arranged.since, settled)
 
 
 @contextmanager

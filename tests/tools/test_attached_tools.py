@@ -87,7 +87,7 @@ def test_inspect_tells_what_waits_in_epochs_and_bytes(place: Path) -> None:
     lengths = {path.name: path.stat().st_size for path in (state / "blobs").iterdir()}
     manifest = newest_of(state)
     reader = backlog.Backlog(LocalStore(state, readonly=True))
-    kept = [*reader.receipts(manifest.backlog), *manifest.receipts]
+    kept = [*reader.list_receipts(manifest.backlog), *manifest.receipts]
     outputs = [call.outputs["counts"] for each in kept if each.epoch > 1 for call in each.calls]
     assert sink["waiting_bytes"] == sum(lengths[blob.name] for output in outputs for blob in output.blobs) > 11 * 500
     assert found["sinks"]["orders"]["waiting_bytes"] == 0

@@ -105,7 +105,7 @@ def test_the_new_state_goes_on() -> None:
     with after.open(new.writer()) as engine:
         assert (engine.epoch, engine.last) == (3, 51)
         engine.step(log[0], 52)
-        engine._check()
+        engine._check_invariants()
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(None, 2), (0, 0), (5, 5)])

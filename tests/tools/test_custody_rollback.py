@@ -58,7 +58,7 @@ def newest_file(store: MemoryStore, number: int) -> str:
     """A file of rows that this version names and the one before does not."""
     manifest = load_manifest(store, number)
     new = collect_file_names(store, manifest) - collect_file_names(store, load_manifest(store, number - 1))
-    return min(new - {blob.name for blob in (*manifest.inventories, *manifest.outputs())})
+    return min(new - {blob.name for blob in (*manifest.inventories, *manifest.output_files())})
 
 
 @pytest.mark.parametrize("epoch", [None, 3, 2, 1, 0])
@@ -71,7 +71,7 @@ def test_the_state_is_as_it_was_and_goes_on_from_there(epoch: int | None) -> Non
     assert (done.manifest.epoch, done.manifest.number, done.version) == (to, 5, to)
     assert files.items() <= store.shared.blobs.items() and store.list_manifests() == [0, 1, 2, 3, 4, 5]
     with plan().open(store.writer()) as engine:
-        engine._check()
+        engine._check_invariants()
         assert engine.epoch == to
         if to:
             assert engine.read("people").equals(held[to])
@@ -96,7 +96,7 @@ def test_from_any_damage_to_the_newest_version_the_last_whole_one_is_found(what:
     if what == "file":
         damage(store, newest_file(store, 4))
     if what == "output":
-        damage(store, [*load_manifest(store, 4).outputs()][-1].name)
+        damage(store, [*load_manifest(store, 4).output_files()][-1].name)
     if what == "two":
         damage(store, newest_file(store, 3))
         to = 2
@@ -168,7 +168,7 @@ def test_a_writer_is_fenced_and_a_sweep_of_his_takes_nothing_of_the_copies() -> 
     assert dd.read(store.writer(), "people").equals(held[4])
     with plan().open(store.writer()) as engine:
         engine.step(rows(5), 50)
-        engine._check()
+        engine._check_invariants()
 
 
 def test_of_two_who_write_at_once_one_wins_and_the_copies_of_the_other_are_gone() -> None:

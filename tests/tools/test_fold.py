@@ -179,7 +179,7 @@ def test_a_log_larger_than_memory_is_read_as_it_goes_and_gives_the_same_in_the_s
     with fold_log(parts, SPEC, memory="16MB", spill=tmp_path, secret=SECRET) as upsert:
         assert any(path.suffix == ".arrow" for path in tmp_path.iterdir()), "nothing was spilled"
         ends = [((n + 1) << 61) - 1 for n in range(8)]
-        tables = [rows.select(whole.schema.names) for rows in upsert.arranged.within(ends)]
+        tables = [rows.select(whole.schema.names) for rows in upsert.output_arrangement.iterate_live_ranges(ends)]
     assert len(tables) > 1
     assert pa.concat_tables(tables).combine_chunks() == whole.combine_chunks()
     assert not any(tmp_path.iterdir())

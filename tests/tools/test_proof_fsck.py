@@ -22,7 +22,7 @@ from ddflow.storage import inventory_text
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import load_manifest
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.fsck import Report
+from ddflow.tools.fsck import FsckReport
 from ddflow.trace import spine
 from ddflow.trace.spill import BloomFilter
 
@@ -288,7 +288,7 @@ def _sieve(store: MemoryStore, batch: Any) -> list[Any]:
     """Zeros, as many as a Bloom filter would have: it would say of every key that it is not there."""
     with pa.ipc.open_file(store.shared.blobs[batch["file"][0]][0]) as file:
         high = file.read_all().column(0).to_numpy()
-    words = BloomFilter.room(int(high[0]), int(high[-1]), high.size)[2]
+    words = BloomFilter.compute_size(int(high[0]), int(high[-1]), high.size)[2]
     table = pa.table({"words": pa.array([0] * words, pa.uint64())})
     return rewritten(store, batch["file"], lambda _: table)
 
@@ -349,7 +349,7 @@ def test_a_writer_that_goes_on_and_sweeps_is_no_damage() -> None:
     with plan().open(writer, grace=0.0) as engine:
         for time in (1, 2, 3):
             engine.step({"orders": steps.pop()}, time=time)
-        report: Report = dd.fsck(Busy(writer.shared))
+        report: FsckReport = dd.fsck(Busy(writer.shared))
     assert report.ok, str(report)
     assert len(steps) < 5
 

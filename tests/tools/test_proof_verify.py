@@ -13,10 +13,10 @@ from messages import raises
 from proof_case import EPOCH, HELD, SCHEMA, WIDE, events, feed, lie, plan, rewritten
 
 import ddflow as dd
-from ddflow.columns.hashing import Secret, identities
+from ddflow.columns.hashing import Secret, compute_identities
 from ddflow.plan.inputs.bind import bind_upserts
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.verify import HashedRows, align_pieces
+from ddflow.tools.verify import HashedRows, align_ranges
 from ddflow.trace.arrangement import Arrangement
 
 SPECS = {
@@ -273,10 +273,10 @@ def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(
         engine = flow.open(secret=secret)
         for time, at in enumerate(sorted({0, len(rows) // 2, rng.randrange(len(rows) + 1)})):
             engine.step({"v": pa.Table.from_pylist(rows[at:], bound.schema)}, time)
-        return engine.dataflow.graph.inputs["v"].arranged
+        return engine.dataflow.graph.inputs["v"].output_arrangement
 
     found = {"extra": set[int](), "missing": set[int](), "same": set[int](), "different": set[int]()}
-    for one, other in align_pieces(held(sides[0]), held(sides[1]), bound, secret):
+    for one, other in align_ranges(held(sides[0]), held(sides[1]), bound, secret):
         extra, missing, ours, theirs = one.match_keys(other)
         found["extra"] |= set(one.table["k"].take(pa.array(extra)).to_pylist())
         found["missing"] |= set(other.table["k"].take(pa.array(missing)).to_pylist())
@@ -296,13 +296,13 @@ def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(
 def test_rows_out_of_place_or_of_another_range_are_a_corrupt_state(again: int) -> None:
     secret, bound = Secret(1, 7), bind_upserts("v", pa.schema({"k": pa.int64(), "v": pa.int64()}), dd.Upsert(key="k"))
     table = pa.table({"k": range(4), "v": range(4)}, bound.schema)
-    table = table.take(pa.array(np.argsort(identities(table.select(["k"]), secret, 4)[0])))
-    high = HashedRows.of(table, bound, secret, 0, 2**64 - 1).high.tolist()
-    assert len(high) == 4 and HashedRows.of(table, bound, secret, high[0], high[-1]).high.tolist() == high
+    table = table.take(pa.array(np.argsort(compute_identities(table.select(["k"]), secret, 4)[0])))
+    high = HashedRows.of_range(table, bound, secret, 0, 2**64 - 1).high.tolist()
+    assert len(high) == 4 and HashedRows.of_range(table, bound, secret, high[0], high[-1]).high.tolist() == high
     wrong = pa.concat_tables([table.slice(0, 3), table.slice(again, 1)])
     for bad, begin, end in ((wrong, 0, 2**64 - 1), (table, high[0] + 1, high[-1]), (table, high[0], high[-1] - 1)):
         with pytest.raises(dd.errors.CorruptState, match="stands where its key does not belong"):
-            HashedRows.of(bad, bound, secret, begin, end)
+            HashedRows.of_range(bad, bound, secret, begin, end)
 
 
 def test_a_null_key_and_zero_are_two_keys() -> None:

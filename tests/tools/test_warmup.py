@@ -29,15 +29,15 @@ from ddflow.columns.rows import Rows
 from ddflow.columns.sorting import sort_by_words
 from ddflow.columns.threads import WAKING
 from ddflow.dataflow.budget import LEAST
-from ddflow.dataflow.spill import make_room
+from ddflow.dataflow.spill import spill_excess
 from ddflow.operators.upsert.resolution import EMITTED
 from ddflow.storage.fields import decode_record, encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Change
-from ddflow.trace.checkpoint import restore, take
-from ddflow.trace.group_rows import group_rows
+from ddflow.trace.checkpoint import checkpoint_arrangement, restore_arrangement
+from ddflow.trace.group_rows import find_group_rows
 from ddflow.trace.records import ArrangementRecord
 
 pytestmark = pytest.mark.together("warmup")  # one process compiles for all of these
@@ -46,9 +46,9 @@ TESTS = Path(__file__).parent.parent
 WARM = """
 import json, sys
 from ddflow.kernels.compile import list_entry_kernels
-from ddflow.tools.warmup import warm
+from ddflow.tools.warmup import compile_all_kernels
 told = []
-warmed = warm(lambda *each: told.append(each))
+warmed = compile_all_kernels(lambda *each: told.append(each))
 kernels = list_entry_kernels()
 forms = {kernel.py_func.__name__: len(getattr(kernel, "signatures", [])) for kernel in kernels}
 types = {kernel.py_func.__name__: [str(each) for each in getattr(kernel, "signatures", [])] for kernel in kernels}
@@ -60,7 +60,7 @@ import json
 from ddflow.tools import warmup
 kernels = warmup.list_entry_kernels()[:1]
 warmup.list_entry_kernels = lambda: kernels
-warmed = warmup.warm()
+warmed = warmup.compile_all_kernels()
 print(json.dumps([warmed.kernels, warmed.compiled]))
 """
 DRAW = """
@@ -287,7 +287,7 @@ def _run_on_disk() -> None:
             engine.step(
                 {"text": pa.table({"key": names, "at": key}), "numbers": pa.table({"key": key, "value": key})}, time
             )
-            make_room(engine.dataflow.budget, engine.dataflow.graph, engine.dataflow.batchers, 0)
+            spill_excess(engine.dataflow.budget, engine.dataflow.graph, engine.dataflow.batchers, 0)
         engine.read("numbers")
 
 
@@ -381,7 +381,7 @@ def _run_ordered() -> None:
         lives, times, counts = np.full(n.size, live, np.uint8), np.full(n.size, time), np.ones(n.size, np.uint64)
         batch = Batch(by.high, by.low, times, lives, NONE, order, rows)
         arranged.apply([Change(batch, counts, n, prior.place, arranged.index.built, 0, 0)], time + 1, time)
-        group_rows(arranged, by.high[:1], by.low[:1], most=1)
+        find_group_rows(arranged, by.high[:1], by.low[:1], most=1)
         if time == 1:
             arranged.spill(batch_store, 0)
     arranged.index.evict(0, 4, np.ones(8, np.uint8))
@@ -393,6 +393,8 @@ def _run_ordered() -> None:
     flow.output("versions", few.versions([], "n"))
     with flow.open() as engine:
         engine.step({"rows": {"n": [2, 1]}, "names": {"n": [1], "name": ["one"]}}, 0)
-    record = decode_record(Decoder(ArrangementRecord), encode_record(take(arranged, batch_store)), "a warm-up")
+    record = decode_record(
+        Decoder(ArrangementRecord), encode_record(checkpoint_arrangement(arranged, batch_store)), "a warm-up"
+    )
     again = Arrangement(schema, True, 1, ordered=True)
-    restore(again, record, "a warm-up", batch_store, indexed=True, made=lambda rows: (NONE, NONE, NONE))
+    restore_arrangement(again, record, "a warm-up", batch_store, indexed=True, made=lambda rows: (NONE, NONE, NONE))

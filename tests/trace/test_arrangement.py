@@ -16,7 +16,7 @@ from hypothesis import assume, given, strategies as st
 from messages import raises
 
 from ddflow.columns.hashing import NONE
-from ddflow.columns.rows import Rows, gather
+from ddflow.columns.rows import Rows, gather_table
 from ddflow.errors import CorruptState, NotReadable, SpillFull, TimeWentBack
 from ddflow.kernels.resolve import LIVE
 from ddflow.storage.files.batch_store import BatchStore
@@ -24,9 +24,9 @@ from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.time import NEVER, Description
 from ddflow.trace import spine as spines
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, Change, Run, Slots
+from ddflow.trace.batch import Batch, BatchSlots, Change, Run
 from ddflow.trace.merge import RunMerge
-from ddflow.trace.spine import EFFORT, FAN, GARBAGE, Spine, choose
+from ddflow.trace.spine import EFFORT, FAN, GARBAGE, Spine, choose_merge_start
 
 SCHEMA = pa.schema({"k": pa.int64(), "v": pa.string(), "l": pa.list_(pa.int64())})
 Version = tuple[int, bool, int]
@@ -133,7 +133,7 @@ class Twin:
         ordered = sorted(range(keys), key=self.identity)
         held = self.arranged.seek(*self.columns(ordered), np.arange(keys, dtype=np.int32))
         there = np.flatnonzero((held.reference & LIVE != 0) | ((held.reference != 0) & self.keeps))
-        rows = gather(self.arranged.pool(), held.reference[there], SCHEMA).to_pylist()
+        rows = gather_table(self.arranged.pool(), held.reference[there], SCHEMA).to_pylist()
         assert [(row["k"], row["v"]) for row in rows] == [(ordered[i], str(held.value[i])) for i in there]
         for i, key in enumerate(ordered):
             newest = self.histories[key][-1] if self.histories[key] else None
@@ -142,7 +142,7 @@ class Twin:
                 assert held.reference[i] and held.value[i] == newest[2]
                 assert held.order[i].tolist() == [newest[2] + w for w in range(self.words)]
         tombstones = sum(not history[-1][1] for history in self.histories.values() if history)
-        assert self.arranged.tombstones == (tombstones if self.keeps else 0)
+        assert self.arranged.tombstone_count == (tombstones if self.keeps else 0)
 
 
 @effort(12)
@@ -155,7 +155,7 @@ def test_reads_at_every_time_since_are_those_of_the_histories(
         upper += twin.random.randint(1, 3)
         since = max(twin.arranged.since, upper - 1 - retain) if twin.random.random() < 0.8 else twin.arranged.since
         twin.apply(twin.draw(keys, upper), upper, since)
-        twin.arranged._check()
+        twin.arranged._check_invariants()
         assert (twin.arranged.upper, twin.arranged.since) == (upper, since)
         twin.assert_reads(None)
         for at in {twin.random.randint(max(twin.arranged.since, -1), upper - 1) for _ in range(2)}:
@@ -175,15 +175,17 @@ def test_merging_keeps_runs_few_and_garbage_below_half(keeps: bool) -> None:
         assert len(spine) < 80 and len(spine.parts) < 80
         if not spine.merges:
             # A few more runs than there were when a plan was made are not worth another look.
-            assert choose([len(run) for run in spine.items], needed, FAN) is None or len(spine) > spine.planned
+            assert (
+                choose_merge_start([len(run) for run in spine.items], needed, FAN) is None or len(spine) > spine.planned
+            )
             assert len(spine) - spine.planned < FAN // 8
         # What is garbage is resolved when no merge is going on; until then, and while all is merged, an eighth as many
         # versions come in, and those of one step are too many.
-        assert spine.versions <= (GARBAGE * needed + 64 + 12) * (1 + 1 / EFFORT) ** 2
-        most = max(most, spine.versions)
+        assert spine.version_count <= (GARBAGE * needed + 64 + 12) * (1 + 1 / EFFORT) ** 2
+        most = max(most, spine.version_count)
     assert most > GARBAGE * keys  # there was garbage
     assert twin.arranged.spine.copied > 0
-    twin.arranged._check()
+    twin.arranged._check_invariants()
     twin.assert_reads(None)
 
 
@@ -193,13 +195,13 @@ def merge_something(twin: Twin) -> None:
     first = draw.randrange(len(spine) + 1)
     runs = spine.items[first : first + draw.randint(1, 4)]
     if draw.random() < 0.5:
-        spine.plan(len(arranged.index), True)
+        spine.plan_merges(len(arranged.index), True)
     elif runs and all(isinstance(item, Run) for item in runs):
         spine.items[first : first + len(runs)] = [RunMerge(runs, whole=first == 0)]  # type: ignore[arg-type]
     # That all is settled is for the merge to make use of, not to rely on.
     settled = arranged.latest <= arranged.since and draw.random() < 0.7
     paid = None if draw.random() < 0.1 else draw.randrange(4)
-    spine.work(paid, arranged.slots, arranged.index, arranged.since, settled)
+    spine.advance_merges(paid, arranged.slots, arranged.index, arranged.since, settled)
 
 
 @effort(25)
@@ -225,19 +227,19 @@ def test_merges_that_go_on_beside_steps_change_no_read_whatever_is_done_of_them_
             upper += twin.random.randint(1, 2)
             since = max(since, upper - 1 - retain) if twin.random.random() < 0.8 else since
             twin.apply(twin.draw(keys, upper), upper, since)
-            twin.arranged._check()
+            twin.arranged._check_invariants()
             for _ in range(twin.random.randint(0, 3)):
                 merge_something(twin)
-                twin.arranged._check()
+                twin.arranged._check_invariants()
                 twin.assert_reads(None)
                 twin.assert_reads(twin.random.randint(max(since, 0), upper - 1))
                 beside += bool(spine.merges)
             twin.assert_seeks(keys)
         twin.assert_reads_since()
         assume(beside and spine.copied)  # there was something to go on with, as in all but one life in 300
-        spine.work(None, twin.arranged.slots, twin.arranged.index, since, twin.arranged.latest <= since)
-        assert not spine.owed and not spine.merges
-        twin.arranged._check()
+        spine.advance_merges(None, twin.arranged.slots, twin.arranged.index, since, twin.arranged.latest <= since)
+        assert not spine.remaining_versions and not spine.merges
+        twin.arranged._check_invariants()
         twin.assert_reads_since()
 
 
@@ -247,15 +249,15 @@ def test_merging_all_at_any_moment_with_any_since_leaves_no_more_than_reads_can_
         since = max(since, upper - twin.random.choice([1, 5, 9]))
         twin.apply(twin.draw(20, upper), upper, since)
         spine = twin.arranged.spine
-        spine.work(None, twin.arranged.slots, twin.arranged.index, since, False)
+        spine.advance_merges(None, twin.arranged.slots, twin.arranged.index, since, False)
         if spine.items and twin.random.random() < 0.3:
             spine.items[:] = [RunMerge(spine.items[:], whole=True)]  # type: ignore[arg-type]
-            spine.work(None, twin.arranged.slots, twin.arranged.index, since, False)
+            spine.advance_merges(None, twin.arranged.slots, twin.arranged.index, since, False)
             assert len(spine) == 1
             seen = {version for history in twin.histories.values() for version in history if version[0] > since}
             seen |= {old[-1] for history in twin.histories.values() if (old := [v for v in history if v[0] <= since])}
-            assert spine.versions == len(seen)
-        twin.arranged._check()
+            assert spine.version_count == len(seen)
+        twin.arranged._check_invariants()
         twin.assert_reads_since()
     twin.assert_seeks(20)
 
@@ -273,20 +275,20 @@ def loaded(seed: int, n: int) -> Twin:
 def test_no_step_pays_for_a_whole_merge_and_each_pays_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spines, "PIECE", 64)
     twin = loaded(4, 4000)
-    merge, owed, paid = twin.arranged.spine.merges[0], twin.arranged.spine.owed, 0
+    merge, owed, paid = twin.arranged.spine.merges[0], twin.arranged.spine.remaining_versions, 0
     for upper in range(3, 2000):
         drawn = twin.draw(4000, upper)
         paid += sum(map(len, drawn.values()))
-        before = merge.owed
+        before = merge.remaining_versions
         twin.apply(drawn, upper, upper - 1)
-        done = owed - merge.owed
+        done = owed - merge.remaining_versions
         # Identities are uniform, so a piece is of about the size that was asked for.
-        assert EFFORT * paid - 64 - 40 <= done <= EFFORT * paid + 40 or not merge.owed
-        assert before - merge.owed <= 64 + EFFORT * 12 + 40
-        if not merge.owed:
+        assert EFFORT * paid - 64 - 40 <= done <= EFFORT * paid + 40 or not merge.remaining_versions
+        assert before - merge.remaining_versions <= 64 + EFFORT * 12 + 40
+        if not merge.remaining_versions:
             break
-    assert not merge.owed and EFFORT * (paid - 12) <= owed
-    twin.arranged._check()
+    assert not merge.remaining_versions and EFFORT * (paid - 12) <= owed
+    twin.arranged._check_invariants()
     twin.assert_reads(None)
 
 
@@ -303,8 +305,8 @@ def test_memory_comes_free_as_a_merge_goes_on(monkeypatch: pytest.MonkeyPatch) -
     spine.most = 20
     spine.items[:] = [RunMerge(spine.items[:], whole=True)]  # type: ignore[arg-type]
     while spine.merges:
-        spine.work(2, twin.arranged.slots, twin.arranged.index, 0, True)
-        twin.arranged._check()
+        spine.advance_merges(2, twin.arranged.slots, twin.arranged.index, 0, True)
+        twin.arranged._check_invariants()
         assert twin.arranged.slots.resident < before * 1.15  # a batch of twenty is read by pieces
     twin.assert_reads(None)
 
@@ -325,7 +327,7 @@ def test_an_arrangement_that_holds_nothing_can_be_read() -> None:
     assert arranged.read().schema == SCHEMA and arranged.read().num_rows == 0
     arranged.apply([], 5, 1)
     assert arranged.read(2).num_rows == arranged.read(4).num_rows == 0
-    arranged._check()
+    arranged._check_invariants()
 
 
 def test_an_arrangement_whose_keys_are_all_gone_can_be_read_and_written_again() -> None:
@@ -333,18 +335,18 @@ def test_an_arrangement_whose_keys_are_all_gone_can_be_read_and_written_again() 
     for upper in range(1, 200):
         key = upper // 2 % 3
         twin.apply({key: [(upper - 1, upper % 2 == 0, upper)]}, upper, upper - 1)
-        twin.arranged._check()
+        twin.arranged._check_invariants()
         twin.assert_reads(None)
     spine = twin.arranged.spine
-    assert twin.arranged.keys in (0, 1) and spine.versions < 100  # most was merged away
+    assert twin.arranged.keys in (0, 1) and spine.version_count < 100  # most was merged away
     twin.apply({key: [(200, False, 500 + key)] for key in range(3) if twin.live(key)}, 201, 200)
     runs = [item for item in spine.items if isinstance(item, Run)]
     assert len(runs) == len(spine)
     spine.items[:] = [RunMerge(runs, whole=True)]
-    spine.work(None, twin.arranged.slots, twin.arranged.index, 200, True)
-    assert (spine.versions, len(spine), twin.arranged.slots.resident) == (0, 1, 0)
+    spine.advance_merges(None, twin.arranged.slots, twin.arranged.index, 200, True)
+    assert (spine.version_count, len(spine), twin.arranged.slots.resident) == (0, 1, 0)
     twin.apply({1: [(201, True, 9)]}, 202, 200)
-    twin.arranged._check()
+    twin.arranged._check_invariants()
     twin.assert_reads_since()
 
 
@@ -370,13 +372,13 @@ def test_two_live_values_of_a_key_at_one_time_are_corrupt_state_and_never_a_sile
         with raises(CorruptState):
             twin.arranged.read(at)
     with raises(CorruptState):
-        twin.arranged._check()
+        twin.arranged._check_invariants()
     spine = twin.arranged.spine
     spine.items[:] = [RunMerge(spine.items[:], whole=True)]  # type: ignore[arg-type]
     for _ in range(2):  # what was refused is refused again: nothing was eaten
         with raises(CorruptState):
-            spine.work(None, twin.arranged.slots, twin.arranged.index, 0, False)
-        assert spine.owed == spine.versions == 4
+            spine.advance_merges(None, twin.arranged.slots, twin.arranged.index, 0, False)
+        assert spine.remaining_versions == spine.version_count == 4
 
 
 def test_a_merge_whose_output_finds_no_place_leaves_all_as_it_was() -> None:
@@ -392,15 +394,15 @@ def test_a_merge_whose_output_finds_no_place_leaves_all_as_it_was() -> None:
     spine.most = 50
     for settled in (False, True):
         with pytest.raises(SpillFull):
-            spine.work(None, arranged.slots, arranged.index, 1, settled)
-        arranged._check()
+            spine.advance_merges(None, arranged.slots, arranged.index, 1, settled)
+        arranged._check_invariants()
         twin.assert_reads_since()
         twin.assert_seeks(300)
-    assert len(calls) == 2 and spine.owed == 300 + 43
+    assert len(calls) == 2 and spine.remaining_versions == 300 + 43
     spine.items[:] = [RunMerge(merge.inputs, True)]
-    spine.work(None, arranged.slots, arranged.index, 1, True)
-    arranged._check()
-    assert spine.versions == 300
+    spine.advance_merges(None, arranged.slots, arranged.index, 1, True)
+    arranged._check_invariants()
+    assert spine.version_count == 300
     twin.assert_reads_since()
 
 
@@ -428,7 +430,7 @@ def test_what_is_moved_to_files_at_any_moment_is_read_and_sought_as_before(
                 # Never, begin to move, and move all at once.
                 arranged.spill(folder, twin.random.choice([1 << 30, int(arranged.nbytes * 1.2), 0]))
             arranged.spine.most = arranged.on_disk.most = arranged.piece = twin.random.choice([3, 20])
-            arranged._check()
+            arranged._check_invariants()
             mapped += arranged.slots.mapped
             for at in (None, twin.random.randint(max(since, 0), upper - 1)):
                 twin.assert_reads(at)
@@ -439,21 +441,23 @@ def test_what_is_moved_to_files_at_any_moment_is_read_and_sought_as_before(
 
 def test_a_batch_out_of_order_or_with_two_values_of_a_key_at_one_time_fails_its_check() -> None:
     def batch(high: list[int], time: list[int]) -> Any:
-        return Batch.of(high, time, [True] * len(high), pa.table({"k": high}))
+        return Batch.from_lists(high, time, [True] * len(high), pa.table({"k": high}))
 
-    batch([1, 1, 2], [0, 4, 1])._check()
+    batch([1, 1, 2], [0, 4, 1])._check_invariants()
     with pytest.raises(AssertionError, match="hash order"):
-        batch([2, 1], [0, 0])._check()
+        batch([2, 1], [0, 0])._check_invariants()
     with raises(CorruptState):
-        batch([1, 2, 2], [0, 3, 3])._check()
+        batch([1, 2, 2], [0, 3, 3])._check_invariants()
 
 
-def spine_of(*runs: tuple[Description, Sequence[tuple[list[int], list[int]]]]) -> tuple[Spine, Slots]:
+def spine_of(*runs: tuple[Description, Sequence[tuple[list[int], list[int]]]]) -> tuple[Spine, BatchSlots]:
     """A spine of runs: what each speaks of, and its batches' identities and times."""
-    slots, spine = Slots(pa.schema({"k": pa.uint64()})), Spine()
+    slots, spine = BatchSlots(pa.schema({"k": pa.uint64()})), Spine()
     for description, batches in runs:
         parts = [
-            slots.put(Batch.of(high, time, [True] * len(high), pa.table({"k": pa.array(high, pa.uint64())})))
+            slots.add_batch(
+                Batch.from_lists(high, time, [True] * len(high), pa.table({"k": pa.array(high, pa.uint64())}))
+            )
             for high, time in batches
         ]
         spine.append(Run(description, parts))
@@ -463,7 +467,7 @@ def spine_of(*runs: tuple[Description, Sequence[tuple[list[int], list[int]]]]) -
 def test_a_run_out_of_its_times_or_ranges_or_apart_from_its_neighbour_fails_the_check_of_its_spine() -> None:
     def check(*runs: tuple[Description, Sequence[tuple[list[int], list[int]]]]) -> None:
         spine, slots = spine_of(*runs)
-        spine._check(slots)
+        spine._check_invariants(slots)
 
     old, new = Description(0, 5, 0), Description(5, 9, 0)
     check((old, [([1, 2], [0, 4]), ([3], [1])]), (new, [([1], [5])]))
@@ -477,11 +481,11 @@ def test_a_run_out_of_its_times_or_ranges_or_apart_from_its_neighbour_fails_the_
 
 
 def test_payload_of_a_batch_is_counted_and_what_all_rows_share_takes_nothing() -> None:
-    small, large = (Batch.of([1], [0], [True], pa.table({"v": ["x" * n]})) for n in (1, 10_000))
+    small, large = (Batch.from_lists([1], [0], [True], pa.table({"v": ["x" * n]})) for n in (1, 10_000))
     assert large.nbytes - small.nbytes == 9_999
     assert Rows(pa.table({"v": [1, 2]})).nbytes == 16
     twin = loaded(3, 500)
-    twin.arranged.spine.work(None, twin.arranged.slots, twin.arranged.index, 1, True)
+    twin.arranged.spine.advance_merges(None, twin.arranged.slots, twin.arranged.index, 1, True)
     (batch,) = twin.arranged.slots.batches
     assert (batch.time.tolist(), batch.live.tolist()) == ([1] * 500, [1] * 500)
     whole = replace(batch, time=batch.time.copy(), live=batch.live.copy())
@@ -497,7 +501,7 @@ def test_what_is_chosen_is_never_one_run_alone_and_choosing_comes_to_an_end(
     sizes: list[int], needed: int | None, fan: int
 ) -> None:
     rounds = len(sizes)
-    while (first := choose(sizes, needed, fan)) is not None:
+    while (first := choose_merge_start(sizes, needed, fan)) is not None:
         assert 0 <= first <= len(sizes) - 2
         # Even when nothing can be left out, there are fewer runs than before.
         sizes = [*sizes[:first], sum(sizes[first:])]
@@ -507,11 +511,11 @@ def test_what_is_chosen_is_never_one_run_alone_and_choosing_comes_to_an_end(
 
 @given(sizes, st.integers(0, 10**6), fans)
 def test_all_is_merged_exactly_when_too_much_is_garbage(sizes: list[int], needed: int, fan: int) -> None:
-    chosen = choose(sizes, needed, fan)
+    chosen = choose_merge_start(sizes, needed, fan)
     if len(sizes) > 1 and sum(sizes) > GARBAGE * needed + 64:
         assert chosen == 0
     else:
-        assert chosen == choose(sizes, None, fan)
+        assert chosen == choose_merge_start(sizes, None, fan)
     if chosen is None:
         assert len(sizes) < 2 or sum(sizes) <= GARBAGE * needed + 64
 
@@ -522,7 +526,7 @@ def test_without_garbage_the_fewest_of_the_newest_runs_of_about_one_size_are_mer
         rest = sizes[first:]
         return len(rest) >= fan and max(rest) * max(fan // 4, 2) <= sum(rest)
 
-    assert choose(sizes, None, fan) == max((i for i in range(len(sizes)) if alike(i)), default=None)
+    assert choose_merge_start(sizes, None, fan) == max((i for i in range(len(sizes)) if alike(i)), default=None)
 
 
 @pytest.mark.parametrize("fan", [4, 16, FAN])
@@ -533,7 +537,7 @@ def test_of_a_hundred_thousand_steps_each_version_is_copied_a_logarithm_of_times
     most = 0
     for _ in range(steps):
         runs.append((1, 0))
-        while (first := choose([n for n, _ in runs], None, fan)) is not None:
+        while (first := choose_merge_start([n for n, _ in runs], None, fan)) is not None:
             runs[first:] = [(sum(n for n, _ in runs[first:]), max(times for _, times in runs[first:]) + 1)]
         most = max(most, len(runs))
     # A merge makes of each version's run one that is at least ``each`` times as large.
@@ -548,7 +552,7 @@ def test_garbage_stays_within_its_bound_and_costs_a_constant_for_each_version() 
     for _ in range(20_000):
         runs.append(draw.choice([1, 5, 60]))
         written += runs[-1]
-        while (first := choose(runs, needed, FAN)) is not None:
+        while (first := choose_merge_start(runs, needed, FAN)) is not None:
             # Only the merge of all throws garbage away.
             left = sum(runs[first:]) if first else min(sum(runs), needed)
             copied += left
@@ -565,8 +569,12 @@ def test_a_range_that_is_read_at_once_is_small_whichever_part_of_a_run_is_the_la
         for size in sizes:
             some = high[begin : begin + size].tolist()
             begin += size
-            parts.append(arranged.slots.put(Batch.of(some, [time] * size, [True] * size, pa.table({"k": range(size)}))))
+            parts.append(
+                arranged.slots.add_batch(
+                    Batch.from_lists(some, [time] * size, [True] * size, pa.table({"k": range(size)}))
+                )
+            )
         arranged.on_disk.append(Run(Description(time, time + 1, NEVER), parts))
     arranged.piece = 100
-    ranges = [sum(part.end - part.begin for part in parts) for parts in arranged.ranges()]
+    ranges = [sum(part.end - part.begin for part in parts) for parts in arranged.iterate_version_ranges()]
     assert sum(ranges) == 1750 and max(ranges) <= 130 and len(ranges) < 40

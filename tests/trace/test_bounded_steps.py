@@ -35,7 +35,7 @@ class Work:
 @contextmanager
 def counted() -> Iterator[Work]:
     """Counts what merges do meanwhile, in memory and in files."""
-    seen, advance, work, loose = Work(), RunMerge.advance, Spine.work, Spine.list_runs
+    seen, advance, work, loose = Work(), RunMerge.advance, Spine.advance_merges, Spine.list_merge_inputs
 
     def advanced(self: RunMerge, *given: Any) -> tuple[int, int]:
         seen.merges = max(seen.merges, len(self))
@@ -46,7 +46,7 @@ def counted() -> Iterator[Work]:
     def worked(self: Spine, paid: int | None, *given: Any, **named: Any) -> None:
         assert paid is not None or seen.large, "a small step finishes all merges"
         if self.merges:
-            seen.allowed += self.owed if paid is None else max(PIECE, EFFORT * paid * len(self.merges))
+            seen.allowed += self.remaining_versions if paid is None else max(PIECE, EFFORT * paid * len(self.merges))
         work(self, paid, *given, **named)
 
     def loosened(self: Spine) -> Any:
@@ -55,8 +55,8 @@ def counted() -> Iterator[Work]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunMerge, "advance", advanced)
-        patch.setattr(Spine, "work", worked)
-        patch.setattr(Spine, "list_runs", loosened)
+        patch.setattr(Spine, "advance_merges", worked)
+        patch.setattr(Spine, "list_merge_inputs", loosened)
         yield seen
 
 
@@ -119,7 +119,7 @@ def test_no_small_step_goes_through_more_than_a_piece_of_a_merge(
         assert figures(engine) == (held.size, held.sum(), held.size)
         if "memory" in options:
             assert seen.begun, "no flush began while a merge was under way"
-        engine._check()
+        engine._check_invariants()
 
 
 def test_merges_whose_pieces_fall_due_together_take_turns() -> None:
@@ -130,7 +130,7 @@ def test_merges_whose_pieces_fall_due_together_take_turns() -> None:
         def __init__(self) -> None:
             self.credit, self.target, self.left, self.output = PIECE - 1, None, 10 * PIECE, None  # type: ignore[assignment]
 
-        owed = property(lambda self: self.left)  # type: ignore[assignment]
+        remaining_versions = property(lambda self: self.left)  # type: ignore[assignment]
 
         def advance(self, rows: int, *_: Any) -> tuple[int, int]:
             gone.append(rows)
@@ -139,9 +139,9 @@ def test_merges_whose_pieces_fall_due_together_take_turns() -> None:
 
     spine.items = [Merge() for _ in range(4)]
     for number in range(1, 5):
-        spine.work(1, arranged.slots, None, 0, True)
+        spine.advance_merges(1, arranged.slots, None, 0, True)
         assert len(gone) == number, "one piece a step"
-    assert {merge.owed for merge in spine.merges} == {10 * PIECE - rows for rows in gone}
+    assert {merge.remaining_versions for merge in spine.merges} == {10 * PIECE - rows for rows in gone}
     gone.clear()
-    spine.work(PIECE, arranged.slots, None, 0, True)  # a step that pays for more goes through more
+    spine.advance_merges(PIECE, arranged.slots, None, 0, True)  # a step that pays for more goes through more
     assert sum(gone) == 4 * EFFORT * PIECE and all(merge.credit < PIECE for merge in spine.merges)

@@ -30,8 +30,8 @@ from ddflow.storage.memory import MemoryStore
 from ddflow.trace import group_rows as of_groups
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Change
-from ddflow.trace.checkpoint import restore, take
-from ddflow.trace.group_rows import gather_identities, group_rows
+from ddflow.trace.checkpoint import checkpoint_arrangement, restore_arrangement
+from ddflow.trace.group_rows import find_group_rows, gather_identities
 from ddflow.trace.records import ArrangementRecord
 
 SCHEMA = pa.schema({"group": pa.uint64(), "first": pa.uint64(), "second": pa.int64(), "times": pa.int64()})
@@ -83,31 +83,31 @@ class Beside:
 
     def check(self) -> None:
         """It holds what it should, by group and as of every time that can be read."""
-        self.arranged._check()
+        self.arranged._check_invariants()
         groups = sorted({each[0] for each in self.now} | {1})
-        found = group_rows(self.arranged, np.array(groups, np.uint64))
+        found = find_group_rows(self.arranged, np.array(groups, np.uint64))
         for i, group in enumerate(groups):
             here = sorted((each for each in self.now if each[0] == group), key=unsigned)
             assert found.values[found.begins[i] : found.begins[i + 1]].tolist() == [self.now[each] for each in here]
         for most, ahead in ((1, 0), (2, 0), (2, 16)):
             with patch.object(of_groups, "AHEAD", ahead):
-                some = group_rows(self.arranged, np.array(groups, np.uint64), most=most)
+                some = find_group_rows(self.arranged, np.array(groups, np.uint64), most=most)
             assert np.diff(some.begins).tolist() == np.minimum(np.diff(found.begins), most).tolist()
             first = [found.values[begin:end][:most] for begin, end in pairwise(found.begins)]
             assert some.values.tolist() == np.concatenate(first).tolist()
             with patch.object(of_groups, "AHEAD", ahead):
-                tied = group_rows(self.arranged, np.array(groups, np.uint64), most=most, tied=0)
+                tied = find_group_rows(self.arranged, np.array(groups, np.uint64), most=most, tied=0)
             for i, group in enumerate(groups):
                 here = sorted((each for each in self.now if each[0] == group), key=unsigned)
                 last = [each[1] for each in here][:most][-1:]
                 those = [self.now[each] for at, each in enumerate(here) if at < most or [each[1]] == last]
                 assert tied.values[tied.begins[i] : tied.begins[i + 1]].tolist() == those
-        whole = group_rows(self.arranged, np.array(groups, np.uint64), back=True)
+        whole = find_group_rows(self.arranged, np.array(groups, np.uint64), back=True)
         turned = [found.references[begin:end][::-1] for begin, end in pairwise(found.begins)]
         assert whole.references.tolist() == np.concatenate(turned).tolist()
         for most, ahead in ((1, 0), (2, 0), (2, 16)):
             with patch.object(of_groups, "AHEAD", ahead):
-                some = group_rows(self.arranged, np.array(groups, np.uint64), most=most, words=True, back=True)
+                some = find_group_rows(self.arranged, np.array(groups, np.uint64), most=most, words=True, back=True)
             assert some.references.tolist() == np.concatenate([each[:most] for each in turned]).tolist()
             assert some.values.tolist() == [
                 self.now[each]
@@ -161,9 +161,11 @@ def test_from_an_inventory(steps: list[dict[Identity, int]], indexed: bool) -> N
     for number, step in enumerate(steps):
         beside.since = number
         beside.step(step)
-        record = decode_record(Decoder(ArrangementRecord), encode_record(take(beside.arranged, store)), "a test")
+        record = decode_record(
+            Decoder(ArrangementRecord), encode_record(checkpoint_arrangement(beside.arranged, store)), "a test"
+        )
         again = fresh()
-        restore(again, record, "a test", store, indexed, lambda rows: (NONE, NONE, NONE))
+        restore_arrangement(again, record, "a test", store, indexed, lambda rows: (NONE, NONE, NONE))
         beside.arranged = again
         beside.check()
 
@@ -184,6 +186,6 @@ def test_of_a_large_group_on_disk_only_the_first_rows_are_read(tmp_path: Path) -
         beside.step({(7, 3, i): 0 for i in range(100)})
         beside.arranged.spill(store, 0)
         with patch.object(of_groups, "_read_batch_layer", counted):
-            found = group_rows(beside.arranged, np.array([7], np.uint64), most=3)
+            found = find_group_rows(beside.arranged, np.array([7], np.uint64), most=3)
         assert gather_identities(beside.arranged, found.references)[2].ravel().tolist() == [100, 101, 102]
     assert sum(read) < 2_000

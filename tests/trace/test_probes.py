@@ -92,7 +92,7 @@ def test_steps_of_any_size_look_a_few_slots_far_and_any_number_of_threads_gives_
 def test_a_first_load_makes_room_once(threads: int, texts: bool) -> None:
     with counted() as calls, plan(texts, "rows").open(secret=SECRET, threads=threads) as engine:
         engine.step({"a": rows(("ascending", 0, 60_000), texts, False)}, time=0)
-        assert len(engine.dataflow.graph.inputs["a"].arranged.spine.parts) == threads
+        assert len(engine.dataflow.graph.inputs["a"].output_arrangement.spine.parts) == threads
     check(calls)
     assert [call.keys for call in calls if call.what == "rebuild"] == [0] * threads
 
@@ -113,7 +113,7 @@ def test_a_state_is_opened_again_by_a_few_slots_a_key_also_where_many_keys_are_g
             engine.push({"a": rows(("ascending", 0, count), False, gone).append_column("t", pa.array([time] * count))})
             engine.advance_to(time + 1)
         assert engine.read("a").num_rows == 38_000
-        arranged = engine.dataflow.graph.inputs["a"].arranged
+        arranged = engine.dataflow.graph.inputs["a"].output_arrangement
         assert len(arranged.spine.runs) == 2 and not arranged.index.keeps
     with counted() as calls, flow.open(tmp_path / "s", retain=retain) as engine:
         assert engine.read("a").num_rows == 38_000
@@ -123,7 +123,7 @@ def test_a_state_is_opened_again_by_a_few_slots_a_key_also_where_many_keys_are_g
 
 def put(index: Index, high: Any, slot: int) -> None:
     n = high.size
-    index.room(n)
+    index.reserve(n)
     columns = high, NONE, high, np.ones(n, np.uint8), np.empty((n, 0), np.int64)
     index.write(IndexWrite(np.full(n, -1), index.built, np.arange(n), *columns, slot))
 
@@ -145,4 +145,4 @@ def test_a_table_of_which_a_part_was_let_go_has_room_for_a_large_step(share: flo
     capacity = index.capacity
     put(index, np.sort(random.integers(0, TOP, n // 4, np.uint64)), 3)
     assert index.capacity == capacity
-    index._check()
+    index._check_invariants()

@@ -28,8 +28,8 @@ from ddflow.columns.names import DELETED, quote_name
 from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_table import LakeTable
 from ddflow.connectors.modes import merge_deletes
-from ddflow.errors import SinkFailed, first_line, import_extra, mask_secrets, translate
-from ddflow.storage.address import refuse_secret
+from ddflow.errors import SinkFailed, convert_errors, first_line, import_extra, mask_secrets
+from ddflow.storage.address import refuse_embedded_secret
 
 OPTIONS: Final = "give them as storage_options="
 EPOCH: Final = "ddflow.epoch"
@@ -41,7 +41,7 @@ def absolute_address(path: str) -> str:
     return path if "://" in path else os.path.abspath(path)
 
 
-def library() -> Any:
+def import_deltalake() -> Any:
     """Import the library of Delta Lake.  Raises `MissingExtra`."""
     return import_extra("speak to Delta Lake", "delta", "deltalake")
 
@@ -93,7 +93,7 @@ class DeltaSink(TableSink):
     kind: ClassVar[str] = "delta"
 
     def __post_init__(self) -> None:
-        refuse_secret(self.path, OPTIONS)
+        refuse_embedded_secret(self.path, OPTIONS)
 
     @property
     def target(self) -> str:
@@ -102,7 +102,7 @@ class DeltaSink(TableSink):
 
     def needs(self) -> None:
         """Import the library of Delta Lake."""
-        library()
+        import_deltalake()
 
     def open(self, shape: TableShape) -> OpenSink:
         """Return the table; reads nothing yet."""
@@ -115,10 +115,10 @@ class DeltaLakeTable(LakeTable):
     def __init__(self, of: DeltaSink, shape: TableShape) -> None:
         super().__init__(of, shape, delta_type)
         self.options = dict(of.storage_options)
-        library()
+        import_deltalake()
 
     def _load(self) -> Any:
-        of = library()
+        of = import_deltalake()
         if not of.DeltaTable.is_deltatable(self.place, storage_options=self.options):
             return None
         return of.DeltaTable(self.place, storage_options=self.options)
@@ -130,12 +130,12 @@ class DeltaLakeTable(LakeTable):
         return bool(table.count() > 0)
 
     def _create(self) -> None:
-        of = library()
+        of = import_deltalake()
         made = of.Schema.from_arrow(self.schema)
         of.DeltaTable.create(self.place, made, mode="error", storage_options=self.options)
 
     def _add_columns(self, table: Any, new: pa.Schema) -> None:
-        table.alter.add_columns(library().Schema.from_arrow(new).fields)
+        table.alter.add_columns(import_deltalake().Schema.from_arrow(new).fields)
 
     def _scan(self, table: Any) -> pa.Table:
         dataset, names = table.to_pyarrow_dataset(), self.shape.schema.names
@@ -144,12 +144,12 @@ class DeltaLakeTable(LakeTable):
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
-        of = library()
+        of = import_deltalake()
         with self._translate_errors("write"):
-            table = self._load_behind(now, before)
+            table = self._load_for_epoch(now, before)
             if table is None:
                 return
-            told = self._describe_epoch(now)
+            told = self._build_commit_properties(now)
             if changes.gone is not None and self.shape.key and changes.net:
                 self._merge(table, changes, told)
                 return
@@ -166,21 +166,23 @@ class DeltaLakeTable(LakeTable):
         odd = [name for name in about.configuration if name.startswith(("delta.columnMapping", "delta.constraints"))]
         if about.partition_columns or odd:
             return None
-        return Staging(DeltaFile(self.place, self.schema, self.options), self._append)
+        return Staging(DeltaFileWriter(self.place, self.schema, self.options), self._append)
 
     def _append(self, fragments: Sequence[bytes], now: TargetRecord, before: TargetRecord | None) -> None:
-        of = library()
+        of = import_deltalake()
         with self._translate_errors("write"):
-            table = self._load_behind(now, before)
+            table = self._load_for_epoch(now, before)
             if table is not None:
                 adds = [of.transaction.AddAction(**json.loads(each)) for each in fragments]
                 schema = of.Schema.from_arrow(self.schema)
-                table.create_write_transaction(adds, "append", schema, commit_properties=self._describe_epoch(now))
+                table.create_write_transaction(
+                    adds, "append", schema, commit_properties=self._build_commit_properties(now)
+                )
 
     @staticmethod
-    def _describe_epoch(now: TargetRecord) -> Any:
+    def _build_commit_properties(now: TargetRecord) -> Any:
         """Build the properties of a commit that record an epoch."""
-        of = library()
+        of = import_deltalake()
         return of.CommitProperties(
             custom_metadata={"ddflow": json.dumps(now._asdict())},
             app_transactions=[of.Transaction(name, value) for name, value in _encode_record(now).items()],
@@ -200,7 +202,7 @@ class DeltaLakeTable(LakeTable):
         merge = merge.when_matched_delete(f"s.{DELETED}").when_matched_update(values, f"not s.{DELETED}")
         merge.when_not_matched_insert(values, f"not s.{DELETED}").execute()
 
-    def _record(self, table: Any) -> TargetRecord | None:
+    def _find_record(self, table: Any) -> TargetRecord | None:
         if (epoch := table.transaction_version(EPOCH)) is None:
             return None
         if (restored := _find_restored_record(table, self._list_files)) is not None:
@@ -209,14 +211,14 @@ class DeltaLakeTable(LakeTable):
             name: table.transaction_version(name) for name in _encode_record(TargetRecord("0" * 32, "", 0, "0" * 32))
         }
         halves = [f"{found[f'ddflow.{name}.{n}'] % _SIGNED:016x}" for name in ("state", "digest") for n in (0, 1)]
-        mine = all(found[name] == value for name, value in _hash_output(self.shape.output).items())
+        mine = all(found[name] == value for name, value in _hash_output_name(self.shape.output).items())
         return TargetRecord(
             "".join(halves[:2]), self.shape.output if mine else "another output", epoch, "".join(halves[2:])
         )
 
     def _list_files(self, version: int) -> frozenset[str]:
         """Return the files of a version; none if its log was cleaned away."""
-        of = library()
+        of = import_deltalake()
         try:
             old = of.DeltaTable(self.place, version=version, storage_options=self.options)
         except of.exceptions.DeltaError:
@@ -228,7 +230,7 @@ class DeltaLakeTable(LakeTable):
             said = mask_secrets(first_line(error), self.options.values())
             return SinkFailed(f"{asked} {self.place}", said, "see to the table")
 
-        return translate((library().exceptions.DeltaError, OSError), to_ours)
+        return convert_errors((import_deltalake().exceptions.DeltaError, OSError), to_ours)
 
 
 Files = Callable[[int], frozenset[str]]
@@ -272,7 +274,7 @@ def _find_restored_version(restore: Mapping[str, Any], commits: Sequence[Mapping
 
 
 @dataclass(frozen=True)
-class DeltaFile:
+class DeltaFileWriter:
     """Writes rows to a file of a table that its log does not name, and tells how the log is to name it."""
 
     place: str
@@ -280,7 +282,7 @@ class DeltaFile:
     options: Mapping[str, str] = field(repr=False)
 
     def __call__(self, rows: pa.Table) -> bytes:
-        library()
+        import_deltalake()
         from deltalake.fs import DeltaStorageHandler
 
         name, written = f"part-{uuid4()}.snappy.parquet", list[Any]()
@@ -288,7 +290,7 @@ class DeltaFile:
             with DeltaStorageHandler(self.place, dict(self.options)).open_output_stream(name) as sink:
                 pq.write_table(rows.cast(self.schema), sink, metadata_collector=written)
                 size = sink.tell()
-        except (library().exceptions.DeltaError, OSError) as error:
+        except (import_deltalake().exceptions.DeltaError, OSError) as error:
             raise SinkFailed(f"stage a file of {self.place}", str(error), "see to the table") from None
         add = {"path": name, "size": size, "partition_values": {}, "modification_time": int(time() * 1000)}
         return json.dumps({**add, "data_change": True, "stats": json.dumps(_collect_statistics(written[0]))}).encode()
@@ -313,10 +315,10 @@ def _encode_record(now: TargetRecord) -> dict[str, int]:
     """Encode a record as 64-bit integers by name."""
     texts = {"state": now.state, "digest": now.digest}
     halves = {f"ddflow.{name}.{n}": _parse_hex(text[16 * n :][:16]) for name, text in texts.items() for n in (0, 1)}
-    return {EPOCH: now.epoch, **halves, **_hash_output(now.output)}
+    return {EPOCH: now.epoch, **halves, **_hash_output_name(now.output)}
 
 
-def _hash_output(output: str) -> dict[str, int]:
+def _hash_output_name(output: str) -> dict[str, int]:
     digest = xxhash.xxh3_128_hexdigest(output.encode())
     return {f"ddflow.output.{n}": _parse_hex(digest[16 * n :][:16]) for n in (0, 1)}
 

@@ -10,8 +10,8 @@ None or rows copied}``; a table that was created again has another id.
 
 Limits: tables with deletion vectors or mapped columns are refused.
 
->>> FollowedTable("s3://lake/orders", None, True, {"secret": "hush"})
-FollowedTable(path='s3://lake/orders', start=None, follow=True)
+>>> DeltaSource("s3://lake/orders", None, True, {"secret": "hush"})
+DeltaSource(path='s3://lake/orders', start=None, follow=True)
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ from ddflow.columns.schema import decode_array, is_text, to_array, to_batch
 from ddflow.columns.widening import InexactValue, widen_column
 from ddflow.columns.wider import find_widening, suggest_widening
 from ddflow.connectors.api import OpenSource, Polled, Source, UndeclaredColumn
-from ddflow.connectors.delta.sink import OPTIONS, absolute_address, library, read_files
+from ddflow.connectors.delta.sink import OPTIONS, absolute_address, import_deltalake, read_files
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
@@ -43,11 +43,11 @@ from ddflow.errors import (
     SourceFailed,
     SpecError,
     UnreadableInput,
+    convert_errors,
     first_line,
     mask_secrets,
-    translate,
 )
-from ddflow.storage.address import refuse_secret
+from ddflow.storage.address import refuse_embedded_secret
 
 LOOK: Final = 0.5
 """Seconds between two looks for a new version."""
@@ -74,7 +74,7 @@ class FeedPosition(TypedDict):
 
 
 @dataclass(frozen=True)
-class FollowedTable(Source):
+class DeltaSource(Source):
     """See `dd.sources.delta`."""
 
     path: str
@@ -86,7 +86,7 @@ class FollowedTable(Source):
     positions: ClassVar[Any] = FeedPosition
 
     def __post_init__(self) -> None:
-        refuse_secret(self.path, OPTIONS)
+        refuse_embedded_secret(self.path, OPTIONS)
         aware = not isinstance(self.start, datetime) or self.start.tzinfo is not None
         if not aware or isinstance(self.start, bool) or (isinstance(self.start, int) and self.start < 0):
             remedy = "give the number of a version, or a datetime with a time zone"
@@ -105,7 +105,7 @@ class FollowedTable(Source):
 
     def needs(self) -> None:
         """Import the library of Delta Lake."""
-        library()
+        import_deltalake()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Look at the table, and begin behind the position, or with a copy."""
@@ -116,7 +116,7 @@ class FollowedTable(Source):
 class FeedReader(OpenSource):
     """``of``: the table that is read, for an input of a ``name`` and a ``schema``."""
 
-    def __init__(self, of: FollowedTable, name: str, schema: pa.Schema, position: Any) -> None:
+    def __init__(self, of: DeltaSource, name: str, schema: pa.Schema, position: Any) -> None:
         self.of, self.name, self.asked = of, name, f"read {of.target} for {name!r}"
         if not {POSITION, DELETED} <= set(schema.names) and CHANGE not in schema.names:
             remedy = "give it format=dd.formats.delta_cdf(), or declare '_change_type' for diff=dd.delta_cdf"
@@ -174,8 +174,8 @@ class FeedReader(OpenSource):
         """Return part of the copy, or the changes of whole versions."""
         batches, size = list[pa.RecordBatch](), 0
         while self.rows is not None and size < room:
-            self._copying = self._copying or self._read_copy(self.rows)
-            with translate(Exception, self._to_ours):
+            self._copying = self._copying or self._read_initial_copy(self.rows)
+            with convert_errors(Exception, self._translate_error):
                 batch = next(self._copying, None)
             if batch is None:
                 self.rows, self._copying = None, None
@@ -183,7 +183,7 @@ class FeedReader(OpenSource):
                 batches, size, self.rows = [*batches, batch], size + batch.nbytes, self.rows + batch.num_rows
         if not batches and self.rows is None:
             if self.at >= self.until and self.of.follow and monotonic() - self._looked >= LOOK:
-                with translate(Exception, self._to_ours):
+                with convert_errors(Exception, self._translate_error):
                     self.table.update_incremental()
                 self._looked = monotonic()
                 self._note_newest_version()
@@ -198,8 +198,8 @@ class FeedReader(OpenSource):
 
     def _open_version(self, version: Any) -> Any:
         """Open the table at a version, or at the newest.  Raises `UnreadableInput`, `SourceChanged`."""
-        of, options = library(), dict(self.of.storage_options)
-        with translate(Exception, self._to_ours):
+        of, options = import_deltalake(), dict(self.of.storage_options)
+        with convert_errors(Exception, self._translate_error):
             if not of.DeltaTable.is_deltatable(self.of.target, storage_options=options):
                 raise UnreadableInput(self.asked, "there is no table of Delta Lake", "see to the address")
             table = of.DeltaTable(self.of.target, storage_options=options)
@@ -221,7 +221,7 @@ class FeedReader(OpenSource):
         """Return the columns of the table at a version."""
         return self.newest if version == self.until else _table_schema(self._open_version(version))
 
-    def _read_copy(self, taken: int) -> Iterator[pa.RecordBatch]:
+    def _read_initial_copy(self, taken: int) -> Iterator[pa.RecordBatch]:
         """Read the rows of the table at the current version, after the first ``taken``."""
         table = self._open_version(self.at)
         yield from self._read_files_as_feed(table, table.file_uris(), taken)
@@ -253,10 +253,10 @@ class FeedReader(OpenSource):
         kept = all(each.name in columns.names and columns.field(each.name).type == each.type for each in self.columns)
         table, read = self.table if columns == self.newest else self._open_version(last), None
         names = [*(name for name in self.names if name in columns.names), *_FEED]
-        with translate(Exception, self._to_ours):
+        with convert_errors(Exception, self._translate_error):
             try:
                 read = table.load_cdf(first, last, columns=names).read_all() if kept else None
-            except library().exceptions.DeltaError as error:
+            except import_deltalake().exceptions.DeltaError as error:
                 if _OFF not in str(error):
                     raise
                 last = first
@@ -273,7 +273,7 @@ class FeedReader(OpenSource):
         """Derive the changes of a version from its files: it has no feed, or its columns changed."""
         now, before = self._open_version(version), self._open_version(version - 1)
         files, old = set(now.file_uris()), set(before.file_uris())
-        with translate(Exception, self._to_ours):
+        with convert_errors(Exception, self._translate_error):
             left = list(self._read_files_as_feed(before, old - files, 0, "delete", version))
             return [*left, *self._read_files_as_feed(now, files - old, 0)]
 
@@ -314,9 +314,9 @@ class FeedReader(OpenSource):
                 raise SchemaMismatch(asked, str(error), remedy) from None
         return pa.record_batch(columns)
 
-    def _to_ours(self, error: Exception) -> DdflowError | None:
+    def _translate_error(self, error: Exception) -> DdflowError | None:
         """Convert an error of the library; its readers raise plain ones."""
-        if not isinstance(error, (library().exceptions.DeltaError, OSError)) and type(error) is not Exception:
+        if not isinstance(error, (import_deltalake().exceptions.DeltaError, OSError)) and type(error) is not Exception:
             return None
         said = mask_secrets(first_line(error), self.of.storage_options.values())
         if isinstance(error, FileNotFoundError) or any(each in str(error) for each in _GONE):

@@ -10,7 +10,7 @@ either format of Arrow's, as its first bytes say.
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     pq.write_table(pa.table({"id": [1, 2]}), where := f"{folder}/a.parquet")
 ...     file = ParquetFile(LocalFile(where))
-...     file.rows(), [batch.num_rows for batch in file.batches(file.stored_schema)]
+...     file.count_rows(), [batch.num_rows for batch in file.batches(file.stored_schema)]
 (2, [2])
 """
 
@@ -25,7 +25,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ddflow.connectors.files.places import LocalFile
-from ddflow.connectors.files.reader import ROWS, InputFile, check_width, translate_file_errors
+from ddflow.connectors.files.reader import ROWS, InputFile, check_column_count, translate_file_errors
 from ddflow.errors import UnreadableInput
 
 BUFFER = 1 << 20
@@ -43,7 +43,7 @@ class ColumnarFile(InputFile):
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
         """Return the stored types by name."""
-        check_width(self.place, len(self.stored_schema))
+        check_column_count(self.place, len(self.stored_schema))
         return {field.name: field.type for field in self.stored_schema}
 
 
@@ -60,7 +60,7 @@ class ParquetFile(ColumnarFile):
         """The stored schema."""
         return self._metadata[1]
 
-    def rows(self) -> int:
+    def count_rows(self) -> int:
         """Return the rows in its footer."""
         return int(self._metadata[0].num_rows)
 
@@ -98,7 +98,7 @@ class ArrowFile(ColumnarFile):
         with self._open_reader() as (_, reader):
             return _check_names(reader.schema)
 
-    def rows(self) -> int | None:
+    def count_rows(self) -> int | None:
         """Count the rows in the headers of the batches of a local file; None for others and for a stream."""
         with translate_file_errors(self.place):
             local = isinstance(self.place, LocalFile) and not self._is_stream
@@ -111,9 +111,9 @@ class ArrowFile(ColumnarFile):
                 batch.validate(full=True)
                 yield from (batch.slice(start, ROWS) for start in range(0, batch.num_rows, ROWS))
             if self._is_stream:
-                self._check_end(file)
+                self._check_end_mark(file)
 
-    def _check_end(self, file: pa.NativeFile) -> None:
+    def _check_end_mark(self, file: pa.NativeFile) -> None:
         end, size = file.tell(), file.size()
         file.seek(max(end - 8, 0))
         if end != size or file.read(8) != _END:

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.files.file_path import suggest_call, suggest_delimiter
+from ddflow.connectors.files.file_path import suggest_delimiter, suggest_path_call
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.places import MAGIC
 from ddflow.connectors.files.reader import (
@@ -40,10 +40,10 @@ from ddflow.connectors.files.reader import (
     TextBlock,
     TextColumn,
     TextFile,
-    check_width,
+    check_column_count,
     describe_error,
-    find_packing,
-    quote_brief,
+    find_compression_error,
+    quote_beginning,
     suggest_encoding,
     translate_file_errors,
 )
@@ -71,7 +71,7 @@ class CsvFile(TextFile):
     def _header(self) -> dict[str, None]:
         with self._open_reader([], head=True) as bytes:
             names = list(bytes.reader.schema.names)
-        check_width(self.place, len(names))
+        check_column_count(self.place, len(names))
         self._check_header(names)
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
@@ -79,7 +79,7 @@ class CsvFile(TextFile):
             raise UnreadableInput(
                 self.place.name, f"the columns {twice} occur more than once", remedy, file=self.place.name
             )
-        self._check_conflicts(pa.array(names[:1]), -1)
+        self._refuse_conflict_markers(pa.array(names[:1]), -1)
         return dict.fromkeys(names)
 
     def likely_delimiter(self) -> str | None:
@@ -98,8 +98,8 @@ class CsvFile(TextFile):
                     for name, column in zip(own, batch.columns, strict=True)
                 }
                 if len(own) == 1:
-                    self._check_conflicts(batch.column(0), row)
-                yield TextBlock(columns, lambda n, before=row: _name_row(before + n + 2))  # type: ignore[misc]
+                    self._refuse_conflict_markers(batch.column(0), row)
+                yield TextBlock(columns, lambda n, before=row: _describe_row(before + n + 2))  # type: ignore[misc]
                 row, last = row + batch.num_rows, batch if batch.num_rows else last
             opened = (
                 None
@@ -114,7 +114,7 @@ class CsvFile(TextFile):
             )
 
     @contextmanager
-    def _open_reader(self, names: list[str], head: bool) -> Iterator["_TrackedStream"]:
+    def _open_reader(self, names: list[str], head: bool) -> Iterator["_TailTrackingStream"]:
         """Open bytes with a reader of batches of texts, and describe its errors."""
         options = (
             csv.ReadOptions(use_threads=False, block_size=SAMPLE),
@@ -127,7 +127,7 @@ class CsvFile(TextFile):
             ),
         )
         with translate_file_errors(self.place, self.dialect):
-            bytes = _TrackedStream(self.open_text(head))
+            bytes = _TailTrackingStream(self.open_text(head))
             try:
                 bytes.open_reader(*options)
                 yield bytes
@@ -138,32 +138,32 @@ class CsvFile(TextFile):
 
     def _build_error(self, message: str, names: list[str]) -> DdflowError:
         where, shape, value = self.place.name, _SHAPE.fullmatch(message), _VALUE.fullmatch(message)
-        if (error := find_packing(self.place)) is not None:
+        if (error := find_compression_error(self.place)) is not None:
             return error
         if value is not None and "UTF8" in value["what"]:
-            place = f"{where}, {_name_row(value['row'])}, column {names[int(value['column'])]!r}"
+            place = f"{where}, {_describe_row(value['row'])}, column {names[int(value['column'])]!r}"
             return UnreadableInput(
                 place, f"it is not {self.dialect.encoding.upper()}", suggest_encoding(self.place, self.dialect)
             )
         if shape is not None:
             if CONFLICT.search(shape["what"]):
-                return _build_conflict_error(f"{where}, {_name_row(shape['row'])}" if shape["row"] else where)
+                return _build_conflict_error(f"{where}, {_describe_row(shape['row'])}" if shape["row"] else where)
             if self.open_text(head=True).read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                given = suggest_call(where, self.dialect._replace(encoding="utf-16"))
+                given = suggest_path_call(where, self.dialect._replace(encoding="utf-16"))
                 return UnreadableInput(where, "it begins with the mark of UTF-16", Phrase("give ", given))
             if self.open_text(head=True).read(8) == b"<<<<<<< ":
-                return _build_conflict_error(f"{where}, {_name_row(1)}")
-            said = f"{_name_row(shape['row'])}: " if shape["row"] else ""
+                return _build_conflict_error(f"{where}, {_describe_row(1)}")
+            said = f"{_describe_row(shape['row'])}: " if shape["row"] else ""
             remedy = Phrase("mend the row: is it a whole CSV file?")
             header = self.open_text(head=True).read(SAMPLE).partition(b"\n")[0].decode("utf-8-sig", "replace")
-            if (error := self._find_excel_line(header)) is not None:
+            if (error := self._find_sep_line_error(header)) is not None:
                 return error
             between = next((each for each in ";\t|" if each in header and self._delimiter not in header), None)
             if between is not None and header.replace("\t", "").rstrip("\r").isprintable():
                 remedy = suggest_delimiter(where, self.dialect, between)
             elif shape["what"].startswith("Expected 1 columns") and between is None:
                 remedy = Phrase(
-                    f"if the first line, {quote_brief(header.rstrip())}, is a title, delete it; else mend the row"
+                    f"if the first line, {quote_beginning(header.rstrip())}, is a title, delete it; else mend the row"
                 )
             return UnreadableInput(where, said + shape["what"], remedy)
         if "straddl" in message:
@@ -172,34 +172,36 @@ class CsvFile(TextFile):
 
     def _check_header(self, names: list[str]) -> None:
         """Refuse a first line that names no columns."""
-        if not names[0].isprintable() and (error := find_packing(self.place)) is not None:
+        if not names[0].isprintable() and (error := find_compression_error(self.place)) is not None:
             raise error
-        if (error := self._find_excel_line(self._delimiter.join(names))) is not None:
+        if (error := self._find_sep_line_error(self._delimiter.join(names))) is not None:
             raise error
 
-    def _find_excel_line(self, header: str) -> UnreadableInput | None:
+    def _find_sep_line_error(self, header: str) -> UnreadableInput | None:
         """Return an error if the first line is ``sep=;``, which only Excel reads."""
         if (found := _SEPARATED.fullmatch(header.rstrip("\r\n"))) is None:
             return None
         remedy = Phrase("delete that line")
         if found[1] != self._delimiter:
-            remedy += Phrase(", and give ", suggest_call(self.place.name, self.dialect._replace(delimiter=found[1])))
+            remedy += Phrase(
+                ", and give ", suggest_path_call(self.place.name, self.dialect._replace(delimiter=found[1]))
+            )
         return UnreadableInput(
             self.place.name, f"its first line is {found[0]!r}, which is for Excel alone", remedy, file=self.place.name
         )
 
-    def _check_conflicts(self, texts: pa.Array, before: int) -> None:
+    def _refuse_conflict_markers(self, texts: pa.Array, before: int) -> None:
         """Refuse git's conflict markers in a single column, or in the first name."""
         marks = pc.match_substring_regex(texts, "^(<{7}|={7}|>{7})( |$)")
         if (row := pc.index(marks, True).as_py()) >= 0:
-            raise _build_conflict_error(f"{self.place.name}, {_name_row(before + row + 2)}")
+            raise _build_conflict_error(f"{self.place.name}, {_describe_row(before + row + 2)}")
 
 
 LONGEST_WAIT: Final = 5
 """Seconds that a reader waits for a thread of Arrow, which needs a fraction of one."""
 
 
-class _UnclosedStream:
+class _CloseIgnoringStream:
     """A file as Arrow has it.  Whichever thread lets it go last needs Python for that."""
 
     closed = False
@@ -211,7 +213,7 @@ class _UnclosedStream:
         """Do nothing; see `FilePlace.open`."""
 
 
-class _TrackedStream:
+class _TailTrackingStream:
     """A file on its way to Arrow, which keeps its end.
 
     Arrow takes a line feed at the beginning of a block for the end of a line, where the block before ended with a
@@ -225,11 +227,11 @@ class _TrackedStream:
         self._stream, self._held = stream, b""
         self._pieces, self._kept, self._lines = list[bytes](), 0, 0
         self._lock, self._stopped = Lock(), False
-        self._file: Callable[[], _UnclosedStream | None] = lambda: None
+        self._file: Callable[[], _CloseIgnoringStream | None] = lambda: None
 
     def open_reader(self, *options: Any) -> None:
         """Open the reader.  Arrow has the bytes in memory of its own, so that its threads free none of Python's."""
-        file = _UnclosedStream(self.read)
+        file = _CloseIgnoringStream(self.read)
         self._file = weakref.ref(file)
         stream = pa.BufferedInputStream(pa.PythonFile(file, mode="r"), 1)  # type: ignore[attr-defined]
         try:
@@ -240,7 +242,7 @@ class _TrackedStream:
     def read(self, size: int) -> bytes:
         """Read the next ``size`` bytes or fewer; none at the end."""
         with self._lock:
-            return b"" if self._stopped else self._read_next(size)
+            return b"" if self._stopped else self._read_next_bytes(size)
 
     def stop(self) -> None:
         """Wait until the thread that reads ahead has let the file go: a process that ends before it hangs or aborts."""
@@ -252,7 +254,7 @@ class _TrackedStream:
         while self._file() is not None and time.monotonic() < ends:
             time.sleep(0.0005)
 
-    def _read_next(self, size: int) -> bytes:
+    def _read_next_bytes(self, size: int) -> bytes:
         more = self._stream.read(size - len(self._held))
         piece, self._held = self._held + more, b""
         if more.endswith(b"\r") and len(piece) > 1:
@@ -286,7 +288,7 @@ def _build_conflict_error(where: str) -> UnreadableInput:
     )
 
 
-def _name_row(number: str | int) -> str:
+def _describe_row(number: str | int) -> str:
     return f"row {int(number):,}"
 
 

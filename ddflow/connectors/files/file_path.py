@@ -4,9 +4,9 @@ Guarantees: `FilePath` and the options behind an address (`in/*.csv:full:delimit
 an error that names it, raised before a file is opened.
 
 >>> import os
->>> os.fspath(FilePath("days/1.csv", delimiter=";")), dialect_of(FilePath("days/1.csv", null=["n/a"])).nulls
+>>> os.fspath(FilePath("days/1.csv", delimiter=";")), build_dialect(FilePath("days/1.csv", null=["n/a"])).nulls
 ('days/1.csv', ('n/a',))
->>> dialect_of("days/1.csv") == PLAIN
+>>> build_dialect("days/1.csv") == PLAIN
 True
 """
 
@@ -27,11 +27,11 @@ from ddflow.connectors.files.kinds import (
     POINT,
     Dialect,
     FileKind,
-    ending_of,
+    find_ending,
     find_kind_by_ending,
     likely_date_forms,
 )
-from ddflow.connectors.files.spelling import texts_fit
+from ddflow.connectors.files.spelling import is_parsable_as
 from ddflow.errors import FileFix, Phrase, SpecError
 from ddflow.expressions.types import is_number
 
@@ -106,13 +106,13 @@ class FilePath(os.PathLike[str]):
     rename: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        dialect_of(self)
+        build_dialect(self)
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
 
 
-def dialect_of(given: Any) -> Dialect:
+def build_dialect(given: Any) -> Dialect:
     """Return the dialect of the files of a path.  Raises `SpecError`."""
     if not isinstance(given, FilePath):
         return PLAIN
@@ -132,13 +132,13 @@ def suggest_delimiter(path: str, dialect: Dialect, between: str) -> Phrase:
     >>> suggest_delimiter("days/1.csv", PLAIN, ";")
     "is the delimiter ';'? give dd.FilePath('days/1.csv', delimiter=';')"
     """
-    return Phrase(f"is the delimiter {between!r}? give ", suggest_call(path, dialect._replace(delimiter=between)))
+    return Phrase(f"is the delimiter {between!r}? give ", suggest_path_call(path, dialect._replace(delimiter=between)))
 
 
-def suggest_call(path: str, dialect: Dialect, now: Dialect = PLAIN) -> FileFix:
+def suggest_path_call(path: str, dialect: Dialect, now: Dialect = PLAIN) -> FileFix:
     """Show the call that reads a file in a dialect.  ``now``: the current dialect, so differences from it show.
 
-    >>> str(suggest_call("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso"))))
+    >>> str(suggest_path_call("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso"))))
     "dd.FilePath('1.csv', delimiter=';', null='NA', dates=['%d.%m.%Y', 'iso'])"
     """
     options = {
@@ -152,59 +152,60 @@ def suggest_call(path: str, dialect: Dialect, now: Dialect = PLAIN) -> FileFix:
 def _convert_to_argument(value: Any) -> Any:
     """Convert a value of a dialect to the argument of `FilePath` that means it."""
     if isinstance(value, FileKind):
-        return ending_of(value)
+        return find_ending(value)
     if isinstance(value, tuple) and any(isinstance(each, tuple) for each in value):
         return dict(value)
     several = list(value) if isinstance(value, tuple) and len(value) > 1 else None
     return several or (value[0] if isinstance(value, tuple) else value)
 
 
-def suggest_null(path: str, dialect: Dialect, text: str) -> Phrase:
+def suggest_null_option(path: str, dialect: Dialect, text: str) -> Phrase:
     """Suggest the call that reads a text as null, for the remedy of an error.
 
-    >>> suggest_null("1.csv", Dialect(nulls=("NA",)), "-")
+    >>> suggest_null_option("1.csv", Dialect(nulls=("NA",)), "-")
     "give dd.FilePath('1.csv', null=['NA', '-']) if it means null"
     """
-    return Phrase("give ", suggest_call(path, dialect._replace(nulls=(*dialect.nulls, text))), " if it means null")
+    return Phrase("give ", suggest_path_call(path, dialect._replace(nulls=(*dialect.nulls, text))), " if it means null")
 
 
-def suggest_forms(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> Phrase:
+def suggest_format_options(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> Phrase:
     """Suggest the calls that read a text as a value of a type in another form.
 
-    >>> suggest_forms("1.csv", PLAIN, "12,50", pa.float64()), suggest_forms("1.csv", PLAIN, "3.1.2024", pa.date32())
+    >>> suggest_format_options("1.csv", PLAIN, "12,50", pa.float64()), suggest_format_options("1.csv", PLAIN,
+    ...     "3.1.2024", pa.date32())
     ("dd.FilePath('1.csv', decimal=',')", "dd.FilePath('1.csv', dates='%d.%m.%Y')")
-    >>> suggest_forms("1.csv", PLAIN, "1.250,00", pa.float64())
+    >>> suggest_format_options("1.csv", PLAIN, "1.250,00", pa.float64())
     "dd.FilePath('1.csv', decimal=',', thousands='.')"
-    >>> suggest_forms("1.csv", Dialect(decimal=","), "0.552", pa.float64())
+    >>> suggest_format_options("1.csv", Dialect(decimal=","), "0.552", pa.float64())
     "dd.FilePath('1.csv', decimal='.')"
     """
     return Phrase.join_texts(
-        " or ", [suggest_call(path, each, dialect) for each in find_dialects(dialect, [text], kind)]
+        " or ", [suggest_path_call(path, each, dialect) for each in find_fitting_dialects(dialect, [text], kind)]
     )
 
 
-def find_dialects(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Dialect]:
+def find_fitting_dialects(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Dialect]:
     """Return the dialects that read some texts as values of a type in another form.  O(texts)."""
     given = pa.array(texts)
     other, mark = (",", COMMA) if dialect.decimal == "." else (".", POINT)
     between = None if dialect.thousands == other else dialect.thousands
     found = [dialect._replace(decimal=other, thousands=between)] if any(map(mark.fullmatch, texts)) else []
     if is_number(kind):
-        found += _list_grouped_dialects(dialect, given, kind)
+        found += _list_thousands_dialects(dialect, given, kind)
     if pat.is_date(kind) or pat.is_timestamp(kind):
         found = [dialect._replace(dates=(*dialect.dates, form)) for form in likely_date_forms(texts)]
-    return [each for each in found if texts_fit(given, kind, forms=each.value_forms)]
+    return [each for each in found if is_parsable_as(given, kind, forms=each.value_forms)]
 
 
-def _list_grouped_dialects(dialect: Dialect, texts: pa.Array, kind: pa.DataType) -> Iterator[Dialect]:
+def _list_thousands_dialects(dialect: Dialect, texts: pa.Array, kind: pa.DataType) -> Iterator[Dialect]:
     """List the dialects with groups of three digits that fit; each changes the decimal only if it must."""
     for between in GROUPS:
         each = dialect._replace(thousands=between[0])
         for way in (each, each._replace(decimal=",")):
             if (
                 between[0] != way.decimal
-                and pc.any(way.value_forms.mark_grouped(texts)).as_py()
-                and texts_fit(texts, kind, forms=way.value_forms)
+                and pc.any(way.value_forms.mark_digit_grouped(texts)).as_py()
+                and is_parsable_as(texts, kind, forms=way.value_forms)
             ):
                 yield way
                 break

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.connectors.files.kinds import USUAL, ValueForms
-from ddflow.connectors.files.spelling import texts_fit
+from ddflow.connectors.files.spelling import is_parsable_as
 
 SAMPLE: Final = 2 << 20
 """Bytes of a text file that are looked at, and parsed at a time."""
@@ -51,7 +51,7 @@ def guess_type(heads: Iterable[Possible]) -> pa.DataType | None:
     left = frozenset.intersection(*told)
     if not left:
         return _join_types(told)
-    return next((kind for kind in LADDER if kind in left), None) or settle_type(next(iter(left)))
+    return next((kind for kind in LADDER if kind in left), None) or generalize_json_type(next(iter(left)))
 
 
 def possible_types(
@@ -69,10 +69,12 @@ def possible_types(
         kind
         for kind in kinds
         if kind not in _FRACTIONS
-        and texts_fit(few, kind, shortest, forms)
-        and texts_fit(present, kind, shortest, forms)
+        and is_parsable_as(few, kind, shortest, forms)
+        and is_parsable_as(present, kind, shortest, forms)
     ]
-    return frozenset([*found, *(_fitting_decimals(forms.normalize(present, pa.float64())) if kinds is LADDER else ())])
+    return frozenset(
+        [*found, *(_list_fitting_decimals(forms.normalize(present, pa.float64())) if kinds is LADDER else ())]
+    )
 
 
 def widen_to_fit(kind: pa.DataType, text: str, forms: ValueForms = USUAL) -> pa.DataType:
@@ -90,10 +92,10 @@ def widen_to_fit(kind: pa.DataType, text: str, forms: ValueForms = USUAL) -> pa.
         wider = tuple(pa.decimal128(DIGITS, scale) for scale in range(kind.scale, DIGITS - kind.precision + kind.scale))
     elif pat.is_date(kind):
         wider = MOMENTS
-    return next((each for each in wider if texts_fit(pa.array([text]), each, forms=forms)), pa.string())
+    return next((each for each in wider if is_parsable_as(pa.array([text]), each, forms=forms)), pa.string())
 
 
-def _fitting_decimals(texts: pa.Array) -> Sequence[pa.DataType]:
+def _list_fitting_decimals(texts: pa.Array) -> Sequence[pa.DataType]:
     """List the decimals with a fraction that hold all texts; the longest fraction is the least scale."""
     if not pc.all(pc.match_substring_regex(texts, r"^-?(0|[1-9]\d*)(\.\d+)?$")).as_py():
         return ()
@@ -104,15 +106,15 @@ def _fitting_decimals(texts: pa.Array) -> Sequence[pa.DataType]:
     return _FRACTIONS[max(fraction, 1) - 1 : max(DIGITS - pc.max(pc.subtract(whole, signs)).as_py(), 0)]
 
 
-def settle_type(kind: pa.DataType, null: pa.DataType | None = None) -> pa.DataType:
+def generalize_json_type(kind: pa.DataType, null: pa.DataType | None = None) -> pa.DataType:
     """Make a type of Arrow's JSON reader safe for later lines.
 
     Times become text, and the null type becomes ``null``, by default text.
     """
     if pat.is_struct(kind):
-        return pa.struct([field.with_type(settle_type(field.type, null)) for field in kind])
+        return pa.struct([field.with_type(generalize_json_type(field.type, null)) for field in kind])
     if pat.is_list(kind):
-        return pa.list_(settle_type(kind.value_type, null))
+        return pa.list_(generalize_json_type(kind.value_type, null))
     return (null or pa.string()) if pat.is_null(kind) else pa.string() if pat.is_timestamp(kind) else kind
 
 
@@ -122,7 +124,7 @@ def _join_types(heads: Sequence[Possible]) -> pa.DataType | None:
     if len(kinds) != len(heads) or not all(map(pat.is_nested, kinds)):
         return None
     try:
-        return settle_type(
+        return generalize_json_type(
             pa.unify_schemas([pa.schema([("", kind)]) for kind in kinds], promote_options="permissive").field(0).type
         )
     except (pa.ArrowInvalid, pa.ArrowTypeError):

@@ -35,11 +35,11 @@ from ddflow.connectors.files.reader import (
     TextBlock,
     TextColumn,
     TextFile,
-    check_width,
+    check_column_count,
     suggest_encoding,
     translate_file_errors,
 )
-from ddflow.errors import DdflowError, Declare, Phrase, SchemaMismatch, UnreadableInput
+from ddflow.errors import DdflowError, DeclareFix, Phrase, SchemaMismatch, UnreadableInput
 
 DEPTH: Final = 40
 """Brackets within brackets, the row's own among them.  Arrow files hold 64 levels, Parquet 100, two for a list."""
@@ -64,10 +64,10 @@ def bracket_depths(text: bytes, depth: int = 0, quoted: bool = False) -> tuple[A
     return depth + np.cumsum(np.where(inside, 0, _STEPS[plain]), dtype=np.int32), inside
 
 
-class ArrayElements:
+class JsonArraySplitter:
     """The elements of one array, as lines.  ``where``: what the file is called.
 
-    >>> elements = ArrayElements("a.json")
+    >>> elements = JsonArraySplitter("a.json")
     >>> elements.to_lines(b'[{"id": 1,\\n "t": "],["}, {"i') + elements.to_lines(b'd": 2}]\\n') + elements.finish()
     b' {"id": 1,  "t": "],["}\\n {"id": 2}  \\n'
     """
@@ -122,7 +122,7 @@ class JsonFile(TextFile):
         """Return the members of the first rows, in order of first appearance."""
         block = self.first_block()
         names = dict.fromkeys(() if block is None else block.columns)
-        check_width(self.place, len(names))
+        check_column_count(self.place, len(names))
         return names
 
     @cached_property
@@ -138,7 +138,7 @@ class JsonFile(TextFile):
             with translate_file_errors(self.place, self.dialect):
                 rows, given = self._parse_rows(text, line)
                 block = _LineBlock(self, given, line, given is not text)
-                yield TextBlock(block.columns(rows, names), block.name_line)
+                yield TextBlock(block.columns(rows, names), block.describe_line)
             line += text.count(b"\n")
 
     def _read_lines(self, head: bool) -> Iterator[bytes]:
@@ -151,7 +151,7 @@ class JsonFile(TextFile):
                 if elements is None and not done and not rest:
                     chunk = chunk.removeprefix(codecs.BOM_UTF8)
                     if self.place.kind.name == ARRAY and chunk.lstrip()[:1] not in (b"{", b""):
-                        elements = ArrayElements(self.place.name)
+                        elements = JsonArraySplitter(self.place.name)
                 rest += chunk if elements is None else elements.to_lines(chunk)
                 if last:
                     rest += b"\n" if elements is None else elements.finish()
@@ -165,7 +165,7 @@ class JsonFile(TextFile):
 
     def _parse_rows(self, text: bytes, line: int) -> tuple[list[Row], bytes]:
         """Parse the objects in some lines, blank lines left out; return them with their text."""
-        for given in _with_stand_ins(text):
+        for given in _yield_nonfinite_variants(text):
             with suppress(*_FAULTS):
                 rows = _DECODER.decode_lines(given)
                 if len(rows) == text.count(b"\n") or len(rows) == sum(map(bool, map(bytes.strip, text.split(b"\n")))):
@@ -176,7 +176,7 @@ class JsonFile(TextFile):
         """Build the error of the first line that is not an object."""
         for number, one in enumerate(text.split(b"\n"), line + 1):
             try:
-                rows = _DECODER.decode_lines([*_with_stand_ins(one)][-1])
+                rows = _DECODER.decode_lines([*_yield_nonfinite_variants(one)][-1])
                 if len(rows) == bool(one.strip()):
                     continue
                 return self.build_line_error(number, "it is more than one object")
@@ -202,23 +202,23 @@ class JsonFile(TextFile):
     def build_line_error(self, number: int, found: str, remedy: str = "") -> UnreadableInput:
         """Build the error of a line."""
         remedy = remedy or f"mend it: is it a whole {self.place.kind.name} file, an object a line?"
-        return UnreadableInput(f"{self.place.name}, {self.name_element(number)}", found, remedy)
+        return UnreadableInput(f"{self.place.name}, {self.describe_element(number)}", found, remedy)
 
-    def name_element(self, number: int) -> str:
+    def describe_element(self, number: int) -> str:
         """Name a line for messages: "line 7", or "element 7" of an array."""
         return f"{'element' if self.place.kind.name == ARRAY else 'line'} {number:,}"
 
     def check_members(self, number: int, row: Sequence[tuple[str, Any]], names: Collection[str]) -> None:
         """Raise the error of an object with an unknown member, or with one member twice."""
         seen = set[str]()
-        where = f"{self.place.name}, {self.name_element(number)}"
+        where = f"{self.place.name}, {self.describe_element(number)}"
         for name, _ in row:
             if name in seen:
                 raise UnreadableInput(where, f"the member {name!r} is there twice", "name each once")
             seen.add(name)
             if name not in names:
                 found = f"there is a column {name!r}, which the beginning of no file has"
-                remedy = Phrase("declare it: ", Declare({name: "string"}), f"; {did_you_mean(name, names)}")
+                remedy = Phrase("declare it: ", DeclareFix({name: "string"}), f"; {did_you_mean(name, names)}")
                 raise SchemaMismatch(where, found, remedy)
 
 
@@ -231,7 +231,7 @@ def _read_sample(stream: pa.NativeFile) -> bytes:
     return b"".join(parts)
 
 
-def _with_stand_ins(text: bytes) -> Iterator[bytes]:
+def _yield_nonfinite_variants(text: bytes) -> Iterator[bytes]:
     """Yield some text unchanged, then with stand-ins for NaN and infinities."""
     yield text
     if not any(each in text for each in _STAND_INS.values()):
@@ -247,9 +247,9 @@ class _LineBlock:
     def __init__(self, file: JsonFile, text: bytes, line: int, bare: bool) -> None:
         self._file, self._text, self._line, self._bare = file, text, line, bare
 
-    def name_line(self, row: int) -> str:
+    def describe_line(self, row: int) -> str:
         """Name the line of an object."""
-        return self._file.name_element(self._line_number(row))
+        return self._file.describe_element(self._line_number(row))
 
     def _line_number(self, row: int) -> int:
         full = (n for n, one in enumerate(self._text.split(b"\n"), self._line + 1) if one.strip())
@@ -290,14 +290,14 @@ class _LineBlock:
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.replace(b"\n", b""))]
         texts = pa.Array.from_buffers(pa.string(), len(ends), buffers)
         null, quoted, nested = first == ord("n"), first == ord('"'), (first == ord("[")) | (first == ord("{"))
-        self._check_texts(texts, data, nested)
+        self._check_utf8_and_depth(texts, data, nested)
         texts = pc.if_else(pa.array(null), None, _remove_quotes(texts, quoted))
         among = pa.array(nested) if nested.any() else None
         # A number of JSON has a point, and no groups.
         forms = self._file.dialect.value_forms._replace(decimal=".", thousands=None)
         return TextColumn(texts, pa.array(quoted, mask=null | nested), among, forms)
 
-    def _check_texts(self, texts: pa.Array, data: bytes, nested: Any) -> None:
+    def _check_utf8_and_depth(self, texts: pa.Array, data: bytes, nested: Any) -> None:
         """Raise for a value that is not UTF-8, or nested too deep."""
         try:
             texts.validate(full=True)

@@ -85,7 +85,7 @@ class ValueForms(NamedTuple):
     def normalize(self, texts: pa.Array, kind: pa.DataType) -> pa.Array:
         """Convert the texts of a column to the usual form of its type.  O(n)."""
         if is_number(kind):
-            texts = texts if self.thousands is None else self._remove_groups(texts)
+            texts = texts if self.thousands is None else self._remove_separators(texts)
             if self.decimal == ",":
                 texts = pc.if_else(pc.match_substring(texts, "."), "", pc.replace_substring(texts, ",", "."))
             return texts
@@ -95,18 +95,20 @@ class ValueForms(NamedTuple):
             return pc.coalesce(*(_to_iso(words, each) for each in self.dates), "").take(encoded.indices)
         return texts
 
-    def mark_grouped(self, texts: pa.Array) -> pa.Array:
+    def mark_digit_grouped(self, texts: pa.Array) -> pa.Array:
         """Mark the texts that are numbers with groups of three digits.  O(n)."""
         fraction = re.escape(self.decimal)
-        return pc.match_substring_regex(texts, rf"^[+-]?[1-9]\d{{0,2}}({self._separators}\d{{3}})+({fraction}\d+)?$")
+        return pc.match_substring_regex(
+            texts, rf"^[+-]?[1-9]\d{{0,2}}({self._separator_pattern}\d{{3}})+({fraction}\d+)?$"
+        )
 
-    def _remove_groups(self, texts: pa.Array) -> pa.Array:
+    def _remove_separators(self, texts: pa.Array) -> pa.Array:
         """Remove the separators between groups of digits; a misplaced one gives the empty text."""
-        odd = pc.and_not(pc.match_substring_regex(texts, self._separators), self.mark_grouped(texts))
-        return pc.if_else(odd, "", pc.replace_substring_regex(texts, self._separators, ""))
+        odd = pc.and_not(pc.match_substring_regex(texts, self._separator_pattern), self.mark_digit_grouped(texts))
+        return pc.if_else(odd, "", pc.replace_substring_regex(texts, self._separator_pattern, ""))
 
     @property
-    def _separators(self) -> str:
+    def _separator_pattern(self) -> str:
         """Regular expression of the separators between groups."""
         return f"[{next(each for each in GROUPS if (self.thousands or '.') in each)}]"
 
@@ -352,10 +354,10 @@ def find_kind_by_ending(ending: str) -> FileKind:
     return kind
 
 
-def ending_of(kind: FileKind) -> str:
+def find_ending(kind: FileKind) -> str:
     """Return the extension of a kind, an argument of `find_kind_by_ending`.
 
-    >>> ending_of(find_kind_by_ending("csv.gz"))
+    >>> find_ending(find_kind_by_ending("csv.gz"))
     'csv.gz'
     """
     return next(ending for ending, each in KINDS.items() if each == kind).removeprefix(".")

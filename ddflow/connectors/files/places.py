@@ -28,7 +28,7 @@ from typing import IO, Any, Final, Protocol, TypeVar
 import pyarrow as pa
 
 from ddflow.connectors.files.kinds import ARROW, PARQUET, STREAM, FileKind, find_kind, sniff_kind
-from ddflow.errors import DdflowError, MissingExtra, SourceFailed, StateRefused, UnreadableInput, translate
+from ddflow.errors import DdflowError, MissingExtra, SourceFailed, StateRefused, UnreadableInput, convert_errors
 from ddflow.storage.object_store import Bucket
 
 STDIN: Final = "-"
@@ -235,10 +235,12 @@ def list_places(paths: Iterable[Path | str], kind: FileKind | None = None) -> li
         if given == STDIN:
             found.append(Stdin(kind))
         elif re.match("s3:/", given):
-            found += _list_bucket(given, kind)
+            found += _list_bucket_objects(given, kind)
         else:
-            _check_local(given)
-            found += [LocalFile(str(file) if str(file) != STDIN else "./-", kind) for file in _list_local(given, kind)]
+            _refuse_remote_address(given)
+            found += [
+                LocalFile(str(file) if str(file) != STDIN else "./-", kind) for file in _list_local_files(given, kind)
+            ]
     if not found:
         raise UnreadableInput("an input", "no file is given", "name at least one file or folder, or - for stdin")
     for place in found:
@@ -246,7 +248,7 @@ def list_places(paths: Iterable[Path | str], kind: FileKind | None = None) -> li
     return found
 
 
-def _list_local(given: str, kind: FileKind | None) -> Sequence[Path]:
+def _list_local_files(given: str, kind: FileKind | None) -> Sequence[Path]:
     path = Path(given)
     if path.is_dir():
         return _list_folder(path)
@@ -266,7 +268,7 @@ def _is_hidden(name: str, pattern: str) -> bool:
     return PurePosixPath(name).name[:1] in "._" and PurePosixPath(pattern).name[:1] not in "._"
 
 
-def _check_local(given: str) -> None:
+def _refuse_remote_address(given: str) -> None:
     """Refuse an address such as ``gs://...``: a `Path` would make a folder of it in this one."""
     match = _SCHEME.match(given)
     if match is not None and (match[2] == "//" or not Path(given).exists()):
@@ -286,13 +288,13 @@ def _list_folder(folder: Path) -> list[Path]:
         entries = sorted(entry for entry in folder.iterdir() if entry.name[0] not in "._")
     except OSError as error:
         raise UnreadableInput(str(folder), f"it cannot be listed ({error.strerror})", "check its permissions") from None
-    _check_flat(str(folder), [entry.name for entry in entries if entry.is_dir()])
+    _refuse_subfolders(str(folder), [entry.name for entry in entries if entry.is_dir()])
     if not entries:
         raise UnreadableInput(str(folder), "there is no file in it", "name another folder, or files")
     return entries
 
 
-def _check_flat(folder: str, inner: list[str]) -> None:
+def _refuse_subfolders(folder: str, inner: list[str]) -> None:
     if inner:
         raise UnreadableInput(
             folder,
@@ -301,13 +303,13 @@ def _check_flat(folder: str, inner: list[str]) -> None:
         )
 
 
-def _list_bucket(given: str, kind: FileKind | None) -> list[FilePlace]:
+def _list_bucket_objects(given: str, kind: FileKind | None) -> list[FilePlace]:
     """List the objects at an address: one object, or all in a folder or of a pattern."""
     name, _, key = given.removeprefix("s3://").partition("/")
     address = f"s3://{name.rpartition('@')[2]}/{re.split('[?#]', key)[0]}"
     bucket = call_bucket(address, Bucket, f"s3://{name}")
     if not key.endswith("/") and not _WILD.search(key):
-        length = call_bucket(address, bucket.lengths, [key]).get(key)
+        length = call_bucket(address, bucket.find_lengths, [key]).get(key)
         if length is not None:
             return [BucketObject(bucket, key, length, kind)]
     folder = "/".join(key[: match.start()].split("/")[:-1]) if (match := _WILD.search(key)) else key.rstrip("/")
@@ -320,7 +322,7 @@ def _list_bucket(given: str, kind: FileKind | None) -> list[FilePlace]:
         below = {each: each.removeprefix(f"{folder}/" if folder else "") for each in there}
         found = [each for each, rest in below.items() if rest and rest[0] not in "._"]
         remedy = "check the address"
-        _check_flat(address, sorted({below[each].split("/")[0] for each in found if "/" in below[each]}))
+        _refuse_subfolders(address, sorted({below[each].split("/")[0] for each in found if "/" in below[each]}))
     if not found:
         raise UnreadableInput(address, "there is no such object", remedy)
     return [BucketObject(bucket, each, there[each], kind) for each in sorted(found)]
@@ -343,7 +345,7 @@ def call_bucket(address: str, ask: Callable[..., Any], *given: Any, followed: bo
             return failure(asked, error.found, remedy)
         return UnreadableInput(asked, str(error), "check the address" if followed else remedy)
 
-    with translate((DdflowError, FileNotFoundError), to_ours):
+    with convert_errors((DdflowError, FileNotFoundError), to_ours):
         return ask(*given)
 
 
@@ -361,7 +363,7 @@ class HasName(Protocol):
 N = TypeVar("N", bound=HasName)
 
 
-def in_order(files: Sequence[N]) -> Sequence[N]:
+def check_number_order(files: Sequence[N]) -> Sequence[N]:
     """Return the files unchanged, and warn if numeric order differs from name order.  O(files)."""
     warn_of_number_order([each.name for each in files])
     return files
@@ -369,7 +371,7 @@ def in_order(files: Sequence[N]) -> Sequence[N]:
 
 def warn_of_number_order(names: Sequence[str]) -> None:
     """Warn if the numbers in names have another order than the names as text.  O(names)."""
-    if (found := find_misordered(names)) is not None:
+    if (found := find_misordered_names(names)) is not None:
         one, other, padded = found
         warnings.warn(
             f"{one} is read before {PurePath(other).name}, because names sort as text: write the numbers in them with "
@@ -378,14 +380,14 @@ def warn_of_number_order(names: Sequence[str]) -> None:
         )
 
 
-def find_misordered(names: Sequence[str]) -> tuple[str, str, str] | None:
+def find_misordered_names(names: Sequence[str]) -> tuple[str, str, str] | None:
     """Return two neighbours of sorted names with numbers in the other order, and the second one with zeros.
 
     Returns None if there are none, and for names in an order that a user chose.  O(names).
 
-    >>> find_misordered(["10. March.csv", "2. March.csv", "a.csv"])
+    >>> find_misordered_names(["10. March.csv", "2. March.csv", "a.csv"])
     ('10. March.csv', '2. March.csv', '02. March.csv')
-    >>> find_misordered(["02. March.csv", "10. March.csv"]), find_misordered(["2.csv", "10.csv"])
+    >>> find_misordered_names(["02. March.csv", "10. March.csv"]), find_misordered_names(["2.csv", "10.csv"])
     (None, None)
     """
     alike: dict[str, list[str]] = {}

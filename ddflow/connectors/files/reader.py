@@ -29,21 +29,38 @@ import pyarrow.types as pat
 from ddflow.columns.casts import format_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text
-from ddflow.connectors.files.file_path import NO_VALUE, suggest_call, suggest_forms, suggest_null
-from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, possible_types, settle_type, widen_to_fit
+from ddflow.connectors.files.file_path import NO_VALUE, suggest_format_options, suggest_null_option, suggest_path_call
+from ddflow.connectors.files.guess import (
+    ANY,
+    LADDER,
+    MOMENTS,
+    Possible,
+    generalize_json_type,
+    possible_types,
+    widen_to_fit,
+)
 from ddflow.connectors.files.kinds import PLAIN, USUAL, Dialect, ValueForms, is_text_kind, is_utf8
 from ddflow.connectors.files.places import FilePlace
 from ddflow.connectors.files.spelling import (
-    Misspelled,
+    MisspelledValue,
+    cast_parsed_column,
     convert_texts,
     is_list_like,
+    is_parsable_as,
     json_reader_type,
     max_digits,
     parse_texts,
-    restore_type,
-    texts_fit,
 )
-from ddflow.errors import DdflowError, Declare, Evolve, Fix, Phrase, SchemaMismatch, UnreadableInput, translate
+from ddflow.errors import (
+    DdflowError,
+    DeclareFix,
+    EvolveFix,
+    Fix,
+    Phrase,
+    SchemaMismatch,
+    UnreadableInput,
+    convert_errors,
+)
 from ddflow.errors.base import replace_parts
 from ddflow.expressions.types import is_number
 
@@ -89,7 +106,7 @@ class InputFile(ABC):
         Values of text must match ``spelling``; in ``converted`` columns, all that Arrow can convert are valid.
         """
 
-    def rows(self) -> int | None:
+    def count_rows(self) -> int | None:
         """Return the number of rows if it is known without a read, else None."""
         return None
 
@@ -134,14 +151,14 @@ class RenamedFile(InputFile):
         except SchemaMismatch as error:
             replace_parts(
                 error,
-                Declare | Evolve,
+                DeclareFix | EvolveFix,
                 lambda fix: replace(fix, types={self._new.get(name, name): kind for name, kind in fix.types.items()}),
             )
             raise
 
-    def rows(self) -> int | None:
+    def count_rows(self) -> int | None:
         """Return the rows of the file."""
-        return self.plain.rows()
+        return self.plain.count_rows()
 
     def _original_name(self, name: str) -> str:
         return next((old for old, new in self._new.items() if new == name), name)
@@ -162,12 +179,12 @@ def translate_file_errors(place: FilePlace, dialect: Dialect | None = None) -> A
         if isinstance(error, UnicodeDecodeError):
             name = (error.encoding if dialect is None else dialect.encoding).upper()  # Python's of many is charmap
             found, remedy = f"it is not {name} ({error.reason})", suggest_encoding(place, dialect or PLAIN)
-        return find_packing(place) or UnreadableInput(place.name, found, remedy, file=place.name)
+        return find_compression_error(place) or UnreadableInput(place.name, found, remedy, file=place.name)
 
-    return translate((pa.ArrowException, OSError, EOFError, ValueError), to_ours)
+    return convert_errors((pa.ArrowException, OSError, EOFError, ValueError), to_ours)
 
 
-def find_packing(place: FilePlace) -> UnreadableInput | None:
+def find_compression_error(place: FilePlace) -> UnreadableInput | None:
     """Return an error if text is compressed and its name does not say so; None for other files.  O(1)."""
     if place.kind.wrapped is not None or not is_text_kind(place.kind.name):
         return None
@@ -185,7 +202,7 @@ def suggest_encoding(place: FilePlace, dialect: Dialect) -> Phrase:
     """Suggest a remedy for text that is not in the given encoding."""
     if not is_utf8(dialect.encoding):
         return Phrase("give the encoding that it is in, or write it in UTF-8")
-    given = suggest_call(place.name, dialect._replace(encoding="cp1252"))
+    given = suggest_path_call(place.name, dialect._replace(encoding="cp1252"))
     return Phrase("name its encoding (", given, "), or write it in UTF-8")
 
 
@@ -198,12 +215,12 @@ def describe_error(error: BaseException) -> str:
     return text[0].rstrip(". ") if text else type(error).__name__
 
 
-def quote_brief(text: str) -> str:
+def quote_beginning(text: str) -> str:
     """Quote the beginning of a text."""
     return repr(text) if len(text) <= 40 else repr(text[:40]) + "..."
 
 
-def check_width(place: FilePlace, columns: int) -> None:
+def check_column_count(place: FilePlace, columns: int) -> None:
     """Raise `UnreadableInput` for a file with more columns than ``WIDEST``."""
     if columns > WIDEST:
         found = f"it has {columns:,} columns, more than {WIDEST:,}"
@@ -238,7 +255,9 @@ class TextColumn(NamedTuple):
         if self.nested is not None:
             whole = pc.all(pc.or_kleene(self.nested, pc.is_null(self.texts))).as_py()
             return (
-                frozenset([settle_type(_parse_json(self.texts, None).type, null=pa.null())]) if whole else frozenset()
+                frozenset([generalize_json_type(_parse_json(self.texts, None).type, null=pa.null())])
+                if whole
+                else frozenset()
             )
         if self.quoted is None or self.texts.null_count == len(self.texts):
             return possible_types(self.texts, forms=self.forms)
@@ -251,12 +270,12 @@ class TextColumn(NamedTuple):
         )
 
     def convert(self, kind: pa.DataType, convert: bool = False) -> pa.Array:
-        """Convert the values to a type; ``convert``: by Arrow's rules too.  O(n).  Raises `Misspelled`."""
+        """Convert the values to a type; ``convert``: by Arrow's rules too.  O(n).  Raises `MisspelledValue`."""
         structured = pat.is_struct(kind) or is_list_like(kind)
         # A text may look like an object, or like null.
         others = self.quoted if structured else self.nested
         if others is not None and (row := pc.index(others, True).as_py()) >= 0:
-            raise Misspelled(row)
+            raise MisspelledValue(row)
         if structured:
             return self._parse_nested(kind)
         if is_text(kind) or convert:
@@ -264,31 +283,31 @@ class TextColumn(NamedTuple):
         if self.quoted is not None and not pat.is_decimal(kind):
             unquoted = any(is_one(kind) for is_one in UNQUOTED)
             if (row := pc.index(self.quoted, unquoted).as_py()) >= 0:
-                raise Misspelled(row)
+                raise MisspelledValue(row)
         return parse_texts(self.texts, kind, self.quoted is not None, self.forms)
 
     def _parse_nested(self, kind: pa.DataType) -> pa.Array:
         """Parse lists or objects.  O(n), also if a row is refused: a binary search finds the first such row."""
         try:
             _check_digits(self.texts, max_digits(kind))
-            return restore_type(_parse_json(self.texts, json_reader_type(kind)), kind)
+            return cast_parsed_column(_parse_json(self.texts, json_reader_type(kind)), kind)
         except (pa.ArrowException, ValueError):
             n = len(self.texts)
             if n == 1:
-                raise Misspelled(0) from None
+                raise MisspelledValue(0) from None
         half = n // 2
         for begin, size in ((0, half), (half, n - half)):
             try:
                 TextColumn(self.texts.slice(begin, size))._parse_nested(kind)
-            except Misspelled as error:
-                raise Misspelled(begin + error.row) from None
+            except MisspelledValue as error:
+                raise MisspelledValue(begin + error.row) from None
         raise ValueError(f"values are no {kind}")
 
     def format_value(self, row: int) -> str:
         """Format a value for messages."""
         text = self.texts[row].as_py()
         if self.quoted is None:
-            return quote_brief(text)
+            return quote_beginning(text)
         shown = f'"{text}"' if self.quoted[row].as_py() else text
         return shown if len(shown) <= 40 else f"{shown[:40]}..."
 
@@ -331,7 +350,7 @@ def suggest_declaration(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
     "{'n': 'string'}"
     """
     del was
-    return Declare({name: format_type(to)})
+    return DeclareFix({name: format_type(to)})
 
 
 class TextFile(InputFile):
@@ -369,7 +388,7 @@ class TextFile(InputFile):
                 try:
                     with translate_file_errors(self.place):
                         arrays.append(column.convert(kind, name in converted))
-                except Misspelled as error:
+                except MisspelledValue as error:
                     where = f"{self.place.name}, {block.where(error.row)}, column {name!r}"
                     found, remedy = self._explain_misfit(name, column, error.row, kind, name in converted)
                     raise SchemaMismatch(where, found, remedy, file=self.place.name, column=name) from None
@@ -380,12 +399,12 @@ class TextFile(InputFile):
         stream = self.place.open_head() if head else self.place.open()
         if self.place.kind.wrapped is not None:
             stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
-        if not is_utf8(self.dialect.encoding) and not self._has_utf8_mark:
+        if not is_utf8(self.dialect.encoding) and not self._has_utf8_bom:
             stream = pa.transcoding_input_stream(stream, self.dialect.encoding, "utf-8")
         return stream
 
     @cached_property
-    def _has_utf8_mark(self) -> bool:
+    def _has_utf8_bom(self) -> bool:
         """Whether it begins with the mark of UTF-8, which overrides the given encoding."""
         with self.place.open_head() as stream:
             if self.place.kind.wrapped is not None:
@@ -398,7 +417,7 @@ class TextFile(InputFile):
         fit = widen_to_fit(kind, text, column.forms)
         try:
             column.convert(fit, False)
-        except Misspelled:
+        except MisspelledValue:
             return pa.string()
         return fit
 
@@ -409,12 +428,12 @@ class TextFile(InputFile):
         text, shown, dialect = str(column.texts[row]), column.format_value(row), self.dialect
         form = Phrase()
         if column.quoted is None or (column.quoted[row].as_py() and not is_number(kind)):
-            form = suggest_forms(self.place.name, dialect, text, kind)
+            form = suggest_format_options(self.place.name, dialect, text, kind)
         give = Phrase("give ", form, ", ") if form else Phrase()
         if text.lower() in NO_VALUE and column.quoted is None:  # null= is of CSV
-            give = suggest_null(self.place.name, dialect, text) + ", "
+            give = suggest_null_option(self.place.name, dialect, text) + ", "
         if declared:
-            zoned = pat.is_timestamp(kind) and texts_fit(
+            zoned = pat.is_timestamp(kind) and is_parsable_as(
                 pa.array([text]), pa.timestamp("us", "UTC"), forms=dialect.value_forms
             )
             other = pa.timestamp("us", "UTC") if zoned else pa.string()
@@ -423,7 +442,7 @@ class TextFile(InputFile):
         fit = self._find_wider_type(column, text, kind)
         fix = self._retype.get(name, suggest_declaration)(name, kind, fit)
         remedy = Phrase(give, "mend it, or declare the type that fits: ", fix)
-        with suppress(Misspelled):
+        with suppress(MisspelledValue):
             convert_texts(column.texts.slice(row, 1), kind, column.forms)
-            remedy += Phrase("; declaring ", Declare({name: format_type(kind)}), " converts it")
+            remedy += Phrase("; declaring ", DeclareFix({name: format_type(kind)}), " converts it")
         return f"{shown} is not how a value of type {kind} is written", remedy

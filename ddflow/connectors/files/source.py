@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from ddflow.columns.declared import to_arrow_type
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import conform, normal_type
+from ddflow.columns.schema import conform_to_schema, normalize_type
 from ddflow.connectors.files.columnar_reader import ArrowFile, ParquetFile
 from ddflow.connectors.files.csv_reader import CsvFile, LinesFile, build_missing_column_error
-from ddflow.connectors.files.file_path import find_dialects, suggest_call, suggest_null
+from ddflow.connectors.files.file_path import find_fitting_dialects, suggest_null_option, suggest_path_call
 from ddflow.connectors.files.guess import ANY, MOMENTS, Possible, guess_type
 from ddflow.connectors.files.json_reader import JsonFile
 from ddflow.connectors.files.kinds import (
@@ -36,7 +36,7 @@ from ddflow.connectors.files.kinds import (
     Dialect,
     is_json,
 )
-from ddflow.connectors.files.places import FilePlace, in_order, list_places
+from ddflow.connectors.files.places import FilePlace, check_number_order, list_places
 from ddflow.connectors.files.reader import (
     InputFile,
     RenamedFile,
@@ -46,11 +46,11 @@ from ddflow.connectors.files.reader import (
     Types,
     describe_error,
     is_empty,
-    quote_brief,
+    quote_beginning,
     suggest_declaration,
 )
-from ddflow.connectors.files.spelling import can_hold, restore_type
-from ddflow.errors import DdflowError, Declare, Phrase, SchemaMismatch, SpecError, UnreadableInput
+from ddflow.connectors.files.spelling import cast_parsed_column, is_storable_type
+from ddflow.errors import DdflowError, DeclareFix, Phrase, SchemaMismatch, SpecError, UnreadableInput
 
 
 @dataclass
@@ -89,16 +89,20 @@ _CODE: Final = re.compile(r"[+-]?\d+")
 _DIGIT: Final = re.compile(r"\d")
 
 
-def find_doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[InputFile]) -> list[Phrase]:
+def find_type_doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[InputFile]) -> list[Phrase]:
     """Return the doubts about columns whose types were guessed.  O(bytes of their heads)."""
     names = [name for name in guessed if pa.types.is_string(schema.field(name).type)]
     files = [each for each in readers if isinstance(each, TextFile)] if names else []
     heads = [(each, head) for each in files if (head := each.first_block()) is not None]
     named = [(each.place.name, each.dialect, head) for each, head in heads]
-    return [found for name in names if (found := explain_doubt(name, named) or explain_form(name, heads)) is not None]
+    return [
+        found
+        for name in names
+        if (found := explain_odd_value(name, named) or explain_unread_format(name, heads)) is not None
+    ]
 
 
-def explain_form(name: str, heads: Iterable[tuple[TextFile, TextBlock]]) -> Phrase | None:
+def explain_unread_format(name: str, heads: Iterable[tuple[TextFile, TextBlock]]) -> Phrase | None:
     """Return why a column guessed as text may have numbers or dates of another form; else None.  O(`FIRST`)."""
     there = ((file, head, head.columns[name]) for file, head in heads if name in head.columns)
     first = next((each for each in there if each[2].texts.null_count < len(each[2].texts)), None)
@@ -109,13 +113,15 @@ def explain_form(name: str, heads: Iterable[tuple[TextFile, TextBlock]]) -> Phra
     if column.quoted is None:
         texts, dialect = _drop_null_word(texts, dialect)
     for kind in (pa.float64(), *MOMENTS) if column.quoted is None else MOMENTS:
-        if ways := find_dialects(dialect, texts, kind):
-            shown = (
-                f"{quote_brief(texts[0])} ({file.place.name}, {head.where(pc.index(column.texts, texts[0]).as_py())})"
-            )
-            calls = Phrase.join_texts(" or ", [suggest_call(file.place.name, each, file.dialect) for each in ways])
+        if ways := find_fitting_dialects(dialect, texts, kind):
+            row = pc.index(column.texts, texts[0]).as_py()
+            shown = f"{quote_beginning(texts[0])} ({file.place.name}, {head.where(row)})"
+            calls = [suggest_path_call(file.place.name, each, file.dialect) for each in ways]
             return Phrase(
-                f"{name!r} is text, because of {shown}: give ", calls, ", or declare ", Declare({name: "string"})
+                f"{name!r} is text, because of {shown}: give ",
+                Phrase.join_texts(" or ", calls),
+                ", or declare ",
+                DeclareFix({name: "string"}),
             )
     return None
 
@@ -129,7 +135,7 @@ def _drop_null_word(texts: list[str], dialect: Dialect) -> tuple[list[str], Dial
     return some, dialect._replace(nulls=(*dialect.nulls, *words))
 
 
-def explain_doubt(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]) -> Phrase | None:
+def explain_odd_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]) -> Phrase | None:
     """Return why a column guessed as text may be another type; None if it is text.  O(bytes of the heads).
 
     ``heads``: the name, the dialect and the first rows of each file that has the column.
@@ -137,10 +143,10 @@ def explain_doubt(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]) ->
     >>> from ddflow.connectors.files.kinds import PLAIN
     >>> from ddflow.connectors.files.reader import TextBlock, TextColumn
     >>> head = TextBlock({"n": TextColumn(pa.array(["1", "2.5", "n/a", None]))}, lambda row: f"row {row + 2}")
-    >>> explain_doubt("n", [("a.csv", PLAIN, head)])
+    >>> explain_odd_value("n", [("a.csv", PLAIN, head)])
     "'n' is text, because 'n/a' (a.csv, row 4) is no number; 2 of its first 3 values are: mend it, give \
     dd.FilePath('a.csv', null='n/a') if it means null, or declare {'n': 'string'} if it is right"
-    >>> explain_doubt("n", [("a.csv", PLAIN, TextBlock({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
+    >>> explain_odd_value("n", [("a.csv", PLAIN, TextBlock({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
     """
     numbers, values, first, shown, nulls, null = 0, 0, "", "", True, Phrase()
     for file, dialect, head in heads:
@@ -154,13 +160,16 @@ def explain_doubt(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]) ->
         values += len(fits) - fits.null_count
         row = pc.index(fits, False).as_py()
         if row >= 0 and not first:
-            first, shown = str(column.texts[row]), f"{quote_brief(str(column.texts[row]))} ({file}, {head.where(row)})"
-            null = suggest_null(file, dialect, first)
+            first, shown = (
+                str(column.texts[row]),
+                f"{quote_beginning(str(column.texts[row]))} ({file}, {head.where(row)})",
+            )
+            null = suggest_null_option(file, dialect, first)
     if not first or 2 * numbers <= values or _CODE.fullmatch(first):
         return None
     null = null + ", " if nulls and len(first) <= WORD else Phrase()
     found = f"{name!r} is text, because {shown} is no number; {numbers:,} of its first {values:,} values are"
-    return Phrase(f"{found}: mend it, ", null, "or declare ", Declare({name: "string"}), " if it is right")
+    return Phrase(f"{found}: mend it, ", null, "or declare ", DeclareFix({name: "string"}), " if it is right")
 
 
 _TEXTS: Mapping[str, type[TextFile]] = {CSV: CsvFile, TSV: CsvFile, JSON: JsonFile, ARRAY: JsonFile}
@@ -234,14 +243,14 @@ class FilesSource:
                     raise
                 how.skip(place.name, error)
         self.files = [reader.place.name for reader in self._readers]
-        self._of_file = dict(zip(self.files, self._pair_readers(), strict=True))
+        self._of_file = dict(zip(self.files, self._pair_readers_with_columns(), strict=True))
         self.schema = self._unite_columns()
         if not len(self.schema) and not (how.skip and not self.files):
             raise UnreadableInput([*self.files, "an input"][0], "it has no columns", "give a file with columns first")
         if how.strict and self.changes:
             remedy = "mend the files, or leave out --strict-columns to take them as they are"
             raise SchemaMismatch("the columns of the files", self.changes.summary, remedy)
-        counts = [reader.rows() for reader in self._readers]
+        counts = [reader.count_rows() for reader in self._readers]
         self.rows = None if None in counts else sum(filter(None, counts))
 
     def _add_file(self, place: FilePlace) -> None:
@@ -263,7 +272,7 @@ class FilesSource:
             if column not in there and reader.has_all_columns:
                 raise build_missing_column_error(reader, column, there)
         for column, kind in self._declared.items():
-            if column in there and isinstance(reader.plain, TextFile) and not can_hold(kind, name):
+            if column in there and isinstance(reader.plain, TextFile) and not is_storable_type(kind, name):
                 remedy = "declare another" if is_json(name) else "use Parquet, Arrow or JSON lines for nested values"
                 raise SpecError(f"type {kind} for {column!r}", f"a field of {place.name} cannot hold it", remedy)
         self._readers.append(reader)
@@ -277,7 +286,7 @@ class FilesSource:
         """Return all columns, in types that do not depend on the order of the files."""
         known: Types = {} if self._known is None else dict(zip(self._known.names, self._known.types, strict=True))
         columns = dict.fromkeys([*known, *(name for there in self._there for name in there)])
-        self._note_changes(known)
+        self._note_column_changes(known)
         for name in self._declared:
             if name not in columns and not all(reader.has_all_columns for reader in self._readers):
                 columns[name] = None
@@ -288,29 +297,30 @@ class FilesSource:
         for reader, there in zip(self._readers, self._there, strict=True):
             for name, kind in there.items():
                 if kind is not None and self._of.setdefault(name, reader.place.name) == reader.place.name:
-                    types[name] = normal_type(kind)
+                    types[name] = normalize_type(kind)
         types |= {**known, **self._declared}
         self._of = {name: file for name, file in self._of.items() if name not in known}
         untold = [name for name in columns if name not in types]
         heads = [
-            reader.possible_types([name for name in untold if name in there]) for reader, there in self._pair_readers()
+            reader.possible_types([name for name in untold if name in there])
+            for reader, there in self._pair_readers_with_columns()
         ]
         self.blank = {name for name in untold if all(head.get(name, ANY) == ANY for head in heads)}
         schema = pa.schema([(name, types.get(name) or self._guess_type(name, heads)) for name in columns])
-        self.doubts = find_doubts(untold, schema, self._readers)  # which became text by few values
+        self.doubts = find_type_doubts(untold, schema, self._readers)  # which became text by few values
         schema = pa.schema([self._known.field(f.name).with_type(f.type) if f.name in known else f for f in schema])  # type: ignore[union-attr]
-        for reader, there in self._pair_readers():
+        for reader, there in self._pair_readers_with_columns():
             for name, kind in there.items():
                 self._check_column(reader, schema.field(name), kind)
         return schema
 
-    def _pair_readers(self) -> Iterator[tuple[InputFile, Mapping[str, pa.DataType | None]]]:
+    def _pair_readers_with_columns(self) -> Iterator[tuple[InputFile, Mapping[str, pa.DataType | None]]]:
         return zip(self._readers, self._there, strict=True)
 
-    def _note_changes(self, known: Iterable[str]) -> None:
+    def _note_column_changes(self, known: Iterable[str]) -> None:
         """Note the columns that appear or disappear from file to file."""
         seen = dict.fromkeys(known or (self._there[0] if self._there else ()))
-        for reader, there in self._pair_readers():
+        for reader, there in self._pair_readers_with_columns():
             for name in there:
                 if name not in seen:
                     self.changes.new[name] = reader.place.name
@@ -328,14 +338,14 @@ class FilesSource:
             raise SchemaMismatch(
                 f"{first[0]}, column {name!r}",
                 "it has lists or objects, and others",
-                _suggest_one_type(name),
+                _suggest_common_type(name),
                 column=name,
             )
         other = next(each for each in told if guess_type([first[1], each[1]]) is None)
         raise SchemaMismatch(
             f"{other[0]}, column {name!r}",
             f"it is like {guess_type([other[1]])}, in {first[0]} like {guess_type([first[1]])}",
-            _suggest_one_type(name),
+            _suggest_common_type(name),
             column=name,
         )
 
@@ -368,15 +378,15 @@ class FilesSource:
         """Return the first messages of each file of messages.  O(files), and 2 MiB of each."""
         return pa.concat_arrays([each.first_messages() for each in self._readers if isinstance(each, LinesFile)])
 
-    def name_position(self, position: FilePosition) -> str:
+    def describe_position(self, position: FilePosition) -> str:
         """Name the file of a position, and its next row unless that is the first."""
         return f"{position.file}, from row {position.rows:,}" if position.rows else position.file
 
-    def name_row(self, position: FilePosition, row: int) -> str:
+    def describe_row(self, position: FilePosition, row: int) -> str:
         """Name a row, counted from 0 after a position, by its file's count: from 1, a header too."""
-        return f"row {self.row_number(position) + row:,}"
+        return f"row {self.find_next_row_number(position) + row:,}"
 
-    def row_number(self, position: FilePosition) -> int:
+    def find_next_row_number(self, position: FilePosition) -> int:
         """Return the number of the next row, by its file's count."""
         return position.rows + 1 + isinstance(self._of_file[position.file][0].plain, CsvFile)
 
@@ -388,23 +398,25 @@ class FilesSource:
     def _read_rows(self, reader: InputFile) -> Iterator[pa.RecordBatch]:
         for batch in reader.batches(self.columns(reader.place.name), {*self._declared, *self._how.converts}):
             if batch.num_rows:
-                table = self._cast_declared(reader.place.name, pa.Table.from_batches([batch]))
-                yield from conform(table, self.schema, reader.place.name).to_batches()
+                table = self._cast_declared_columns(reader.place.name, pa.Table.from_batches([batch]))
+                yield from conform_to_schema(table, self.schema, reader.place.name).to_batches()
 
     def _check_column(self, reader: InputFile, column: pa.Field, kind: pa.DataType | None) -> None:
         """Raise if a file's type of a column does not fit, or if text cannot hold the column's type."""
         name, file = column.name, reader.place.name
         if kind is None:
-            if not can_hold(column.type, reader.place.kind.name):
+            if not is_storable_type(column.type, reader.place.kind.name):
                 found = f"a {reader.place.kind.name} file cannot hold {column.type}"
                 raise SchemaMismatch(
                     f"{file}, column {name!r}", found, "give Parquet, Arrow or JSON lines", column=name
                 )
             return
         with suppress(SchemaMismatch):
-            conform(self._cast_declared(file, pa.table({name: pa.array([], kind)})), pa.schema([column]), file)
+            conform_to_schema(
+                self._cast_declared_columns(file, pa.table({name: pa.array([], kind)})), pa.schema([column]), file
+            )
             return
-        words, meant = _suggest_one_type(name), "declared is"
+        words, meant = _suggest_common_type(name), "declared is"
         if name in self._of and name not in self._declared:
             meant = f"in {self._of[name]} it is"
         elif name not in self._declared:
@@ -412,13 +424,15 @@ class FilesSource:
             words = Phrase("widen it: ", self._how.retype(name, column.type, kind), "; or convert this one")
         raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, {meant} {column.type}", words, column=name)
 
-    def _cast_declared(self, file: str, table: pa.Table) -> pa.Table:
+    def _cast_declared_columns(self, file: str, table: pa.Table) -> pa.Table:
         """Cast declared columns to their types, also if that cast is not safe without a declaration."""
         for name in self._declared:
             place, kind = table.schema.get_field_index(name), self._declared[name]
             if place >= 0 and table.schema.field(place).type != kind:
                 try:
-                    column = pa.chunked_array([restore_type(chunk, kind) for chunk in table.column(place).chunks], kind)
+                    column = pa.chunked_array(
+                        [cast_parsed_column(chunk, kind) for chunk in table.column(place).chunks], kind
+                    )
                 except (pa.ArrowException, ValueError) as error:
                     raise SchemaMismatch(
                         f"{file}, column {name!r}",
@@ -442,8 +456,8 @@ class EmptyFile(InputFile):
         return iter(())
 
 
-def _suggest_one_type(name: str) -> str:
-    return Phrase("declare one type for all files (", Declare({name: "string"}), "), or convert this one")
+def _suggest_common_type(name: str) -> str:
+    return Phrase("declare one type for all files (", DeclareFix({name: "string"}), "), or convert this one")
 
 
 def open_files(
@@ -474,4 +488,4 @@ def open_files(
     """
     declared = {name: to_arrow_type(kind, f"types, column {name!r}") for name, kind in (types or {}).items()}
     how = replace(how, dialect=how.dialect.validate())
-    return FilesSource(in_order(list_places(paths, how.dialect.kind)), declared, list(required), known, how)
+    return FilesSource(check_number_order(list_places(paths, how.dialect.kind)), declared, list(required), known, how)

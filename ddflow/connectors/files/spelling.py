@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.casts import build_lists, cast_to_floats, parse_decimals
-from ddflow.columns.schema import is_bytes, is_text, is_word, normal_type
+from ddflow.columns.schema import is_bytes, is_text, is_word_type, normalize_type
 from ddflow.connectors.files.kinds import USUAL, ValueForms, is_json
 from ddflow.expressions.types import is_number
 
@@ -33,20 +33,20 @@ def element_type(kind: pa.DataType) -> pa.DataType:
     return pa.struct([("key", kind.key_type), ("value", kind.item_type)]) if pat.is_map(kind) else kind.value_type
 
 
-def can_hold(kind: pa.DataType, form: str) -> bool:
+def is_storable_type(kind: pa.DataType, form: str) -> bool:
     """Return whether columns of a type can be written to and read from CSV or JSON lines."""
     if pat.is_struct(kind):
-        return is_json(form) and all(can_hold(field.type, form) for field in kind)
+        return is_json(form) and all(is_storable_type(field.type, form) for field in kind)
     if is_list_like(kind):
-        return is_json(form) and can_hold(element_type(kind), form)
-    return is_word(kind) or is_text(kind) or is_bytes(kind) or bool(pat.is_decimal(kind) or pat.is_null(kind))
+        return is_json(form) and is_storable_type(element_type(kind), form)
+    return is_word_type(kind) or is_text(kind) or is_bytes(kind) or bool(pat.is_decimal(kind) or pat.is_null(kind))
 
 
 def json_reader_type(kind: pa.DataType) -> pa.DataType:
     """Return the type for Arrow's JSON reader that can be cast to ``kind``, within lists and objects.
 
     >>> column = pa.array([b"\\xff", None])
-    >>> to_csv_type(column).to_pylist(), restore_type(to_csv_type(column), pa.binary()).equals(column)
+    >>> to_csv_type(column).to_pylist(), cast_parsed_column(to_csv_type(column), pa.binary()).equals(column)
     (['/w==', None], True)
     >>> json_reader_type(pa.list_(pa.date32()))
     ListType(list<item: string>)
@@ -70,7 +70,7 @@ def max_digits(kind: pa.DataType) -> int:
     return 76 - json_reader_type(kind).scale if pat.is_decimal(kind) else _ANY
 
 
-def restore_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def cast_parsed_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast a column of texts, or one parsed as ``json_reader_type(kind)``, to ``kind``.  O(n).
 
     Raises `ValueError` or an Arrow error if a value does not fit.
@@ -79,10 +79,10 @@ def restore_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return column
     if pat.is_struct(kind) and pat.is_struct(column.type):
         # A struct's children, with the nulls of the struct itself in them.
-        children = [restore_type(child, field.type) for child, field in zip(column.flatten(), kind, strict=True)]
+        children = [cast_parsed_column(child, field.type) for child, field in zip(column.flatten(), kind, strict=True)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
     if is_list_like(kind) and is_list_like(column.type):
-        return _restore_lists(column, kind)
+        return _cast_lists(column, kind)
     if is_text(column.type):
         if is_bytes(kind):
             return pa.array([_decode_base64(text) for text in column.to_pylist()], kind)
@@ -115,22 +115,24 @@ def map_to_list(column: pa.Array) -> pa.Array:
     return pa.ListArray.from_buffers(kind, len(column), buffers, column.null_count, column.offset, [entries])
 
 
-def list_ends(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def compute_list_offsets(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return the end of each list's elements in ``column.flatten()``, int64[n + 1]; a null list has none."""
     out = np.zeros(len(column) + 1, np.int64)
     np.cumsum(pc.list_value_length(column).fill_null(0), out=out[1:])
     return out
 
 
-def _restore_lists(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_lists(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert a list column to another kind of list, with its elements restored."""
-    return build_lists(kind, list_ends(column), restore_type(column.flatten(), element_type(kind)), column.is_null())
+    return build_lists(
+        kind, compute_list_offsets(column), cast_parsed_column(column.flatten(), element_type(kind)), column.is_null()
+    )
 
 
 def to_csv_type(column: pa.Array) -> pa.Array:
     """Convert a flat column to a type of CSV: no encodings, instants in UTC, bytes as base64.  O(n)."""
-    if column.type != normal_type(column.type):
-        column = column.cast(normal_type(column.type))
+    if column.type != normalize_type(column.type):
+        column = column.cast(normalize_type(column.type))
     kind = column.type
     if is_bytes(kind):
         encoded = (None if value is None else base64.b64encode(value).decode() for value in column.to_pylist())
@@ -150,7 +152,7 @@ _DECLARED: Final = r"(?i)^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)$
 _TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?$"
 
 
-class Misspelled(Exception):
+class MisspelledValue(Exception):
     """Text that is no value of the type.  ``row``: its row.
 
     >>> parse_texts(pa.array(["7", None, "-12"]), pa.int64()).to_pylist()
@@ -158,7 +160,7 @@ class Misspelled(Exception):
     >>> for text, kind in (("007", pa.int64()), ("0.1234567890123456", pa.float64()), ("2024-02-30", pa.date32())):
     ...     try:
     ...         parse_texts(pa.array([None, text]), kind)
-    ...     except Misspelled as error:
+    ...     except MisspelledValue as error:
     ...         print(error.row)
     1
     1
@@ -171,25 +173,25 @@ class Misspelled(Exception):
 
 
 def parse_texts(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: ValueForms = USUAL) -> pa.Array:
-    """Convert texts to values of a type; null is null.  Raises `Misspelled` for an invalid text.  O(n).
+    """Convert texts to values of a type; null is null.  Raises `MisspelledValue` for an invalid text.  O(n).
 
     ``shortest``: a double of more digits may have the shortest text that is its own, as programs write it.
     """
     texts = forms.normalize(texts, kind)
     if pat.is_boolean(kind):
-        _check_all(pc.is_in(texts, value_set=_BOOLEAN))
+        _check_all_valid(pc.is_in(texts, value_set=_BOOLEAN))
     elif (spelled := _value_pattern(kind)) is not None:
-        _check_all(pc.match_substring_regex(texts, spelled))
+        _check_all_valid(pc.match_substring_regex(texts, spelled))
     found = _cast_texts(texts, kind)
     if pat.is_integer(kind) or pat.is_duration(kind):
         # There is one way to write a whole number.
-        _check_all(
+        _check_all_valid(
             pc.equal(
                 found.cast(pa.int64()).cast(pa.string()) if pat.is_duration(kind) else found.cast(pa.string()), texts
             )
         )
     elif pat.is_float64(kind):
-        _check_exact(texts, found, shortest)
+        _check_exact_doubles(texts, found, shortest)
     return found
 
 
@@ -197,13 +199,13 @@ def convert_texts(texts: pa.Array, kind: pa.DataType, forms: ValueForms = USUAL)
     """Convert texts to a declared type by Arrow's rules, without the spaces around them.  O(n).
 
     A number may have a sign, leading and trailing zeros, and an exponent, if the type holds it; floats are rounded to
-    the nearest. Raises `Misspelled` for a text that cannot be converted.
+    the nearest. Raises `MisspelledValue` for a text that cannot be converted.
     """
     if is_text(kind):
         return _cast_texts(texts, kind)
     texts = forms.normalize(pc.utf8_trim_whitespace(texts), kind)
     if is_number(kind):
-        _check_all(pc.match_substring_regex(texts, _DECLARED))
+        _check_all_valid(pc.match_substring_regex(texts, _DECLARED))
         texts = pc.replace_substring_regex(texts, r"^\+", "")
     return _cast_texts(texts, kind)
 
@@ -224,39 +226,39 @@ def _value_pattern(kind: pa.DataType) -> str | None:
     return _TIME if pat.is_time(kind) else None
 
 
-def _check_all(good: pa.BooleanArray) -> None:
+def _check_all_valid(good: pa.BooleanArray) -> None:
     row = pc.index(good, False).as_py()
     if row >= 0:
-        raise Misspelled(row)
+        raise MisspelledValue(row)
 
 
-def texts_fit(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: ValueForms = USUAL) -> bool:
+def is_parsable_as(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: ValueForms = USUAL) -> bool:
     """Return whether all texts spell values of a type, as in `parse_texts`.  O(n)."""
     try:
         parse_texts(texts, kind, shortest, forms)
-    except Misspelled:
+    except MisspelledValue:
         return False
     return True
 
 
 def _cast_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
-        return restore_type(texts, kind)
+        return cast_parsed_column(texts, kind)
     except (pa.ArrowException, ValueError):
         row = bisect_left(range(len(texts)), True, key=lambda n: _cast_fails(texts.slice(0, n + 1), kind))
-        raise Misspelled(row) from None
+        raise MisspelledValue(row) from None
 
 
 def _cast_fails(texts: pa.Array, kind: pa.DataType) -> bool:
     try:
-        restore_type(texts, kind)
+        cast_parsed_column(texts, kind)
     except (pa.ArrowException, ValueError):
         return True
     return False
 
 
-def _check_exact(texts: pa.Array, found: pa.Array, shortest: bool) -> None:
-    """Raise `Misspelled` for a text of more digits than a double keeps, or beyond its range."""
+def _check_exact_doubles(texts: pa.Array, found: pa.Array, shortest: bool) -> None:
+    """Raise `MisspelledValue` for a text of more digits than a double keeps, or beyond its range."""
     rows = np.flatnonzero(pc.fill_null(pc.greater(pc.binary_length(texts), EXACT), False))
     if len(rows):
         digits = _significant_digits(texts.take(pa.array(rows)))
@@ -265,7 +267,7 @@ def _check_exact(texts: pa.Array, found: pa.Array, shortest: bool) -> None:
             own = _significant_digits(found.take(pa.array(rows)).cast(pa.string()))
             many &= np.asarray(pc.not_equal(*(pc.utf8_rtrim(each, "0") for each in (digits, own))))
         if len(rows := rows[many]):
-            raise Misspelled(int(rows[0]))
+            raise MisspelledValue(int(rows[0]))
     size, limits = np.abs(np.asarray(found.fill_null(1.0))), np.finfo(np.float64)
     rows = np.flatnonzero(~((size >= limits.smallest_normal) & (size <= limits.max)))
     if len(rows):
@@ -274,7 +276,7 @@ def _check_exact(texts: pa.Array, found: pa.Array, shortest: bool) -> None:
         own = pc.equal(*(pc.utf8_rtrim(_significant_digits(each), "0") for each in (some, shown)))  # of a small one
         meant = pc.or_(pc.match_substring_regex(some, _NOUGHT), own)
         if len(rows := rows[~np.asarray(meant)]):
-            raise Misspelled(int(rows[0]))
+            raise MisspelledValue(int(rows[0]))
 
 
 def _significant_digits(texts: pa.Array) -> pa.Array:

@@ -25,12 +25,18 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from ddflow.columns.schema import is_bytes, is_text, normal_type
+from ddflow.columns.schema import is_bytes, is_text, normalize_type
 from ddflow.connectors.files.kinds import ARRAY, CSV, JSON, PARQUET, STREAM, TSV, USE, FileKind, find_kind, is_text_kind
 from ddflow.connectors.files.reader import ROWS, describe_error
-from ddflow.connectors.files.spelling import can_hold, is_list_like, list_ends, map_to_list, to_csv_type
-from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput, translate
-from ddflow.storage.closing import on_failure
+from ddflow.connectors.files.spelling import (
+    compute_list_offsets,
+    is_list_like,
+    is_storable_type,
+    map_to_list,
+    to_csv_type,
+)
+from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput, convert_errors
+from ddflow.storage.closing import undo_on_failure
 
 _ESCAPES: Final = [("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")]
 _OTHERS: Final = [(chr(i), f"\\u{i:04x}") for i in range(32) if chr(i) not in "\n\r\t"]
@@ -71,8 +77,8 @@ def _format_values(column: pa.Array, strict: bool) -> pa.Array:
         column = pa.array([None if each is None else str(each) for each in column.to_pylist()], pa.string())
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.storage
-    if column.type != normal_type(column.type):
-        column = column.cast(normal_type(column.type))
+    if column.type != normalize_type(column.type):
+        column = column.cast(normalize_type(column.type))
     kind = column.type
     if pat.is_null(kind):
         text = pa.nulls(len(column), pa.string())
@@ -128,7 +134,7 @@ def _format_lists(column: pa.Array, strict: bool) -> pa.Array:
     column = map_to_list(column)
     null = column.is_null() if column.null_count else None
     texts = pa.ListArray.from_arrays(
-        pa.array(list_ends(column), pa.int32()), _format_values(column.flatten(), strict), mask=null
+        pa.array(compute_list_offsets(column), pa.int32()), _format_values(column.flatten(), strict), mask=null
     )
     return pc.binary_join_element_wise("[", pc.binary_join(texts, ","), "]", "")
 
@@ -149,7 +155,7 @@ class TableWriter(ABC):
         """Write what is left."""
 
 
-class GatheringWriter(TableWriter):
+class BufferingWriter(TableWriter):
     """Parquet or Arrow: tables are gathered before they are handed on.  ``out``: Arrow's own writer."""
 
     def __init__(self, out: Any, rows: int, options: dict[str, int]) -> None:
@@ -233,7 +239,7 @@ class CompressedWriter(TableWriter):
     """Another writer, through gzip or zstd."""
 
     def __init__(self, file: Any, kind: FileKind, schema: pa.Schema) -> None:
-        self._stream = pa.CompressedOutputStream(pa.PythonFile(_UnclosedFile(file), mode="w"), str(kind.wrapped))
+        self._stream = pa.CompressedOutputStream(pa.PythonFile(_CloseIgnoringFile(file), mode="w"), str(kind.wrapped))
         self._inner = open_writer(self._stream, kind._replace(wrapped=None), schema)
 
     def write(self, table: pa.Table) -> None:
@@ -246,7 +252,7 @@ class CompressedWriter(TableWriter):
         self._stream.close()
 
 
-class _UnclosedFile:
+class _CloseIgnoringFile:
     """File that its writer does not close."""
 
     closed = False
@@ -269,9 +275,9 @@ def open_writer(file: IO[bytes] | Any, kind: FileKind, schema: pa.Schema) -> Tab
     if kind.name == JSON:
         return JsonLinesWriter(file)
     if kind.name == PARQUET:
-        return GatheringWriter(pq.ParquetWriter(file, schema, compression="zstd"), GATHERED_ROWS, {})
+        return BufferingWriter(pq.ParquetWriter(file, schema, compression="zstd"), GATHERED_ROWS, {})
     new = pa.ipc.new_stream if kind.name == STREAM else pa.ipc.new_file
-    return GatheringWriter(new(file, schema), ROWS, {"max_chunksize": ROWS})
+    return BufferingWriter(new(file, schema), ROWS, {"max_chunksize": ROWS})
 
 
 class FileOutput:
@@ -286,11 +292,11 @@ class FileOutput:
         if path.is_dir():
             raise UnwritableOutput(f"write {path}", "that is a folder", "name a file in it")
         if path.exists() and not overwrite:
-            raise self._exists_error()
+            raise self._build_exists_error()
         if not path.parent.is_dir():
             raise UnwritableOutput(f"write {path}", f"there is no folder {path.parent}", "make it first")
         for field in schema:
-            if is_text_kind(self.kind.name) and not can_hold(field.type, self.kind.name):
+            if is_text_kind(self.kind.name) and not is_storable_type(field.type, self.kind.name):
                 found = f"a {self.kind.name} file cannot hold {field.name!r}, which is {field.type}"
                 raise UnwritableOutput(f"write {path}", found, "write .parquet or .arrow, or leave the column out")
         self._aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
@@ -307,7 +313,7 @@ class FileOutput:
     def __enter__(self) -> Self:
         # An interrupt may come before the with block has begun; then the object goes, and its file with it.
         weakref.finalize(self, _unlink, self._aside)
-        with self._translate_errors(), on_failure(self._remove):
+        with self._translate_errors(), undo_on_failure(self._remove_temporary_file):
             self._file = open(self._aside, "xb")
             self._writer = open_writer(self._file, self.kind, self.schema)
         return self
@@ -319,7 +325,7 @@ class FileOutput:
             if kind is None:
                 self._commit()
         finally:
-            self._remove()
+            self._remove_temporary_file()
 
     def keep_partial(self, mark: str) -> Path:
         """Complete the rows so far in ``mark.NAME``, in the same folder.  Raises like the end of the ``with``."""
@@ -341,13 +347,13 @@ class FileOutput:
                 # A link, unlike a renaming, does not replace a file that has come up meanwhile.
                 os.link(self._aside, self.path)
             except FileExistsError:
-                raise self._exists_error() from None
+                raise self._build_exists_error() from None
             except OSError:  # a file system without links
                 if self.path.exists():
-                    raise self._exists_error() from None
+                    raise self._build_exists_error() from None
                 self._aside.rename(self.path)
 
-    def _remove(self) -> None:
+    def _remove_temporary_file(self) -> None:
         """Let go of the hidden file, and of a writer that was not closed: it would write when it is collected."""
         with contextlib.suppress(Exception):
             if self._writer is not None:
@@ -358,7 +364,7 @@ class FileOutput:
                 self._file.close()
         _unlink(self._aside)
 
-    def _exists_error(self) -> OutputExists:
+    def _build_exists_error(self) -> OutputExists:
         return OutputExists(
             f"write {self.path}", "it exists already", "choose another name, or overwrite it (--overwrite)"
         )
@@ -369,7 +375,7 @@ class FileOutput:
                 return None
             return UnwritableOutput(f"write {self.path}", describe_error(error), "mend that, or write elsewhere")
 
-        return translate((OSError, pa.ArrowException), to_ours)
+        return convert_errors((OSError, pa.ArrowException), to_ours)
 
 
 def _unlink(path: Path) -> None:

@@ -20,7 +20,14 @@ import pyarrow.types as pat
 from ddflow.columns.casts import format_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.wider import find_widening, widen_for_value
-from ddflow.connectors.formats.messages import POSITION, ROW, Messages, is_table_name, nearest_table, wrap_rows
+from ddflow.connectors.formats.messages import (
+    POSITION,
+    ROW,
+    Messages,
+    find_nearest_table,
+    is_table_name,
+    wrap_rows_as_messages,
+)
 from ddflow.connectors.formats.parse import Bools, import_duckdb
 from ddflow.connectors.formats.row_columns import (
     ExampleRows,
@@ -31,7 +38,7 @@ from ddflow.connectors.formats.row_columns import (
     find_fields,
     guess_types,
 )
-from ddflow.errors import BadMessage, Option, Phrase, Row, SpecError, Widen, around
+from ddflow.errors import BadMessage, Option, Phrase, Row, SpecError, WidenFix, wrap_place
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 DELETED: Final = "_deleted"
@@ -268,7 +275,7 @@ def decode_messages(format: Format, given: pa.Table, target: MessageTarget, firs
         messages.exact = exact | np.isin(np.arange(messages.rows), rows)  # so that they name their own numbers
         made, bad = _read_upserts(format, messages, target)
     if target.history:
-        made = _reduce_deletes(made, target, bad)
+        made = _drop_delete_values(made, target, bad)
     at: Ints = np.arange(messages.rows) if made.at is None else made.at
     if target.keyed and format.on_bad == "drop":
         for name in target.key:
@@ -281,10 +288,10 @@ def decode_messages(format: Format, given: pa.Table, target: MessageTarget, firs
     if format.on_bad == "stop":
         row = min(bad.reasons)
         more = f" ({len(bad.reasons):,} of {messages.rows:,} messages are like that)" if len(bad.reasons) > 1 else ""
-        wider, place = _suggest_wider(bad, row, target, format, messages), messages.place(row)
+        wider, place = _suggest_wider_type(bad, row, target, format, messages), messages.locate_message(row)
         raise BadMessage(
             f"messages for {target.what}",
-            Phrase(around("", place, ": "), f"{bad.reasons[row]}{more}"),
+            Phrase(wrap_place("", place, ": "), f"{bad.reasons[row]}{more}"),
             Phrase("mend the source, or leave it out with ", Option("on_bad", "drop"), "; nothing was taken in", wider),
             offset="" if isinstance(place, Row) else place,
         )
@@ -297,9 +304,9 @@ def _read_upserts(format: Format, messages: Messages, target: MessageTarget) -> 
     return format.upserts(messages, target, bad), bad
 
 
-def _suggest_wider(
+def _suggest_wider_type(
     bad: BadMessages, row: int, target: MessageTarget, format: Format, messages: Messages
-) -> str | Widen:
+) -> str | WidenFix:
     """Suggest what else to do if a column may have become wider at its source."""
     if row not in bad.narrow:
         return ""
@@ -313,17 +320,17 @@ def _suggest_wider(
         kinds = format.kinds(alone, [field.name]) if field.name in format.columns(alone) else {}
         told = kinds.get(field.name, wide)
         wide = told if pat.is_decimal(told) and find_widening(wide, told) is not None else wide
-    return Widen({field.name: format_type(wide)})
+    return WidenFix({field.name: format_type(wide)})
 
 
 def wrap_messages(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:
     """Wrap a table of messages, or of rows that a format reads as messages.  Raises as `Messages`."""
-    messages = Messages(wrap_rows(given) if format.of_rows else given, what, first)
+    messages = Messages(wrap_rows_as_messages(given) if format.of_rows else given, what, first)
     messages.own = format.place
     return messages
 
 
-def _reduce_deletes(made: Upserts, target: MessageTarget, bad: BadMessages) -> Upserts:
+def _drop_delete_values(made: Upserts, target: MessageTarget, bad: BadMessages) -> Upserts:
     """Reduce deletes to key and order, and mark truncates as bad: no message names the keys that they end."""
     bad.mark([each.row for each in made.truncates], "it is a truncate, which does not say whose versions end")
     if not made.deleted.any():
@@ -338,7 +345,7 @@ def refuse_truncates(made: DecodedEvents, what: str) -> DecodedEvents:
     for each in made.truncates:
         remedy = "take this batch with an engine's step; nothing was taken in"
         raise BadMessage(
-            f"messages for {what}", around("", each.place, ": ") + "it is a truncate, of what others hold", remedy
+            f"messages for {what}", wrap_place("", each.place, ": ") + "it is a truncate, of what others hold", remedy
         )
     return made
 
@@ -346,7 +353,7 @@ def refuse_truncates(made: DecodedEvents, what: str) -> DecodedEvents:
 def _build_table(made: Upserts, at: Ints, target: MessageTarget) -> pa.Table:
     columns = {**made.columns, **made.order, DELETED: pa.array(made.deleted)}
     if ABSENT in target.out.names:
-        columns[ABSENT] = _list_absent(made.absent or {}, at.size)
+        columns[ABSENT] = _list_absent_columns(made.absent or {}, at.size)
     if BAD in target.out.names:
         columns[BAD] = pa.nulls(at.size, BAD_TYPE)
     return pa.Table.from_arrays([columns[name] for name in target.out.names], schema=target.out)
@@ -379,7 +386,7 @@ def _renumber_truncates(truncates: tuple[Truncate, ...], at: Ints) -> tuple[Trun
     return tuple(each._replace(row=int(np.searchsorted(at, each.row))) for each in truncates)
 
 
-def _list_absent(cells: dict[str, Bools], rows: int) -> pa.Array:
+def _list_absent_columns(cells: dict[str, Bools], rows: int) -> pa.Array:
     """List the names of the absent cells by row; null if none is absent."""
     counts, names = np.zeros(rows, np.int64), list(cells)
     for each in cells.values():
@@ -406,15 +413,15 @@ class UnseenColumns:
     >>> format, columns = plain_json(), pa.schema({"id": pa.int64(), "amounts": pa.float64()})
     >>> target = MessageTarget("'t'", columns, ("id",), (), False, events_schema(format, columns))
     >>> came, unseen = pa.table({"value": ['{"id": 1, "amount": 2.5}']}), UnseenColumns(columns.names)
-    >>> unseen.search(format, came, decode_messages(format, came, target), "'t'")
+    >>> unseen.search_messages(format, came, decode_messages(format, came, target), "'t'")
     >>> unseen.take_warnings()
     ["none so far has the declared column 'amounts', which is null: did you mean 'amount'? there are ['id', 'amount']"]
     >>> unseen.take_warnings()
     []
-    >>> find_undeclared(format, came, decode_messages(format, came, target), ["id", "amounts"], "'t'")
+    >>> find_undeclared_columns(format, came, decode_messages(format, came, target), ["id", "amounts"], "'t'")
     ['amount']
     >>> unseen = UnseenColumns([], "order")
-    >>> unseen.note_found([], [], {"shop.orders": 5, "shop.people": 1})
+    >>> unseen.note_worker_findings([], [], {"shop.orders": 5, "shop.people": 1})
     >>> unseen.take_warnings()
     ["none so far is of the table 'order', so no row came: did you mean 'shop.orders'? 6 are of \
     ['shop.orders', 'shop.people']"]
@@ -424,7 +431,7 @@ class UnseenColumns:
         self.left, self.table = list(columns), table
         self.names, self.tables = dict[str, None](), dict[str, int]()
 
-    def search(self, format: Format, given: pa.Table, made: DecodedEvents, what: str) -> None:
+    def search_messages(self, format: Format, given: pa.Table, made: DecodedEvents, what: str) -> None:
         """Look for the missing columns and table in some messages and their events.
 
         O(missing columns); O(bytes) if a missing column is null in all rows.
@@ -435,7 +442,7 @@ class UnseenColumns:
         self.left = [name for name in self.left if rows.column(name).null_count == rows.num_rows]
         if not self.left or not rows.num_rows:
             return
-        says = _mark_rows(rows, BAD, ABSENT)
+        says = _mark_non_deletes(rows, BAD, ABSENT)
         if not says.any():
             return
         some = given if says.all() else given.take(pa.array(np.unique(made.at[says])))
@@ -443,7 +450,7 @@ class UnseenColumns:
         self.left = [name for name in self.left if name not in names]
         self.names |= dict.fromkeys(names)
 
-    def note_found(
+    def note_worker_findings(
         self, had: Iterable[str], names: Iterable[str], tables: Mapping[str, int], table: str | None = None
     ) -> None:
         """Note what other workers found.
@@ -490,28 +497,28 @@ class UnseenColumns:
 
 def _describe_other_tables(table: str, tables: Mapping[str, int]) -> str:
     """Describe a table without changes, though other tables have some."""
-    found, changes = nearest_table(table, tables), sum(tables.values())
+    found, changes = find_nearest_table(table, tables), sum(tables.values())
     meant = "" if found is None else f"did you mean {found!r}? "
     more = f" and {len(tables) - SHOWN:,} more" if len(tables) > SHOWN else ""
     others = f"{changes:,} {'is' if changes == 1 else 'are'} of {[*tables][:SHOWN]}{more}"
     return f"none so far is of the table {table!r}, so no row came: {meant}{others}"
 
 
-def find_undeclared(
+def find_undeclared_columns(
     format: Format, given: pa.Table, made: DecodedEvents, known: Collection[str], what: str
 ) -> list[str]:
     """Return the unknown columns in a sample of some messages.  O(messages + bytes of the sample).
 
     The last message with a row is one of the sample.
     """
-    rows = np.unique(made.at[_mark_rows(made.rows, BAD)])
+    rows = np.unique(made.at[_mark_non_deletes(made.rows, BAD)])
     if not rows.size:
         return []
     some = rows[np.unique(np.linspace(0, rows.size - 1, min(SAMPLE, rows.size)).astype(np.int64))]
     return list(format.columns(wrap_messages(format, given.take(pa.array(some)), what), known))
 
 
-def _mark_rows(rows: pa.Table, *marks: str) -> Bools:
+def _mark_non_deletes(rows: pa.Table, *marks: str) -> Bools:
     """Mark the events with a row, and without some marks."""
     says = ~np.asarray(rows.column(DELETED).fill_null(True))
     for mark in marks:

@@ -153,13 +153,13 @@ def convert_times(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Arra
     >>> convert_times(pa.array(["19675", "2023-11-14Z"]), pa.date32()).to_pylist()
     [datetime.date(2023, 11, 14), datetime.date(2023, 11, 14)]
     """
-    made = _convert_times(cells, kind, unit)
+    made = _convert_unchecked_times(cells, kind, unit)
     if find_invalid_time(made) >= 0:
         raise ValueError("no clock or calendar has it")
     return made
 
 
-def _convert_times(cells: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
+def _convert_unchecked_times(cells: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     if pat.is_integer(cells.type):
         return _times_from_numbers(cells.cast(pa.int64()), kind, unit)
     if not is_text(cells.type):
@@ -316,15 +316,15 @@ def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Arra
     if pat.is_temporal(kind):
         return convert_times(cells, kind, how.unit)
     if isinstance(kind, pa.BaseExtensionType):
-        return _read_extension(cells, kind, how)
+        return _convert_to_extension(cells, kind, how)
     if pat.is_nested(kind):
-        return _read_nested(cells, kind, how)
+        return _convert_nested(cells, kind, how)
     if is_bytes(kind):
         return _decode_bytes(cells, how).cast(kind) if is_text(cells.type) else cells.cast(kind)
     return cast_to_floats(cells, kind) if pat.is_floating(kind) else cells.cast(kind)
 
 
-def _read_extension(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
+def _convert_to_extension(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
     """Convert cells to an extension type: from a UUID's text with hyphens, else from the storage type."""
     if kind == pa.uuid() and is_text(cells.type):
         digits = pc.replace_substring(cells, "-", "")
@@ -345,7 +345,7 @@ def _decode_bytes(text: pa.Array, how: CellForm) -> pa.Array:
     return decode_base64(text)
 
 
-def _read_nested(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
+def _convert_nested(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
     """Convert lists, structs and maps, one inner type after the other."""
 
     def whole(some: pa.Array, inner: pa.DataType) -> pa.Array:

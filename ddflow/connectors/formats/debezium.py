@@ -46,11 +46,11 @@ from ddflow.connectors.formats.enveloped import (
     UPSERT,
     Enveloped,
     EnvelopeEvents,
-    map_codes,
+    map_operation_codes,
 )
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
-from ddflow.connectors.formats.row_columns import ExampleRows, Path, find_examples
+from ddflow.connectors.formats.row_columns import ExampleRows, Path, find_example_rows
 from ddflow.errors import SpecError
 
 _CODES: Final = {"c": UPSERT, "u": UPSERT, "r": UPSERT, "d": DELETE, "m": NOTHING, "t": TRUNCATE}
@@ -160,9 +160,9 @@ class debezium(Enveloped):
     def examples(self, values: pa.Array) -> ExampleRows:
         """See `Format`: the rows after changes, or before."""
         return (
-            find_examples(values, ["$"])
+            find_example_rows(values, ["$"])
             if self.flattened
-            else find_examples(values, ["$.after", "$.before"], ("after",))
+            else find_example_rows(values, ["$.after", "$.before"], ("after",))
         )
 
     def _read_envelopes(self, messages: Messages, target: MessageTarget) -> EnvelopeEvents:
@@ -206,7 +206,7 @@ class debezium(Enveloped):
         """Mark the cells that are placeholders.  Compares only cells with the length of one."""
         here = np.zeros(len(cells), np.bool_)
         if pat.is_list(cells.type):
-            self._mark_lists(cells, here)
+            self._mark_placeholder_lists(cells, here)
         elif pat.is_struct(cells.type) and cells.type.get_field_index(self.placeholder) >= 0:
             here |= np.asarray(pc.struct_field(cells, self.placeholder).is_valid())
         elif is_text(cells.type) or pat.is_binary(cells.type):
@@ -219,7 +219,7 @@ class debezium(Enveloped):
                 )
         return here
 
-    def _mark_lists(self, cells: pa.Array, here: Bools) -> None:
+    def _mark_placeholder_lists(self, cells: pa.Array, here: Bools) -> None:
         """Mark lists that are placeholders: of it as text, or of one element for each of its bytes."""
         sizes = pc.list_value_length(cells)
         if (single := np.flatnonzero(np.asarray(pc.fill_null(pc.equal(sizes, 1), False)))).size:
@@ -272,7 +272,7 @@ def _mark_creations(operations: pa.Array) -> Bools:
 
 def _map_operations(operations: pa.Array, value: pa.Array) -> Ints:
     """Map operations to codes; a message without a value is a tombstone."""
-    codes = map_codes(operations, _CODES)
+    codes = map_operation_codes(operations, _CODES)
     none = np.asarray(value.is_null())
     if is_text(value.type) and (codes == UNKNOWN).any():
         rows = np.flatnonzero((codes == UNKNOWN) & ~none)

@@ -57,11 +57,11 @@ class ParsedMessages(NamedTuple):
 
     def cells(self, *path: str) -> pa.Array:
         """Return the cells at a path; null if the path does not exist.  O(n)."""
-        return cells_at(self.body, path)
+        return get_cells_at_path(self.body, path)
 
-    def form_finder(self, path: Sequence[str], name: str, usual: CellForm) -> Callable[[int], CellForm]:
+    def build_form_lookup(self, path: Sequence[str], name: str, usual: CellForm) -> Callable[[int], CellForm]:
         """Return a function from a row to the form of a column's cell.  O(schemas * log n) for each call."""
-        known = [(rows, read_forms(schema, path, usual).get(name, usual)) for rows, schema in self.schemas]
+        known = [(rows, read_cell_forms(schema, path, usual).get(name, usual)) for rows, schema in self.schemas]
 
         def form(row: int) -> CellForm:
             for rows, how in known:
@@ -80,7 +80,7 @@ class ParsedMessages(NamedTuple):
         return ParsedMessages(self.body.take(pa.array(rows)), self.wrong[rows], tuple(schemas), self.json)
 
 
-def cells_at(body: pa.Array, path: Sequence[str]) -> pa.Array:
+def get_cells_at_path(body: pa.Array, path: Sequence[str]) -> pa.Array:
     """Return the cells of structs at a path; null if the path does not exist."""
     for name in path:
         if not pat.is_struct(body.type) or body.type.get_field_index(name) < 0:
@@ -94,16 +94,16 @@ def parse_messages(value: pa.Array, shape: Mapping[str, Any], exact: Any = False
     n = len(value)
     if pat.is_struct(value.type):
         names = {field.name for field in value.type}
-        body = cells_at(value, ["payload"]) if {"schema", "payload"} <= names else value
+        body = get_cells_at_path(value, ["payload"]) if {"schema", "payload"} <= names else value
         return ParsedMessages(body, np.zeros(n, bool), (), False)
-    around = mark_wrapped(value)
+    around = mark_with_schema(value)
     if not around.any():
         return ParsedMessages(*parse_objects(value, shape, exact), ())
     exact = np.broadcast_to(exact, n)
     inner = np.flatnonzero(around)
     of = value if inner.size == n else value.take(pa.array(inner))
     body, wrong = parse_objects(of, {"payload": shape}, exact[inner])
-    body = cells_at(body, ["payload"])
+    body = get_cells_at_path(body, ["payload"])
     known = tuple((inner[rows], schema) for rows, schema in group_by_schema(of))
     if inner.size == n:
         return ParsedMessages(body, wrong, known)
@@ -115,7 +115,7 @@ def parse_messages(value: pa.Array, shape: Mapping[str, Any], exact: Any = False
     )
 
 
-def mark_wrapped(value: pa.Array) -> Bools:
+def mark_with_schema(value: pa.Array) -> Bools:
     """Mark the messages with a schema.  O(n), and fast if they begin alike, with the name of a row."""
     at = pc.index(value.is_valid(), True).as_py()
     begins = _ROW.match(value[at].as_py()) if at >= 0 else None
@@ -146,15 +146,15 @@ def group_by_schema(text: pa.Array) -> list[tuple[Ints, Mapping[str, Any]]]:
         same = np.asarray(pc.starts_with(text.take(pa.array(left)), first[:end]))
         out += [(left[same], schema)] if isinstance(schema, dict) else []
         left = left[~same]
-    return out + _group_late_schemas(text, np.array(odd, np.int64))
+    return out + _group_by_trailing_schema(text, np.array(odd, np.int64))
 
 
-def _group_late_schemas(text: pa.Array, rows: Ints) -> list[tuple[Ints, Mapping[str, Any]]]:
+def _group_by_trailing_schema(text: pa.Array, rows: Ints) -> list[tuple[Ints, Mapping[str, Any]]]:
     """Group the messages whose schema comes after their payload."""
     if not rows.size:
         return []
     found, _ = parse_objects(text.take(pa.array(rows)), {"schema": TEXT})
-    texts = cells_at(found, ["schema"])
+    texts = get_cells_at_path(found, ["schema"])
     out: list[tuple[Ints, Mapping[str, Any]]] = []
     for each in pc.unique(texts.drop_null()).to_pylist():
         schema = json.loads(each)
@@ -163,20 +163,20 @@ def _group_late_schemas(text: pa.Array, rows: Ints) -> list[tuple[Ints, Mapping[
     return out
 
 
-def read_forms(schema: Mapping[str, Any], path: Sequence[str], usual: CellForm) -> dict[str, CellForm]:
+def read_cell_forms(schema: Mapping[str, Any], path: Sequence[str], usual: CellForm) -> dict[str, CellForm]:
     """Return the forms of cells below a path, by column, from Connect's schema.  O(fields)."""
-    return {str(each.get("field")): _read_form(each, usual) for each in fields_at(schema, path)}
+    return {str(each.get("field")): _read_cell_form(each, usual) for each in get_fields_at_path(schema, path)}
 
 
-def fields_at(schema: Mapping[str, Any], path: Sequence[str]) -> list[Mapping[str, Any]]:
+def get_fields_at_path(schema: Mapping[str, Any], path: Sequence[str]) -> list[Mapping[str, Any]]:
     """Return the fields below a path of Connect's schema.  O(fields)."""
     for name in path:
-        schema = next((each for each in fields_at(schema, ()) if each.get("field") == name), {})
+        schema = next((each for each in get_fields_at_path(schema, ()) if each.get("field") == name), {})
     given = schema.get("fields")
     return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
 
 
-def _read_form(field: Mapping[str, Any], usual: CellForm) -> CellForm:
+def _read_cell_form(field: Mapping[str, Any], usual: CellForm) -> CellForm:
     kind, name, parameters = field.get("type"), field.get("name"), field.get("parameters")
     if name == _DECIMAL:
         scale = parameters.get("scale") if isinstance(parameters, dict) else None
@@ -200,7 +200,7 @@ def cast_column(
     usual = usual._replace(quoted=inside.json)
     groups: dict[CellForm, list[Ints]] = {}
     for rows, schema in inside.schemas:
-        groups.setdefault(read_forms(schema, path, usual).get(name, usual), []).append(rows)
+        groups.setdefault(read_cell_forms(schema, path, usual).get(name, usual), []).append(rows)
     told = sum(rows.size for every in groups.values() for rows in every)
     if told < len(cells):
         rest = np.ones(len(cells), np.bool_)

@@ -26,13 +26,13 @@ from ddflow.connectors.formats.messages import (
     POSITION,
     ROW,
     Messages,
-    build_order,
-    count_tables,
+    build_order_columns,
+    count_by_table,
     fill_positions,
-    mark_table,
-    mark_topic,
-    mark_unnamed,
-    settle_table,
+    mark_ambiguous_tables,
+    mark_table_messages,
+    mark_topic_messages,
+    resolve_table,
     table_names,
 )
 from ddflow.connectors.formats.parse import Bools, replace_cells
@@ -102,7 +102,7 @@ class Enveloped(Format):
         return (
             None
             if self.table is None
-            else lambda rows: mark_table(str(self.table), self.sources(value.take(pa.array(rows))))
+            else lambda rows: mark_table_messages(str(self.table), self.sources(value.take(pa.array(rows))))
         )
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
@@ -112,10 +112,10 @@ class Enveloped(Format):
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
         """See `Format`."""
         read = self.read(messages, target, bad)
-        codes, table = self._classify(read, messages, target, bad)
+        codes, table = self._classify_messages(read, messages, target, bad)
         waits = self.table is not None and target.table is None
-        tables = count_tables(read.source, np.isin(read.codes, _DO)) if waits else {}
-        order = build_order(read.source, messages, read.of) if target.ordered else {}
+        tables = count_by_table(read.source, np.isin(read.codes, _DO)) if waits else {}
+        order = build_order_columns(read.source, messages, read.of) if target.ordered else {}
         if order:
             order = fill_positions(order, codes == TOMBSTONE, messages, read.of)
         truncates = self._list_truncates(codes, order, messages, read.of)
@@ -130,7 +130,7 @@ class Enveloped(Format):
         made = Upserts(columns, deleted, order, at, missing, truncates, table, tables)
         return self._add_old_key_deletes(read, made, target, bad) if read.before else made
 
-    def _classify(
+    def _classify_messages(
         self, read: EnvelopeEvents, messages: Messages, target: MessageTarget, bad: BadMessages
     ) -> tuple[Ints, str | None]:
         """Return the code of each message, and the table of all.
@@ -146,25 +146,27 @@ class Enveloped(Format):
             said = tombstones[(tombstones > 0) & (codes[tombstones - 1] == DELETE)]
             codes[said[_mark_same_key(messages, read.of[said])]] = NOTHING
         if self.table is not None:
-            silent = mark_unnamed(self.table, read.source)
+            silent = mark_ambiguous_tables(self.table, read.source)
             reason = f"it does not say whether it is of the table {shorten(self.table, 80)!r}"
             bad.mark(read.of[np.isin(codes, _DO) & silent], reason)
-            others = ~mark_table(self.table, read.source) & ~(silent & (codes == UNKNOWN))  # no event is of no table
+            others = ~mark_table_messages(self.table, read.source) & ~(
+                silent & (codes == UNKNOWN)
+            )  # no event is of no table
             codes[others & (codes != TOMBSTONE)] = NOTHING
-            codes[~mark_topic(self.table, messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
-        table = self._settle_table(codes, read, target.table, bad)
+            codes[~mark_topic_messages(self.table, messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
+        table = self._resolve_table(codes, read, target.table, bad)
         if (unknown := np.flatnonzero(codes == UNKNOWN)).size:
             bad.mark(read.of[unknown], self.unknown)
         codes[codes == UNKNOWN] = NOTHING
         return codes, table
 
-    def _settle_table(self, codes: Ints, read: EnvelopeEvents, own: str | None, bad: BadMessages) -> str | None:
+    def _resolve_table(self, codes: Ints, read: EnvelopeEvents, own: str | None, bad: BadMessages) -> str | None:
         """Return the table of the messages: ``own``, or the first table that a message names.
 
         Messages of other tables are marked bad, with the code `NOTHING`.
         """
         names = pc.if_else(pa.array(np.isin(codes, _DO)), table_names(read.source), None)
-        table, others = settle_table(own, pc.unique(names).drop_null().to_pylist())
+        table, others = resolve_table(own, pc.unique(names).drop_null().to_pylist())
         if others:
             rows = np.flatnonzero(np.asarray(pc.is_in(names, pa.array(others))))
             told = names.take(pa.array(rows)).to_pylist()
@@ -178,7 +180,8 @@ class Enveloped(Format):
         rows = np.flatnonzero(codes == TRUNCATE).tolist()
         told = [{name: column[row].as_py() for name, column in order.items()} for row in rows]
         return tuple(
-            Truncate(int(of[row]), each, messages.place(int(of[row]))) for row, each in zip(rows, told, strict=True)
+            Truncate(int(of[row]), each, messages.locate_message(int(of[row])))
+            for row, each in zip(rows, told, strict=True)
         )
 
     def _build_columns(
@@ -201,7 +204,7 @@ class Enveloped(Format):
             if read.absent is not None and name in read.absent:
                 absent[name] = read.absent[name] & ~deleted
                 if self.leaves_out and read.fresh is not None:
-                    _mark_unstored(name, at[absent[name] & read.fresh], bad)
+                    _mark_missing_values(name, at[absent[name] & read.fresh], bad)
                 if not self.leaves_out:
                     remedy = f"{self.hidden}: see unavailable= of dd.formats.{self.kind}"
                     bad.mark(at[absent[name]], f"column {name!r} is unavailable: {remedy}")
@@ -250,7 +253,7 @@ class Enveloped(Format):
             return made
         assert made.at is not None
         for name, lacking in (made.absent or {}).items():
-            _mark_unstored(name, made.at[rows[lacking[rows]]], bad)
+            _mark_missing_values(name, made.at[rows[lacking[rows]]], bad)
         some, take = read.inside.take(rows), pa.array(np.argsort(np.concatenate([made.at * 2 + 1, made.at[rows] * 2])))
         columns = {}
         for name, column in made.columns.items():
@@ -269,7 +272,7 @@ class Enveloped(Format):
         )
 
 
-def map_codes(types: pa.Array, known: dict[str, int]) -> Ints:
+def map_operation_codes(types: pa.Array, known: dict[str, int]) -> Ints:
     """Map the types of messages to codes."""
     texts = types.cast(pa.string()).dictionary_encode()
     codes = np.array([*(known.get(each, UNKNOWN) for each in texts.dictionary.to_pylist()), UNKNOWN])
@@ -287,7 +290,7 @@ def _coalesce(one: pa.Array, other: pa.Array) -> pa.Array:
     return pa.ExtensionArray.from_storage(one.type, pc.coalesce(one.storage, other.storage))
 
 
-def _mark_unstored(name: str, messages: Ints, bad: BadMessages) -> None:
+def _mark_missing_values(name: str, messages: Ints, bad: BadMessages) -> None:
     """Mark messages that lack a value although the key of their row is new.
 
     The stored value is under the old key.

@@ -4,23 +4,25 @@ Guarantees: the table, schema and database of a message are read from the messag
 numbers, so events of one source have a total order.
 
 >>> came = Messages(pa.table({"value": [b'{"id": 1}', b"\\xff"], "offset": [7, 8], "topic": ["t"] * 2}), "'t'", 0)
->>> came.value.to_pylist(), came.broken.tolist(), came.place(1)
+>>> came.value.to_pylist(), came.broken.tolist(), came.locate_message(1)
 (['{"id": 1}', None], [False, True], 'offset 8 of t')
 
->>> settle_table("orders", ["a.orders", "orders", "b.orders"])
+>>> resolve_table("orders", ["a.orders", "orders", "b.orders"])
 ('a.orders', ['b.orders'])
 >>> source = {"table": ["t", "u"], "schema": ["a", "a"], "db": [None, None]}
 >>> every = {name: pa.array(cells, pa.string()) for name, cells in source.items()}
->>> table_names(every).to_pylist(), mark_table("a.t", every).tolist(), mark_unnamed("shop.a.t", every).tolist()
+>>> table_names(every).to_pylist(), mark_table_messages("a.t", every).tolist(), mark_ambiguous_tables("shop.a.t",
+...     every).tolist()
 (['a.t', 'a.u'], [True, False], [True, False])
->>> count_tables(every, np.array([True, True])), is_table_name("a.t", "shop.a.t")
+>>> count_by_table(every, np.array([True, True])), is_table_name("a.t", "shop.a.t")
 ({'a.t': 1, 'a.u': 1}, True)
->>> nearest_table("orderz", ["shop.orders", "shop.us"])
+>>> find_nearest_table("orderz", ["shop.orders", "shop.us"])
 'shop.orders'
 
 >>> source = {"lsn": pa.array([None, None]), "file": pa.array(["mysql-bin.000007"] * 2), "pos": pa.array(["4", "120"]),
 ...           "row": pa.array(["0", "3"])}
->>> build_order(source, Messages(pa.table({"value": ["", ""]}), "'t'", 0), np.arange(2))["_position"].to_pylist()
+>>> build_order_columns(source, Messages(pa.table({"value": ["", ""]}), "'t'", 0),
+...     np.arange(2))["_position"].to_pylist()
 [30064771076, 30064771192]
 """
 
@@ -110,7 +112,7 @@ class Messages:
             raise SchemaMismatch(f"messages for {self.what}", found, "give integers, or leave the column out")
         return there[name].cast(pa.int64())
 
-    def place(self, row: int) -> str | Row:
+    def locate_message(self, row: int) -> str | Row:
         """Return what an error calls a message: its position, or its row.  O(1)."""
         position = self.describe_position(row)
         return Row(self.first + row) if position.startswith("row ") else position
@@ -136,7 +138,7 @@ class Messages:
         return some.cast(pa.binary())
 
 
-def wrap_rows(given: pa.Table) -> pa.Table:
+def wrap_rows_as_messages(given: pa.Table) -> pa.Table:
     """Convert rows to messages with structs of their columns as values.  O(columns), O(rows) in several chunks."""
     columns = [decode_array(to_array(column)) for column in given.columns]
     if not columns:
@@ -161,18 +163,18 @@ def table_names(source: Source) -> pa.Array:
     return pc.binary_join_element_wise(db, schema, table, pc.if_else(table.is_valid(), ".", None), null_handling="skip")
 
 
-def longer_name(one: str | None, other: str) -> str | None:
+def merge_table_names(one: str | None, other: str) -> str | None:
     """Return the longer of two names of one table; None if they name two tables.  O(1)."""
     if one is None or other == one or other.endswith(f".{one}"):
         return other
     return one if one.endswith(f".{other}") else None
 
 
-def settle_table(own: str | None, names: Iterable[str]) -> tuple[str | None, list[str]]:
+def resolve_table(own: str | None, names: Iterable[str]) -> tuple[str | None, list[str]]:
     """Return the longest name of the messages' table, and the ``names`` of other tables.  O(names)."""
     others = []
     for name in names:
-        both = longer_name(own, name)
+        both = merge_table_names(own, name)
         if both is None:
             others.append(name)
         else:
@@ -180,7 +182,7 @@ def settle_table(own: str | None, names: Iterable[str]) -> tuple[str | None, lis
     return own, others
 
 
-def mark_table(name: str, source: Source) -> Bools:
+def mark_table_messages(name: str, source: Source) -> Bools:
     """Mark the messages of the given table.  O(n)."""
     *before, last = name.split(".")
     table, schema, db = _name_parts(source)
@@ -197,13 +199,13 @@ def is_table_name(table: str, name: str) -> bool:
     return name == table or name.endswith(f".{table}")
 
 
-def count_tables(source: Source, which: Bools) -> dict[str, int]:
+def count_by_table(source: Source, which: Bools) -> dict[str, int]:
     """Count some messages by the whole name of their table.  O(n)."""
     coded = table_names(source).filter(pa.array(which)).drop_null().dictionary_encode()
     return dict(zip(coded.dictionary.to_pylist(), np.bincount(coded.indices).tolist(), strict=True))
 
 
-def nearest_table(name: str, tables: Iterable[str]) -> str | None:
+def find_nearest_table(name: str, tables: Iterable[str]) -> str | None:
     """Return the table that a name may have meant; compares as many parts as both have.  O(tables)."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
@@ -213,7 +215,7 @@ def nearest_table(name: str, tables: Iterable[str]) -> str | None:
     return None
 
 
-def mark_unnamed(name: str, source: Source) -> Bools:
+def mark_ambiguous_tables(name: str, source: Source) -> Bools:
     """Mark the messages without enough of a name to compare with the given table.  O(n)."""
     *before, last = name.split(".")
     table, schema, db = _name_parts(source)
@@ -226,7 +228,7 @@ def mark_unnamed(name: str, source: Source) -> Bools:
     return np.asarray(pc.or_(table.is_null(), pc.and_(mine, lacks)))
 
 
-def mark_topic(name: str, messages: Messages) -> Bools:
+def mark_topic_messages(name: str, messages: Messages) -> Bools:
     """Mark the messages of a topic of that table: a tombstone has no other sign of its table.  O(n)."""
     if messages.topic is None:
         return np.zeros(messages.rows, np.bool_)
@@ -242,7 +244,7 @@ POSITION: Final = "_position"
 ROW: Final = "_row"
 
 
-def build_order(source: dict[str, pa.Array], messages: Messages, of: Any) -> dict[str, pa.Array]:
+def build_order_columns(source: dict[str, pa.Array], messages: Messages, of: Any) -> dict[str, pa.Array]:
     """Build the order columns of events; ``of``: the message of each.  O(n)."""
     n = of.size
     source = {name: pa.nulls(n, pa.string()) for name in ("lsn", "file", "pos", "row")} | source

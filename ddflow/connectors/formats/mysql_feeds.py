@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from ddflow.connectors.formats.base import BadMessages, MessageTarget
 from ddflow.connectors.formats.cells import json_shape
-from ddflow.connectors.formats.envelope import Ints, ParsedMessages, cells_at, parse_messages
+from ddflow.connectors.formats.envelope import Ints, ParsedMessages, get_cells_at_path, parse_messages
 from ddflow.connectors.formats.enveloped import (
     DELETE,
     NOTHING,
@@ -35,11 +35,11 @@ from ddflow.connectors.formats.enveloped import (
     UPSERT,
     Enveloped,
     EnvelopeEvents,
-    map_codes,
+    map_operation_codes,
 )
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
-from ddflow.connectors.formats.row_columns import ExampleRows, Path, find_examples, parse_sql_type
+from ddflow.connectors.formats.row_columns import ExampleRows, Path, find_example_rows, parse_sql_type
 
 _MAXWELL: Final = {"insert": UPSERT, "update": UPSERT, "bootstrap-insert": UPSERT, "delete": DELETE} | dict.fromkeys(
     [
@@ -89,7 +89,7 @@ class maxwell(Enveloped):
 
     def examples(self, values: pa.Array) -> ExampleRows:
         """See `Format`: the rows after changes, or of deletes."""
-        return find_examples(values, ["$.data"])
+        return find_example_rows(values, ["$.data"])
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
         """See `Enveloped`."""
@@ -97,7 +97,7 @@ class maxwell(Enveloped):
         old = {name: rows[name] for name in (*target.key, *target.deciding)}
         top = dict.fromkeys(("type", "table", "database", "position"), TEXT)
         inside = parse_messages(messages.value, {**top, "data": rows, "old": old}, messages.exact)
-        codes = map_codes(inside.cells("type"), _MAXWELL)
+        codes = map_operation_codes(inside.cells("type"), _MAXWELL)
         codes[np.asarray(inside.body.is_null()) & ~inside.wrong] = TOMBSTONE
         codes[(codes < NOTHING) & np.asarray(inside.cells("data").is_null())] = UNKNOWN
         place = pc.extract_regex(inside.cells("position").cast(pa.string()), r"^(?P<file>.*):(?P<pos>[0-9]+)$")
@@ -151,7 +151,7 @@ class canal(Enveloped):
         old = {name: rows[name] for name in (*target.key, *target.deciding)}
         top = dict.fromkeys(("type", "isDdl", "table", "database"), TEXT)
         whole = parse_messages(messages.value, {**top, "data": [rows], "old": [old]}, messages.exact)
-        codes = map_codes(whole.cells("type"), _CANAL)
+        codes = map_operation_codes(whole.cells("type"), _CANAL)
         statements = np.asarray(pc.fill_null(pc.equal(whole.cells("isDdl").cast(pa.string()), "true"), False))
         codes[(codes != TRUNCATE) & statements] = NOTHING
         codes[np.asarray(whole.body.is_null()) & ~whole.wrong] = TOMBSTONE
@@ -198,9 +198,9 @@ def _fill_old_of_deletes(read: EnvelopeEvents, target: MessageTarget) -> Envelop
     if not deletes.any():
         return read
     body = read.inside.body
-    data, old = (cells_at(body, [name]) for name in ("data", "old"))
+    data, old = (get_cells_at_path(body, [name]) for name in ("data", "old"))
     names, mask = [*target.key, *target.deciding], pa.array(deletes)
-    parts = [pc.if_else(mask, cells_at(data, [name]), cells_at(old, [name])) for name in names]
+    parts = [pc.if_else(mask, get_cells_at_path(data, [name]), get_cells_at_path(old, [name])) for name in names]
     made = pa.StructArray.from_arrays(parts, names=names)
     every = {field.name: column for field, column in zip(body.type, body.flatten(), strict=True)} | {"old": made}
     inside = read.inside._replace(body=pa.StructArray.from_arrays([*every.values()], names=[*every]))

@@ -64,10 +64,10 @@ def parse_objects(text: pa.Array, shape: Any, exact: Any = False) -> tuple[pa.Ar
     """
     sql = f"from_json(v, {quote_text(json.dumps(shape))})"
     made, wrong = evaluate_json(text, sql)
-    rows = np.flatnonzero((_find_rounded(text, made, shape) | exact) & ~wrong)
+    rows = np.flatnonzero((_mark_rounded_texts(text, made, shape) | exact) & ~wrong)
     if not rows.size:
         return made, wrong
-    return replace_cells(made, rows, evaluate_exactly(text.take(pa.array(rows)), sql)), wrong
+    return replace_cells(made, rows, evaluate_json_exactly(text.take(pa.array(rows)), sql)), wrong
 
 
 def replace_cells(cells: pa.Array, rows: Any, found: pa.Array) -> pa.Array:
@@ -77,41 +77,43 @@ def replace_cells(cells: pa.Array, rows: Any, found: pa.Array) -> pa.Array:
     return pa.concat_arrays([cells, found]).take(pa.array(which))
 
 
-def evaluate_exactly(text: pa.Array, sql: str) -> pa.Array:
+def evaluate_json_exactly(text: pa.Array, sql: str) -> pa.Array:
     """Evaluate an expression over ``v`` on valid JSON texts, with all digits of their numbers.
 
     O(bytes); two to three times the time of `evaluate_json`.
     """
-    return _remove_marks(evaluate_sql(_mark_fractions(text), sql))
+    return _unquote_fractions(evaluate_sql(_quote_fractions(text), sql))
 
 
-def _mark_fractions(text: pa.Array) -> pa.Array:
+def _quote_fractions(text: pa.Array) -> pa.Array:
     """Convert fractions and -0 in JSON texts to strings that begin with the mark.  O(bytes)."""
     marked = pc.replace_substring_regex(text.cast(pa.large_string()), _NEXT, rf'\1"{_MARK}\2"')
     return pc.replace_substring(marked, f'"{_MARK}"', "")  # at the end of each
 
 
-def _remove_marks(cells: pa.Array) -> pa.Array:
-    """Remove the marks of `evaluate_exactly` from cells of any shape."""
+def _unquote_fractions(cells: pa.Array) -> pa.Array:
+    """Remove the marks of `evaluate_json_exactly` from cells of any shape."""
     kind = cells.type
     if pat.is_struct(kind):
         return pa.StructArray.from_arrays(
-            [*map(_remove_marks, cells.flatten())], fields=list(kind), mask=cells.is_null()
+            [*map(_unquote_fractions, cells.flatten())], fields=list(kind), mask=cells.is_null()
         )
     if pat.is_list(kind):
-        return pa.ListArray.from_arrays(cells.offsets, _remove_marks(cells.values), type=kind, mask=cells.is_null())
+        return pa.ListArray.from_arrays(
+            cells.offsets, _unquote_fractions(cells.values), type=kind, mask=cells.is_null()
+        )
     if not pat.is_string(kind) or not pc.any(pc.match_substring(cells, _MARK)).as_py():
         return cells
     return pc.replace_substring_regex(cells, _MARKED, r"\1")
 
 
-def _find_rounded(text: pa.Array, made: pa.Array, shape: Any) -> Bools:
+def _mark_rounded_texts(text: pa.Array, made: pa.Array, shape: Any) -> Bools:
     """Mark the texts with a number that may have lost digits in a column that keeps them.  O(cells)."""
     out: Bools = np.zeros(len(text), np.bool_)
     for kind in (QUOTED, WORDS):
-        rows = np.flatnonzero(mark_doubtful(made, shape, kind) & ~out)
+        rows = np.flatnonzero(mark_maybe_lossy_cells(made, shape, kind) & ~out)
         if rows.size:
-            out[rows] = mark_lossy_numbers(text.take(pa.array(rows)), kind, _find_members(shape, kind))
+            out[rows] = mark_lossy_numbers(text.take(pa.array(rows)), kind, _find_members_of_kind(shape, kind))
     return out
 
 
@@ -133,24 +135,24 @@ def mark_lossy_numbers(
     return out
 
 
-def _find_members(shape: Any, kind: str, name: str = "") -> set[str]:
+def _find_members_of_kind(shape: Any, kind: str, name: str = "") -> set[str]:
     """Return the members of objects, at any depth, that have the shape ``kind``.  ``name``: the member of ``shape``."""
     if isinstance(shape, list):
-        return _find_members(shape[0], kind, name)
+        return _find_members_of_kind(shape[0], kind, name)
     if isinstance(shape, dict):
-        return {found for each, inner in shape.items() for found in _find_members(inner, kind, each)}
+        return {found for each, inner in shape.items() for found in _find_members_of_kind(inner, kind, each)}
     return {name} if name and shape == kind else set()
 
 
-def mark_doubtful(cells: pa.Array, shape: Any, kind: str) -> Bools:
+def mark_maybe_lossy_cells(cells: pa.Array, shape: Any, kind: str) -> Bools:
     """Mark the cells that may be, or contain, fractions in columns of a ``kind``.  O(cells), and little more."""
     out: Bools = np.zeros(len(cells), np.bool_)
     if isinstance(shape, dict):
         for name, inner in shape.items() if pat.is_struct(cells.type) else ():
             if inner != TEXT:
-                out |= mark_doubtful(pc.struct_field(cells, name), inner, kind)
+                out |= mark_maybe_lossy_cells(pc.struct_field(cells, name), inner, kind)
     elif isinstance(shape, list):
-        if pat.is_list(cells.type) and (some := mark_doubtful(cells.flatten(), shape[0], kind)).any():
+        if pat.is_list(cells.type) and (some := mark_maybe_lossy_cells(cells.flatten(), shape[0], kind)).any():
             out[np.asarray(pc.list_parent_indices(cells))[some]] = True
     elif shape == kind and cells.null_count < len(cells):
         _, ends, letters = cells.buffers()
@@ -180,7 +182,7 @@ def evaluate_json(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
 
 def evaluate_sql(column: pa.Array, sql: str) -> pa.Array:
     """Evaluate an expression over ``v`` on a column.  O(bytes).  Raises DuckDB's errors."""
-    made = _connection().from_arrow(pa.table({"v": column})).project(f"{sql} as v").to_arrow_table()
+    made = _get_connection().from_arrow(pa.table({"v": column})).project(f"{sql} as v").to_arrow_table()
     return to_array(made.column(0))
 
 
@@ -203,7 +205,7 @@ def import_duckdb() -> Any:
     return import_extra("read messages", "duckdb", "duckdb")
 
 
-def _connection() -> Any:
+def _get_connection() -> Any:
     """Return this thread's database in memory; a new one after a fork."""
     if getattr(_LOCAL, "process", None) != os.getpid():
         _LOCAL.connection = import_duckdb().connect(":memory:", config={"threads": 1})

@@ -118,7 +118,7 @@ class plain_json(Format):
 
     def examples(self, values: pa.Array) -> ExampleRows:
         """See `Format`: the messages themselves."""
-        return row_columns.find_examples(values, ["$"])
+        return row_columns.find_example_rows(values, ["$"])
 
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
         """See `Format`."""
@@ -180,7 +180,9 @@ def read_cells(
     made, wrong = cast_column(inside, path, field.name, field.type, usual)
     if wrong is not None:
         rows = np.flatnonzero(wrong if ignored is None else wrong & ~ignored)
-        mark_misfits(inside.cells(*path, field.name), rows, field, at, bad, inside.form_finder(path, field.name, usual))
+        mark_misfits(
+            inside.cells(*path, field.name), rows, field, at, bad, inside.build_form_lookup(path, field.name, usual)
+        )
     return made
 
 
@@ -228,8 +230,8 @@ class custom(Format):
     ----------
     function : callable
         Takes a table of messages and gives rows, as anything that speaks Arrow: the declared columns, and if you like
-        ``_deleted`` (true where a row deletes its key) and ``_position`` (an integer that orders events; by default
-        the offset).  It must give the same rows each time.
+        ``_deleted`` (true where a row deletes its key) and ``_position`` (an integer that orders events; by
+        default the offset).  It must give the same rows each time.
 
     Raises
     ------
@@ -357,7 +359,7 @@ class kcat(Format):
         within.exact = np.broadcast_to(messages.exact, messages.rows)[good]
         made = self.of.upserts(within, target, found)
         for row, reason in found.reasons.items():
-            bad.mark([good[row]], f"{within.place(row)}: {reason}")
+            bad.mark([good[row]], f"{within.locate_message(row)}: {reason}")
         bad.narrow |= {int(good[row]): narrow for row, narrow in found.narrow.items()}
         at = good if made.at is None else good[made.at]
         cuts = tuple(each._replace(row=int(good[each.row])) for each in made.truncates)
@@ -365,13 +367,13 @@ class kcat(Format):
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
         """See `Format`: of the messages within."""
-        return self.of.columns(self._unwrap(messages), known)
+        return self.of.columns(self._extract_payloads(messages), known)
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
         """See `Format`: of the messages within."""
-        return self.of.kinds(self._unwrap(messages), names)
+        return self.of.kinds(self._extract_payloads(messages), names)
 
-    def _unwrap(self, messages: Messages) -> Messages:
+    def _extract_payloads(self, messages: Messages) -> Messages:
         payload, _ = evaluate_json(messages.value, "json_extract_string(v, '$.payload')")
         return Messages(pa.table({"value": payload}), messages.what, messages.first)
 

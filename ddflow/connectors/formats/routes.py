@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.formats.envelope import parse_messages
-from ddflow.connectors.formats.messages import Messages, mark_table, table_names
+from ddflow.connectors.formats.messages import Messages, mark_table_messages, table_names
 from ddflow.connectors.formats.parse import TEXT, Bools
 from ddflow.errors import BadMessage, SpecError, shorten
 
@@ -60,18 +60,20 @@ def split_by_input(
 ) -> dict[str, pa.RecordBatch]:
     """Split messages by the input of their table.  O(bytes).  Raises `BadMessage` for a table that feeds no input."""
     messages = Messages(pa.Table.from_batches([batch]), asked, 0)
-    found, silent = _read_tables(messages)
+    found, silent = _read_table_names(messages)
     whose = np.full(messages.rows, -1)
     whose[np.asarray(pc.and_(found[TABLE].is_null(), messages.value.is_valid())) | messages.broken] = 0
     whose[silent] = -1
     for number, name in enumerate(tables):
-        whose[mark_table(name, found)] = number
+        whose[mark_table_messages(name, found)] = number
     lost = np.flatnonzero((whose < 0) & ~silent & np.asarray(found[TABLE].is_valid()))
     if lost.size and others == "error":
         row = int(lost[0])
         shown = shorten(str(table_names({name: cells.slice(row, 1) for name, cells in found.items()})[0]), 80)
         remedy = "name it in tables=, or leave out what is not named: others='ignore'; nothing was taken in"
-        raise BadMessage(asked, f"{messages.place(row)}: it is of the table {shown!r}, which feeds no input", remedy)
+        raise BadMessage(
+            asked, f"{messages.locate_message(row)}: it is of the table {shown!r}, which feeds no input", remedy
+        )
     inputs, made = list(tables.values()), dict[str, pa.RecordBatch]()
     for name in dict.fromkeys(inputs):
         mine = np.isin(whose, [number for number, each in enumerate(inputs) if each == name])
@@ -80,7 +82,7 @@ def split_by_input(
     return made
 
 
-def _read_tables(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
+def _read_table_names(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
     """Return the table of each message, with its schema and database; mark the messages of no table."""
     text: dict[str, Any] = dict.fromkeys(["op", "action", *_OWN.values()], TEXT)
     text |= {f"__{n}": TEXT for n in _OWN} | {f"__source_{n}": TEXT for n in _OWN}

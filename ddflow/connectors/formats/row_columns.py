@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.connectors.files import open_files
-from ddflow.connectors.formats.envelope import UNITS, fields_at, group_by_schema, mark_wrapped
-from ddflow.connectors.formats.parse import Bools, evaluate_exactly, evaluate_json, quote_text
+from ddflow.connectors.formats.envelope import UNITS, get_fields_at_path, group_by_schema, mark_with_schema
+from ddflow.connectors.formats.parse import Bools, evaluate_json, evaluate_json_exactly, quote_text
 from ddflow.errors import SchemaMismatch, UnreadableInput
 
 Path = Sequence[str | int]
@@ -46,21 +46,21 @@ def find_columns(value: pa.Array, path: Path, known: Collection[str] = (), own: 
     if pat.is_struct(value.type):
         names = [field.name for field in find_fields(value.type, path) if field.name not in known]
         return dict.fromkeys(names, 0) if len(value) else {}
-    inner = mark_wrapped(value)
+    inner = mark_with_schema(value)
     if not inner.any():
         return _find_keys(value, path, np.arange(len(value)), known, own)
     found, left = dict[str, int](), inner.copy()
     rows = np.flatnonzero(inner)
     for of, schema in group_by_schema(value.take(pa.array(rows))):
         left[rows[of]] = False
-        names = [str(field.get("field")) for field in fields_at(schema, [str(each) for each in path])]
+        names = [str(field.get("field")) for field in get_fields_at_path(schema, [str(each) for each in path])]
         names = [name for name in names if name not in known]
         if names and (mine := rows[of] if own is None else rows[of][own(rows[of])]).size:
-            _note_first(found, names, int(mine.min()))
+            _note_first_row(found, names, int(mine.min()))
     for some, at in ((left, ("payload", *path)), (~inner, path)):
         if some.any():
             for name, row in _find_keys(value.filter(pa.array(some)), at, np.flatnonzero(some), known, own).items():
-                _note_first(found, [name], row)
+                _note_first_row(found, [name], row)
     return found
 
 
@@ -86,11 +86,12 @@ class NameLists:
         told = texts.dictionary_encode()
         self.codes: Ints = np.asarray(pc.fill_null(told.indices, -1))
         self.unknown = [
-            [name for name in _flatten(json.loads(text)) if name not in known] for text in told.dictionary.to_pylist()
+            [name for name in _flatten_names(json.loads(text)) if name not in known]
+            for text in told.dictionary.to_pylist()
         ]
         self.rows: Ints = np.flatnonzero(np.array([*map(bool, self.unknown), False])[self.codes])
 
-    def find_first(self, rows: Ints) -> dict[str, int]:
+    def find_first_rows(self, rows: Ints) -> dict[str, int]:
         """Return the unknown names in some messages, each with the first message that has it."""
         codes, at = np.unique(self.codes[rows], return_index=True)
         found = dict[str, int]()
@@ -100,27 +101,27 @@ class NameLists:
         return found
 
 
-def _flatten(names: Iterable[Any]) -> Iterator[str]:
+def _flatten_names(names: Iterable[Any]) -> Iterator[str]:
     for each in names:
         yield from each if isinstance(each, list) else (each,)
 
 
 def _find_keys(value: pa.Array, path: Path, rows: Ints, known: Collection[str], own: Own | None) -> dict[str, int]:
-    keys, _ = evaluate_json(value, f"to_json(json_keys(v, {quote_text(json_path(path))}))::varchar")
+    keys, _ = evaluate_json(value, f"to_json(json_keys(v, {quote_text(format_json_path(path))}))::varchar")
     lists = NameLists(keys, known)
     some = lists.rows if own is None or not lists.rows.size else lists.rows[own(rows[lists.rows])]
-    return {name: int(rows[row]) for name, row in lists.find_first(some).items()}
+    return {name: int(rows[row]) for name, row in lists.find_first_rows(some).items()}
 
 
-def _note_first(found: dict[str, int], names: Iterable[str], row: int) -> None:
+def _note_first_row(found: dict[str, int], names: Iterable[str], row: int) -> None:
     for name in names:
         found[name] = min(row, found.get(name, row))
 
 
-def json_path(path: Path) -> str:
+def format_json_path(path: Path) -> str:
     """Format a path for DuckDB.
 
-    >>> json_path(("data", 0))
+    >>> format_json_path(("data", 0))
     '$."data"[0]'
     """
     return "$" + "".join(f"[{each}]" if isinstance(each, int) else f'."{each}"' for each in path)
@@ -132,7 +133,7 @@ def filter_with_values(value: pa.Array, path: Path, names: Sequence[str]) -> pa.
     >>> filter_with_values(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', "5"]), (), ["n"]).to_pylist()
     ['{"n": 1.5}']
     """
-    if mark_wrapped(value).any():
+    if mark_with_schema(value).any():
         return value
     pointers = ", ".join(quote_text("".join(map(_escape_step, (*path, name)))) for name in names)
     there, _ = evaluate_json(value, f"list_any_value(json_extract_string(v, [{pointers}])) is not null")
@@ -151,7 +152,7 @@ def guess_types(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa
     """
     out = dict[str, pa.DataType]()
     for name in names:
-        cells = evaluate_exactly(
+        cells = evaluate_json_exactly(
             rows, f"nullif(json_extract(v, {quote_text(_escape_step(name))})::varchar, 'null')"
         ).drop_null()
         if not len(cells):
@@ -201,17 +202,18 @@ class ExampleRows(NamedTuple):
     types: dict[str, pa.DataType]
 
 
-def find_examples(values: pa.Array, paths: Sequence[str], within: Sequence[str] = ()) -> ExampleRows:
+def find_example_rows(values: pa.Array, paths: Sequence[str], within: Sequence[str] = ()) -> ExampleRows:
     """Return the first object at one of some ``paths`` of each message, with or without Connect's schema.
 
     ``within``: the path of the row's fields in the schema.  O(bytes).
 
     >>> value = '{"op": "c", "after": {"id": 1, "on": 19675}}'
-    >>> find_examples(pa.array([value, "{", None]), ["$.after"]).rows.to_pylist()
+    >>> find_example_rows(pa.array([value, "{", None]), ["$.after"]).rows.to_pylist()
     ['{"id":1,"on":19675}']
     >>> fields = '[{"field": "on", "type": "int32", "name": "io.debezium.time.Date"}]'
     >>> schema = '{"type": "struct", "fields": [{"field": "after", "type": "struct", "fields": ' + fields + "}]}"
-    >>> find_examples(pa.array(['{"schema": ' + schema + ', "payload": ' + value + "}"]), ["$.after"], ("after",)).types
+    >>> messages = pa.array(['{"schema": ' + schema + ', "payload": ' + value + "}"])
+    >>> find_example_rows(messages, ["$.after"], ("after",)).types
     {'on': DataType(date32[day])}
     """
     places = [path for each in paths for path in (f"$.payload{each[1:]}", each)]
@@ -221,22 +223,22 @@ def find_examples(values: pa.Array, paths: Sequence[str], within: Sequence[str] 
     sql = f"(case {' '.join(cases)} end)::varchar"
     rows, wrong = evaluate_json(values, sql)
     rows = (
-        evaluate_exactly(values.filter(pa.array(~wrong)), sql) if wrong.size else rows
+        evaluate_json_exactly(values.filter(pa.array(~wrong)), sql) if wrong.size else rows
     )  # a type is guessed from all digits
     types = dict[str, pa.DataType]()
     for _, schema in group_by_schema(values.filter(pc.starts_with(pc.utf8_trim_whitespace(values), '{"schema"'))):
-        for field in fields_at(schema, within):
-            if (kind := connect_type(field)) is not None:
+        for field in get_fields_at_path(schema, within):
+            if (kind := find_connect_type(field)) is not None:
                 types.setdefault(str(field.get("field")), kind)
     return ExampleRows(rows.drop_null(), types)
 
 
-def connect_type(field: Mapping[str, Any]) -> pa.DataType | None:
+def find_connect_type(field: Mapping[str, Any]) -> pa.DataType | None:
     """Return the type of a field of a schema of Connect; None if it is unknown.  O(fields within).
 
-    >>> connect_type({"type": "int64", "name": "io.debezium.time.MicroTimestamp"})
+    >>> find_connect_type({"type": "int64", "name": "io.debezium.time.MicroTimestamp"})
     TimestampType(timestamp[us])
-    >>> connect_type({"type": "array", "items": {"type": "string"}})
+    >>> find_connect_type({"type": "array", "items": {"type": "string"}})
     ListType(list<item: string>)
     """
     kind, name, parameters = field.get("type"), str(field.get("name")), field.get("parameters") or {}
@@ -254,7 +256,7 @@ def connect_type(field: Mapping[str, Any]) -> pa.DataType | None:
             return pa.duration(unit)
         return pa.time32(unit) if unit == "ms" else pa.time64(unit)
     if kind == "array" and isinstance(items := field.get("items"), dict):
-        inner = connect_type(items)
+        inner = find_connect_type(items)
         return None if inner is None else pa.list_(inner)
     return _PLAIN.get(str(kind))
 

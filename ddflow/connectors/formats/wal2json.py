@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.base import BadMessages, MessageTarget
 from ddflow.connectors.formats.cells import CellForm, json_shape
-from ddflow.connectors.formats.envelope import Ints, ParsedMessages, cells_at, parse_messages
+from ddflow.connectors.formats.envelope import Ints, ParsedMessages, get_cells_at_path, parse_messages
 from ddflow.connectors.formats.enveloped import (
     DELETE,
     NOTHING,
@@ -39,9 +39,9 @@ from ddflow.connectors.formats.enveloped import (
     UPSERT,
     Enveloped,
     EnvelopeEvents,
-    map_codes,
+    map_operation_codes,
 )
-from ddflow.connectors.formats.messages import Messages, mark_table
+from ddflow.connectors.formats.messages import Messages, mark_table_messages
 from ddflow.connectors.formats.parse import (
     LOOSE,
     QUOTED,
@@ -50,8 +50,8 @@ from ddflow.connectors.formats.parse import (
     Bools,
     evaluate_json,
     evaluate_sql,
-    mark_doubtful,
     mark_lossy_numbers,
+    mark_maybe_lossy_cells,
     parse_objects,
     quote_text,
 )
@@ -187,7 +187,7 @@ class wal2json(Enveloped):
                 source = {"table": [table], "schema": [schema], "db": [None]}
                 if (
                     self.table is None
-                    or mark_table(self.table, {n: pa.array(c, pa.string()) for n, c in source.items()})[0]
+                    or mark_table_messages(self.table, {n: pa.array(c, pa.string()) for n, c in source.items()})[0]
                 ):
                     for name, kind in zip(names or (), types or [""] * len(names or ()), strict=True):
                         found.setdefault(str(name), (row, str(kind)))
@@ -201,12 +201,17 @@ class wal2json(Enveloped):
         inner = whole.body.take(pa.array(of))
         one = np.asarray(changes.is_valid())
         names = {"kind": "action", "table": "table", "schema": "schema"}
-        told = {name: pc.coalesce(cells_at(changes, [name]), cells_at(inner, [two])) for name, two in names.items()}
-        codes = map_codes(told["kind"], _CODES)
-        empty = np.asarray(pc.fill_null(pc.equal(pc.list_value_length(cells_at(inner, ["change"])), 0), False))
+        told = {
+            name: pc.coalesce(get_cells_at_path(changes, [name]), get_cells_at_path(inner, [two]))
+            for name, two in names.items()
+        }
+        codes = map_operation_codes(told["kind"], _CODES)
+        empty = np.asarray(pc.fill_null(pc.equal(pc.list_value_length(get_cells_at_path(inner, ["change"])), 0), False))
         codes[empty] = NOTHING
-        now, had = _flatten_names(changes, inner, ("columnnames", "columnvalues"), "columns"), None
-        had = _flatten_names(cells_at(changes, ["oldkeys"]), inner, ("keynames", "keyvalues"), "identity")
+        now, had = _flatten_names_and_values(changes, inner, ("columnnames", "columnvalues"), "columns"), None
+        had = _flatten_names_and_values(
+            get_cells_at_path(changes, ["oldkeys"]), inner, ("keynames", "keyvalues"), "identity"
+        )
         if now is None or had is None:
             codes[codes < NOTHING], now, had = UNKNOWN, now or _NONE, had or _NONE
         after, before, absent = {}, {}, dict[str, Bools]()
@@ -220,7 +225,7 @@ class wal2json(Enveloped):
             if unwritten.any():
                 absent[field.name] = unwritten
             after[field.name], _ = parse_objects(cells, json_shape(field.type), exact[of])
-            rounded |= _find_rounded(cells, field, of, value, exact)
+            rounded |= _mark_rounded_messages(cells, field, of, value, exact)
         if rounded.any():
             messages.exact = exact | rounded
             return self.read(messages, target, bad)
@@ -231,7 +236,7 @@ class wal2json(Enveloped):
         parts = [pa.StructArray.from_arrays([*each.values()], names=[*each]) for each in (after, before)]
         inside = ParsedMessages(pa.StructArray.from_arrays(parts, names=["after", "before"]), whole.wrong[of], ())
         place = np.arange(of.size) - np.searchsorted(of, of)
-        lsn = pc.coalesce(cells_at(inner, ["lsn"]), cells_at(inner, ["nextlsn"]))
+        lsn = pc.coalesce(get_cells_at_path(inner, ["lsn"]), get_cells_at_path(inner, ["nextlsn"]))
         plain = pc.if_else(pc.match_substring_regex(lsn, f"^{_PLACE.pattern}$"), lsn, pa.scalar(None, lsn.type))
         source = {
             "lsn": evaluate_sql(plain, _LSN).cast(pa.string()),
@@ -244,7 +249,7 @@ class wal2json(Enveloped):
 _NONE: Final = NamedValues(np.empty(0, np.int64), pa.array([], pa.string()), pa.array([], pa.string()))
 
 
-def _find_rounded(cells: pa.Array, field: pa.Field, of: Ints, value: pa.Array, exact: Bools) -> Bools:
+def _mark_rounded_messages(cells: pa.Array, field: pa.Field, of: Ints, value: pa.Array, exact: Bools) -> Bools:
     """Mark the messages with a number that may have lost digits in a column that keeps them.
 
     Skips messages that are read exactly.  ``of``: the message of each cell.
@@ -252,7 +257,7 @@ def _find_rounded(cells: pa.Array, field: pa.Field, of: Ints, value: pa.Array, e
     kind = json_shape(field.type)
     out: Bools = np.zeros(len(value), np.bool_)
     if kind in (QUOTED, WORDS):
-        rows = np.setdiff1d(of[mark_doubtful(cells, kind, kind)], np.flatnonzero(exact))
+        rows = np.setdiff1d(of[mark_maybe_lossy_cells(cells, kind, kind)], np.flatnonzero(exact))
         out[rows] = mark_lossy_numbers(value.take(pa.array(rows)), kind, [field.name], _VALUE, _OTHER)
     return out
 
@@ -270,12 +275,12 @@ def _unnest_changes(whole: ParsedMessages) -> tuple[Ints, pa.Array]:
     return of, lists.values.take(pa.array(np.where(there, begins[of] + place, 0), mask=~there))
 
 
-def _flatten_names(changes: pa.Array, inner: pa.Array, one: tuple[str, str], two: str) -> NamedValues | None:
+def _flatten_names_and_values(changes: pa.Array, inner: pa.Array, one: tuple[str, str], two: str) -> NamedValues | None:
     """Flatten the names and values of versions 1 and 2; None if their counts differ."""
-    names, values = (cells_at(changes, [name]) for name in one)
+    names, values = (get_cells_at_path(changes, [name]) for name in one)
     if not pc.equal(pc.list_value_length(names), pc.list_value_length(values)).fill_null(True).to_numpy(False).all():
         return None
-    cells = cells_at(inner, [two])
+    cells = get_cells_at_path(inner, [two])
     parts = [(names, names.flatten(), values.flatten()), (cells, *(pc.struct_field(cells.flatten(), n) for n in _CELL))]
     of = [np.asarray(pc.list_parent_indices(lists)).astype(np.int64) for lists, _, _ in parts]
     every = (pa.concat_arrays([part[n].cast(pa.string()) for part in parts]) for n in (1, 2))

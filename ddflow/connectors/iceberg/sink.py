@@ -30,10 +30,10 @@ import pyarrow.types as pat
 
 from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_table import LakeTable
-from ddflow.connectors.modes import mark_known_rows
+from ddflow.connectors.modes import mark_rows_with_keys
 from ddflow.connectors.table_shape import build_refusal
-from ddflow.errors import DdflowError, SinkFailed, SpecError, first_line, import_extra, mask_secrets, translate
-from ddflow.storage.address import check_encoded
+from ddflow.errors import DdflowError, SinkFailed, SpecError, convert_errors, first_line, import_extra, mask_secrets
+from ddflow.storage.address import check_percent_encoding
 
 RECORD: Final = "ddflow.written"
 """The record: a list as JSON."""
@@ -69,7 +69,7 @@ class IcebergSink(TableSink):
         if not all(self.table.rpartition(".")[::2]):
             found = "it has no namespace"
             raise SpecError(f"dd.sinks.iceberg({self.table!r})", found, "write NAMESPACE.TABLE: 'shop.by_city'")
-        check_encoded(self.properties.get("uri", ""), f"write the table {self.table}")
+        check_percent_encoding(self.properties.get("uri", ""), f"write the table {self.table}")
 
     @property
     def properties(self) -> dict[str, str]:
@@ -89,7 +89,7 @@ class IcebergSink(TableSink):
 
     def needs(self) -> None:
         """Import the library of Iceberg."""
-        library()
+        import_pyiceberg()
 
     def open(self, shape: TableShape) -> OpenSink:
         """Return the table; reads nothing yet."""
@@ -102,20 +102,20 @@ class IcebergTable(LakeTable):
     def __init__(self, of: IcebergSink, shape: TableShape) -> None:
         super().__init__(of, shape, iceberg_type)
         self.of, self._catalog = of, None
-        library()
+        import_pyiceberg()
 
     @property
     def catalog(self) -> Any:
         """The catalog, loaded."""
         if self._catalog is None:
             given = {name: value for name, value in self.of.properties.items() if name != "name"}
-            self._catalog = library().catalog.load_catalog(self.of.catalog_name, **given)
+            self._catalog = import_pyiceberg().catalog.load_catalog(self.of.catalog_name, **given)
         return self._catalog
 
     def _load(self) -> Any:
         try:
             return self.catalog.load_table(self.of.table)
-        except library().exceptions.NoSuchTableError:
+        except import_pyiceberg().exceptions.NoSuchTableError:
             return None
 
     def _arrow_schema(self, table: Any) -> pa.Schema:
@@ -133,7 +133,7 @@ class IcebergTable(LakeTable):
         with table.update_schema() as update:
             update.union_by_name(new)
 
-    def _record(self, table: Any) -> TargetRecord | None:
+    def _find_record(self, table: Any) -> TargetRecord | None:
         """Return the newest record among the current snapshot and its ancestors."""
         by_id = {each.snapshot_id: each for each in table.metadata.snapshots}
         said, at, first = None, table.metadata.current_snapshot_id, True
@@ -170,14 +170,16 @@ class IcebergTable(LakeTable):
                 return None  # what is written then says so
             if not table.spec().is_unpartitioned():
                 return None
-            files = IcebergFiles(table.metadata.model_dump_json(), self.schema, self.place, dict(table.io.properties))
+            files = IcebergFileWriter(
+                table.metadata.model_dump_json(), self.schema, self.place, dict(table.io.properties)
+            )
         return Staging(files, self._append)
 
     def _append(self, fragments: Sequence[bytes], now: TargetRecord, before: TargetRecord | None) -> None:
         """Add files that were written elsewhere."""
 
         def change(table: Any, update: Any) -> None:
-            of = library().io.pyarrow.parquet_file_to_data_file
+            of = import_pyiceberg().io.pyarrow.parquet_file_to_data_file
             with update.merge_append() as snapshot:
                 for path in (path for each in fragments for path in msgspec.json.decode(each, type=list[str])):
                     snapshot.append_data_file(of(table.io, table.metadata, path))
@@ -187,7 +189,7 @@ class IcebergTable(LakeTable):
     def _commit(self, change: Callable[[Any, Any], None], now: TargetRecord, before: TargetRecord | None) -> None:
         """Commit one snapshot with the record, unless the table has it."""
         with self._translate_errors("write"):
-            if (table := self._load_behind(now, before)) is None:
+            if (table := self._load_for_epoch(now, before)) is None:
                 return
             # What is tried again by the library would be added to what another writer committed meanwhile.
             once = {**table.metadata.properties, "commit.retry.num-retries": "0"}
@@ -209,7 +211,7 @@ class IcebergTable(LakeTable):
         kept, size = [rows], rows.nbytes
         for task in table.scan(row_filter=_build_key_filter(gone)).plan_files() if gone.num_rows or not key else ():
             if key:
-                leaves = mark_known_rows(self._read_file(table, task, key), gone, self._secret)
+                leaves = mark_rows_with_keys(self._read_file(table, task, key), gone, self._secret)
                 if not leaves.any():
                     continue
                 if not leaves.all():
@@ -223,8 +225,8 @@ class IcebergTable(LakeTable):
 
     def _read_file(self, table: Any, task: Any, names: list[str]) -> pa.Table:
         """Read some columns of a file, without the rows that other writers deleted."""
-        scan = library().io.pyarrow.ArrowScan
-        always = library().expressions.AlwaysTrue()
+        scan = import_pyiceberg().io.pyarrow.ArrowScan
+        always = import_pyiceberg().expressions.AlwaysTrue()
         columns = table.schema().select(*names)
         rows: pa.Table = scan(table.metadata, table.io, columns, always).to_table([task])
         return rows.select(names).cast(pa.schema([self.schema.field(name) for name in names]))
@@ -233,7 +235,7 @@ class IcebergTable(LakeTable):
         """Write files of rows for a snapshot."""
         if rows.num_rows:
             # The library has no public name for writing files of an update that also takes some away.
-            files = library().io.pyarrow._dataframe_to_data_files
+            files = import_pyiceberg().io.pyarrow._dataframe_to_data_files
             for each in files(table.metadata, rows, table.io, snapshot.commit_uuid, numbers):
                 snapshot.append_data_file(each)
 
@@ -245,14 +247,14 @@ class IcebergTable(LakeTable):
                 return build_refusal(self.shape, self.place, self._mask_error(error), "see to the catalog's settings")
             return SinkFailed(f"{asked} {self.place}", self._mask_error(error), "see to the catalog")
 
-        return translate(Exception, to_ours)  # catalogs and stores raise what their clients do
+        return convert_errors(Exception, to_ours)  # catalogs and stores raise what their clients do
 
     def _mask_error(self, error: Exception) -> str:
         return mask_error(error, self.of.properties | (getattr(self._catalog, "properties", None) or {}))
 
 
 @dataclass(frozen=True)
-class IcebergFiles:
+class IcebergFileWriter:
     """Writes rows to files of a table that no snapshot has.  ``metadata``: the table's."""
 
     metadata: str
@@ -261,7 +263,7 @@ class IcebergFiles:
     properties: Mapping[str, str] = field(repr=False)
 
     def __call__(self, rows: pa.Table) -> bytes:
-        of = library()
+        of = import_pyiceberg()
         try:
             metadata = of.table.metadata.TableMetadataUtil.parse_raw(self.metadata)
             there = of.io.load_file_io(dict(self.properties), metadata.location)
@@ -288,14 +290,14 @@ _MODULES: Final = (
 )
 
 
-def library() -> Any:
+def import_pyiceberg() -> Any:
     """Import the library.  Raises `MissingExtra`."""
     return import_extra("write a table of Iceberg", "iceberg", *_MODULES)
 
 
 def _build_key_filter(keys: pa.Table) -> Any:
     """Build a filter for the files that may have some of these keys, by their statistics."""
-    of = library().expressions
+    of = import_pyiceberg().expressions
     spans = of.AlwaysTrue()
     for name, column in zip(keys.schema.names, keys.columns, strict=True):
         if not (pat.is_integer(column.type) or pat.is_string(column.type)):

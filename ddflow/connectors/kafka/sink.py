@@ -21,7 +21,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.kafka.source import AT_ONCE, CONFIG, QUIET, WAIT, KafkaTopic, TopicReader, library
+from ddflow.connectors.kafka.source import AT_ONCE, CONFIG, QUIET, WAIT, KafkaTopic, TopicReader, import_confluent_kafka
 from ddflow.connectors.modes import MESSAGES, format_json_rows, merge_deletes, parse_rows
 from ddflow.connectors.table_shape import OTHER_MODE, build_refusal, build_vanished_error, is_written
 from ddflow.errors import (
@@ -31,10 +31,10 @@ from ddflow.errors import (
     SourceFailed,
     SpecError,
     UnreadableInput,
+    convert_errors,
     mask_secrets,
-    translate,
 )
-from ddflow.storage.address import refuse_secret
+from ddflow.storage.address import refuse_embedded_secret
 
 CONTROL: Final = ".ddflow"
 """What the name of a control topic ends with."""
@@ -51,7 +51,7 @@ class KafkaSink(TableSink):
     kind: ClassVar[str] = "kafka"
 
     def __post_init__(self) -> None:
-        refuse_secret(self.target, CONFIG)
+        refuse_embedded_secret(self.target, CONFIG)
         if self.topic.endswith(CONTROL):
             found = f"what ends with {CONTROL!r} says which epochs other topics have"
             raise SpecError(f"write to the topic {self.topic!r}", found, "give another topic")
@@ -63,7 +63,7 @@ class KafkaSink(TableSink):
 
     def needs(self) -> None:
         """Import the library of Kafka."""
-        library()
+        import_confluent_kafka()
 
     def open(self, shape: TableShape) -> OpenSink:
         """Connect."""
@@ -83,13 +83,17 @@ class TopicWriter(OpenSink):
         self._asked = False
         """Whether the record was read here: from then on another writer of the same name would fence this one."""
         with self._translate_errors("connect to"):
-            self.producer = library().Producer({**settings, "transactional.id": f"ddflow.{of.topic}.{shape.output}"})
+            self.producer = import_confluent_kafka().Producer(
+                {**settings, "transactional.id": f"ddflow.{of.topic}.{shape.output}"}
+            )
             self.producer.init_transactions(WAIT)
 
     def written(self) -> TargetRecord | None:
         """Read the last record of this topic from the control topic."""
         with self._translate_errors("ask"):
-            found = [each for each in self._read_all(self.control) if each.key() == self.of.topic.encode()]
+            found = [
+                each for each in self._read_committed_messages(self.control) if each.key() == self.of.topic.encode()
+            ]
             if not found or found[-1].value() is None:
                 return None
             record = json.loads(found[-1].value())
@@ -111,11 +115,11 @@ class TopicWriter(OpenSink):
     def occupied(self) -> bool:
         """Return whether it has a message."""
         with self._translate_errors("ask"):
-            return any(True for _ in self._read_all(self.of.topic))
+            return any(True for _ in self._read_committed_messages(self.of.topic))
 
     def prepare(self) -> None:
         """Make the topics that are not there.  Messages of two modes in one topic would be half of each."""
-        kafka = library()
+        kafka = import_confluent_kafka()
         if self._mode != self.of.mode:
             raise build_refusal(
                 self.shape,
@@ -157,7 +161,7 @@ class TopicWriter(OpenSink):
     def read(self) -> pa.Table:
         """Read the rows in the messages; for mode "upsert" the last message of each key."""
         with self._translate_errors("read"):
-            found = list(self._read_all(self.of.topic))
+            found = list(self._read_committed_messages(self.of.topic))
         if self.of.mode == "debezium":
             values = [each.value().decode() for each in found]
             keys = [None if each.key() is None else each.key().decode() for each in found]
@@ -208,11 +212,11 @@ class TopicWriter(OpenSink):
             yield
             self.producer.commit_transaction(WAIT)
         except BaseException:
-            with suppress(library().KafkaException):
+            with suppress(import_confluent_kafka().KafkaException):
                 self.producer.abort_transaction(WAIT)
             raise
 
-    def _read_all(self, topic: str) -> Iterator[Any]:
+    def _read_committed_messages(self, topic: str) -> Iterator[Any]:
         """Yield all committed messages of a topic; none if it does not exist."""
         offsets = KafkaTopic(self.of.servers, topic, "earliest", False, self.of.config)
         try:
@@ -233,4 +237,4 @@ class TopicWriter(OpenSink):
             said = mask_secrets(said, self.of.config.values())
             return SinkFailed(f"{asked} {self.of.target}", said, "see to the brokers")
 
-        return translate((library().KafkaException, SourceFailed, SourceChanged), to_ours)
+        return convert_errors((import_confluent_kafka().KafkaException, SourceFailed, SourceChanged), to_ours)

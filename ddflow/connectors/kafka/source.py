@@ -9,10 +9,10 @@ topic ids, so only offsets are compared.
 >>> KafkaTopic("broker:9092", "orders", "earliest", False, {"sasl.password": "secret"})
 KafkaTopic(servers='broker:9092', topic='orders', start='earliest', follow=False, group=None, ...)
 
->>> was = TopicOrigin("5L6g3nShT-eMCtK--X86sw", "iUdtnEfkQqmBFqpgY4E8lg")
+>>> was = TopicIdentity("5L6g3nShT-eMCtK--X86sw", "iUdtnEfkQqmBFqpgY4E8lg")
 >>> build_position({0: 17}, was)
 {'offsets': {'0': 17}, 'cluster': '5L6g3nShT-eMCtK--X86sw', 'topic_id': 'iUdtnEfkQqmBFqpgY4E8lg'}
->>> merge_origins("read orders", was, TopicOrigin("", "aYJZo9BsTVulFxpHR3PiyA"))
+>>> merge_topic_identities("read orders", was, TopicIdentity("", "aYJZo9BsTVulFxpHR3PiyA"))
 Traceback (most recent call last):
     ...
 ddflow.errors.SourceChanged: read orders: it is another topic of this name: its id is aYJZo9BsTVulFxpHR3PiyA, and was \
@@ -40,12 +40,12 @@ from ddflow.errors import (
     SourceFailed,
     SpecError,
     UnreadableInput,
+    convert_errors,
     import_extra,
     mask_secrets,
-    translate,
 )
-from ddflow.storage.address import refuse_secret
-from ddflow.storage.closing import on_failure
+from ddflow.storage.address import refuse_embedded_secret
+from ddflow.storage.closing import undo_on_failure
 
 ANSWER: Final = 3.0
 """Seconds that the id of a topic is waited for."""
@@ -61,20 +61,20 @@ class TopicPosition(TypedDict):
     topic_id: str
 
 
-class TopicOrigin(NamedTuple):
+class TopicIdentity(NamedTuple):
     """Ids of the cluster and the topic of offsets; "" for an unknown one."""
 
     cluster: str = ""
     topic_id: str = ""
 
 
-def build_position(at: Mapping[int, int] | Mapping[str, int], origin: TopicOrigin) -> TopicPosition:
+def build_position(at: Mapping[int, int] | Mapping[str, int], origin: TopicIdentity) -> TopicPosition:
     """Build a position.  O(partitions)."""
     offsets = {str(partition): offset for partition, offset in at.items()}
     return TopicPosition(offsets=offsets, cluster=origin.cluster, topic_id=origin.topic_id)
 
 
-def merge_origins(asked: str, was: TopicOrigin, now: TopicOrigin) -> TopicOrigin:
+def merge_topic_identities(asked: str, was: TopicIdentity, now: TopicIdentity) -> TopicIdentity:
     """Merge two origins.  Raises `SourceChanged` if their cluster or topic differs."""
     if was.cluster and now.cluster and was.cluster != now.cluster:
         found = f"it is another cluster: its id is {now.cluster}, and was {was.cluster}"
@@ -82,7 +82,7 @@ def merge_origins(asked: str, was: TopicOrigin, now: TopicOrigin) -> TopicOrigin
     if was.topic_id and now.topic_id and was.topic_id != now.topic_id:
         found = f"it is another topic of this name: its id is {now.topic_id}, and was {was.topic_id}"
         raise SourceChanged(asked, found, _TOPIC)
-    return TopicOrigin(was.cluster or now.cluster, was.topic_id or now.topic_id)
+    return TopicIdentity(was.cluster or now.cluster, was.topic_id or now.topic_id)
 
 
 WAIT: Final = 10.0
@@ -96,7 +96,7 @@ CONFIG: Final = "give them as config={'sasl.username': ..., 'sasl.password': ...
 QUIET: Final = {"log_level": 0, "socket.keepalive.enable": True}
 
 
-def library() -> Any:
+def import_confluent_kafka() -> Any:
     """Import confluent-kafka.  Raises `MissingExtra`."""
     return import_extra("speak to Kafka", "kafka", "confluent_kafka")
 
@@ -118,7 +118,7 @@ class KafkaTopic(Source):
     positions: ClassVar[Any] = TopicPosition
 
     def __post_init__(self) -> None:
-        refuse_secret(self.target, CONFIG)
+        refuse_embedded_secret(self.target, CONFIG)
         check_routes(self.tables, self.others, "dd.sources.kafka")
         if isinstance(self.start, str) and self.start not in ("earliest", "latest"):
             remedy = "use 'earliest', 'latest', or a datetime with a time zone"
@@ -140,7 +140,7 @@ class KafkaTopic(Source):
 
     def needs(self) -> None:
         """Import the library of Kafka."""
-        library()
+        import_confluent_kafka()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Connect, and check that the messages after the position are still available."""
@@ -156,11 +156,11 @@ class TopicReader(OpenSource):
     def __init__(self, of: KafkaTopic, name: str, position: TopicPosition | None, watched: bool = False) -> None:
         self.of, self.name = of, name
         self.asked = f"read {of.target}"
-        self.at, self.origin = dict[int, int](), TopicOrigin()
+        self.at, self.origin = dict[int, int](), TopicIdentity()
         if position is not None:
             self.at = {int(partition): offset for partition, offset in position["offsets"].items()}
-            self.origin = TopicOrigin(position["cluster"], position["topic_id"])
-        kafka = library()
+            self.origin = TopicIdentity(position["cluster"], position["topic_id"])
+        kafka = import_confluent_kafka()
         settings = {"bootstrap.servers": of.servers, **QUIET, **of.config}
         self._id_settings, self._id_client = settings if watched else None, cast(Any, None)
         self._down = False
@@ -173,8 +173,8 @@ class TopicReader(OpenSource):
         self.until = dict[int, int]()
         self.written = dict[int, float]()
         """By partition, when the last message of it that was read was written; 0 for one without a time."""
-        with on_failure(self.consumer.close), self._translate_errors():
-            self._assign(of.start if position is None else "earliest")
+        with undo_on_failure(self.consumer.close), self._translate_errors():
+            self._assign_partitions(of.start if position is None else "earliest")
         self._looked = monotonic()
 
     @property
@@ -184,7 +184,7 @@ class TopicReader(OpenSource):
 
     def lag(self) -> int | None:
         """Count the messages that are not read yet, as far as known."""
-        behind, kafka, left = 0, library(), list[float]()
+        behind, kafka, left = 0, import_confluent_kafka(), list[float]()
         for partition, offset in self.at.items():
             with suppress(kafka.KafkaException):
                 high = self.consumer.get_watermark_offsets(kafka.TopicPartition(self.of.topic, partition), cached=True)
@@ -200,7 +200,7 @@ class TopicReader(OpenSource):
         with self._translate_errors():
             if self.of.follow and monotonic() - self._looked > LOOK:
                 self._looked = monotonic()
-                self._assign("earliest")
+                self._assign_partitions("earliest")
                 before = dict(self.at)
             while size < room:
                 some = self.consumer.consume(AT_ONCE, timeout=0.02 if came else 0.1)
@@ -220,7 +220,7 @@ class TopicReader(OpenSource):
     def acknowledge(self, position: Any) -> None:
         """Tell the group."""
         if self.of.group is not None:
-            kafka = library()
+            kafka = import_confluent_kafka()
             told = [kafka.TopicPartition(self.of.topic, int(p), n) for p, n in position["offsets"].items()]
             with suppress(kafka.KafkaException):
                 self.consumer.commit(offsets=told, asynchronous=True)
@@ -232,17 +232,19 @@ class TopicReader(OpenSource):
 
     def _note_lost_brokers(self, error: Any) -> None:
         """Note an error callback: the last connection broke, even an idle one."""
-        self._down |= error.code() == library().KafkaError._ALL_BROKERS_DOWN
+        self._down |= error.code() == import_confluent_kafka().KafkaError._ALL_BROKERS_DOWN
 
     def _fetch_topic(self, wait: float) -> Any:
         """Fetch the topic from the brokers, and check that it is still the same topic."""
         topic, self._down = self.of.topic, False
         cluster = self.consumer.list_topics(topic, timeout=wait)
-        self.origin = merge_origins(self.asked, self.origin, TopicOrigin(cluster.cluster_id or ""))
+        self.origin = merge_topic_identities(self.asked, self.origin, TopicIdentity(cluster.cluster_id or ""))
         if (found := cluster.topics[topic]).error is not None:
-            raise library().KafkaException(found.error)
+            raise import_confluent_kafka().KafkaException(found.error)
         if self._id_settings is not None and cluster.controller_id in cluster.brokers:  # which is asked
-            self.origin = merge_origins(self.asked, self.origin, TopicOrigin("", self._fetch_topic_id(topic)))
+            self.origin = merge_topic_identities(
+                self.asked, self.origin, TopicIdentity("", self._fetch_topic_id(topic))
+            )
         return found
 
     def _fetch_topic_id(self, topic: str) -> str:
@@ -250,7 +252,7 @@ class TopicReader(OpenSource):
 
         After a failure it is not asked for again, because a reader would wait each time.
         """
-        kafka, admin = library(), importlib.import_module("confluent_kafka.admin")
+        kafka, admin = import_confluent_kafka(), importlib.import_module("confluent_kafka.admin")
         try:
             self._id_client = self._id_client or admin.AdminClient(self._id_settings)
             asked = self._id_client.describe_topics(kafka.TopicCollection([topic]), request_timeout=ANSWER)
@@ -262,7 +264,7 @@ class TopicReader(OpenSource):
 
     def _check_messages(self, came: Sequence[Any]) -> Sequence[Any]:
         """Return the messages without an error.  The end of a partition moves its offset; raises other errors."""
-        kafka = library()
+        kafka = import_confluent_kafka()
         wrong = [at for at, error in enumerate(map(kafka.Message.error, came)) if error is not None]
         for each in (came[at] for at in wrong):
             if each.error().code() != kafka.KafkaError._PARTITION_EOF:
@@ -274,7 +276,7 @@ class TopicReader(OpenSource):
         """Convert messages to columns, without a Python loop over them; None if there are none."""
         if not good:
             return None
-        of, n = library().Message, len(good)
+        of, n = import_confluent_kafka().Message, len(good)
         partitions, offsets = (np.fromiter(map(each, good), np.int64, n) for each in (of.partition, of.offset))
         times = np.fromiter(map(itemgetter(1), map(of.timestamp, good)), np.int64, n)
         for partition in np.unique(partitions).tolist():
@@ -291,15 +293,15 @@ class TopicReader(OpenSource):
         }
         return pa.record_batch(columns)
 
-    def _assign(self, start: str | datetime) -> None:
+    def _assign_partitions(self, start: str | datetime) -> None:
         """Read all partitions; those that are new from ``start`` on."""
-        kafka, topic, found = library(), self.of.topic, self._fetch_topic(WAIT)
+        kafka, topic, found = import_confluent_kafka(), self.of.topic, self._fetch_topic(WAIT)
         new = [each for each in sorted(found.partitions) if each not in self.until]
         if not new:
             return
         if lost := sorted(self.at.keys() - found.partitions.keys()):
             raise SourceChanged(self.asked, f"it has no partitions {lost} any more", _ANOTHER)
-        begins = self._find_starts(new, start)
+        begins = self._find_start_offsets(new, start)
         for partition in new:
             low, high = self.consumer.get_watermark_offsets(kafka.TopicPartition(topic, partition), timeout=WAIT)
             at = self.at.setdefault(partition, begins.get(partition, high if start == "latest" else low))
@@ -309,11 +311,11 @@ class TopicReader(OpenSource):
             self.until[partition] = high
         self.consumer.assign([kafka.TopicPartition(topic, p, n) for p, n in self.at.items()])
 
-    def _find_starts(self, partitions: Iterable[int], start: str | datetime) -> dict[int, int]:
+    def _find_start_offsets(self, partitions: Iterable[int], start: str | datetime) -> dict[int, int]:
         """Return the first offset of each partition at a time."""
         if isinstance(start, str):
             return {}
-        kafka, at = library(), int(start.timestamp() * 1000)
+        kafka, at = import_confluent_kafka(), int(start.timestamp() * 1000)
         asked = [kafka.TopicPartition(self.of.topic, each, at) for each in partitions]
         found = self.consumer.offsets_for_times(asked, timeout=WAIT)
         ends = {each: self.consumer.get_watermark_offsets(each, timeout=WAIT)[1] for each in asked}
@@ -321,7 +323,7 @@ class TopicReader(OpenSource):
 
     def _translate_errors(self) -> AbstractContextManager[None]:
         """Convert the library's errors to ours: a failure to retry, or a mistake to fix."""
-        of = library().KafkaError
+        of = import_confluent_kafka().KafkaError
 
         def to_ours(error: Any) -> DdflowError:
             code, said = error.args[0].code(), mask_secrets(error.args[0].str(), self.of.config.values())
@@ -333,7 +335,7 @@ class TopicReader(OpenSource):
                 return UnreadableInput(self.asked, said, "see to config= and to what it may read")
             return SourceFailed(self.asked, said, "see to the brokers")
 
-        return translate(library().KafkaException, to_ours)
+        return convert_errors(import_confluent_kafka().KafkaException, to_ours)
 
 
 _ANOTHER: Final = "messages in between are lost here: begin a new state, or restore the topic"
@@ -343,12 +345,12 @@ SILENCE: Final = 60.0
 """Seconds without a message of a range that are too many."""
 
 
-class TopicEnds(TopicReader):
+class TopicWatcher(TopicReader):
     """The partitions of a topic, watched and not read.  ``at``: where each begins, by the start that is declared.
 
     Raises `SourceFailed`, `UnreadableInput`.
 
-    >>> TopicEnds.__init__.__annotations__["of"], RangeReader.batches.__name__
+    >>> TopicWatcher.__init__.__annotations__["of"], OffsetRangeReader.batches.__name__
     (<class 'ddflow.connectors.kafka.source.KafkaTopic'>, 'batches')
     """
 
@@ -361,16 +363,18 @@ class TopicEnds(TopicReader):
 
         O(partitions).  Raises `SourceFailed`.
         """
-        kafka, topic = library(), self.of.topic
+        kafka, topic = import_confluent_kafka(), self.of.topic
         with self._translate_errors():
             each = {
                 number: kafka.TopicPartition(topic, number) for number in sorted(self._fetch_topic(WAIT).partitions)
             }
             return {number: self.consumer.get_watermark_offsets(p, timeout=WAIT) for number, p in each.items()}
 
-    def check_origin(self, position: TopicPosition) -> Mapping[str, int]:
+    def check_topic_identity(self, position: TopicPosition) -> Mapping[str, int]:
         """Return the offsets of a position.  Raises `SourceChanged` if its topic or cluster is another."""
-        self.origin = merge_origins(self.asked, TopicOrigin(position["cluster"], position["topic_id"]), self.origin)
+        self.origin = merge_topic_identities(
+            self.asked, TopicIdentity(position["cluster"], position["topic_id"]), self.origin
+        )
         return position["offsets"]
 
     def check_offsets(self, offsets: Mapping[int, int], now: Mapping[int, tuple[int, int]]) -> None:
@@ -382,12 +386,12 @@ class TopicEnds(TopicReader):
                 raise SourceChanged(self.asked, found, "messages in between are lost here: begin anew, or restore it")
 
 
-class RangeReader(TopicReader):
+class OffsetRangeReader(TopicReader):
     """The messages of a ``partition`` from ``first`` on, before ``end``.  Raises as `TopicReader`."""
 
     def __init__(self, of: KafkaTopic, partition: int, first: int, end: int) -> None:
         self.partition, self.end = partition, end
-        super().__init__(of, of.topic, build_position({partition: first}, TopicOrigin()))
+        super().__init__(of, of.topic, build_position({partition: first}, TopicIdentity()))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all messages.  O(messages).  Raises `SourceFailed`, `SourceChanged`."""
@@ -404,6 +408,8 @@ class RangeReader(TopicReader):
             if batch is not None:
                 yield batch.filter(pc.less(batch.column("offset"), self.end))
 
-    def _assign(self, start: object) -> None:
+    def _assign_partitions(self, start: object) -> None:
         self.until = {self.partition: self.end}
-        self.consumer.assign([library().TopicPartition(self.of.topic, self.partition, self.at[self.partition])])
+        self.consumer.assign(
+            [import_confluent_kafka().TopicPartition(self.of.topic, self.partition, self.at[self.partition])]
+        )

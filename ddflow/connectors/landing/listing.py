@@ -9,7 +9,7 @@ is settled. Keys of a bucket come from the environment, and no address with a pa
 True
 >>> matches_pattern(["*.gz"], [".a.gz"]), matches_pattern(["*.gz"], ["2026", "a.gz"])
 (False, False)
->>> find_landing("s3://lake/orders/2026/**/*.gz").target, find_landing("s3://lake/orders/2026/**/*.gz").folder
+>>> build_listing("s3://lake/orders/2026/**/*.gz").target, build_listing("s3://lake/orders/2026/**/*.gz").folder
 ('s3://lake/orders/2026/**/*.gz', 'orders/2026')
 """
 
@@ -28,7 +28,7 @@ from ddflow.connectors.files.kinds import FileKind
 from ddflow.connectors.files.places import MAGIC, BucketObject, FilePlace, LocalFile, call_bucket
 from ddflow.errors import SourceFailed, SpecError, StorageFailed, UnreadableInput
 from ddflow.storage.address import mask_address
-from ddflow.storage.object_store import Bucket, library
+from ddflow.storage.object_store import Bucket, import_obstore
 
 _WILD: Final = re.compile(r"[*?\[]")
 _BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/.+")
@@ -41,7 +41,7 @@ class FileStamp(NamedTuple):
     mtime: int
 
 
-class Landing(ABC):
+class FileListing(ABC):
     """``target``: the pattern, whole.  Names of files are relative to the ``folder`` in front of the pattern."""
 
     every: ClassVar[float]
@@ -66,13 +66,13 @@ class Landing(ABC):
         """Return the current stamp of a file.  Raises `FileNotFoundError`, `SourceFailed`."""
 
     @abstractmethod
-    def place(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FilePlace:
+    def build_file_place(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FilePlace:
         """Return the place to read a file from."""
 
-    def relative_name(self, other: "Landing", file: str) -> str:
+    def relative_name(self, other: "FileListing", file: str) -> str:
         """Return the name here of a file from another pattern of this machine or bucket.
 
-        >>> find_landing("/in/a/*.csv").relative_name(find_landing("/in/b/*.tsv"), "1.tsv")
+        >>> build_listing("/in/a/*.csv").relative_name(build_listing("/in/b/*.tsv"), "1.tsv")
         '../b/1.tsv'
         """
         if other is self or other.folder == self.folder:
@@ -84,14 +84,14 @@ class Landing(ABC):
 
     def open_stream(self, file: str, stamp: FileStamp) -> pa.NativeFile:
         """Open a file and decompress it by its first bytes, whatever its name."""
-        raw = self.place(file, stamp).open()
+        raw = self.build_file_place(file, stamp).open()
         first = raw.read(4)
         raw.seek(0)
         how = next((how for magic, how in MAGIC.items() if first.startswith(magic)), None)
         return raw if how is None else pa.CompressedInputStream(raw, how)
 
 
-class FolderLanding(Landing):
+class FolderListing(FileListing):
     """A folder of this machine."""
 
     every, settled = 0.2, False
@@ -122,11 +122,11 @@ class FolderLanding(Landing):
         stat = os.stat(self._full_path(file))
         return FileStamp(stat.st_size, stat.st_mtime_ns)
 
-    def place(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FilePlace:
+    def build_file_place(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FilePlace:
         """Return the file."""
         return LocalFile(self._full_path(file), kind)
 
-    def relative_name(self, other: Landing, file: str) -> str:
+    def relative_name(self, other: FileListing, file: str) -> str:
         """See `Landing.relative_name`.  Raises `UnreadableInput` if it is not clear whether this is a folder."""
         if other is not self and not _WILD.search(self.target) and not os.path.exists(self.target):
             found = "there is no such file or folder, and the names of all files are relative to it"
@@ -138,7 +138,7 @@ class FolderLanding(Landing):
         return os.path.normpath(os.path.join(self.folder, file))
 
 
-class BucketLanding(Landing):
+class BucketListing(FileListing):
     """Objects of a bucket."""
 
     every, settled = 5.0, True
@@ -149,10 +149,10 @@ class BucketLanding(Landing):
 
     def needs(self) -> None:
         """Import the library of object stores."""
-        self._call_bucket(library)
+        self._call_bucket(import_obstore)
 
     @cached_property
-    def _split_pattern(self) -> tuple[list[str], list[str]]:
+    def _pattern_parts(self) -> tuple[list[str], list[str]]:
         """The folders in front of the pattern, and its parts."""
         *folders, last = self.target.split("/")[3:]
         wild = next((at for at, part in enumerate(folders) if _WILD.search(part)), len(folders))
@@ -161,23 +161,23 @@ class BucketLanding(Landing):
     @property
     def folder(self) -> str:
         """That in front of the pattern, in the bucket."""
-        return "/".join(self._split_pattern[0])
+        return "/".join(self._pattern_parts[0])
 
     def list_files(self) -> dict[str, FileStamp]:
         """List the objects below the prefix that match."""
-        folder, pattern = self._split_pattern
+        folder, pattern = self._pattern_parts
         found = self._call_bucket(self._bucket.list_objects, self.folder or None)
         names = ((each, each.key.split("/")[len(folder) :]) for each in found)
-        return {"/".join(name): _stamp_object(each) for each, name in names if matches_pattern(pattern, name)}
+        return {"/".join(name): _build_object_stamp(each) for each, name in names if matches_pattern(pattern, name)}
 
     def read_stamp(self, file: str) -> FileStamp:
         """Read the stamp from the bucket."""
         try:
-            return _stamp_object(self._bucket.head(self._object_key(file)))
+            return _build_object_stamp(self._bucket.head(self._object_key(file)))
         except StorageFailed as error:
             raise SourceFailed(f"read {self.target}", error.found, "see to the network and the bucket") from None
 
-    def place(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FilePlace:
+    def build_file_place(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FilePlace:
         """Return the object."""
         return BucketObject(self._bucket, self._object_key(file), stamp.size, kind, self._call_bucket)
 
@@ -190,7 +190,7 @@ class BucketLanding(Landing):
         return call_bucket(self.target, ask, *given, followed=True)
 
 
-def _stamp_object(found: Any) -> FileStamp:
+def _build_object_stamp(found: Any) -> FileStamp:
     """Return the stamp of an object in whole seconds, in which a listing and an answer to HEAD agree."""
     return FileStamp(found.length, int(found.written) * 10**9)
 
@@ -206,12 +206,12 @@ def matches_pattern(pattern: Sequence[str], names: Sequence[str]) -> bool:
     return fnmatchcase(names[0], pattern[0]) and matches_pattern(pattern[1:], names[1:])
 
 
-def find_landing(pattern: str) -> Landing:
+def build_listing(pattern: str) -> FileListing:
     """Return the place of a pattern without any request.  Raises `SpecError` for an address that is not read."""
     if "://" not in pattern:
-        return FolderLanding(os.path.abspath(pattern))
+        return FolderListing(os.path.abspath(pattern))
     if not _BUCKET.fullmatch(pattern):
         shown = mask_address(pattern)
         found = "files of this machine and objects of s3://BUCKET/PREFIX are followed"
         raise SpecError(f"dd.sources.files({shown!r})", found, "give a path, a pattern, or s3://BUCKET/PREFIX/*")
-    return BucketLanding(pattern)
+    return BucketListing(pattern)

@@ -15,7 +15,7 @@ first pattern, so that a landing folder may be moved.  Each pattern has a dialec
 >>> import pathlib, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     _ = (pathlib.Path(folder) / "1.csv").write_text("id,city\\n1,Bern\\n")
-...     opened = LandedFiles(((f"{folder}/*.csv", PLAIN),)).open({"people": pa.schema({"id": pa.int64()})}, None)
+...     opened = LandingSource(((f"{folder}/*.csv", PLAIN),)).open({"people": pa.schema({"id": pa.int64()})}, None)
 ...     taken = opened.poll(1 << 20)
 ...     [batch.to_pylist() for batch in taken.rows["people"]], list(taken.position["done"]), opened.ended
 ([[{'id': 1}]], ['1.csv'], True)
@@ -40,7 +40,7 @@ from ddflow.connectors.files.places import warn_of_number_order
 from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.formats.base import DELETED
 from ddflow.connectors.formats.routes import Others, check_routes, group_by_input
-from ddflow.connectors.landing.listing import FileStamp, Landing, find_landing
+from ddflow.connectors.landing.listing import FileListing, FileStamp, build_listing
 from ddflow.errors import Option, Phrase, SourceChanged, SpecError, UnreadableInput
 
 
@@ -62,7 +62,7 @@ class FileRows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LandedFiles(Source):
+class LandingSource(Source):
     """See `dd.sources.files`."""
 
     patterns: tuple[tuple[str, Dialect], ...]
@@ -95,20 +95,20 @@ class LandedFiles(Source):
             )
         if not self.patterns:
             raise SpecError("dd.sources.files", "there is no pattern", "give one or more")
-        places = {each.target.partition("://")[2].partition("/")[0] for each, _ in self.landings}
+        places = {each.target.partition("://")[2].partition("/")[0] for each, _ in self.listings}
         if len(places) > 1:
             found = f"the patterns {self.target} are of several places"
             raise SpecError("dd.sources.files", found, "give those of this machine, or of one bucket, an input each")
 
     @property
-    def landings(self) -> list[tuple[Landing, Dialect]]:
+    def listings(self) -> list[tuple[FileListing, Dialect]]:
         """The place of each pattern, and how its files are written."""
-        return [(find_landing(pattern), dialect) for pattern, dialect in self.patterns]
+        return [(build_listing(pattern), dialect) for pattern, dialect in self.patterns]
 
     @property
     def target(self) -> str:
         """The patterns."""
-        return ", ".join(each.target for each, _ in self.landings)
+        return ", ".join(each.target for each, _ in self.listings)
 
     @classmethod
     def said(cls, position: Any) -> str:
@@ -123,18 +123,18 @@ class LandedFiles(Source):
 
     def needs(self) -> None:
         """Import the libraries for its place."""
-        self.landings[0][0].needs()
+        self.listings[0][0].needs()
 
-    def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "FollowedFiles":
+    def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "LandingReader":
         """Begin to read."""
         name, schema = next(iter(inputs.items()))
-        return FollowedFiles(self, name, schema, position)
+        return LandingReader(self, name, schema, position)
 
 
-class FollowedFiles(OpenSource):
+class LandingReader(OpenSource):
     """``of``: what is followed, for an input of a ``name`` and a ``schema``."""
 
-    def __init__(self, of: LandedFiles, name: str, schema: pa.Schema, position: Any) -> None:
+    def __init__(self, of: LandingSource, name: str, schema: pa.Schema, position: Any) -> None:
         self.of, self.name, self.schema = of, name, schema
         position = position or {"done": {}, "at": None, "before": 0}
         self._before: int = position["before"]
@@ -150,7 +150,7 @@ class FollowedFiles(OpenSource):
         self._seen: dict[str, tuple[FileStamp, float]] = {}
         self._ready: list[str] = []
         self._looked, self._first = -inf, True
-        self._landings, self._there = of.landings, of.landings[0][0]
+        self._landings, self._there = of.listings, of.listings[0][0]
         self._written: dict[str, Dialect] = {}
         """How the files are written that were listed."""
         self._guessed: Collection[str] = ()
@@ -175,7 +175,7 @@ class FollowedFiles(OpenSource):
         while size < room and self._begin_file():
             if pieces and beside is not None and self._beside.keys() != beside.keys():
                 break  # what is told of these rows is not true of the next
-            beside, piece = self._beside, self._read_next()
+            beside, piece = self._beside, self._read_next_rows()
             if piece is not None and piece.rows.num_rows:
                 pieces.append(piece)
                 size += piece.rows.nbytes
@@ -186,7 +186,10 @@ class FollowedFiles(OpenSource):
         if self.of.lines:
             return Polled(rows, self._build_position())
         return Polled(
-            rows, self._build_position(), beside={self.name: beside or {}}, spots={self.name: _list_starts(pieces)}
+            rows,
+            self._build_position(),
+            beside={self.name: beside or {}},
+            spots={self.name: _list_batch_starts(pieces)},
         )
 
     def _read_full_file(self) -> Polled:
@@ -194,7 +197,7 @@ class FollowedFiles(OpenSource):
         assert self._at is not None
         path, pieces = self._file_name(self._at[0]), list[FileRows]()
         while self._at is not None:
-            piece = self._read_next()
+            piece = self._read_next_rows()
             if piece is not None:
                 pieces.append(piece)
         if not pieces:
@@ -203,7 +206,7 @@ class FollowedFiles(OpenSource):
         rows, beside, spots = (
             [piece.rows for piece in pieces],
             {self.name: self._beside},
-            {self.name: _list_starts(pieces)},
+            {self.name: _list_batch_starts(pieces)},
         )
         return Polled({self.name: rows}, self._build_position(), frozenset([self.name]), beside, spots)
 
@@ -227,7 +230,7 @@ class FollowedFiles(OpenSource):
             self._reading = self._read_rows(*self._at)
         return self._at is not None
 
-    def _read_next(self) -> FileRows | None:
+    def _read_next_rows(self) -> FileRows | None:
         """Return the next rows of the current file; finish the file after its last row."""
         assert self._at is not None and self._reading is not None
         file, stamp, rows = self._at
@@ -255,7 +258,7 @@ class FollowedFiles(OpenSource):
             found, remedy = f"it was read up to row {rows:,}, and no pattern has it", "give the pattern that it was of"
             raise SourceChanged(f"read {self._file_name(file)}", found, remedy)
         dialect, declared = self._written[file], {*self.schema.names} - {*self._guessed}
-        place = self._there.place(file, stamp, dialect.kind)
+        place = self._there.build_file_place(file, stamp, dialect.kind)
         how = FileOptions(dialect=dialect, empty=True, retype=suggest_evolve, converts=declared)
         source = FilesSource([place], {}, [], self.schema, how)
         there = source.columns(place.name)
@@ -310,7 +313,7 @@ class FollowedFiles(OpenSource):
 
     def _file_name(self, file: str) -> str:
         """Return the name of a file for messages."""
-        return self._there.place(file, FileStamp(0, 0)).name
+        return self._there.build_file_place(file, FileStamp(0, 0)).name
 
     def _check_unchanged(self, file: str, stamp: FileStamp) -> None:
         try:
@@ -332,7 +335,7 @@ class FollowedFiles(OpenSource):
         return SourceChanged(f"read {self._file_name(file)}", found, remedy)
 
 
-def _list_starts(pieces: Sequence[FileRows]) -> list[BatchStart]:
+def _list_batch_starts(pieces: Sequence[FileRows]) -> list[BatchStart]:
     return [piece.spot for piece in pieces if piece.spot is not None]
 
 
@@ -342,7 +345,9 @@ def _read_columns(source: FilesSource, names: list[str], path: str, rows: int) -
         for batch, position in source.batches(FilePosition(path, rows) if rows else None):
             if batch.num_rows:
                 before = position._replace(rows=position.rows - batch.num_rows)
-                yield FileRows(batch.select(names), position.rows, BatchStart(path, source.row_number(before)))
+                yield FileRows(
+                    batch.select(names), position.rows, BatchStart(path, source.find_next_row_number(before))
+                )
 
 
 def _read_lines(opened: Callable[[], pa.NativeFile], path: str, rows: int, before: int) -> Iterator[FileRows]:

@@ -6,7 +6,7 @@ so an epoch that was written before a crash is not written again.
 >>> import os, tempfile
 >>> from ddflow.storage.folder.disk import Disk
 >>> with tempfile.TemporaryDirectory() as folder:
-...     place = OwnedFolder(Site(Disk(), folder, "owner", "the outputs folder"), "00ff00ff00ff00ff")
+...     place = OwnedFolder(ManagedFolder(Disk(), folder, "owner", "the outputs folder"), "00ff00ff00ff00ff")
 ...     place.claim("0" * 32, "state", ["by city"])
 ...     sorted(os.listdir(folder)), place.read_record().state == "0" * 32
 (['by_city-03b9d52a719159e2', 'outputs.json'], True)
@@ -30,10 +30,10 @@ from msgspec.json import Decoder
 
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.table_shape import build_vanished_error, find_new_columns, is_written
-from ddflow.errors import SinkFailed, SinkRefused, SpecError, shorten, translate
-from ddflow.storage.fields import Hex, Path, Strict, decode_record, encode_record
-from ddflow.storage.folder.site import Site
-from ddflow.storage.protocol import missing_error
+from ddflow.errors import SinkFailed, SinkRefused, SpecError, convert_errors, shorten
+from ddflow.storage.fields import Hex, Path, StrictRecord, decode_record, encode_record
+from ddflow.storage.folder.site import ManagedFolder
+from ddflow.storage.protocol import missing_file_error
 
 MARK: Final = "outputs.json"
 MARK_BYTES: Final = 1 << 24
@@ -55,7 +55,7 @@ def folder_name(name: str) -> str:
     return f"{readable}-{digest}" if readable else digest
 
 
-class OwnerRecord(Strict, frozen=True):
+class OwnerRecord(StrictRecord, frozen=True):
     """Content of ``outputs.json``: the id of the ``state`` that owns the folder, and the folders of its ``outputs``.
 
     ``at``: the address of the state at its last claim, since a copy of the state has the same id.
@@ -75,7 +75,7 @@ class OwnedFolder:
     Every method raises `StorageFailed` when the disk fails.
     """
 
-    def __init__(self, site: Site, nonce: str) -> None:
+    def __init__(self, site: ManagedFolder, nonce: str) -> None:
         self.site, self.nonce, self.numbers = site, nonce, itertools.count()
 
     def check_folder(self, state: str | None) -> None:
@@ -85,7 +85,7 @@ class OwnedFolder:
         """
         with self.site.translate_disk_errors("open it", opening=True):
             self.site.path = self.site.disk.real(self.site.path)
-            if self.site.is_there(self.site.path):
+            if self.site.is_existing_path(self.site.path):
                 self.site.check_folder(self.site.path)
                 self._check_owner(state, self.read_record())
 
@@ -105,24 +105,24 @@ class OwnedFolder:
         with self.site.translate_disk_errors("make it", opening=True):
             self.site.create_folder()
             self.site.check_folder(self.site.path)
-            found = self.read_record() or self._write_first_mark(OwnerRecord(state, at, wanted))
+            found = self.read_record() or self._write_first_record(OwnerRecord(state, at, wanted))
             self._check_owner(state, found)
             for name in wanted:
                 with suppress(FileExistsError):
-                    self.site.disk.mkdir(self.site.below(folder_name(name)), self.site.folder_mode)
-                self.site.check_folder(self.site.below(folder_name(name)))
+                    self.site.disk.mkdir(self.site.child_path(folder_name(name)), self.site.folder_mode)
+                self.site.check_folder(self.site.child_path(folder_name(name)))
             if found != (now := OwnerRecord(state, at, wanted | found.outputs)):
-                self.site.disk.rename(self._write_part(now), self.site.below(MARK))
-            self.site.sweep(self.site.path)
+                self.site.disk.rename(self._write_record_file(now), self.site.child_path(MARK))
+            self.site.remove_stale_temporaries(self.site.path)
             # Whoever made any of it may have died before he did.
             self.site.disk.sync_dir(self.site.path)
-            self.site.sync_above(self.site.path)
+            self.site.sync_parent_folder(self.site.path)
 
     def read_record(self) -> OwnerRecord | None:
         """Read ``outputs.json``; None if it does not exist.  O(its bytes).  Raises `CorruptState` if it is invalid."""
-        with self.site.translate_read_errors(f"file {MARK}", missing_error(MARK, self.site.path), AGAIN):
+        with self.site.translate_read_errors(f"file {MARK}", missing_file_error(MARK, self.site.path), AGAIN):
             try:
-                data = self.site.disk.read(self.site.below(MARK), MARK_BYTES)
+                data = self.site.disk.read(self.site.child_path(MARK), MARK_BYTES)
             except FileNotFoundError:
                 return None
         return decode_record(_DECODER, data, f"the file {MARK} of {self.site.path}", AGAIN)
@@ -135,21 +135,21 @@ class OwnedFolder:
                 "give every state a folder of its own",
             )
 
-    def _write_first_mark(self, mark: OwnerRecord) -> OwnerRecord:
+    def _write_first_record(self, mark: OwnerRecord) -> OwnerRecord:
         """Say whose the folder is, where nothing says it yet; what is said there then."""
-        temporary = self._write_part(mark)
+        temporary = self._write_record_file(mark)
         try:
-            self.site.disk.link(temporary, self.site.below(MARK))
+            self.site.disk.link(temporary, self.site.child_path(MARK))
         except FileExistsError:
             return self.read_record() or mark
         finally:
             self.site.try_unlink(temporary)
         return mark
 
-    def _write_part(self, mark: OwnerRecord) -> str:
+    def _write_record_file(self, mark: OwnerRecord) -> str:
         """Write the mark to a new file that is durable except for its name, and return the path."""
         data = msgspec.json.format(encode_record(mark), indent=1)
-        path = self.site.below(f".{self.nonce}-{next(self.numbers)}.part")
+        path = self.site.child_path(f".{self.nonce}-{next(self.numbers)}.part")
         self.site.write_file(path, f"write {MARK}", lambda sink: sink.write(data))
         return path
 
@@ -200,7 +200,7 @@ class FragmentFolder(OpenSink):
     def written(self) -> TargetRecord | None:
         """Read the greatest record."""
         with self._translate_errors("ask"):
-            names = self._list_names(RECORDS, ".json")
+            names = self._list_file_names(RECORDS, ".json")
             return TargetRecord(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
 
     def missing(self) -> bool:
@@ -210,7 +210,7 @@ class FragmentFolder(OpenSink):
     def occupied(self) -> bool:
         """Return whether there are records, or files that are not ours."""
         with self._translate_errors("ask"):
-            return bool(self._list_names(RECORDS, ".json")) or len(self._list_names("", ".parquet")) > len(
+            return bool(self._list_file_names(RECORDS, ".json")) or len(self._list_file_names("", ".parquet")) > len(
                 self._list_orphans()
             )
 
@@ -219,7 +219,7 @@ class FragmentFolder(OpenSink):
         place = str(self.folder)
         with self._translate_errors("prepare"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
-            for name in self._list_names("", ".parquet")[-1:]:
+            for name in self._list_file_names("", ".parquet")[-1:]:
                 find_new_columns(self.shape, pq.ParquetFile(self.folder / name).schema_arrow, self.shape.schema, place)
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
@@ -232,7 +232,7 @@ class FragmentFolder(OpenSink):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
             for path in self._list_orphans():
                 path.unlink()
-            records = self._list_names(RECORDS, ".json")
+            records = self._list_file_names(RECORDS, ".json")
             stem = f"{int(LocalPath(records[-1]).stem) + 1 if records else 1:012}"
             if changes.rows.num_rows:
                 new = self.folder / f"_{stem}.new"
@@ -252,7 +252,7 @@ class FragmentFolder(OpenSink):
     def read(self) -> pa.Table:
         """Read the rows of all epochs that have a record."""
         with self._translate_errors("read"):
-            stems = [LocalPath(name).stem for name in self._list_names(RECORDS, ".json")]
+            stems = [LocalPath(name).stem for name in self._list_file_names(RECORDS, ".json")]
             files = [path for stem in stems if (path := self.folder / f"{stem}.parquet").exists()]
             # What may be null in one epoch's file may be declared otherwise in another's.
             schema = pa.schema([field.with_nullable(True) for field in self.shape.schema])
@@ -262,13 +262,13 @@ class FragmentFolder(OpenSink):
 
     def _list_orphans(self) -> list[LocalPath]:
         """List our files that have no record."""
-        recorded = {LocalPath(name).stem for name in self._list_names(RECORDS, ".json")}
+        recorded = {LocalPath(name).stem for name in self._list_file_names(RECORDS, ".json")}
         files = [
-            self.folder / name for name in self._list_names("", ".parquet") if LocalPath(name).stem not in recorded
+            self.folder / name for name in self._list_file_names("", ".parquet") if LocalPath(name).stem not in recorded
         ]
         return [path for path in files if OURS in (pq.ParquetFile(path).schema_arrow.metadata or {})]
 
-    def _list_names(self, within: str, ending: str) -> list[str]:
+    def _list_file_names(self, within: str, ending: str) -> list[str]:
         with suppress(FileNotFoundError):
             return sorted(n for n in os.listdir(self.folder / within) if n.endswith(ending) and n[0] != "_")
         return []
@@ -279,7 +279,7 @@ class FragmentFolder(OpenSink):
                 return None
             return SinkFailed(f"{asked} {self.folder}", f"{type(error).__name__}: {error}", "see to the folder")
 
-        return translate((OSError, pa.ArrowException, ValueError), to_ours)
+        return convert_errors((OSError, pa.ArrowException, ValueError), to_ours)
 
 
 def _sync_to_disk(path: LocalPath) -> None:

@@ -2,8 +2,8 @@
 
 An epoch goes there in two moves, as in Trino's connectors: tasks `put` fragments, which are durable and hidden; after
 the manifest that names them is published, `finish` shows them. A crash in between leaves fragments that no manifest
-names, which are collected (`list_unfinished`, `discard`), or a committed epoch that is hidden, which the next process
-that opens the state finishes.
+names, which are collected (`list_hidden_fragments`, `discard`), or a committed epoch that is hidden, which the next
+process that opens the state finishes.
 
 Guarantees: what is shown is of committed epochs, each once; finishing an epoch again changes nothing.
 """
@@ -22,8 +22,8 @@ from ddflow.connectors.parquet.folder import MARK, READABLE, OwnedFolder, folder
 from ddflow.errors import Command, Phrase, SpecError, StateRefused
 from ddflow.storage import address
 from ddflow.storage.folder.disk import Disk
-from ddflow.storage.folder.site import Site
-from ddflow.storage.protocol import Blob, Store, missing_error, verify_bytes
+from ddflow.storage.folder.site import ManagedFolder
+from ddflow.storage.protocol import Blob, Store, missing_file_error, verify_bytes
 
 COPY: Final = Phrase("restore it from a copy, or go back with ", Command("rollback"))
 SHOWN: Final = re.compile(r"(?P<epoch>[0-9]{12,})-(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)")
@@ -34,20 +34,20 @@ _DISK: Final = Disk()
 
 
 class Fragment(NamedTuple):
-    """Gain of one ``output`` from one call or task: the ``blob`` from `OutputFolder.put`, by its name in a manifest."""
+    """Gain of one ``output`` from one call or task: the ``blob`` by its name in a manifest."""
 
     output: str
     blob: Blob
 
 
-class Owner(NamedTuple):
+class FolderOwner(NamedTuple):
     """Owner of a folder: the id of the ``state``, and its address ``at`` the claim, since a copy has the same id."""
 
     state: str
     at: str
 
 
-class Leftover(NamedTuple):
+class LeftoverFragment(NamedTuple):
     """Fragment that may belong to no committed epoch.
 
     It may belong to a running commit, in this process or another. Only its age shows that, so both times must be true.
@@ -73,19 +73,20 @@ class OutputFolder:
     2. `put`: by an engine for each call, by each task for its part.  `sync`: before the writer names the fragments.
     3. The manifest is published.  `finish`: for its epoch.  `sync`: before the next manifest is published.
     4. `size`, `read`: for epochs that are given again, and by readers of the state elsewhere.
-    5. `owner`, `list_unfinished`, `discard`: by a collection of garbage.  `owner`, `list_shown_after`, `hide`, `sync`:
+    5. `owner`, `list_hidden_fragments`, `discard`: by a collection of garbage.  `owner`, `list_published_after`,
+    `hide`, `sync`:
        by a rollback.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
     ...     outputs, rows = OutputFolder(place, "00ff00ff00ff00ff"), pa.table({"n": [1, 2]})
     ...     outputs.claim("0" * 32, "state", ["by city"])
-    ...     fragment = Fragment("by city", outputs.put("by city", rows))
+    ...     fragment = Fragment("by city", outputs.write_fragment("by city", rows))
     ...     folder = os.path.join(place, folder_name("by city"))
     ...     hidden = os.listdir(folder)
-    ...     outputs.finish(7, [fragment])
-    ...     hidden, os.listdir(folder), outputs.read(7, fragment, rows.schema) == rows
-    ...     outputs.hide(outputs.list_shown_after(6))
+    ...     outputs.publish_epoch(7, [fragment])
+    ...     hidden, os.listdir(folder), outputs.read_fragment(7, fragment, rows.schema) == rows
+    ...     outputs.hide_fragments(outputs.list_published_after(6))
     ...     os.listdir(folder) == hidden
     (['.00ff00ff00ff00ff-1.parquet.hidden'], ['000000000007-00ff00ff00ff00ff-1.parquet'], True)
     True
@@ -94,7 +95,7 @@ class OutputFolder:
     def __init__(
         self, path: str | os.PathLike[str], nonce: str = "0" * 16, trust: str = "owner", disk: Disk = _DISK
     ) -> None:
-        self.site = Site(disk, address.require_folder(path, "write outputs to"), trust, "the outputs folder")
+        self.site = ManagedFolder(disk, address.require_folder(path, "write outputs to"), trust, "the outputs folder")
         self.location, self._unsynced = OwnedFolder(self.site, nonce), set[str]()
 
     @property
@@ -102,7 +103,7 @@ class OutputFolder:
         """The folder."""
         return self.site.path
 
-    def check(self, state: str | None, schemas: Mapping[str, pa.Schema]) -> None:
+    def check_claim(self, state: str | None, schemas: Mapping[str, pa.Schema]) -> None:
         """Check that a state's outputs can go here, before anything is made.  O(columns).
 
         ``state``: its id, None for one that is yet to be made.  ``schemas``: by output, of its updates.  Raises
@@ -128,17 +129,17 @@ class OutputFolder:
         """
         self.location.claim(state, at, names)
 
-    def owner(self) -> Owner | None:
+    def read_owner(self) -> FolderOwner | None:
         """Return the owner; None if it has none.  O(1).  Raises `CorruptState` for an unreadable record."""
         mark = self.location.read_record()
-        return None if mark is None else Owner(mark.state, mark.at)
+        return None if mark is None else FolderOwner(mark.state, mark.at)
 
     @property
-    def mark_path(self) -> str:
+    def record_path(self) -> str:
         """The path of ``outputs.json``."""
         return f"{self.target}/{MARK}"
 
-    def put(self, name: str, table: pa.Table) -> Blob:
+    def write_fragment(self, name: str, table: pa.Table) -> Blob:
         """Write updates of an output, one at least, to a hidden file.  O(rows).
 
         The bytes are durable, the name is after `sync`.  A task may run twice, so the file may never be finished.
@@ -147,7 +148,7 @@ class OutputFolder:
         """
         called = f"{self.location.nonce}-{next(self.location.numbers)}.parquet"
         path = self._hidden_path(name, called)
-        if not self.site.is_there(os.path.dirname(path)):
+        if not self.site.is_existing_path(os.path.dirname(path)):
             raise StateRefused(
                 f"write an output to {os.path.dirname(path)}",
                 "that folder is not there",
@@ -165,83 +166,89 @@ class OutputFolder:
                 self.site.disk.sync_dir(path)
         self._unsynced.clear()
 
-    def finish(self, epoch: int, fragments: Iterable[Fragment]) -> None:
+    def publish_epoch(self, epoch: int, fragments: Iterable[Fragment]) -> None:
         """Show the files of a committed epoch; one that is shown stays so.  O(files); durable after `sync`.
 
         Call it after the manifest is durable, in the order of epochs, with all ``fragments`` of the epoch.
         """
         for fragment in fragments:
-            self._show(epoch, fragment)
+            self._publish_fragment(epoch, fragment)
 
-    def _show(self, epoch: int, fragment: Fragment) -> None:
-        hidden, shown = self._hidden_path(fragment.output, fragment.blob.name), self.place(epoch, fragment)
+    def _publish_fragment(self, epoch: int, fragment: Fragment) -> None:
+        hidden, shown = (
+            self._hidden_path(fragment.output, fragment.blob.name),
+            self.build_fragment_path(epoch, fragment),
+        )
         with self.site.translate_disk_errors("show an output"):
             try:
                 self.site.disk.rename(hidden, shown)
             except FileNotFoundError:
-                if not self.site.is_there(os.path.dirname(shown)):
+                if not self.site.is_existing_path(os.path.dirname(shown)):
                     return
             # Also where another has shown it, who may have died before it was durable.
             self._unsynced.add(os.path.dirname(shown))
 
-    def size(self, epoch: int, fragment: Fragment) -> int | None:
+    def find_fragment_size(self, epoch: int, fragment: Fragment) -> int | None:
         """Return the bytes of a file, shown or hidden; None if it is missing.  O(1)."""
         with self.site.translate_disk_errors("look at an output"):
-            for path in (self._hidden_path(fragment.output, fragment.blob.name), self.place(epoch, fragment)):
+            for path in (
+                self._hidden_path(fragment.output, fragment.blob.name),
+                self.build_fragment_path(epoch, fragment),
+            ):
                 with suppress(FileNotFoundError):
                     return self.site.disk.status(path).size
         return None
 
-    def read(self, epoch: int, fragment: Fragment, schema: pa.Schema) -> pa.Table:
+    def read_fragment(self, epoch: int, fragment: Fragment, schema: pa.Schema) -> pa.Table:
         """Read the rows of a file, shown or hidden, in a schema of updates.  O(bytes).  Raises `CorruptState`."""
         # In this thread: one of Arrow's may let go of our bytes while Python ends, for which it needs Python, and then
         # it takes the process with it.
-        file = pq.ParquetFile(pa.BufferReader(self._read_verified(epoch, fragment)), pre_buffer=False)
+        file = pq.ParquetFile(pa.BufferReader(self._read_verified_bytes(epoch, fragment)), pre_buffer=False)
         return file.read(use_threads=False).cast(schema)
 
-    def rows(self, epoch: int, fragment: Fragment) -> int:
+    def count_rows(self, epoch: int, fragment: Fragment) -> int:
         """Count the rows of a file after comparing all its bytes.  O(bytes).  Raises `CorruptState`."""
-        return int(pq.ParquetFile(pa.BufferReader(self._read_verified(epoch, fragment))).metadata.num_rows)
+        return int(pq.ParquetFile(pa.BufferReader(self._read_verified_bytes(epoch, fragment))).metadata.num_rows)
 
-    def _read_verified(self, epoch: int, fragment: Fragment) -> bytes:
+    def _read_verified_bytes(self, epoch: int, fragment: Fragment) -> bytes:
         """Read a file and verify it.  O(bytes)."""
         shown, hidden, blob = (
-            self.place(epoch, fragment),
+            self.build_fragment_path(epoch, fragment),
             self._hidden_path(fragment.output, fragment.blob.name),
             fragment.blob,
         )
-        with self.site.translate_read_errors(f"file {blob.name}", missing_error(shown, self.target), COPY):
+        with self.site.translate_read_errors(f"file {blob.name}", missing_file_error(shown, self.target), COPY):
             for path in (shown, hidden, shown):  # it may be shown meanwhile
                 with suppress(FileNotFoundError):
                     return bytes(verify_bytes(self.site.disk.read(path, blob.length), blob, self.target))
-        raise missing_error(shown, self.target)
+        raise missing_file_error(shown, self.target)
 
-    def place(self, epoch: int, fragment: Fragment) -> str:
+    def build_fragment_path(self, epoch: int, fragment: Fragment) -> str:
         """Return the path of a file once its epoch is committed."""
-        return self.site.below(folder_name(fragment.output), f"{epoch:012}-{fragment.blob.name}")
+        return self.site.child_path(folder_name(fragment.output), f"{epoch:012}-{fragment.blob.name}")
 
-    def list_unfinished(self) -> list[Leftover]:
+    def list_hidden_fragments(self) -> list[LeftoverFragment]:
         """List the hidden files.  O(files)."""
         return [found for match, found in self._match_files(HIDDEN)]
 
-    def discard(self, leftovers: Iterable[Leftover]) -> None:
+    def delete_leftovers(self, leftovers: Iterable[LeftoverFragment]) -> None:
         """Delete such files; one that cannot be deleted stays.  O(files)."""
         for each in leftovers:
             self.site.try_unlink(each.place)
 
-    def find_shown_until(self, name: str, epoch: int) -> str | None:
+    def find_published_folder(self, name: str, epoch: int) -> str | None:
         """Return the output's folder if it shows files of an epoch up to this one, else None.  O(files)."""
-        place = self.site.below(folder_name(name))
+        place = self.site.child_path(folder_name(name))
         with self.site.translate_disk_errors("look for files of an output"):
-            there = self.site.disk.names(place) if self.site.is_there(place) else ()
+            there = self.site.disk.names(place) if self.site.is_existing_path(place) else ()
         shown = filter(None, map(SHOWN.fullmatch, there))
         return place if any(int(match["epoch"]) <= epoch for match in shown) else None
 
-    def list_shown_after(self, epoch: int) -> list[Leftover]:
+    def list_published_after(self, epoch: int) -> list[LeftoverFragment]:
         """List the shown files of epochs after this one.  O(files)."""
         return [found for match, found in self._match_files(SHOWN) if int(match["epoch"]) > epoch]
 
-    def hide(self, leftovers: Iterable[Leftover]) -> None:
+    def hide_fragments(self, leftovers: Iterable[LeftoverFragment]) -> None:
         """Hide the files again; one that is not there is hidden.  O(files); durable after `sync`."""
         for each in leftovers:
             folder = os.path.dirname(each.place)
@@ -252,14 +259,14 @@ class OutputFolder:
 
     def _hidden_path(self, name: str, called: str) -> str:
         """Return the path of a file before its epoch is committed.  ``called``: its name in a manifest."""
-        return self.site.below(folder_name(name), f".{called}.hidden")
+        return self.site.child_path(folder_name(name), f".{called}.hidden")
 
-    def _match_files(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Leftover]]:
+    def _match_files(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], LeftoverFragment]]:
         """Yield the files of a pattern in the outputs' folders."""
         disk = self.site.disk
         with self.site.translate_disk_errors("look for leftovers"):
-            for name in disk.names(self.target) if self.site.is_there(self.target) else ():
-                there = self.site.below(name)
+            for name in disk.names(self.target) if self.site.is_existing_path(self.target) else ():
+                there = self.site.child_path(name)
                 if PLACE.fullmatch(name) and disk.status(there).kind == "folder":
                     for match in filter(None, map(pattern.fullmatch, disk.names(there))):
                         path = f"{there}/{match[0]}"
@@ -267,7 +274,7 @@ class OutputFolder:
                             changed = disk.status(path).changed
                         except OSError:  # shown or hidden meanwhile
                             continue
-                        yield match, Leftover(path, match["name"], changed, disk.now() - changed)
+                        yield match, LeftoverFragment(path, match["name"], changed, disk.now() - changed)
 
 
 def check_target(given: Any) -> None:

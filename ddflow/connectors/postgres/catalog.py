@@ -3,7 +3,7 @@
 Guarantees: a missing table, key or permission becomes an error that says what to grant or change. COPY gives Arrow
 tables of complete rows; Python touches no cell. A place in the log compares as a number and prints as Postgres does.
 
->>> parse_table_name("orders", "o").quoted_name, parse_table_name("shop.my,orders", "o").filter_name
+>>> parse_table_name("orders", "o").quoted_name, parse_table_name("shop.my,orders", "o").wal2json_name
 ('"public"."orders"', 'shop.my\\\\,orders')
 >>> print(build_cell_sql("at", None))
 '{"name":"at","value":' || 'null}'
@@ -28,8 +28,8 @@ from ddflow.columns.names import did_you_mean, quote_name, split_qualified
 from ddflow.connectors.api import SourceNotLetIn
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.messages import POSITION
-from ddflow.connectors.postgres.sink import driver, find_login_remedy
-from ddflow.errors import SourceFailed, SpecError, UnreadableInput, first_line, translate
+from ddflow.connectors.postgres.sink import find_login_remedy, import_psycopg
+from ddflow.errors import SourceFailed, SpecError, UnreadableInput, convert_errors, first_line
 
 COLUMNS: Final = """
     select a.attname as name, format_type(a.atttypid, null) as kind, a.attnum::int as number,
@@ -100,7 +100,7 @@ class SourceTable(NamedTuple):
         return ".".join(map(quote_name, (self.schema, self.name)))
 
     @property
-    def filter_name(self) -> str:
+    def wal2json_name(self) -> str:
         """Name in ``add-tables`` of wal2json."""
         return ".".join(re.sub(r"([\\,.*\s])", r"\\\1", each) for each in (self.schema, self.name))
 
@@ -186,7 +186,7 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
         if kinds.get(column.name, "").endswith("[]") and pat.is_nested(column.type):
             raise UnreadableInput(asked, f"{column.name!r} is an array, which comes as text", "declare it as text")
     if first:
-        refuse_filtered(asked, found)
+        refuse_hidden_rows(asked, found)
     if of.relreplident == "n" or (of.relreplident == "d" and not of.keyed):
         remedy = f"give it a primary key, or: alter table {table.quoted_name} replica identity full"
         raise UnreadableInput(asked, "it has no replica identity, so nothing tells which row is deleted", remedy)
@@ -213,18 +213,18 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
 
 def read_columns(connection: Any, table: SourceTable) -> list[Any]:
     """Return the rows of `COLUMNS` of a table; none if there is no such table, also by a name that is too long."""
-    with connection.cursor(row_factory=driver().rows.namedtuple_row) as cursor:
+    with connection.cursor(row_factory=import_psycopg().rows.namedtuple_row) as cursor:
         return list(cursor.execute(COLUMNS, [table.quoted_name, [table.schema, table.name]]).fetchall())
 
 
-def refuse_filtered(asked: str, found: Sequence[Any]) -> None:
+def refuse_hidden_rows(asked: str, found: Sequence[Any]) -> None:
     """Refuse to copy a table if the role does not see all of its rows.  ``found``: of `read_columns`."""
     if found and found[0].hidden:
         remedy = "let it read all rows: alter role ... bypassrls; or read as the owner of the table"
         raise UnreadableInput(asked, "row level security hides rows of it from this role", remedy)
 
 
-def refuse_children(looked: Mapping[SourceTable, TableFacts], named: Collection[str]) -> None:
+def refuse_unnamed_children(looked: Mapping[SourceTable, TableFacts], named: Collection[str]) -> None:
     """Refuse a table if others inherit it and are not ``named``: its rows would lack theirs."""
     for table, each in looked.items():
         if others := [child for child in each.children if child not in named]:
@@ -263,13 +263,13 @@ def find_unique_indexes(
     Returns the oids of the constraints that prove it, by the full name of each table.
     """
     return {
-        table.full_name: _find_unique_indexes(connection, table, keys[table.input])
+        table.full_name: _find_key_constraints(connection, table, keys[table.input])
         for table in tables
         if table.input in keys
     }
 
 
-def _find_unique_indexes(connection: Any, table: SourceTable, key: Sequence[str]) -> list[int]:
+def _find_key_constraints(connection: Any, table: SourceTable, key: Sequence[str]) -> list[int]:
     """Refuse a key that does not identify every row of a table.  Raises `UnreadableInput`.
 
     A change identifies its row by the columns of the replica identity. The key is exactly those columns. If the
@@ -296,7 +296,7 @@ def _find_unique_indexes(connection: Any, table: SourceTable, key: Sequence[str]
     raise UnreadableInput(asked, f"its replica identity tells a row by {said}", remedy)
 
 
-def filter_nulls(text: pa.Array, name: str, more: str = "") -> pa.Array:
+def filter_null_messages(text: pa.Array, name: str, more: str = "") -> pa.Array:
     """Return the messages of wal2json with null in a column.  ``more``: the text after it.  O(bytes)."""
     pattern = f'{{"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":"[^"]*","value":null{more}'
     return text.filter(pc.match_substring_regex(text, pattern))
@@ -320,7 +320,7 @@ def add_dropped_columns(text: pa.Array, gone: Sequence[str]) -> pa.Array:
 
 def translate_errors(asked: str) -> AbstractContextManager[None]:
     """Convert Postgres' errors to ours: a failure to retry, or a mistake to fix."""
-    psycopg = driver()
+    psycopg = import_psycopg()
     of = psycopg.errors
     remedies = {
         of.InsufficientPrivilege: "let it: alter role ... replication; grant select on the table to ...",
@@ -344,7 +344,7 @@ def translate_errors(asked: str) -> AbstractContextManager[None]:
         in_use = "end the other reader, or its session: select pg_terminate_backend(...), with its PID"
         return SourceFailed(asked, said, in_use if isinstance(error, of.ObjectInUse) else "see to the server")
 
-    return translate(psycopg.Error, to_ours)
+    return convert_errors(psycopg.Error, to_ours)
 
 
 BLOCK: Final = 4 << 20
@@ -386,10 +386,10 @@ def build_message_batch(data: pa.ChunkedArray) -> pa.RecordBatch:
     return pa.record_batch({"value": data.combine_chunks() if data.num_chunks != 1 else data.chunk(0)})
 
 
-def commit_time(message: str) -> float | None:
+def parse_commit_time(message: str) -> float | None:
     """Return when the transaction of a message was committed, in seconds since 1970; None if it has no time.
 
-    >>> commit_time('{"action":"C","timestamp":"1970-01-01 01:00:02.5+01"}'), commit_time('{"action":"C"}')
+    >>> parse_commit_time('{"action":"C","timestamp":"1970-01-01 01:00:02.5+01"}'), parse_commit_time('{"action":"C"}')
     (2.5, None)
     """
     said = json.loads(message).get("timestamp")

@@ -6,7 +6,7 @@ Limits: older servers write null for them. A null in a column that is not nullab
 some rows are looked up, and ddflow warns once a column. A value that was NaN only for a while is not found.
 
 >>> looked = TableFacts([], ["x"], ["x"], 9, {"x": 1}, 1)
->>> build_options({SourceTable("public", "orders", "orders"): looked}, timed=False)["add-tables"]
+>>> build_wal2json_options({SourceTable("public", "orders", "orders"): looked}, timed=False)["add-tables"]
 'public.orders'
 """
 
@@ -34,14 +34,14 @@ from ddflow.connectors.postgres.catalog import (
     add_dropped_columns,
     build_cell_sql,
     build_message_batch,
-    filter_nulls,
+    filter_null_messages,
     parse_lsn,
     quote_literal,
     read_columns,
-    refuse_filtered,
+    refuse_hidden_rows,
     stream_rows,
 )
-from ddflow.connectors.postgres.sink import driver
+from ddflow.connectors.postgres.sink import import_psycopg
 from ddflow.errors import UnreadableInput
 
 OPTION: Final = "numeric-data-types-as-string"
@@ -54,12 +54,12 @@ class SpecialNumbers:
     """``as_text``: whether they are asked for as text.  ``nulls``: by table and column, messages with a null there.
 
     >>> numbers, of = SpecialNumbers(), SourceTable("public", "t", "t")
-    >>> numbers.text_options([looked := TableFacts([], [], ["v"], 9, {"id": 1, "v": 2}, 2)])
+    >>> numbers.build_text_options([looked := TableFacts([], [], ["v"], 9, {"id": 1, "v": 2}, 2)])
     {'numeric-data-types-as-string': 'true'}
     >>> numbers.as_text, cell = False, '{"name":"%s","type":"%s","value":%s}'
     >>> cells = ",".join([cell % ("id", "integer", 7), cell % ("v", "double precision", "null")])
-    >>> numbers.collect_nulls(pa.array([f'{{"action":"I","columns":[{cells}]}}']), of, looked)
-    >>> read_keys(numbers.nulls[of, "v"], ["id"])
+    >>> numbers.collect_null_messages(pa.array([f'{{"action":"I","columns":[{cells}]}}']), of, looked)
+    >>> parse_key_values(numbers.nulls[of, "v"], ["id"])
     (['integer'], [['7']])
     """
 
@@ -67,26 +67,26 @@ class SpecialNumbers:
         self.as_text, self.nulls = True, dict[tuple[SourceTable, str], list[str]]()
         self._warned = set[tuple[SourceTable, str]]()
 
-    def text_options(self, looked: Iterable[TableFacts]) -> dict[str, str]:
+    def build_text_options(self, looked: Iterable[TableFacts]) -> dict[str, str]:
         """Return more options of wal2json for some tables."""
         return {OPTION: "true"} if self.as_text and any(each.lossy for each in looked) else {}
 
-    def note_refusal(self, error: Exception) -> bool:
+    def note_text_refusal(self, error: Exception) -> bool:
         """Return whether a server refuses to write numbers as text, which it is not asked for again."""
         if not self.as_text or OPTION not in str(error):
             return False
         self.as_text = False
         return True
 
-    def collect_nulls(self, text: pa.Array, table: SourceTable, looked: TableFacts) -> None:
+    def collect_null_messages(self, text: pa.Array, table: SourceTable, looked: TableFacts) -> None:
         """Keep messages of a table with a null that may be NaN or infinite, some of each column.  O(bytes) a column."""
         for name in () if self.as_text else looked.lossy:
             if name not in looked.certain and (table, name) not in self._warned:
                 kept = self.nulls.setdefault((table, name), [])
                 if len(kept) < SAMPLE:
-                    kept += filter_nulls(text, name).slice(0, SAMPLE - len(kept)).to_pylist()
+                    kept += filter_null_messages(text, name).slice(0, SAMPLE - len(kept)).to_pylist()
 
-    def replace_unholdable(
+    def replace_special_numbers(
         self, text: pa.Array, table: SourceTable, looked: TableFacts, key: Sequence[str]
     ) -> pa.Array:
         """Replace values that a column cannot hold with null in messages of a table.  O(bytes) a column.
@@ -94,9 +94,9 @@ class SpecialNumbers:
         Raises `UnreadableInput` if the column is never null, also for a null that wal2json wrote.
         """
         for name in looked.certain:
-            if len(lost := filter_nulls(text, name, ',"optional":false')):
+            if len(lost := filter_null_messages(text, name, ',"optional":false')):
                 found = f"wal2json wrote null for {name!r}, which is never null: it is NaN or infinite"
-                raise _never_null_error(table, looked, name, f"{found}{_describe_row(lost[0].as_py(), key)}")
+                raise _build_never_null_error(table, looked, name, f"{found}{_describe_row(lost[0].as_py(), key)}")
         for name, kind in looked.exact.items():
             cell = f'({{"name" ?: ?{re.escape(json.dumps(name, ensure_ascii=False))}, ?'
             cell += '(?:"type":"[^"]*",)?"value" ?: ?)"(-?(?:NaN|Infinity))"'
@@ -113,11 +113,11 @@ class SpecialNumbers:
                 (_, value), *_ = re.findall(cell, message)
                 if name in looked.certain:
                     found = f"{name!r} is {value}{row}, which {kind} cannot hold, and it is never null"
-                    raise _never_null_error(table, looked, name, found)
-                self._warn_once(table, looked, name, f"{value}{row}")
+                    raise _build_never_null_error(table, looked, name, found)
+                self._warn_of_null_once(table, looked, name, f"{value}{row}")
         return text
 
-    def _warn_once(self, table: SourceTable, looked: TableFacts, name: str, found: str) -> None:
+    def _warn_of_null_once(self, table: SourceTable, looked: TableFacts, name: str, found: str) -> None:
         """Warn of a value that is null here, once a column."""
         if (table, name) not in self._warned:
             self._warned.add((table, name))
@@ -132,7 +132,7 @@ class SpecialNumbers:
         """Warn of columns with NaN or an infinity in a row that was kept.  ``keys``: by input."""
         for (table, name), texts in self.nulls.items():
             key = keys.get(table.input, ())
-            kinds, cells = read_keys(texts, key)
+            kinds, cells = parse_key_values(texts, key)
             if not kinds:
                 continue
             own = [f"t.{quote_name(each)}" for each in key]
@@ -143,15 +143,17 @@ class SpecialNumbers:
             lost = f"t.{quote_name(name)}::text in ('NaN', 'Infinity', '-Infinity')"
             rows = f"only {table.quoted_name} t join {given} on {same}"
             query = f"select {', '.join(own)}, t.{quote_name(name)}::text from {rows}"
-            with suppress(driver().Error):  # a type that is not found by its name alone, a right that is lacking
+            with suppress(
+                import_psycopg().Error
+            ):  # a type that is not found by its name alone, a right that is lacking
                 found = connection.execute(f"{query} where {lost} limit 1", cells).fetchone()
                 if found is not None:
                     row = dict(zip(key, found, strict=False))
-                    self._warn_once(table, looked[table], name, f"{found[-1]} in the row {row}")
+                    self._warn_of_null_once(table, looked[table], name, f"{found[-1]} in the row {row}")
         self.nulls.clear()
 
 
-def read_keys(messages: Sequence[str], key: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def parse_key_values(messages: Sequence[str], key: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Return the types and values of a key in messages, by column; nothing if no message has it.  O(bytes)."""
     rows = [{each["name"]: each for each in json.loads(text)["columns"]} for text in messages]
     rows = [row for row in rows if key and all(name in row for name in key)]
@@ -166,7 +168,7 @@ def _describe_row(message: str, key: Sequence[str]) -> str:
     return f" in the row {row}" if row and len(row) == len(key) else ""
 
 
-def _never_null_error(table: SourceTable, looked: TableFacts, name: str, found: str) -> UnreadableInput:
+def _build_never_null_error(table: SourceTable, looked: TableFacts, name: str, found: str) -> UnreadableInput:
     """Build the error for a value that would be null in a column declared not null."""
     column = quote_name(name)
     null = f"to have null for it: alter table {table.quoted_name} alter {column} drop not null, until a run has read it"
@@ -196,9 +198,9 @@ class SlotChanges(NamedTuple):
     lost: Mapping[SourceTable, str]
 
 
-def build_options(looked: Mapping[SourceTable, TableFacts], timed: bool) -> dict[str, str]:
+def build_wal2json_options(looked: Mapping[SourceTable, TableFacts], timed: bool) -> dict[str, str]:
     """Return the options of wal2json."""
-    filtered = ",".join(table.filter_name for table in looked)
+    filtered = ",".join(table.wal2json_name for table in looked)
     given = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
     if any(each.certain for each in looked.values()):
         given["include-not-null"] = "true"
@@ -224,7 +226,7 @@ def peek_slot(
     """
     if not looked:
         return SlotChanges({}, "", "", 0, 0, {}, {})
-    asked = build_options(looked, timed) | numbers.text_options(looked.values())
+    asked = build_wal2json_options(looked, timed) | numbers.build_text_options(looked.values())
     given = ", ".join(f"{quote_literal(name)}, {quote_literal(value)}" for name, value in asked.items())
     ends = "null" if upto is None else quote_literal(upto)
     query = f"pg_logical_slot_peek_changes({quote_literal(slot)}, {ends}, {'null' if most is None else most}, {given})"
@@ -237,8 +239,8 @@ def peek_slot(
                 lsn, commit = (found.column(name)[-1].as_py() for name in ("lsn", "data"))
             size, count = size + some.nbytes, count + some.num_rows
             for table, text in _split_by_table(some.column("data"), looked):
-                numbers.collect_nulls(text, table, looked[table])
-                held = numbers.replace_unholdable(text, table, looked[table], keys.get(table.input, ()))
+                numbers.collect_null_messages(text, table, looked[table])
+                held = numbers.replace_special_numbers(text, table, looked[table], keys.get(table.input, ()))
                 taken = add_dropped_columns(held, looked[table].gone)
                 rows.setdefault(table.input, []).append(pa.record_batch({"value": taken}))
     numbers.warn_of_nulls(connection, looked, keys)
@@ -249,9 +251,9 @@ def peek_slot(
             lost[table] = (
                 "rows were updated or deleted while it had no replica identity, and the log has no key of them"
             )
-        elif any(_is_otherwise_identified(text, key) for text in texts):
+        elif any(_has_other_identity(text, key) for text in texts):
             lost[table] = "rows were updated or deleted while its replica identity was not the key"
-        elif any(lacks_value(text, each, key) for text in texts):
+        elif any(has_missing_value(text, each, key) for text in texts):
             remedy = f"the log has it after: alter table {table.quoted_name} replica identity full"
             untold[table] = f"a row got another key, and a large value of it is not in the log; {remedy}"
     return SlotChanges(rows, lsn, commit, size, count, untold, lost)
@@ -272,11 +274,11 @@ def _collect_warnings(connection: Any) -> Iterator[list[str]]:
         connection.remove_notice_handler(note)
 
 
-def _is_otherwise_identified(text: pa.Array, key: Sequence[str]) -> bool:
+def _has_other_identity(text: pa.Array, key: Sequence[str]) -> bool:
     """Return whether an update or a delete identifies its row by other columns than the key.  O(bytes).
 
     >>> one = '{"action":"D","identity":[{"name":"id","type":"integer","value":1}]}'
-    >>> [_is_otherwise_identified(pa.array([one]), key) for key in (["id"], ["id", "of"], [])]
+    >>> [_has_other_identity(pa.array([one]), key) for key in (["id"], ["id", "of"], [])]
     [False, True, False]
     """
     for name in key:
@@ -292,14 +294,14 @@ def _is_otherwise_identified(text: pa.Array, key: Sequence[str]) -> bool:
     return False
 
 
-def lacks_value(text: pa.Array, looked: TableFacts, key: Sequence[str]) -> bool:
+def has_missing_value(text: pa.Array, looked: TableFacts, key: Sequence[str]) -> bool:
     """Return whether an update of a row's key lacks a value, so that only the old key has it stored.  O(bytes).
 
     A large value that did not change may be missing, unless the message has all of the old row.
 
     >>> head, now = '{"action":"U","columns":[', '{"name":"id","type":"integer","value":1}'
     >>> had, looked = now.replace("1", "2"), TableFacts([], [], [], 9, {"id": 1, "v": 2}, 2)
-    >>> [lacks_value(pa.array([f'{head}{now}],"identity":[{each}]}}']), looked, ["id"]) for each in (now, had)]
+    >>> [has_missing_value(pa.array([f'{head}{now}],"identity":[{each}]}}']), looked, ["id"]) for each in (now, had)]
     [False, True]
     """
     some = text.filter(pc.starts_with(text, '{"action":"U"'))
@@ -355,8 +357,8 @@ def copy_rows(
 ) -> Iterator[Polled]:
     """Read all rows of tables, in a transaction.  O(bytes).
 
-    ``beside``: gets, by input, the columns that are not read.  ``held``: a table's `SpecialNumbers.replace_unholdable`.
-    ``whole``: inputs that get their rows at once, as their full contents.
+    ``beside``: gets, by input, the columns that are not read.  ``held``: a table's
+    `SpecialNumbers.replace_special_numbers`. ``whole``: inputs that get their rows at once, as their full contents.
     """
     run = connection.execute
     run("begin isolation level repeatable read read only")
@@ -364,7 +366,7 @@ def copy_rows(
     for table in tables:
         own = [name for name in inputs[table.input].names if name not in OWN]
         found = read_columns(connection, table)
-        refuse_filtered(f"copy the table {table.full_name} for {table.input!r}", found)
+        refuse_hidden_rows(f"copy the table {table.full_name} for {table.input!r}", found)
         kinds = {row.name: row.kind for row in found}
         others = {
             name: UndeclaredColumn(parse_sql_type(kind), table.quoted_name)

@@ -42,8 +42,8 @@ from ddflow.connectors.api import (
 from ddflow.connectors.sql_table import InPlaceTable, KeyMatch, cast_to_text, refuse_records_table
 from ddflow.connectors.table_shape import build_refusal
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, import_extra
-from ddflow.storage.address import check_encoded
-from ddflow.storage.closing import on_failure
+from ddflow.storage.address import check_percent_encoding
+from ddflow.storage.closing import undo_on_failure
 
 __all__ = ["PostgresSink", "column_type"]
 
@@ -117,7 +117,7 @@ TYPES: Final[dict[pa.DataType, str]] = {
 }
 
 
-def driver() -> Any:
+def import_psycopg() -> Any:
     """Import the library.  Raises `MissingExtra`."""
     return import_extra("speak to Postgres", "postgres", "psycopg")
 
@@ -136,8 +136,8 @@ def find_login_remedy(said: str) -> str | None:
 
 def parse_address(url: str, what: str) -> dict[str, Any]:
     """Split an address into its parts.  ``what``: for messages.  Raises `SpecError`, which does not show it."""
-    psycopg = driver()
-    check_encoded(url, what)
+    psycopg = import_psycopg()
+    check_percent_encoding(url, what)
     try:
         return dict(psycopg.conninfo.conninfo_to_dict(url))
     except psycopg.Error as error:
@@ -158,10 +158,10 @@ def connect(url: str, what: str, settings: Mapping[str, str] = MappingProxyType(
     ``how``: as psycopg takes it.  Raises `SpecError`, and what psycopg raises.
     """
     given = {name: value for name, value in NETWORK.items() if f"PG{name.upper()}" not in os.environ}
-    connection = driver().connect(**{**given, **parse_address(url, what), **how}, autocommit=True)
+    connection = import_psycopg().connect(**{**given, **parse_address(url, what), **how}, autocommit=True)
     if (breaks := BREAKS.get()) is not None:
-        breaks.append(partial(break_off, connection))
-    with on_failure(connection.close):
+        breaks.append(partial(abort_connection, connection))
+    with undo_on_failure(connection.close):
         # One statement without values, because a connection of replication takes no other.
         pairs = ", ".join(f"('{name}', '{value}')" for name, value in {**SESSION, **settings}.items())
         known = f"(values {pairs}) wanted(name, value) join pg_catalog.pg_settings s on lower(s.name) = wanted.name"
@@ -169,7 +169,7 @@ def connect(url: str, what: str, settings: Mapping[str, str] = MappingProxyType(
     return connection
 
 
-def break_off(connection: Any) -> None:
+def abort_connection(connection: Any) -> None:
     """Let a statement fail at once.  The server is asked, but may not hear of it, so the connection ends as well.
 
     Where the connection is closed meanwhile, another may have its descriptor by the time that is copied.
@@ -182,7 +182,7 @@ def break_off(connection: Any) -> None:
                 own.shutdown(socket.SHUT_RDWR)
 
 
-def public_address(url: str) -> str:
+def format_public_address(url: str) -> str:
     """Format an address without user and password."""
     of = parse_address(url, "connect to Postgres")
     return f"postgresql://{of.get('host', 'localhost')}:{of.get('port', 5432)}/{of.get('dbname', '')}"
@@ -220,18 +220,20 @@ class PostgresSink(TableSink):
     @property
     def target(self) -> str:
         """Host, database and table."""
-        return f"{public_address(self.url)}#{self.table if self.schema is None else f'{self.schema}.{self.table}'}"
+        return (
+            f"{format_public_address(self.url)}#{self.table if self.schema is None else f'{self.schema}.{self.table}'}"
+        )
 
     def needs(self) -> None:
         """Import the driver."""
-        driver()
+        import_psycopg()
 
     def open(self, shape: TableShape) -> OpenSink:
         """Connect."""
-        psycopg = driver()
+        psycopg = import_psycopg()
         try:
             connection = connect(self.url, f"the sink of {self.table!r}")
-            with on_failure(connection.close):
+            with undo_on_failure(connection.close):
                 for name, unset, value in UNSET:
                     set_ = f"select set_config('{name}', '{value}', false)"
                     connection.execute(f"{set_} where current_setting('{name}') = '{unset}'")
@@ -258,7 +260,7 @@ class PostgresTable(InPlaceTable):
     index = ""
 
     def __init__(self, connection: Any, table: str, shape: TableShape, place: str) -> None:
-        of = driver()
+        of = import_psycopg()
         type(self).failures = (of.Error,)
         type(self).clashes = (of.errors.UniqueViolation, of.errors.ExclusionViolation)
         type(self).refusals = (of.IntegrityError, of.ProgrammingError, of.DataError, of.NotSupportedError)
@@ -289,7 +291,7 @@ class PostgresTable(InPlaceTable):
 
     def refusal_remedy(self, error: Exception) -> str:
         """See `SqlTable.refusal_remedy`."""
-        if isinstance(error, driver().errors.InsufficientPrivilege):
+        if isinstance(error, import_psycopg().errors.InsufficientPrivilege):
             return (
                 "let the role: grant select, insert, update, delete on the table, or create on its schema, or "
                 "temporary on the database, to ...; or, under row level security: alter role ... bypassrls"
@@ -300,11 +302,11 @@ class PostgresTable(InPlaceTable):
 
     def failure_remedy(self, error: Exception) -> str:
         """See `SqlTable.failure_remedy`."""
-        if isinstance(error, driver().errors.LockNotAvailable):
+        if isinstance(error, import_psycopg().errors.LockNotAvailable):
             return "another session has locked the table: pg_locks and pg_blocking_pids() say which"
         return super().failure_remedy(error)
 
-    def type_of(self, kind: pa.DataType) -> str | None:
+    def find_sql_type(self, kind: pa.DataType) -> str | None:
         """See `column_type`."""
         return column_type(kind)
 
@@ -349,11 +351,11 @@ class PostgresTable(InPlaceTable):
                 # A statement that is prepared would be planned for some other number of keys.
                 self.connection.execute(text, [_format_column(column) for column in part.columns], prepare=False)
 
-    def count_changed(self, text: str) -> int:
-        """See `InPlaceTable.count_changed`.  A prepared statement would have a plan for another number of rows."""
+    def execute_and_count(self, text: str) -> int:
+        """See `InPlaceTable.execute_and_count`.  A prepared statement would have a plan for another number of rows."""
         return int(self.connection.execute(text, prepare=False).rowcount)
 
-    def find_keys(self, keys: pa.Table) -> Sequence[KeyMatch]:
+    def build_key_matches(self, keys: pa.Table) -> Sequence[KeyMatch]:
         """Compare keys without null by ``=``, so that an index serves."""
         names = [quote_name(name) for name in keys.schema.names]
         same, alike = (
@@ -377,8 +379,8 @@ class PostgresTable(InPlaceTable):
                 self.execute(f"analyze {quote_name(self.table)} ({', '.join(map(quote_name, self.shape.key))})")
 
     def cancel(self) -> None:
-        """See `break_off`."""
-        break_off(self.connection)
+        """See `abort_connection`."""
+        abort_connection(self.connection)
 
     def to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         """See `InPlaceTable.to_array`."""

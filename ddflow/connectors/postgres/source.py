@@ -1,11 +1,11 @@
 """Read tables of Postgres: a first copy, then the changes in a logical slot, as messages of wal2json.
 
-A `Slot` reads changes, copies, waits for a commit, or is broken; `next_action` decides what a poll does in each state.
-Guarantees: a copy is read in the snapshot with which a slot begins, so a row is in the copy or in the changes, never in
-both. A poll gives complete transactions of all tables. The slot advances to committed positions only. A table that the
-position lacks, or whose changes are not all in the log, is copied in the snapshot of a temporary slot, in one epoch
-with the changes of the others up to there. During the first copy the slot is called `<slot>_copying`, so a copy that
-died is recognised. No declaration, message or manifest shows a password.
+A `SlotReader` reads changes, copies, waits for a commit, or is broken; `choose_next_action` decides what a poll does in
+each state. Guarantees: a copy is read in the snapshot with which a slot begins, so a row is in the copy or in the
+changes, never in both. A poll gives complete transactions of all tables. The slot advances to committed positions only.
+A table that the position lacks, or whose changes are not all in the log, is copied in the snapshot of a temporary slot,
+in one epoch with the changes of the others up to there. During the first copy the slot is called `<slot>_copying`, so a
+copy that died is recognised. No declaration, message or manifest shows a password.
 
 >>> of = PostgresTables("postgresql://me:secret@db/shop", {"public.orders": "orders"}, "shop", False)
 >>> of.target, of.inputs("shop")
@@ -26,19 +26,19 @@ from ddflow.connectors.api import OpenSource, Polled, Source
 from ddflow.connectors.formats.parse import import_duckdb
 from ddflow.connectors.postgres.catalog import (
     LOG,
-    commit_time,
     find_unique_indexes,
     format_lsn,
     look_up_table,
+    parse_commit_time,
     parse_lsn,
     parse_table_name,
     read_columns,
-    refuse_filtered,
+    refuse_hidden_rows,
     refuse_missing_columns,
     translate_errors,
 )
 from ddflow.connectors.postgres.changes import SlotStart
-from ddflow.connectors.postgres.sink import READS, connect, driver, public_address
+from ddflow.connectors.postgres.sink import READS, connect, format_public_address, import_psycopg
 from ddflow.connectors.postgres.tables import (
     ANEW,
     SlotPosition,
@@ -46,10 +46,10 @@ from ddflow.connectors.postgres.tables import (
     build_position,
     check_position,
     read_system_id,
-    warn_of_gone,
+    warn_of_dropped_columns,
 )
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
-from ddflow.storage.closing import on_failure
+from ddflow.storage.closing import undo_on_failure
 
 ADDING: Final = "_adding"
 COPYING: Final = "_copying"
@@ -101,7 +101,7 @@ class PostgresTables(Source):
     @property
     def target(self) -> str:
         """Host, database and slot."""
-        return f"{public_address(self.url)}#{self.slot}"
+        return f"{format_public_address(self.url)}#{self.slot}"
 
     @classmethod
     def said(cls, position: Any) -> str:
@@ -125,23 +125,23 @@ class PostgresTables(Source):
 
     def needs(self) -> None:
         """Import the driver, and the reader of the messages."""
-        driver()
+        import_psycopg()
         import_duckdb()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Connect, look at the tables, and begin behind the position, or with a copy."""
         (only,) = inputs if len(inputs) == 1 else (None,)
         every = [parse_table_name(name, str(input or only)) for name, input in self.tables.items()]
-        with translate_errors(f"connect to {public_address(self.url)}"):
+        with translate_errors(f"connect to {format_public_address(self.url)}"):
             connection = connect(self.url, f"the source {self.slot!r}", READS)
-        with on_failure(connection.close):
+        with undo_on_failure(connection.close):
             known = {} if position is None else position["tables"]
             looked = {
                 each: look_up_table(connection, each, inputs[each.input], first=each.full_name not in known)
                 for each in every
             }
             tables = SlotTables(connection, looked, inputs, position, self.recopy)
-            return Slot(self, connection, tables, position)
+            return SlotReader(self, connection, tables, position)
 
 
 StateName = Literal["reading", "copying", "waiting", "broken"]
@@ -163,12 +163,12 @@ class SlotState:
     why: str = ""
 
 
-def next_action(state: StateName, *, has_new_tables: bool, is_behind: bool) -> Action:
+def choose_next_action(state: StateName, *, has_new_tables: bool, is_behind: bool) -> Action:
     """Decide what a poll does.  ``is_behind``: whether read tables have changes from before the opening.
 
-    >>> next_action("reading", has_new_tables=True, is_behind=True)
+    >>> choose_next_action("reading", has_new_tables=True, is_behind=True)
     'read changes'
-    >>> next_action("reading", has_new_tables=True, is_behind=False)
+    >>> choose_next_action("reading", has_new_tables=True, is_behind=False)
     'begin a copy'
     """
     match state:
@@ -182,34 +182,34 @@ def next_action(state: StateName, *, has_new_tables: bool, is_behind: bool) -> A
             return "fail"
 
 
-class Slot(OpenSource):
+class SlotReader(OpenSource):
     """A slot that is read, or made and copied to."""
 
     def __init__(self, of: PostgresTables, connection: Any, tables: SlotTables, position: SlotPosition | None) -> None:
         self.of, self.connection, self.tables = of, connection, tables
-        self.asked = f"read the slot {of.slot!r} of {public_address(of.url)}"
-        self._own = OwnSlot(connection, of.slot, self.asked)
+        self.asked = f"read the slot {of.slot!r} of {format_public_address(of.url)}"
+        self._own = ReplicationSlot(connection, of.slot, self.asked)
         self._state, self._committed, self._message_size = SlotState(), position, MESSAGE[1]
-        with on_failure(self.close), translate_errors(self.asked):
+        with undo_on_failure(self.close), translate_errors(self.asked):
             self._system = read_system_id(connection)
             if position is None:
-                self._begin()
+                self._begin_first_copy()
             else:
-                check_position(self.asked, position, of.slot, self._system, self._find_end())
+                check_position(self.asked, position, of.slot, self._system, self._find_log_end())
                 tables.resume(position)
                 self.at = parse_lsn(position["lsn"])
                 self._own.resume(self.at)
-            self._until = self._find_end()
+            self._until = self._find_log_end()
 
     def declared(self, new: Mapping[str, Collection[str]]) -> None:
         """See `OpenSource.declared`."""
-        refuse_missing_columns(self.connection, self.tables.active, self.tables.inputs, new)
+        refuse_missing_columns(self.connection, self.tables.active_tables, self.tables.inputs, new)
 
     def keyed(self, keys: Mapping[str, Sequence[str]], whole: Collection[str]) -> None:
         """See `OpenSource.keyed`.  TableFacts at again with each poll, because a table may be altered."""
         self.tables.keys, self.tables.whole = dict(keys), frozenset(whole)
         with translate_errors(self.asked):
-            self.tables.look_up()
+            self.tables.look_up_active_tables()
 
     @property
     def ended(self) -> bool:
@@ -225,21 +225,21 @@ class Slot(OpenSource):
     def lag(self) -> int | None:
         """Return the bytes of the log after the position; None during a copy."""
         with suppress(SourceFailed, UnreadableInput), translate_errors(self.asked):
-            return max(self._find_end() - self.at, 0) if self._state.name != "copying" else None
+            return max(self._find_log_end() - self.at, 0) if self._state.name != "copying" else None
         return None
 
     def poll(self, room: int) -> Polled | None:
         """Return part of the copy, or whole transactions; nothing until the last ones are committed."""
-        is_behind = bool(self.tables.active) and self.at < self._until
+        is_behind = bool(self.tables.active_tables) and self.at < self._until
         with translate_errors(self.asked):
-            match next_action(self._state.name, has_new_tables=bool(self.tables.to_copy), is_behind=is_behind):
+            match choose_next_action(self._state.name, has_new_tables=bool(self.tables.to_copy), is_behind=is_behind):
                 case "read changes":
                     found = self._read_changes(room)
-                    return found if found is not None or not self.tables.to_copy else self._begin_addition()
+                    return found if found is not None or not self.tables.to_copy else self._begin_new_table_copy()
                 case "begin a copy":
-                    return self._begin_addition()
+                    return self._begin_new_table_copy()
                 case "continue the copy":
-                    return self._copy_next()
+                    return self._copy_next_rows()
                 case "wait":
                     return None
                 case "fail":
@@ -254,7 +254,7 @@ class Slot(OpenSource):
             self._state = SlotState()
         except (SourceFailed, UnreadableInput) as error:
             self._state = SlotState("broken", why=error.found)
-        warn_of_gone(self.tables.active, self._committed, position)
+        warn_of_dropped_columns(self.tables.active_tables, self._committed, position)
         self._committed = position
 
     def close(self) -> None:
@@ -271,11 +271,11 @@ class Slot(OpenSource):
             self._state.snapshot.close()
             self._state = replace(self._state, snapshot=None)
 
-    def _find_end(self) -> int:
+    def _find_log_end(self) -> int:
         """Return the flushed end of the log: later bytes are in no slot yet, and may be lost."""
         return parse_lsn(self.connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()[0])
 
-    def _position(self) -> SlotPosition:
+    def _build_position(self) -> SlotPosition:
         return build_position(self.at, self.of.slot, self._system, self.tables.copied)
 
     def _connect_snapshot(self) -> Any:
@@ -284,72 +284,72 @@ class Slot(OpenSource):
         self._state = SlotState("copying", holder)
         return holder
 
-    def _begin(self) -> None:
+    def _begin_first_copy(self) -> None:
         """Make a slot, and begin to copy in its snapshot."""
         began = time()
-        self._own.drop_dead_copy()
+        self._own.drop_abandoned_slot()
         begins = create_slot(self.connection, self._connect_snapshot(), self._own.copying_name, self.asked)
         self.at, self._state = parse_lsn(begins.lsn), replace(self._state, rows=self._copy_all(begins, began))
 
     def _copy_all(self, begins: SlotStart, began: float) -> Iterator[Polled]:
-        yield from self.tables.copy(self.tables.every, begins)
+        yield from self.tables.copy_tables(self.tables.every, begins)
         self.reached = began
 
-    def _begin_addition(self) -> Polled:
+    def _begin_new_table_copy(self) -> Polled:
         """Begin to copy tables to those that are read."""
         holder = self._connect_snapshot()
-        self._state = replace(self._state, rows=self._copy_additions(holder))
-        return self._copy_next()
+        self._state = replace(self._state, rows=self._copy_new_tables(holder))
+        return self._copy_next_rows()
 
-    def _copy_additions(self, holder: Any) -> Iterator[Polled]:
+    def _copy_new_tables(self, holder: Any) -> Iterator[Polled]:
         """Read the rest up to a new snapshot, then all rows of new tables in it."""
         tables, began = self.tables, time()
-        new = {table: tables.look_up_one(table) for table in tables.to_copy}
+        new = {table: tables.look_up_one_table(table) for table in tables.to_copy}
         for table in new:
-            refuse_filtered(
+            refuse_hidden_rows(
                 f"copy the table {table.full_name} for {table.input!r}", read_columns(self.connection, table)
             )
         unique = find_unique_indexes(self.connection, new, tables.keys)
-        with warn_of_copies(self.asked, {table.full_name: why for table, why in tables.to_copy.items() if why}):
+        with warn_of_recopies(self.asked, {table.full_name: why for table, why in tables.to_copy.items() if why}):
             begins = create_slot(self.connection, holder, self.of.slot + ADDING, self.asked, lasting=False)
-        if tables.active:
-            found = tables.peek(self._own.called, upto=begins.lsn)
-            yield Polled({each.input: found.rows.get(each.input, ()) for each in tables.active}, None)
-        yield from tables.copy(tuple(new), begins)
+        if tables.active_tables:
+            found = tables.peek_changes(self._own.called, upto=begins.lsn)
+            yield Polled({each.input: found.rows.get(each.input, ()) for each in tables.active_tables}, None)
+        yield from tables.copy_tables(tuple(new), begins)
         self.at, self.reached = parse_lsn(begins.lsn), began
-        tables.note_copied(new, unique)
+        tables.note_copied_tables(new, unique)
 
-    def _copy_next(self) -> Polled:
+    def _copy_next_rows(self) -> Polled:
         if (found := next(self._state.rows, None)) is not None:
             return found
         self._state = replace(self._state, name="waiting")
-        return Polled({}, self._position(), beside=self.tables.beside)
+        return Polled({}, self._build_position(), beside=self.tables.beside)
 
     def _read_changes(self, room: int) -> Polled | None:
         """Read whole transactions of about ``room`` bytes."""
-        began, end, most = time(), self._find_end(), max(room // self._message_size, 1)
+        began, end, most = time(), self._find_log_end(), max(room // self._message_size, 1)
         if end <= self.at:
             self.reached = began
             return None
         to_copy = len(self.tables.to_copy)
         # If not all is read, messages have the time of their commit.
-        found = self.tables.peek(self._own.called, most=most, timed=end - self.at > room)
+        found = self.tables.peek_changes(self._own.called, most=most, timed=end - self.at > room)
         if len(self.tables.to_copy) != to_copy:
-            return self._read_changes(room) if self.tables.active else None
+            return self._read_changes(room) if self.tables.active_tables else None
         if found.messages:
             self._message_size = max(found.size // found.messages, MESSAGE[0])
-        self.reached = began if found.messages < most else (commit_time(found.commit) or self.reached)
+        self.reached = began if found.messages < most else (parse_commit_time(found.commit) or self.reached)
         if not found.lsn and self.of.follow and end - self.at <= STILL:
             return None
         self.at = parse_lsn(found.lsn) if found.lsn else end
         self._state = replace(self._state, name="waiting")
-        return Polled(found.rows, self._position())
+        return Polled(found.rows, self._build_position())
 
 
-class OwnSlot:
+class ReplicationSlot:
     """The slot that is to be called ``name``.  ``called``: its name now.  ``asked``: for messages.
 
-    >>> OwnSlot(None, "shop", "read the slot 'shop'").copying_name
+    >>> ReplicationSlot(None, "shop", "read the slot 'shop'").copying_name
     'shop_copying'
     """
 
@@ -366,7 +366,7 @@ class OwnSlot:
         found = self.connection.execute(_SLOTS, [[self.name, self.copying_name]]).fetchall()
         return {name: (used, parse_lsn(at), lost) for name, used, at, lost in found}
 
-    def drop_dead_copy(self) -> None:
+    def drop_abandoned_slot(self) -> None:
         """Drop the slot of a dead copy.  Raises `UnreadableInput` if a slot has the name."""
         slots = self.find_slots()
         if self.name in slots:
@@ -400,7 +400,7 @@ class OwnSlot:
             if self.copying_name in slots:
                 run("select pg_drop_replication_slot(%s)", [self.copying_name])
             self.called = self.name
-        except driver().errors.ConfigurationLimitExceeded:
+        except import_psycopg().errors.ConfigurationLimitExceeded:
             if self.called != self.copying_name:
                 remedy = "raise max_replication_slots, or drop a slot; it goes on under that name until then"
                 LOG.warning("%s: no slot is free to rename %s: %s", self.asked, self.copying_name, remedy)
@@ -414,11 +414,11 @@ def create_slot(connection: Any, holder: Any, slot: str, asked: str, *, lasting:
 
     ``asked``: for messages.  ``lasting``: whether it stays when that connection ends.
     """
-    psycopg = driver()
+    psycopg = import_psycopg()
     since, now = connection.execute(_NOW).fetchone()
     how = "LOGICAL" if lasting else "TEMPORARY LOGICAL"
     holder.pgconn.send_query(f'CREATE_REPLICATION_SLOT "{slot}" {how} wal2json EXPORT_SNAPSHOT'.encode())
-    with _warn_of_waits(connection, asked, now):
+    with _warn_of_open_transactions(connection, asked, now):
         (made,) = holder.wait(psycopg.generators.execute(holder.pgconn))  # in Python, where signals are heard
     if made.status != psycopg.pq.ExecStatus.TUPLES_OK:
         raise psycopg.errors.lookup(made.error_field(psycopg.pq.DiagnosticField.SQLSTATE).decode())(
@@ -429,7 +429,7 @@ def create_slot(connection: Any, holder: Any, slot: str, asked: str, *, lasting:
 
 
 @contextmanager
-def _warn_of_waits(connection: Any, asked: str, now: str) -> Iterator[None]:
+def _warn_of_open_transactions(connection: Any, asked: str, now: str) -> Iterator[None]:
     """Warn of open transactions, begun before ``now``, that delay a slot: after 5 s, then once a minute."""
     done = Event()
 
@@ -437,7 +437,7 @@ def _warn_of_waits(connection: Any, asked: str, now: str) -> Iterator[None]:
         pause = PATIENCE
         while not done.wait(pause):
             pause = 60.0
-            with suppress(driver().Error):  # whatever it is, the slot meets it, too
+            with suppress(import_psycopg().Error):  # whatever it is, the slot meets it, too
                 open_ = ", ".join(each for (each,) in connection.execute(_OPEN, [now]).fetchall())
                 remedy = "a copy begins when they end: see pg_stat_activity, or select pg_terminate_backend(PID)"
                 LOG.warning("%s: the slot waits for open transactions: %s; %s", asked, open_ or "new ones", remedy)
@@ -452,14 +452,14 @@ def _warn_of_waits(connection: Any, asked: str, now: str) -> Iterator[None]:
 
 
 @contextmanager
-def warn_of_copies(asked: str, why: Mapping[str, str]) -> Iterator[None]:
+def warn_of_recopies(asked: str, why: Mapping[str, str]) -> Iterator[None]:
     """Log why tables are copied again, once the copy has a slot.
 
     Raises `SourceFailed` while no slot is free, because the user did not ask for the copy.
     """
     try:
         yield
-    except driver().errors.ConfigurationLimitExceeded as error:
+    except import_psycopg().errors.ConfigurationLimitExceeded as error:
         if not why:
             raise
         found = f"{str(error).strip().splitlines()[0]}, and {', '.join(why)} is to be copied again, which takes one"

@@ -25,10 +25,10 @@ from ddflow.connectors.postgres.catalog import (
     format_lsn,
     look_up_table,
     parse_lsn,
-    refuse_children,
+    refuse_unnamed_children,
 )
 from ddflow.connectors.postgres.changes import SlotChanges, SlotStart, SpecialNumbers, copy_rows, peek_slot
-from ddflow.connectors.postgres.sink import driver
+from ddflow.connectors.postgres.sink import import_psycopg
 from ddflow.errors import SourceChanged, SpecError
 
 ANEW: Final = "begin a new state, with a new copy"
@@ -79,7 +79,7 @@ def build_position(at: int, slot: str, system: str, tables: Mapping[str, CopiedT
     return SlotPosition(lsn=format_lsn(at), slot=slot, system=system, tables=dict(tables))
 
 
-def describe_copies(
+def build_copied_tables(
     looked: Mapping[SourceTable, TableFacts], before: Mapping[str, CopiedTable], unique: Mapping[str, list[int]]
 ) -> dict[str, CopiedTable]:
     """Return tables for a position.  ``before``: from an older one, since the copy.  ``unique``: by table."""
@@ -107,7 +107,7 @@ def read_system_id(connection: Any) -> str:
     """Return the identifier of a server, which a copy of its files shares; "" if a role may not ask."""
     try:
         return str(connection.execute(_SYSTEM).fetchone()[0])
-    except driver().errors.InsufficientPrivilege:
+    except import_psycopg().errors.InsufficientPrivilege:
         return ""
 
 
@@ -155,7 +155,7 @@ _OLDER: Final = """
 """Whether a row was written by a transaction before another one; not known if that is too long ago."""
 
 
-def warn_of_gone(tables: Iterable[SourceTable], before: SlotPosition | None, position: SlotPosition) -> None:
+def warn_of_dropped_columns(tables: Iterable[SourceTable], before: SlotPosition | None, position: SlotPosition) -> None:
     """Warn of columns that disappeared between the position ``before`` and the committed one.  O(columns)."""
     for table in tables:
         for name in sorted(_list_dropped_columns(table, position) - _list_dropped_columns(table, before)):
@@ -215,13 +215,13 @@ def _is_rewritten(connection: Any, table: SourceTable, was: CopiedTable, now: Co
     (file, toast, since), (new, own, _) = was.get("file", now["file"]), now["file"]
     if file == new or (toast and toast == own):
         return False
-    with suppress(driver().errors.InsufficientPrivilege):  # the role may read some columns only
+    with suppress(import_psycopg().errors.InsufficientPrivilege):  # the role may read some columns only
         older = connection.execute(_OLDER.format(table.quoted_name.replace("%", "%%")), [since % (1 << 32), since])
         return not older.fetchone()[0]
     return True
 
 
-def warn_of_altered(table: SourceTable, columns: Mapping[str, str], why: Sequence[str]) -> None:
+def warn_of_alterations(table: SourceTable, columns: Mapping[str, str], why: Sequence[str]) -> None:
     """Warn of alterations and of the columns of `find_filled_columns`, if the table is not copied again for them."""
     text = "rows that were there may have other values in Postgres than here: to have these, begin a new state"
     said = [describe_new_column(table, name, how) for name, how in columns.items()]
@@ -247,10 +247,10 @@ class SlotTables:
 
     >>> table = SourceTable("public", "orders", "orders")
     >>> tables = SlotTables(None, {table: TableFacts([], [], [], 9, {"id": 1}, 1)}, {}, None, recopy=False)
-    >>> tables.active, tables.to_copy
+    >>> tables.active_tables, tables.to_copy
     ((SourceTable(schema='public', name='orders', input='orders'),), {})
     >>> tables.whole = frozenset(["orders"])
-    >>> tables.copy_again(table, "it is another table")
+    >>> tables.request_recopy(table, "it is another table")
     Traceback (most recent call last):
         ...
     ddflow.errors.SourceChanged: read the table public.orders for 'orders': it is another table; run once ...
@@ -265,8 +265,8 @@ class SlotTables:
         recopy: bool,
     ) -> None:
         self.connection, self.inputs, self.recopy, self.every = connection, inputs, recopy, tuple(looked)
-        refuse_children(looked, {table.full_name for table in looked})
-        known = describe_copies(looked, {}, {}) if position is None else position["tables"]
+        refuse_unnamed_children(looked, {table.full_name for table in looked})
+        known = build_copied_tables(looked, {}, {}) if position is None else position["tables"]
         self.copied = {table.full_name: known[table.full_name] for table in looked if table.full_name in known}
         """The tables as they were copied."""
         self.to_copy = {
@@ -283,7 +283,7 @@ class SlotTables:
         self.numbers = SpecialNumbers()
 
     @property
-    def active(self) -> tuple[SourceTable, ...]:
+    def active_tables(self) -> tuple[SourceTable, ...]:
         """Tables of which changes are read."""
         return tuple(table for table in self.every if table not in self.to_copy)
 
@@ -292,75 +292,77 @@ class SlotTables:
         check_same_tables(position["tables"], self.every)
         for table, why in self.to_copy.items():
             if why:
-                self._allow_copy(table, why)
+                self._check_recopy_allowed(table, why)
 
-    def look_up_one(self, table: SourceTable) -> TableFacts:
+    def look_up_one_table(self, table: SourceTable) -> TableFacts:
         """Look up one table."""
         return look_up_table(self.connection, table, self.inputs[table.input], first=table.full_name not in self.copied)
 
-    def look_up(self) -> dict[SourceTable, TableFacts]:
+    def look_up_active_tables(self) -> dict[SourceTable, TableFacts]:
         """Look up the tables that are read, and let those be copied again whose changes are not all in the log."""
-        looked = {table: self.look_up_one(table) for table in self.active}
-        refuse_children(looked, {table.full_name for table in self.every})
-        now = describe_copies(looked, self.copied, find_unique_indexes(self.connection, self.every, self.keys))
+        looked = {table: self.look_up_one_table(table) for table in self.active_tables}
+        refuse_unnamed_children(looked, {table.full_name for table in self.every})
+        now = build_copied_tables(looked, self.copied, find_unique_indexes(self.connection, self.every, self.keys))
         for table in looked:
-            self._compare(table, self.copied[table.full_name], now[table.full_name])
+            self._check_for_recopy(table, self.copied[table.full_name], now[table.full_name])
         looked = {table: each for table, each in looked.items() if table not in self.to_copy}
         self.copied |= {table.full_name: now[table.full_name] for table in looked}
         return looked
 
-    def _compare(self, table: SourceTable, was: CopiedTable, now: CopiedTable) -> None:
+    def _check_for_recopy(self, table: SourceTable, was: CopiedTable, now: CopiedTable) -> None:
         """Let a table be copied again if no change has all of its rows' values, else warn."""
         if was["oid"] != now["oid"]:
             found = f"it is another table than the one that was copied (oid {now['oid']}, and it was {was['oid']})"
-            self.copy_again(table, found)
+            self.request_recopy(table, found)
             return
         new = find_filled_columns(self.connection, table, was, now)
         why = find_alterations(self.connection, table, was, now)
         if table.input not in self.whole:
-            warn_of_altered(table, new, why)
+            warn_of_alterations(table, new, why)
         elif new or why:
-            self.copy_again(table, "; ".join([*(f"{name!r} {how}" for name, how in new.items()), *why]))
+            self.request_recopy(table, "; ".join([*(f"{name!r} {how}" for name, how in new.items()), *why]))
 
-    def copy_again(self, table: SourceTable, why: str) -> None:
+    def request_recopy(self, table: SourceTable, why: str) -> None:
         """Let a table be copied again.  Raises `SourceChanged` if its input cannot be, or that is not wanted."""
         if table.input not in self.whole:
             asked = f"read the table {table.full_name} for {table.input!r}"
             raise SourceChanged(asked, why, f"what it held is lost here, as its rows are folded: {ANEW}")
-        self._allow_copy(table, why)
+        self._check_recopy_allowed(table, why)
         self.to_copy[table] = why
         self.copied[table.full_name] = {**self.copied[table.full_name], "again": True}
 
-    def _allow_copy(self, table: SourceTable, why: str) -> None:
+    def _check_recopy_allowed(self, table: SourceTable, why: str) -> None:
         """Raise `SourceChanged` if tables are not to be copied again."""
         if not self.recopy:
             remedy = "run once without recopy=False, which copies the table again; or begin a new state"
             raise SourceChanged(f"read the table {table.full_name} for {table.input!r}", why, remedy)
 
-    def peek(self, slot: str, **how: Any) -> SlotChanges:
+    def peek_changes(self, slot: str, **how: Any) -> SlotChanges:
         """Read changes from a slot as `peek_slot`, and let tables with incomplete changes be copied again."""
         try:
-            found = peek_slot(self.connection, slot, self.look_up(), self.keys, self.numbers, **how)
-        except driver().errors.InvalidParameterValue as error:
-            if not self.numbers.note_refusal(error):
+            found = peek_slot(self.connection, slot, self.look_up_active_tables(), self.keys, self.numbers, **how)
+        except import_psycopg().errors.InvalidParameterValue as error:
+            if not self.numbers.note_text_refusal(error):
                 raise
-            return self.peek(slot, **how)
+            return self.peek_changes(slot, **how)
         for table, why in {**found.untold, **found.lost}.items():
             if table in found.lost or table.input in self.whole:
-                self.copy_again(table, why)
+                self.request_recopy(table, why)
         return found
 
-    def copy(self, tables: Sequence[SourceTable], begins: SlotStart) -> Iterator[Polled]:
+    def copy_tables(self, tables: Sequence[SourceTable], begins: SlotStart) -> Iterator[Polled]:
         """Read all rows of tables in a snapshot."""
         whole = {table.input for table in tables if self.to_copy.get(table)}
-        yield from copy_rows(self.connection, tables, self.inputs, begins, self.beside, self._null_replacer, whole)
+        yield from copy_rows(
+            self.connection, tables, self.inputs, begins, self.beside, self._build_null_replacer, whole
+        )
 
-    def _null_replacer(self, table: SourceTable) -> Callable[[pa.Array], pa.Array]:
-        looked, key = self.look_up_one(table), self.keys.get(table.input, ())
-        return lambda text: self.numbers.replace_unholdable(text, table, looked, key)
+    def _build_null_replacer(self, table: SourceTable) -> Callable[[pa.Array], pa.Array]:
+        looked, key = self.look_up_one_table(table), self.keys.get(table.input, ())
+        return lambda text: self.numbers.replace_special_numbers(text, table, looked, key)
 
-    def note_copied(self, new: Mapping[SourceTable, TableFacts], unique: Mapping[str, list[int]]) -> None:
-        """Read tables from now on.  ``unique``: as in `describe_copies`."""
-        self.copied |= describe_copies(new, {}, unique)
+    def note_copied_tables(self, new: Mapping[SourceTable, TableFacts], unique: Mapping[str, list[int]]) -> None:
+        """Read tables from now on.  ``unique``: as in `build_copied_tables`."""
+        self.copied |= build_copied_tables(new, {}, unique)
         for table in new:
             del self.to_copy[table]

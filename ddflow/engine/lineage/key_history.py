@@ -17,7 +17,7 @@ is not told.
 >>> with flow.open(retain=9) as engine:
 ...     for time, rows in enumerate(log, 11):
 ...         _ = engine.step({"people": rows}, time)
-...     print(why(engine.dataflow, "people", 7, log))
+...     print(build_key_story(engine.dataflow, "people", 7, log))
 the key (id=7) of 'people' holds (id=7, city='Bern', at=5)
   from 11: (id=7, city='Bern', at=5), by order (at=5)
 its 2 events in the log (times are of the replay: one epoch for each part of the log)
@@ -34,28 +34,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, RowHashes, Secret, identities
+from ddflow.columns.hashing import Ints, RowHasher, Secret, compute_identities
 from ddflow.columns.names import TIME, did_you_mean
 from ddflow.columns.rows import row_values
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.result import name_verdicts
+from ddflow.dataflow.result import decode_verdicts
 from ddflow.engine.full_contents import FullContents
 from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, iterate_parts, mark_log_parts, to_batches
 from ddflow.engine.lineage.story import ABSENT, HELD, PART, Story
 from ddflow.engine.run.source_reader import find_source_feed
 from ddflow.errors import NotReadable
-from ddflow.operators.updates import ints, time_column
+from ddflow.operators.updates import build_time_column, ints
 from ddflow.operators.upsert.events import Events, join_events
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts
 from ddflow.plan.inputs.spec import Upsert as Spec
-from ddflow.storage.feeding import FeedRecord
+from ddflow.storage.feeding import FeedHistory
 from ddflow.time import CLOSED, INT64, NEVER
 
 
-def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
+def build_key_story(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
     """Tell the story of a key. O(runs + pending events), and O(events) of a log.
 
     ``key``: its value, values in the order of the key columns, or a mapping by column. ``log``: like the log of
@@ -69,14 +69,14 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
             "there is no input or output of that name",
             did_you_mean(input, [*dataflow.graph.inputs, *dataflow.flow.outputs]),
         )
-    upsert = dataflow.graph.inputs[input].keyed_for(f"why {key!r} of {input!r}", NotReadable)
-    row, fed = make_key_row(upsert.bound, key), dataflow.fed.get(input, FeedRecord())
+    upsert = dataflow.graph.inputs[input].require_keys(f"why {key!r} of {input!r}", NotReadable)
+    row, fed = make_key_row(upsert.bound, key), dataflow.fed.get(input, FeedHistory())
     story = _StoryBuilder(upsert.bound, row)
     now = story.add_versions(upsert, dataflow.since)
-    story.add_pending(dataflow.batchers[input], upsert.secret)
+    story.add_pending_events(dataflow.batchers[input], upsert.secret)
     replayed = ""
     if log is not None:
-        story.replay(mark_log_parts(iterate_parts(log, repr(input)), fed, upsert.bound), dataflow.frontier)
+        story.replay_log(mark_log_parts(iterate_parts(log, repr(input)), fed, upsert.bound), dataflow.frontier)
         replayed = story.replayed
     return Story(
         input,
@@ -86,7 +86,7 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
         tuple(upsert.bound.row_schema.names),
         story.settled,
         replayed,
-        "" if fed.is_plain else str(fed),
+        "" if fed.has_only_events else str(fed),
         tuple(story.scopes),
         find_source_feed(dataflow.sources, input),
     )
@@ -169,7 +169,7 @@ class _StoryBuilder:
         n, replayed = times.size, self.dated and verdict is not None
         columns: list[pa.Array | pa.ChunkedArray] = [
             pa.array([what] * n if isinstance(what, str) else what, pa.string()),
-            pa.nulls(n, self.bound.time_type) if replayed else time_column(times, self.bound.time_type),
+            pa.nulls(n, self.bound.time_type) if replayed else build_time_column(times, self.bound.time_type),
             pa.nulls(n, pa.string()) if verdict is None else verdict,
             pa.nulls(n, pa.int64()) if seq is None else pa.array(seq),
             *([pa.array(times) if replayed else pa.nulls(n, pa.int64())] if self.dated else []),
@@ -181,9 +181,11 @@ class _StoryBuilder:
 
     def add_versions(self, upsert: RunningUpsert, since: int) -> dict[str, Any] | None:
         """Tell what the key held, older before newer; what it holds now."""
-        (high, low), now = identities(self.row, upsert.secret, 1), None
+        (high, low), now = compute_identities(self.row, upsert.secret, 1), None
         for arranged, part in (
-            (each, part) for each in upsert.arranged.partitions for part in each.find_group(high, low)
+            (each, part)
+            for each in upsert.output_arrangement.partitions
+            for part in each.find_group_versions(high, low)
         ):
             batch = arranged.slots[part.slot]
             at = np.arange(part.begin, part.end)
@@ -197,35 +199,35 @@ class _StoryBuilder:
             shown = pa.table(columns, names=rows.schema.names)
             order = upsert.order
             kept = order.keeps and bool(order.fields)
-            winners = order.values(batch.order[at], rows if order.hidden else None) if kept else None
+            winners = order.decode_orders(batch.order[at], rows if order.hidden else None) if kept else None
             self._add_rows([HELD[bool(each)] for each in live], batch.time[at], shown, winners)
             self.settled += int((batch.time[at] <= since).sum())
             there = shown.select([n for n in shown.schema.names if n in self.bound.row_schema.names])
             now = row_values(there, at.size - 1) if live[-1] else None
         return now
 
-    def add_pending(self, batcher: Batcher, secret: Secret) -> None:
+    def add_pending_events(self, batcher: Batcher, secret: Secret) -> None:
         """Tell what waits for its time."""
         for run in batcher.runs.by_least:
-            waiting = run.waiting
-            at = self._find_rows(waiting.rows, secret)
+            waiting = run.pending_events
+            at = self._find_rows_of_key(waiting.rows, secret)
             if at.size:
                 self._add_rows(
                     "pending", waiting.times[at], waiting.rows.take(pa.array(at)), None, seq=waiting.arrival[at]
                 )
 
-    def _find_rows(self, events: pa.RecordBatch, secret: Secret) -> Ints:
+    def _find_rows_of_key(self, events: pa.RecordBatch, secret: Secret) -> Ints:
         """Find the rows that have this key."""
-        hashes = RowHashes(pa.schema([field.with_nullable(True) for field in self.bound.key_schema]), secret)
+        hashes = RowHasher(pa.schema([field.with_nullable(True) for field in self.bound.key_schema]), secret)
         lacks = (
-            self.bound.mark_keyless(events)
+            self.bound.mark_events_without_key(events)
             if self.bound.spec.null_key != "keep"
             else np.zeros(events.num_rows, np.uint8)
         )
         (high, low), own = hashes.identify_rows(events), hashes.identify_rows(self.row)
         return np.flatnonzero((high == own[0][0]) & (low == own[1][0]) & (lacks == 0))
 
-    def replay(self, log: Iterator[Any], frontier: int) -> None:
+    def replay_log(self, log: Iterator[Any], frontier: int) -> None:
         """Resolve the log's events of this key, by a new operator, and note each of them. ``log``: marked parts."""
         late: Any = "advance" if self.bound.spec.late == "advance" else "error"
         spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=late)
@@ -234,11 +236,11 @@ class _StoryBuilder:
         seen = 0
         for number, part in enumerate(log, 1):
             mine, places = [], []
-            whole = self._make_contents(upsert, part, number) if isinstance(part, MARKS) else None
+            whole = self._make_full_contents(upsert, part, number) if isinstance(part, MARKS) else None
             for batch in to_batches(part if whole is None else part.rows, self.bound):
                 if whole is not None:
-                    Admission(bound).admit(batch, NEVER, number, 0, [whole.take_rows])
-                at = self._find_rows(batch, upsert.secret)
+                    Admission(bound).admit(batch, NEVER, number, 0, [whole.add_rows])
+                at = self._find_rows_of_key(batch, upsert.secret)
                 mine.append(batch.take(pa.array(at)))
                 places.append(at + seen)
                 seen += batch.num_rows
@@ -266,14 +268,14 @@ class _StoryBuilder:
             verdict = pa.array(["pending"] * later.times.size, pa.string())
             self._add_rows("event", later.times, later.rows, None, verdict, later.arrival)
 
-    def _make_contents(self, upsert: RunningUpsert, part: Full | Restated, number: int) -> FullContents:
+    def _make_full_contents(self, upsert: RunningUpsert, part: Full | Restated, number: int) -> FullContents:
         scope = part.scope if isinstance(part, Full) else None
         return FullContents(upsert, f"part {number} of the log of {self.bound.name!r}", scope, part.order)
 
     def _find_deletion(self, whole: FullContents, number: int, arrival: int) -> list[Events]:
         """Return the deletion of this key, if it is held and full contents do not name it."""
         out = []
-        for events in whole.find_absent(whole.sort_identities()):
+        for events in whole.make_absent_key_deletions(whole.sort_identities()):
             times = np.full(events.num_rows, number)
             out.append(Events(events, times, times, arrival + np.arange(events.num_rows)))
             self.scopes.append(whole.text)
@@ -288,7 +290,7 @@ class _StoryBuilder:
         resolved = upsert.resolve(events, times, int(times[-1]))
         winners = resolved.winner_orders(np.arange(events.times.size)) if self.winners else None
         given = pa.array(events.arrival < (CLOSED if contents is None else contents))
-        what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, name_verdicts(resolved.verdict), ABSENT)
+        what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, decode_verdicts(resolved.verdict), ABSENT)
         self._add_rows(what.to_pylist(), events.times, events.rows, winners, verdict, events.arrival)
         upsert.apply(resolved, int(times[-1]) + 1, int(times[-1]))
         upsert.contents = None

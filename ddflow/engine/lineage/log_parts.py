@@ -10,7 +10,7 @@ be resolved by what came before, so then it is refused. Parts are not looked int
 >>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> bound = bind_upserts("people", pa.schema({"id": pa.int64()}), Upsert(key="id"))
->>> fed = FeedRecord().add_call(1, EVENTS).add_call(2, FeedWay(FULL)).add_call(3, EVENTS)
+>>> fed = FeedHistory().add_call(1, EVENTS).add_call(2, FeedMode(FULL)).add_call(3, EVENTS)
 >>> list(mark_log_parts(["a", "b", "c"], fed, bound))
 ['a', Full(rows='b', scope=None, order=None), 'c']
 >>> list(mark_log_parts([Full("b"), "c", "d"], fed, bound))[0]
@@ -28,15 +28,15 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.columns.schema import conform, decode_array, normal_type
+from ddflow.columns.schema import conform_to_schema, decode_array, normalize_type
 from ddflow.columns.widening import InexactValue, widen_column
 from ddflow.columns.wider import find_widening
 from ddflow.connectors.to_arrow import is_rows, to_arrow_rows, to_table
-from ddflow.dataflow.admission import Admission, MessagesRead
+from ddflow.dataflow.admission import Admission, DecodeProgress
 from ddflow.engine.full_contents import decode_order, encode_order, list_order_columns, parse_order
 from ddflow.errors import LogUnclear, NotArrow, Option, Phrase, SchemaMismatch
 from ddflow.plan.inputs.input import Binding
-from ddflow.storage.feeding import EVENTS, FULL, RESTATED, FeedRecord, FeedRun, FeedWay
+from ddflow.storage.feeding import EVENTS, FULL, RESTATED, FeedHistory, FeedMode, FeedRun
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ def iterate_parts(log: Any, what: str) -> Iterator[Any]:
         )
 
 
-def mark_log_parts(log: Iterable[Any], fed: FeedRecord, bound: Binding, to: Binding | None = None) -> Iterator[Any]:
+def mark_log_parts(log: Iterable[Any], fed: FeedHistory, bound: Binding, to: Binding | None = None) -> Iterator[Any]:
     """Mark the parts of a log of the input ``bound`` like the calls that fed the state: see the header.
 
     ``to``: the input that they are for, if it is another one. Lazy if the state was fed events only; otherwise all
     parts are held. O(parts + runs of calls). Raises `LogUnclear`.
     """
     marker = _LogMarker(fed, bound, to or bound)
-    if fed.is_plain:
+    if fed.has_only_events:
         return marker.check_only_events(log)
     parts = list(log)
     if any(isinstance(part, MARKS) for part in parts):
@@ -115,12 +115,12 @@ def mark_log_parts(log: Iterable[Any], fed: FeedRecord, bound: Binding, to: Bind
     return iter(marker.match_unmarked_parts(parts))
 
 
-def describe_feeding(part: Any) -> FeedWay:
+def find_feed_way(part: Any) -> FeedMode:
     """How a part is marked, but for its order."""
     return (
-        FeedWay(FULL, part.scope)
+        FeedMode(FULL, part.scope)
         if isinstance(part, Full)
-        else FeedWay(RESTATED)
+        else FeedMode(RESTATED)
         if isinstance(part, Restated)
         else EVENTS
     )
@@ -129,7 +129,7 @@ def describe_feeding(part: Any) -> FeedWay:
 class _LogMarker:
     """The parts of a log beside what the state says of its input."""
 
-    def __init__(self, fed: FeedRecord, bound: Binding, to: Binding) -> None:
+    def __init__(self, fed: FeedHistory, bound: Binding, to: Binding) -> None:
         self.fed, self.bound, self.to = fed, bound, to
 
     def check_only_events(self, log: Iterable[Any]) -> Iterator[Any]:
@@ -144,9 +144,9 @@ class _LogMarker:
 
     def match_unmarked_parts(self, parts: Sequence[Any]) -> list[Any]:
         """Each part is a call."""
-        if self.fed.forgotten_calls or len(parts) != self.fed.calls:
+        if self.fed.forgotten_call_count or len(parts) != self.fed.call_count:
             raise self._make_log_error(
-                f"that is {self.fed.calls:,} calls; the log has {len(parts):,} parts, none of them marked", SAY
+                f"that is {self.fed.call_count:,} calls; the log has {len(parts):,} parts, none of them marked", SAY
             )
         out: list[Any] = []
         for run in self.fed.runs:
@@ -171,16 +171,16 @@ class _LogMarker:
                 last = groups.pop()
                 out.append(last if run.way == EVENTS else [self._mark_part(last, run)])
         if groups:
-            self._check_forgotten(groups)
+            self._check_forgotten_calls(groups)
             out += [[each] if isinstance(each, MARKS) else each for each in reversed(groups)]
         told = [part for group in reversed(out) for part in group]
         marks = sum(isinstance(part, MARKS) for part in told)
-        begun = self.fed.runs and not self.fed.forgotten_calls and self.fed.runs[0].way == EVENTS
-        if marks < self.fed.full_calls or (begun and isinstance(told[0], MARKS)):
+        begun = self.fed.runs and not self.fed.forgotten_call_count and self.fed.runs[0].way == EVENTS
+        if marks < self.fed.full_call_count or (begun and isinstance(told[0], MARKS)):
             self._check_beginning(told)
         return told
 
-    def _check_forgotten(self, groups: Sequence[Any]) -> None:
+    def _check_forgotten_calls(self, groups: Sequence[Any]) -> None:
         """Refuse a log with more parts than the calls that the state has only counted."""
         marks = [type(each) for each in groups if isinstance(each, MARKS)]
         for kind, calls in ((Full, self.fed.full), (Restated, self.fed.restated)):
@@ -194,7 +194,7 @@ class _LogMarker:
     def _check_beginning(self, told: Sequence[Any]) -> None:
         """Refuse a log that begins after the state's first call, unless the earlier calls do not matter."""
         first = told[0]
-        if not isinstance(first, MARKS) or not describe_feeding(first).is_full:
+        if not isinstance(first, MARKS) or not find_feed_way(first).is_full_replacement:
             raise self._make_log_error(
                 "the log begins later, and not with full contents of all", "give it from the beginning"
             )
@@ -209,7 +209,7 @@ class _LogMarker:
         """Mark a part like its call; take from the state the facts that its mark leaves open."""
         way = run.way
         mark: Full | Restated = part if isinstance(part, MARKS) else (Full if way.kind == FULL else Restated)(part)
-        if way.kind != describe_feeding(mark).kind:
+        if way.kind != find_feed_way(mark).kind:
             raise self._make_log_error(
                 f"the log has a part that is marked {type(mark).__name__} where {run} were given", SAY
             )
@@ -259,11 +259,11 @@ def to_batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[
     """
     what, admission = repr(bound.name), Admission(bound)
     part = to_arrow_rows(part, what, admission.given, bound.guessed)
-    read = MessagesRead(table)
+    read = DecodeProgress(table)
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
-        rows = admission.decode_whole(rows, read)
+        rows = admission.decode_without_truncates(rows, read)
         given = widen_narrow_columns(to_table(rows, what, bound.schema), bound.schema, what)
-        fit = conform(given, bound.schema, what, bound.needed_columns)
+        fit = conform_to_schema(given, bound.schema, what, bound.needed_columns)
         if bound.merging is not None:  # a column that is not there is not null
             fit = fit.select([name for name in fit.column_names if name in given.column_names])
         yield from fit.to_batches()
@@ -276,7 +276,7 @@ def widen_narrow_columns(table: pa.Table, schema: pa.Schema, what: str) -> pa.Ta
     """
     for at, field in enumerate(table.schema):
         wanted = schema.get_field_index(field.name)
-        kind = normal_type(field.type)
+        kind = normalize_type(field.type)
         if wanted >= 0 and find_widening(kind, schema.field(wanted).type) is not None:
             try:
                 made = [

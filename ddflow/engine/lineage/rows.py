@@ -30,11 +30,11 @@ from ddflow.columns.names import RESERVED, did_you_mean
 from ddflow.columns.row_match import RowMatcher
 from ddflow.connectors.to_arrow import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.graph import Keep, pick_alike, trace_names
-from ddflow.engine.lineage.key_history import convert_value, why
+from ddflow.dataflow.graph import Keep, select_matching, trace_columns
+from ddflow.engine.lineage.key_history import build_key_story, convert_value
 from ddflow.engine.lineage.log_parts import MARKS, iterate_parts
 from ddflow.engine.lineage.story import Origins, Story
-from ddflow.engine.read.history import subtract
+from ddflow.engine.read.history import subtract_rows
 from ddflow.engine.run.source_reader import find_source_feed
 from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.operators.row_order import RowOrder
@@ -63,16 +63,16 @@ def find_origins(
         found = f"it is made of rows of the inputs {lost}, which are not kept"
         raise NotReadable(asked, found, Phrase("give ", Option("keep", True), " to flow.updates to have them kept"))
     given = _parse_wanted_values(node, row, asked)
-    told = trace_names(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
+    told = trace_columns(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
 
     keep = _make_filter(given, told, alike)
-    made = graph.contents(nodes, as_of, keep)
+    made = graph.accumulate_all(nodes, as_of, keep)
     held = _consolidate_tables(made, graph.secret)
     wanted = _collect_origins(nodes, given, held, alike, asked)
     if after is not None:
-        before = graph.contents(nodes, after, keep)
+        before = graph.accumulate_all(nodes, after, keep)
         earlier = _collect_origins(nodes, given, _consolidate_tables(before, graph.secret), alike, asked)
-        net = {each: subtract(made[each], before[each], graph.secret) for each in nodes}
+        net = {each: subtract_rows(made[each], before[each], graph.secret) for each in nodes}
         held = _consolidate_tables(net, graph.secret)
         both = {each: pa.concat_tables([wanted[each], earlier[each]]) for each in nodes}
         wanted = {each: alike.select_matches(held[each], both[each], each.schema.names) for each in nodes}
@@ -116,14 +116,14 @@ def find_matching_rows(
     dataflow: Dataflow, node: Collection, given: Mapping[str, pa.Array], as_of: int | None
 ) -> Updates:
     """Return the rows of a collection that have some values. O(rows of the collections that it is made of)."""
-    told = trace_names(list_ancestors(dataflow, node), {name: name for name in given})
+    told = trace_columns(list_ancestors(dataflow, node), {name: name for name in given})
     keep = _make_filter(pa.table(dict(given)), told, RowMatcher(dataflow.secret))
-    return dataflow.graph.contents([node], as_of, keep)[node]
+    return dataflow.graph.accumulate_all([node], as_of, keep)[node]
 
 
 def _make_filter(given: pa.Table, told: Mapping[Collection, Mapping[str, str]], alike: RowMatcher) -> Keep:
     """Make a filter for a collection's rows that keeps those with the values of a row."""
-    return lambda of, rows: pick_alike(rows, given, told[of], alike) if told[of] else rows
+    return lambda of, rows: select_matching(rows, given, told[of], alike) if told[of] else rows
 
 
 def _sort_rows(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
@@ -169,13 +169,13 @@ def _make_stories(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, as
         if name not in keyed:
             found = f"there is a log of {name!r}, which is no input of upserts that it is made of"
             raise NotReadable(asked, found, did_you_mean(name, keyed))
-        again = _make_rereadable(parts, repr(name))
+        again = _make_log_rereadable(parts, repr(name))
         keys = rows[name].select(dataflow.flow.inputs[name].spec.key).slice(0, MOST)
-        out += [why(dataflow, name, key, again) for key in keys.to_pylist()]
+        out += [build_key_story(dataflow, name, key, again) for key in keys.to_pylist()]
     return tuple(out)
 
 
-def _make_rereadable(log: Any, what: str) -> Any:
+def _make_log_rereadable(log: Any, what: str) -> Any:
     """Return a log that can be read more than once: load it into memory if it is read only once."""
     if isinstance(log, Iterable) and not is_rows(log) and not isinstance(log, Iterator | Sequence):
         return log

@@ -1,7 +1,7 @@
 """History of a collection: the times that can be read, net changes between two of them, and type-2 dimensions.
 
-Guarantees: a read at a time in range is exact, and any other time is an error. `scd2` gives each version of a key with
-the span of time in which it held; spans of a key do not overlap.
+Guarantees: a read at a time in range is exact, and any other time is an error. `build_scd2_table` gives each version of
+a key with the span of time in which it held; spans of a key do not overlap.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -9,8 +9,8 @@ the span of time in which it held; spans of a key do not overlap.
 >>> with flow.open(retain=9) as engine:
 ...     for time, city in enumerate(["Bern", "Basel", "Bern", "Chur"]):
 ...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
-...     away = net_changes(engine.dataflow.graph, people, 0, 3).to_pylist()
-...     back = net_changes(engine.dataflow.graph, people, 0, 2).to_pylist()
+...     away = compute_net_changes(engine.dataflow.graph, people, 0, 3).to_pylist()
+...     back = compute_net_changes(engine.dataflow.graph, people, 0, 2).to_pylist()
 >>> away
 [{'id': 1, 'city': 'Bern', '_diff': -1}, {'id': 1, 'city': 'Chur', '_diff': 1}]
 >>> back  # it was away in between, and nothing has changed
@@ -36,13 +36,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Ints, Secret, value_hashes
+from ddflow.columns.hashing import Ints, Secret, compute_value_hashes
 from ddflow.columns.names import DIFF
-from ddflow.columns.rows import gather
+from ddflow.columns.rows import gather_table
 from ddflow.columns.schema import empty_table
 from ddflow.dataflow.graph import Graph
 from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
-from ddflow.operators.updates import Updates, concat, consolidate, negate, time_column
+from ddflow.operators.updates import Updates, build_time_column, concat, consolidate, negate
 from ddflow.plan.collection import Collection
 from ddflow.plan.inputs.input import Input
 from ddflow.time import INT64, NEVER, format_time
@@ -52,7 +52,7 @@ from ddflow.trace.merge import pick_by_sorting
 RETAIN: Final = Phrase("a larger ", Option("retain"), ", or a reader opened in time, keeps more of them")
 
 
-def check_readable(
+def check_readable_time(
     asked: str, time: int, since: int, frontier: int, more: str = RETAIN, kind: pa.DataType = INT64
 ) -> int:
     """Return the time if it can be read: ``since <= time < frontier``; before anything is closed, `NEVER`.
@@ -82,7 +82,7 @@ def make_side_output_error(asked: str, name: str, input: Input) -> NotReadable:
     )
 
 
-def net_changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
+def compute_net_changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
     """Return the changes of a collection after ``t1``, up to ``t2``: its columns and ``_diff``, consolidated.
 
     No row twice, none with diff 0, retractions first; no rows when both times are the same. O(rows at both times).
@@ -98,11 +98,11 @@ def net_changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
         )
     if t1 == t2:
         return empty_table(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
-    net = subtract(graph.accumulate(node, t2), graph.accumulate(node, t1), graph.secret)
+    net = subtract_rows(graph.accumulate(node, t2), graph.accumulate(node, t1), graph.secret)
     return net.to_table(node.schema, None)
 
 
-def subtract(after: Updates, before: Updates, secret: Secret) -> Updates:
+def subtract_rows(after: Updates, before: Updates, secret: Secret) -> Updates:
     """Return the net changes from some rows to others.  O(rows)."""
     return consolidate(concat([after, negate(before)]), secret)
 
@@ -123,7 +123,7 @@ class VersionSpans(NamedTuple):
     """bool[n]: whether none came."""
 
 
-def scd2(graph: Graph, node: Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
+def build_scd2_table(graph: Graph, node: Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
     """Return the versions of an input or a count in history: its columns, then the columns ``names``.
 
     ``since``: the engine's. ``names``: of ``valid_from`` and ``valid_to``, nullable and of the flow's type of time, and
@@ -131,7 +131,7 @@ def scd2(graph: Graph, node: Collection, since: int, names: tuple[str, str, str]
     identities at a time. Raises `NotReadable` for a collection without a key, `SpecError` for a name that is a column
     already, `CorruptState` if a key has two versions of one time.
     """
-    arranged, counting = _find_tracked(graph, node)
+    arranged, counting = _find_version_arrangement(graph, node)
     taken = sorted({name for i, name in enumerate(names) if name in node.schema.names or name in names[:i]})
     if taken:
         raise SpecError(
@@ -145,7 +145,7 @@ def scd2(graph: Graph, node: Collection, since: int, names: tuple[str, str, str]
     tables, columns = [schema.empty_table()], pa.schema([node.schema.field(n) for n in counting])
     for part in arranged.partitions:
         for found in find_versions(part, columns, since, graph.secret):
-            rows = gather(part.slots.pool, found.references, node.schema)
+            rows = gather_table(part.slots.pool, found.references, node.schema)
             times = [_make_times(found.first, found.first <= since, kind), _make_times(found.to, found.current, kind)]
             tables.append(pa.Table.from_arrays([*rows.columns, *times, pa.array(found.current)], schema=schema))
     return pa.concat_tables(tables)
@@ -156,16 +156,16 @@ def find_versions(arranged: Arrangement, counting: pa.Schema, since: int, secret
 
     ``counting``: the columns in which two neighbours must differ. O(versions). Raises `CorruptState`.
     """
-    for parts in arranged.ranges():
+    for parts in arranged.iterate_version_ranges():
         picked = pick_by_sorting(arranged.slots, parts, since, droppable=False)
-        last = picked.last
+        last = picked.last_of_keys
         live = np.flatnonzero(picked.live)
         references = picked.references[live]
         # A version goes on where the one before it is of its key, live, and the same in what counts.
         goes_on = np.zeros(live.size, bool)
         goes_on[1:] = (live[1:] == live[:-1] + 1) & ~last[live[:-1]]
         if goes_on.any() and len(counting):
-            hashed = value_hashes(gather(arranged.slots.pool, references, counting), secret)
+            hashed = compute_value_hashes(gather_table(arranged.slots.pool, references, counting), secret)
             goes_on[1:] &= hashed[1:] == hashed[:-1]
         begin = np.flatnonzero(~goes_on)
         end = live[np.append(begin[1:], live.size)[: begin.size] - 1]
@@ -175,14 +175,14 @@ def find_versions(arranged: Arrangement, counting: pa.Schema, since: int, secret
 
 def _make_times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
     """int64 times in a type of time, null where ``unknown``."""
-    return pc.if_else(pa.array(unknown), pa.scalar(None, kind), time_column(np.where(unknown, 0, times), kind))
+    return pc.if_else(pa.array(unknown), pa.scalar(None, kind), build_time_column(np.where(unknown, 0, times), kind))
 
 
-def _find_tracked(graph: Graph, node: Collection) -> tuple[Arrangement, list[str]]:
+def _find_version_arrangement(graph: Graph, node: Collection) -> tuple[Arrangement, list[str]]:
     """Where the versions of a collection are, and the columns that count in "did it change"."""
     opened = graph.opened[node]
     if opened.tracked is not None:
-        return opened.arranged, list(opened.tracked)
+        return opened.output_arrangement, list(opened.tracked)
     raise NotReadable(
         f"scd2 of {node!r}",
         f"it is a {node.verb}, which has no key and keeps no versions",

@@ -24,12 +24,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.columns.hashing import Secret, compute_value_hashes
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.columns.schema import to_array
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import format_values
-from ddflow.engine.read.history import check_readable
+from ddflow.engine.read.history import check_readable_time
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.metrics import CallMetrics
 from ddflow.time import NEVER, format_time
@@ -63,7 +63,7 @@ class LiveRows:
         self._secret = Secret.fresh()
         self._before: np.ndarray[tuple[int], np.dtype[np.uint64]] | None = None
 
-    def find_order(self, names: list[str]) -> tuple[str, str] | None:
+    def find_sort_column(self, names: list[str]) -> tuple[str, str] | None:
         """Return the column that orders rows, and its direction. Raises `SpecError` for an unknown one."""
         if self.by is None:
             return (names[0], "ascending") if names else None
@@ -79,11 +79,11 @@ class LiveRows:
         """Compare a table of `Engine.read` with the last one and pick its first rows. O(rows)."""
         names = [name for name in held.schema.names if name != DIFF]
         rows = held.select(names).combine_chunks()
-        hashes = np.asarray(value_hashes(rows, self._secret)) if rows.num_rows else np.zeros(0, np.uint64)
+        hashes = np.asarray(compute_value_hashes(rows, self._secret)) if rows.num_rows else np.zeros(0, np.uint64)
         new = np.zeros(rows.num_rows, bool) if self._before is None else ~np.isin(hashes, self._before)
         went = 0 if self._before is None else int((~np.isin(self._before, hashes)).sum())
         self._before = hashes
-        order, first = self.find_order(names), np.arange(min(self.most, rows.num_rows))
+        order, first = self.find_sort_column(names), np.arange(min(self.most, rows.num_rows))
         if order is not None and rows.num_rows:
             try:
                 column = pa.table({"by": to_array(rows.column(order[0]))})
@@ -116,7 +116,7 @@ class Watch:
     def __init__(self, dataflow: Dataflow, live: LiveRows, every: float) -> None:
         self._dataflow, self._live, self._every = dataflow, live, every
         self._node = dataflow.flow.outputs.get(live.name) or dataflow.flow.inputs[live.name]
-        live.find_order([field.name for field in self._node.schema])
+        live.find_sort_column([field.name for field in self._node.schema])
         self._next, self._html, self._behind = 0.0, "", True
         self._handle = _display_in_notebook(self)
 
@@ -134,7 +134,7 @@ class Watch:
 
     def _repr_html_(self) -> str:
         """Render the first rows, with new ones tinted; after the engine is closed, the last rendering."""
-        if self._behind and self._dataflow.guard.here and self._dataflow.guard.state == "open":
+        if self._behind and self._dataflow.guard.is_owner_process and self._dataflow.guard.state == "open":
             began = monotonic()
             self._html, self._behind = self._draw_rows(), False
             now = monotonic()
@@ -144,9 +144,9 @@ class Watch:
     def _draw_rows(self) -> str:
         if self._dataflow.last == NEVER:
             return f"<div>{escape(self._live.name)}: no time is closed yet</div>"
-        with self._dataflow.read_at_rest("watch") as still:
-            check_readable("watch", still.last, still.since, still.frontier)
-            look = self._live.compare_rows(still.graph.read(self._node, None))
+        with self._dataflow.open_read_copy("watch") as still:
+            check_readable_time("watch", still.last, still.since, still.frontier)
+            look = self._live.compare_rows(still.graph.read_collection(self._node, None))
             return render_frame(self._live.name, look, f"at {format_time(still.last, still.time_type)}")
 
 

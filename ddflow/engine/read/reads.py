@@ -30,16 +30,17 @@ from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.holds import went_back_error
 from ddflow.dataflow.result import Step, Verdicts
-from ddflow.engine.lineage.key_history import convert_value, why
+from ddflow.engine.lineage.key_history import build_key_story, convert_value
 from ddflow.engine.lineage.rows import find_matching_rows, find_origins
 from ddflow.engine.lineage.story import Origins, Story
-from ddflow.engine.read.history import check_readable, make_side_output_error, net_changes, scd2, subtract
+from ddflow.engine.read import history
+from ddflow.engine.read.history import make_side_output_error
 from ddflow.engine.stats import Inspectable
 from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
 from ddflow.operators.updates import consolidate, ints
 from ddflow.plan.collection import Collection
 from ddflow.storage.closing import Closing
-from ddflow.time import CLOSED, Time, as_int64, format_given_time, format_time
+from ddflow.time import CLOSED, Time, format_time, format_time_argument, time_to_int64
 
 T = TypeVar("T")
 PAUSE: Final = 1.0
@@ -166,7 +167,7 @@ class Reader(Closing):
         O(log r), for r readers.
         """
         self._check_open("advance")
-        with self._engine.dataflow.guard.look("advance a reader"):
+        with self._engine.dataflow.guard.reader_turn("advance a reader"):
             self._engine.dataflow.holds.advance(self._hold, self._parse_target_time("advance", time))
 
     def changes_to(self, time: Time | None = None) -> pa.Table:
@@ -195,13 +196,13 @@ class Reader(Closing):
         The cost is that of ``engine.changes``.
         """
         self._check_open("changes")
-        with self._engine.dataflow.guard.look("changes of a reader"):
+        with self._engine.dataflow.guard.reader_turn("changes of a reader"):
             to = self._parse_target_time("changes", time)
         out = self._engine.changes(self.name, self.time, to)
         self._engine.dataflow.holds.advance(self._hold, to)
         return out
 
-    def changes(self, *, timeout: float | None = None) -> "FollowedSteps":
+    def changes(self, *, timeout: float | None = None) -> "StepIterator":
         """Follow the collection: yield a `Step` for each step of the engine after the reader's time.
 
         Use it in a ``for`` or an ``async for``, on any thread except one that writes meanwhile. Each step moves the
@@ -231,12 +232,12 @@ class Reader(Closing):
         verdicts; in O(n), for n rows of the inputs.
         """
         self._check_open("changes")
-        return FollowedSteps(self, timeout)
+        return StepIterator(self, timeout)
 
     def _find_next_step(self) -> tuple[int, Step] | None:
         """Return the first step after the reader's time, with its last time; None if there is none yet."""
         dataflow, name = self._engine.dataflow, self.name
-        found = dataflow.recent.after(self.time)
+        found = dataflow.recent.find_step_after(self.time)
         # Upserts are no differences: a reader makes them from the rows that are held.
         if found is not None and name in found[1] and found[1][name].schema.names[-1] == DIFF:
             last, step = found
@@ -245,18 +246,18 @@ class Reader(Closing):
             return last, out
         if dataflow.last <= self.time:
             return None
-        with dataflow.read_at_rest(f"changes of a reader of {name!r}") as still:
-            kept = dataflow.recent.before(self.time) if found is None else found[0]
+        with dataflow.open_read_copy(f"changes of a reader of {name!r}") as still:
+            kept = dataflow.recent.find_resume_time(self.time) if found is None else found[0]
             node, last = self._engine.node(name), still.last if kept is None else min(kept, still.last)
             graph, first = still.graph, self._engine.closed("changes of a reader", self.time, still)
-            net = subtract(graph.accumulate(node, last), graph.accumulate(node, first), still.secret)
+            net = history.subtract_rows(graph.accumulate(node, last), graph.accumulate(node, first), still.secret)
             table = net._replace(times=ints(last)).to_table(node.schema, still.time_type)
-            return last, Step({name: table}, Verdicts.of({}, still.pending), still.frontier)
+            return last, Step({name: table}, Verdicts.of({}, still.pending_count), still.frontier)
 
     def _parse_target_time(self, what: str, time: Time | None) -> int:
         kind = self._engine.dataflow.time_type
-        asked = f"{what} of a reader of {self.name!r} to {format_given_time(time, kind)}"
-        to = None if time is None else as_int64(asked, time, CLOSED, kind)
+        asked = f"{what} of a reader of {self.name!r} to {format_time_argument(time, kind)}"
+        to = None if time is None else time_to_int64(asked, time, CLOSED, kind)
         if to is not None and to < self.time:
             raise went_back_error(to, self.time, kind)
         return self._engine.closed(asked, to)
@@ -267,7 +268,7 @@ class Reader(Closing):
         if self.closed or (dataflow.recent.ended and dataflow.last <= self.time):
             return True
         if dataflow.guard.state != "open":
-            with dataflow.guard.look(f"changes of a reader of {self.name!r} from {self._formatted_time} on"):
+            with dataflow.guard.reader_turn(f"changes of a reader of {self.name!r} from {self._formatted_time} on"):
                 """It was a step in hand."""
         return False
 
@@ -287,17 +288,17 @@ class Reader(Closing):
         return f"Reader({self.name!r}, {'closed ' if self.closed else ''}at {self._formatted_time})"
 
 
-class FollowedSteps:
+class StepIterator:
     """The steps that a reader follows: an iterator, for ``for`` and ``async for``.  `Reader.changes` makes it."""
 
     def __init__(self, reader: Reader, timeout: float | None) -> None:
         self._reader, self._timeout = reader, timeout
         self._recent = reader._engine.dataflow.recent
 
-    def __iter__(self) -> "FollowedSteps":
+    def __iter__(self) -> "StepIterator":
         return self
 
-    def __aiter__(self) -> "FollowedSteps":
+    def __aiter__(self) -> "StepIterator":
         return self
 
     def __next__(self) -> Step:
@@ -307,7 +308,7 @@ class FollowedSteps:
                 came.clear()
                 found, over = self._poll_step()
                 if found is not None:
-                    return self._advance_with(*found)
+                    return self._advance_reader(*found)
                 pause = min(ends - monotonic(), PAUSE)
                 if over or pause <= 0:
                     raise StopIteration
@@ -327,7 +328,7 @@ class FollowedSteps:
                 # What is cancelled here is found again: the reader goes on when its step is given.
                 found, over = await asyncio.to_thread(self._poll_step)
                 if found is not None:
-                    return self._advance_with(*found)
+                    return self._advance_reader(*found)
                 pause = min(ends - monotonic(), PAUSE)
                 if over or pause <= 0:
                     raise StopAsyncIteration
@@ -343,7 +344,7 @@ class FollowedSteps:
         found = None if self._reader.closed else self._reader._find_next_step()
         return found, found is None and self._reader._has_ended()
 
-    def _advance_with(self, last: int, step: Step) -> Step:
+    def _advance_reader(self, last: int, step: Step) -> Step:
         """Move the reader to the step's last time and return the step."""
         self._reader._engine.dataflow.holds.advance(self._reader._hold, last)
         return step
@@ -407,11 +408,11 @@ class Reading(Inspectable):
         ...     engine.read("people").to_pylist()
         [{'id': 7, '_diff': 1}]
         """
-        with self.dataflow.read_at_rest("read") as still:
+        with self.dataflow.open_read_copy("read") as still:
             node = self.node(name)
             if as_of is not None:
                 as_of = self.closed(f"read {name!r} as of {self._format_time(as_of)}", as_of, still)
-            return still.graph.read(node, as_of)
+            return still.graph.read_collection(node, as_of)
 
     def get(self, name: str, /, **key: Any) -> dict[str, Any] | None:
         """Look up the row of a key or a group, without reading the others.
@@ -461,13 +462,13 @@ class Reading(Inspectable):
         if not any(key.keys() == {*each} for each in node.unique_by()):
             raise SpecError(asked, *_describe_missing_key(node, name))
         given = {column: convert_value(node.schema.field(column), value, asked) for column, value in key.items()}
-        with dataflow.guard.look("get"):
+        with dataflow.guard.reader_turn("get"):
             if as_of is not None:
                 time = self.closed(f"{asked} as of {self._format_time(as_of)}", as_of)
             if node in dataflow.graph.opened:
                 found = dataflow.graph.find_rows(node, given, time)
         if found is None:
-            with dataflow.read_at_rest("get") as still:
+            with dataflow.open_read_copy("get") as still:
                 time = None if as_of is None else self.closed(asked, as_of, still)
                 found = find_matching_rows(still, node, given, time)
         if found.diffs.size > 1 or (found.diffs.size and found.diffs[0] != 1):
@@ -507,10 +508,12 @@ class Reading(Inspectable):
         -----
         O(n), for n rows of the inputs that it depends on.
         """
-        with self.dataflow.read_at_rest("changes") as still:
+        with self.dataflow.open_read_copy("changes") as still:
             node, until = self.node(name), "now" if t2 is None else self._format_time(t2)
             asked = f"changes of {name!r} from {self._format_time(t1)} to {until}"
-            return net_changes(still.graph, node, self.closed(asked, t1, still), self.closed(asked, t2, still))
+            return history.compute_net_changes(
+                still.graph, node, self.closed(asked, t1, still), self.closed(asked, t2, still)
+            )
 
     def reader(self, name: str, at: Time | None = None) -> Reader:
         """Make a reader of an output or an input.  While it lives, it keeps `since` at or before its time.
@@ -536,7 +539,7 @@ class Reading(Inspectable):
         -----
         O(log r), for r readers.
         """
-        with self.dataflow.guard.look("reader", nests=False):
+        with self.dataflow.guard.reader_turn("reader", nests=False):
             self.node(name)
             return Reader(self, name, self.closed(f"a reader of {name!r} at {self._format_time(at)}", at))
 
@@ -569,8 +572,8 @@ class Reading(Inspectable):
         -----
         O(v), for v versions.  See `ddflow.engine.read.history`.
         """
-        with self.dataflow.read_at_rest("scd2") as still:
-            return scd2(still.graph, self.node(name), still.since, (valid_from, valid_to, current))
+        with self.dataflow.open_read_copy("scd2") as still:
+            return history.build_scd2_table(still.graph, self.node(name), still.since, (valid_from, valid_to, current))
 
     def why(
         self, name: str, key: Any, log: Any = None, as_of: Time | None = None, *, between: Sequence[Time] | None = None
@@ -629,10 +632,10 @@ class Reading(Inspectable):
         [{'id': 1, 'city': 'Bern', '_diff': 1}]
         [{'id': 1, 'city': 'Bern', '_diff': -1}]
         """
-        with self.dataflow.read_at_rest("why") as still:
+        with self.dataflow.open_read_copy("why") as still:
             if name in self.flow.outputs and name not in self.flow.inputs:
                 if between is not None:
-                    return self._why_between(still, name, key, between, beside=log is not None or as_of is not None)
+                    return self._explain_changes(still, name, key, between, beside=log is not None or as_of is not None)
                 time = self.closed(f"why of {name!r} as of {self._format_time(as_of)}", as_of, still)
                 return find_origins(still, name, key, time, log)
             if (as_of is not None or between is not None) and name in self.flow.inputs:
@@ -641,10 +644,10 @@ class Reading(Inspectable):
                 raise NotReadable(f"why {key!r} of the input {name!r}", found, remedy, input=name)
             if name not in self.flow.inputs and name in (sides := self.flow.side_outputs()):
                 raise make_side_output_error(f"why of {name!r}", name, sides[name][0])
-            return why(still, name, key, log)
+            return build_key_story(still, name, key, log)
 
-    def _why_between(self, still: Dataflow, name: str, key: Any, between: Any, *, beside: bool) -> Origins:
-        """Explain why rows of an output changed. ``beside``: whether there is another option. Like `why`."""
+    def _explain_changes(self, still: Dataflow, name: str, key: Any, between: Any, *, beside: bool) -> Origins:
+        """Explain why rows of an output changed.  ``beside``: whether there is another option.  Like `Reading.why`."""
         asked = f"why of {name!r} between {between!r:.99}"
         if beside or not isinstance(between, tuple | list) or len(between) != 2:
             found = "it is no pair of times" if not beside else Phrase("log= and ", Option("as_of"), " are of one time")
@@ -666,7 +669,7 @@ class Reading(Inspectable):
             known = [*self.flow.outputs, *self.flow.inputs]
             remedy = f"{did_you_mean(name, dict.fromkeys(known))}; of one that the flow got since, open it again"
             raise NotReadable(f"read {name!r}", "that is no output or input", remedy)
-        if lost := self.dataflow.graph.list_unkept(node):
+        if lost := self.dataflow.graph.list_stateless_inputs(node):
             remedy = Phrase(
                 "give ",
                 Option("keep", True),
@@ -679,11 +682,11 @@ class Reading(Inspectable):
     def closed(self, asked: str, time: Any, of: Dataflow | None = None) -> int:
         """Check that a time of a dataflow at rest can be read; the default is the last closed one."""
         of = self.dataflow if of is None else of
-        time = max(of.last, of.since) if time is None else as_int64(asked, time, CLOSED, of.time_type)
-        return check_readable(asked, time, of.since, of.frontier, kind=of.time_type)
+        time = max(of.last, of.since) if time is None else time_to_int64(asked, time, CLOSED, of.time_type)
+        return history.check_readable_time(asked, time, of.since, of.frontier, kind=of.time_type)
 
     def _format_time(self, time: Any) -> str:
-        return format_given_time(time, self.dataflow.time_type)
+        return format_time_argument(time, self.dataflow.time_type)
 
 
 def _describe_missing_key(node: Collection, name: str) -> tuple[str, str]:

@@ -4,8 +4,8 @@ The target says which epoch it has (`TargetRecord`), because an epoch is written
 this record. A failed target is opened again after a pause, and its record tells whether the failed epoch is in it. A
 table that is ahead, that needs epochs which are not kept, or that somebody else wrote is refused; only `sync` fixes it.
 
-Guarantees: a state acknowledges an epoch after the target has it. No epoch is lost, because `Deliveries.is_full` stops
-the intake.
+Guarantees: a state acknowledges an epoch after the target has it. No epoch is lost, because
+`Deliveries.is_backlog_full` stops the intake.
 
 >>> import ddflow as dd, tempfile
 >>> from ddflow.engine.run.kept_epochs import EngineEpochs
@@ -15,7 +15,7 @@ the intake.
 ...     sink = dd.sinks.sqlite(f"{place}/out.db", "people")
 ...     deliveries = Deliveries({"people": Delivery(EngineEpochs(engine.calls, "an example"), "people", sink)})
 ...     _ = engine.step({"people": {"id": [7]}})
-...     deliveries.is_full(), deliveries.pump(), deliveries.delivered_epochs
+...     deliveries.is_backlog_full(), deliveries.deliver_waiting_epochs(), deliveries.delivered_epochs
 (False, True, {'people': 1})
 """
 
@@ -62,13 +62,13 @@ class Delivery:
 
     def __init__(self, epochs: KeptEpochs, name: str, sink: TableSink, look: Look = lambda rows: None) -> None:
         self.epochs, self.name, self.sink, self.look = epochs, name, sink, look
-        self.key, self.shape = self._find_shape()
+        self.key, self.shape = self._find_table_shape()
         self._table: OpenSink | None = None
         self.before: TargetRecord | None = None
         self.retry = Retry(f"the sink of {name!r}")
         self._sizes = deque[tuple[int, int]]()
         """The numbers and the bytes of waiting epochs, as far as they were counted."""
-        known = self.find_known()
+        known = self.find_sink_record()
         self.at = self.epochs.manifest.epoch if known is None else known.epoch
 
     @property
@@ -89,37 +89,37 @@ class Delivery:
 
     def update_shape(self) -> None:
         """Go on with the columns that the output has now."""
-        key, shape = self._find_shape()
+        key, shape = self._find_table_shape()
         if shape != self.shape:
             self.close()
             self.key, self.shape = key, shape
 
-    def _find_shape(self) -> tuple[tuple[str, ...] | None, TableShape]:
+    def _find_table_shape(self) -> tuple[tuple[str, ...] | None, TableShape]:
         """Return the key of the output, and the table that it needs."""
         key, shape = make_table_shape(self.epochs.flow, self.name, self.sink)
-        known = self.find_known()
+        known = self.find_sink_record()
         return key, shape if known is None else shape._replace(had=frozenset(known.columns))
 
-    def find_known(self) -> AttachedSink | None:
+    def find_sink_record(self) -> AttachedSink | None:
         """Return the state's record of this sink; None if the record is of another target."""
         known = self.epochs.log.sinks.get(self.name)
         same = known is not None and (known.kind, known.target) == (self.sink.kind, self.sink.target)
         return known if same else None
 
     @property
-    def waiting(self) -> int:
+    def waiting_epochs(self) -> int:
         """How many committed epochs the sink has yet to take."""
         return self.epochs.manifest.epoch - self.at
 
-    def waiting_bytes(self) -> int:
+    def count_waiting_bytes(self) -> int:
         """Count the bytes of the updates that wait.  O(waiting epochs); each is read from the state once."""
-        for receipt in self.epochs.list_kept(max(self.at, self._sizes[-1][0] if self._sizes else 0)):
+        for receipt in self.epochs.list_epochs(max(self.at, self._sizes[-1][0] if self._sizes else 0)):
             self._sizes.append((receipt.epoch, receipt.output_bytes(self.name)))
         while self._sizes and self._sizes[0][0] <= self.at:
             self._sizes.popleft()
         return sum(size for _, size in self._sizes)
 
-    def pump(self, now: float) -> bool:
+    def deliver_waiting_epochs(self, now: float) -> bool:
         """Write what waits, unless it failed a moment ago.  O(updates).  Whether nothing waits any more.
 
         ``now``: a monotonic clock, in seconds.  Raises `SinkAhead`, `SinkRefused`.
@@ -128,50 +128,50 @@ class Delivery:
             return False
         began = monotonic()
         try:
-            with self.retry.watch("has not answered"):
+            with self.retry.watch_call("has not answered"):
                 if self._table is None:
                     self.resume()
                 if self.before is None and self.at == 0 < self.epochs.manifest.epoch:
                     self.table.prepare()
-            for receipt in self.epochs.list_kept(self.at):
+            for receipt in self.epochs.list_epochs(self.at):
                 self._write_epoch(receipt)
                 self.at = receipt.epoch
-                self.note_delivered()
-                self.retry.note_answer(now)
+                self.record_delivered_epoch()
+                self.retry.note_success(now)
         except (SinkFailed, SinkNotLetIn) as error:
             self.retry.note_failure(error, now, monotonic() - began)
             with suppress(SinkFailed):
                 self.close()
             self._table = None
             return False
-        self.retry.note_answer(now)
+        self.retry.note_success(now)
         return True
 
     def resume(self) -> None:
         """Read what the target has, and find where to go on.  Raises `SinkRefused`, `SinkAhead`, `SinkFailed`."""
         self._sizes.clear()
-        known = self.find_known()
+        known = self.find_sink_record()
         self.check_mode(known)
         if known is not None and known.syncing:
             raise self.make_refusal("a sync that added columns to it did not end", SYNC)
         record, missing = self.table.written(), self.table.missing()
-        if record is not None and missing and not self._is_own(record):
+        if record is not None and missing and not self._is_own_record(record):
             record = None  # of a table of another state, or output, which was dropped
         self.before = record
         if missing and (last := record.epoch if record is not None else known.written if known is not None else 0):
             raise build_vanished_error(self.name, self.sink.target, last)
-        at = self._choose_start(record, known)
+        at = self._choose_start_epoch(record, known)
         # What fails ahead of the first epoch leaves no table, because it may be of another shape then.
         (self.table.holds if missing and not self.epochs.manifest.epoch else self.table.prepare)()
         if at is None:
             self._write_contents()
         else:
             self.at = at
-        if (lost := self.epochs.find_lacking(self.at)) is not None:
+        if (lost := self.epochs.find_first_lost_epoch(self.at)) is not None:
             raise self.make_refusal(f"it needs the updates of epoch {lost}, which are not kept", SYNC)
-        self.note_delivered()
+        self.record_delivered_epoch()
 
-    def _choose_start(self, record: TargetRecord | None, known: AttachedSink | None) -> int | None:
+    def _choose_start_epoch(self, record: TargetRecord | None, known: AttachedSink | None) -> int | None:
         """Choose the epoch after which to go on; None: an empty table first gets all rows that the output has.
 
         ``record``: that the target has.  ``known``: that the state has.
@@ -208,10 +208,10 @@ class Delivery:
             raise self.make_refusal(f"it has the output {there.output!r}", "give each output a table of its own")
         if known is not None and (known.written, known.digest) == (there.epoch, there.digest):
             return
-        if not self._is_own(there):
+        if not self._is_own_record(there):
             found = f"it has this output as it was until epoch {there.epoch}; it was dropped since, and is a new one"
             raise self.make_refusal(found, f"give another table, or {SYNC}")
-        digest = self.epochs.find_digest(there.epoch)
+        digest = self.epochs.find_manifest_digest(there.epoch)
         if there.epoch > manifest.epoch or digest not in (there.digest, None):
             found = f"it has epoch {there.epoch}, which is not in the history of this state, at epoch {manifest.epoch}"
             raise SinkAhead(f"write {self.name!r} to {self.sink.target}", found, f"after a rollback that is so: {SYNC}")
@@ -221,7 +221,7 @@ class Delivery:
         if digest is None:
             raise self.make_refusal(f"it has epoch {there.epoch}, which is not kept any more", SYNC)
 
-    def _is_own(self, there: TargetRecord) -> bool:
+    def _is_own_record(self, there: TargetRecord) -> bool:
         """Whether a record is of this state, and not of an output that was taken out."""
         return there.state == self.epochs.manifest.id and there.epoch > self.epochs.manifest.dropped.get(self.name, 0)
 
@@ -232,19 +232,19 @@ class Delivery:
     def _write_contents(self) -> None:
         """Give an empty table all rows that the output has now."""
         self.look(0)
-        made = self.to_changes(self.epochs.manifest.epoch)(self.epochs.read_contents(self.name))
+        made = self.make_change_converter(self.epochs.manifest.epoch)(self.epochs.read_contents(self.name))
         if made.net:
-            self.write(made, self.epochs.manifest.epoch)
+            self.write_changes(made, self.epochs.manifest.epoch)
         self.at = self.epochs.manifest.epoch
 
     def _write_epoch(self, receipt: Epoch) -> None:
         """Write an epoch: in staged parts if the target takes those, else from this process."""
         self.look(0)
-        make = self.to_changes(receipt.epoch)
+        make = self.make_change_converter(receipt.epoch)
         in_parts = None
         if self.sink.mode != "upsert":
             key = () if self.sink.mode == "updates" else self.key
-            in_parts = self.epochs.find_parts(receipt, self.name, key)
+            in_parts = self.epochs.find_part_mapper(receipt, self.name, key)
         staging = None if in_parts is None else self.table.staging()
         if in_parts is not None and staging is not None:
             if fragments := [each for each in in_parts(partial(_stage_part, make, staging.stage)) if each]:
@@ -252,14 +252,14 @@ class Delivery:
                 staging.append(fragments, new, self.before)
                 self.before = new
         elif (made := make(self.epochs.read_updates(receipt, self.name))).net:
-            self.write(made, receipt.epoch)
+            self.write_changes(made, receipt.epoch)
 
-    def to_changes(self, epoch: int) -> Callable[[pa.Table], TableChanges]:
+    def make_change_converter(self, epoch: int) -> Callable[[pa.Table], TableChanges]:
         """Return a function that converts updates of an epoch to a table's changes, the same in each retry.
 
         It can be pickled.  O(updates).  Raises as `to_table_changes`.
         """
-        secret, written = self.epochs.secret, self.epochs.read_commit_time(epoch)
+        secret, written = self.epochs.hash_secret, self.epochs.read_commit_time(epoch)
         return partial(
             to_table_changes,
             self.sink.mode,
@@ -270,11 +270,11 @@ class Delivery:
             written=written,
         )
 
-    def write(self, made: TableChanges, epoch: int) -> None:
+    def write_changes(self, made: TableChanges, epoch: int) -> None:
         """Write changes with the record of an epoch.  O(rows).  Raises `SinkAhead`, `SinkFailed`."""
         new = self._make_record(epoch)
         with (
-            self.retry.watch(f"has been writing epoch {epoch}", self.table.cancel),
+            self.retry.watch_call(f"has been writing epoch {epoch}", self.table.cancel),
             call_repeatedly(self.retry.log_lasting_call, LASTS, LASTS) as begin,
         ):
             begin()
@@ -282,11 +282,11 @@ class Delivery:
         self.before = new
 
     def _make_record(self, epoch: int) -> TargetRecord:
-        digest = self.epochs.find_digest(epoch)
+        digest = self.epochs.find_manifest_digest(epoch)
         assert digest is not None, f"epoch {epoch} is kept"
         return TargetRecord(self.epochs.manifest.id, self.name, epoch, digest)
 
-    def note_delivered(self) -> None:
+    def record_delivered_epoch(self) -> None:
         """Record the delivered epoch of the sink for the next manifest."""
         sink, (written, digest) = self.sink, (0, "") if self.before is None else self.before[2:]
         columns = tuple(self.shape.schema.names) if written else ()
@@ -316,49 +316,49 @@ class Deliveries:
         return {name: each.at for name, each in self.each.items()}
 
     @property
-    def waiting(self) -> bool:
+    def has_waiting_epochs(self) -> bool:
         """Whether an epoch waits for a sink."""
-        return any(each.waiting for each in self.each.values())
+        return any(each.waiting_epochs for each in self.each.values())
 
     def measure_lags(self) -> dict[str, SinkLag]:
         """By output, what its sink has yet to take.  O(waiting epochs)."""
         return {
-            name: SinkLag(each.waiting, each.waiting_bytes(), each.retry.failing is not None)
+            name: SinkLag(each.waiting_epochs, each.count_waiting_bytes(), each.retry.failing is not None)
             for name, each in self.each.items()
         }
 
-    def pump(self) -> bool:
+    def deliver_waiting_epochs(self) -> bool:
         """Give each what it lacks; whether none lacks anything.  O(updates).  Raises `SinkAhead`, `SinkRefused`."""
-        return not [each for each in self.each.values() if not each.pump(monotonic())]
+        return not [each for each in self.each.values() if not each.deliver_waiting_epochs(monotonic())]
 
-    def is_full(self) -> bool:
+    def is_backlog_full(self) -> bool:
         """Whether too much waits for one.  O(waiting epochs)."""
-        waiting = [each for each in self.each.values() if each.waiting]
-        return any(each.waiting >= EPOCHS or each.waiting_bytes() >= self.most for each in waiting)
+        waiting = [each for each in self.each.values() if each.waiting_epochs]
+        return any(each.waiting_epochs >= EPOCHS or each.count_waiting_bytes() >= self.most for each in waiting)
 
-    def give_up(self) -> None:
+    def give_up_if_overdue(self) -> None:
         """Raise what has failed for too long."""
         for each in self.each.values():
-            each.retry.give_up(monotonic(), self.patience)
+            each.retry.give_up_if_overdue(monotonic(), self.patience)
 
-    def cancel(self) -> None:
+    def cancel_writes(self) -> None:
         """Let running writes fail, if their targets support that; their epochs wait. Call it from another thread."""
         for each in self.each.values():
-            each.retry.cancel()
+            each.retry.cancel_call()
 
-    def make_room(self) -> None:
+    def reduce_backlog(self) -> None:
         """Pump while too much waits.  Raises as `pump` does, and what has failed for too long."""
-        while self.is_full():
-            self._pump_again()
+        while self.is_backlog_full():
+            self._retry_waiting_epochs()
 
     def drain(self) -> None:
-        """Pump until nothing waits any more.  Raises as `make_room`."""
-        while not self.pump():
-            self._pump_again()
+        """Pump until nothing waits any more.  Raises as `reduce_backlog`."""
+        while not self.deliver_waiting_epochs():
+            self._retry_waiting_epochs()
 
-    def _pump_again(self) -> None:
-        self.pump()
-        self.give_up()
+    def _retry_waiting_epochs(self) -> None:
+        self.deliver_waiting_epochs()
+        self.give_up_if_overdue()
         sleep(NAP)
 
     def close(self) -> None:
@@ -367,7 +367,7 @@ class Deliveries:
             each.close()
 
 
-def warn_of_detached(attached: Iterable[str], given: Collection[str], where: str) -> None:
+def warn_of_missing_sinks(attached: Iterable[str], given: Collection[str], where: str) -> None:
     """Warn of sinks of a state that are ``attached`` and not ``given``.  O(sinks)."""
     if lacking := [name for name in attached if name not in given]:
         warnings.warn(

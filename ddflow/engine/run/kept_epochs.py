@@ -9,7 +9,7 @@ Guarantees: an epoch stays with its digest and updates until every sink acknowle
 >>> with flow.open(MemoryStore()) as engine:
 ...     epochs = EngineEpochs(engine.calls, "an example")
 ...     _ = engine.step({"people": {"id": [7]}})
-...     epochs.read_updates(next(epochs.list_kept()), "people").to_pylist(), epochs.read_output("people").num_rows
+...     epochs.read_updates(next(epochs.list_epochs()), "people").to_pylist(), epochs.read_output("people").num_rows
 ([{'id': 7, '_time': 1, '_diff': 1}], 1)
 """
 
@@ -25,7 +25,7 @@ from ddflow.connectors.modes import mode_schema
 from ddflow.engine.calls import EngineCalls
 from ddflow.engine.epoch_log import EpochLog
 from ddflow.errors import SpecError
-from ddflow.operators.updates import time_column
+from ddflow.operators.updates import build_time_column
 from ddflow.plan.plan import Plan
 from ddflow.storage.epochs import Epoch
 from ddflow.storage.files.batch_store import BatchStore
@@ -52,14 +52,14 @@ class KeptEpochs(ABC):
         """Read the rows of an output after the last epoch, as its updates of one time.  O(rows)."""
 
     @abstractmethod
-    def is_new(self, name: str) -> bool:
+    def is_new_output(self, name: str) -> bool:
         """Return whether an output is new, so that the next epoch brings its earlier rows."""
 
     @abstractmethod
-    def publish_attached(self) -> None:
+    def publish_connector_positions(self) -> None:
         """Publish what is attached, where the newest manifest does not say it.  Raises as a commit does."""
 
-    def find_parts(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
+    def find_part_mapper(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
         """Return a function over each part of an output's updates; None if the sink takes them in one piece.
 
         ``key``: all updates of a key must be in one part; None: all equal rows, (): any.
@@ -71,18 +71,18 @@ class KeptEpochs(ABC):
 
         The table is empty for a side output, and if the next epoch brings all rows.
         """
-        if self.is_new(name) or self.manifest.last == NEVER or name not in self.flow.outputs:
+        if self.is_new_output(name) or self.manifest.last == NEVER or name not in self.flow.outputs:
             rows = mode_schema("upsert", self.output_schema(name)).empty_table()
         else:
             rows = self.read_output(name)
             if DIFF in rows.schema.names:
                 return rows
             rows = rows.select([name for name in rows.schema.names if name not in (TIME, DELETED)])
-        return self.add_time(rows.append_column(DIFF, pa.array(np.ones(rows.num_rows, np.int64))))
+        return self.add_time_column(rows.append_column(DIFF, pa.array(np.ones(rows.num_rows, np.int64))))
 
-    def add_time(self, rows: pa.Table) -> pa.Table:
+    def add_time_column(self, rows: pa.Table) -> pa.Table:
         """Add a column of the last time in front of ``_diff``, the last column.  O(rows)."""
-        times = time_column(np.full(rows.num_rows, self.manifest.last), self.flow.time_type)
+        times = build_time_column(np.full(rows.num_rows, self.manifest.last), self.flow.time_type)
         return rows.append_column(TIME, times).select([*rows.schema.names[:-1], TIME, DIFF])
 
     @property
@@ -90,19 +90,19 @@ class KeptEpochs(ABC):
         """The newest."""
         return self.log.manifest_log.manifest
 
-    def list_kept(self, after: int = 0) -> Iterator[Epoch]:
+    def list_epochs(self, after: int = 0) -> Iterator[Epoch]:
         """List the kept epochs after one, ascending. O(those + log kept). Raises `CorruptState`."""
         manifest = self.manifest
-        yield from self.log.manifest_log.backlog.receipts(manifest.backlog, after)
+        yield from self.log.manifest_log.backlog.list_receipts(manifest.backlog, after)
         yield from (each for each in manifest.receipts if each.epoch > after)
 
-    def find_lacking(self, after: int) -> int | None:
+    def find_first_lost_epoch(self, after: int) -> int | None:
         """Find the first committed epoch after one that is not kept. O(1)."""
-        oldest = self.manifest.epoch + 1 if self.manifest.oldest is None else self.manifest.oldest
+        oldest = self.manifest.epoch + 1 if self.manifest.oldest_epoch is None else self.manifest.oldest_epoch
         return after + 1 if after + 1 < oldest and after < self.manifest.epoch else None
 
     @property
-    def secret(self) -> Secret:
+    def hash_secret(self) -> Secret:
         """The state's."""
         return Secret(*self.manifest.secret)
 
@@ -123,16 +123,16 @@ class KeptEpochs(ABC):
         ]
         return pa.concat_tables([each.cast(schema) for each in given]) if given else schema.empty_table()
 
-    def find_digest(self, epoch: int) -> str | None:
+    def find_manifest_digest(self, epoch: int) -> str | None:
         """Return the digest of the manifest that committed an epoch; None if it is no longer kept."""
-        found = next(self.list_kept(epoch - 1), None)
+        found = next(self.list_epochs(epoch - 1), None)
         if epoch == self.manifest.epoch and (found is None or not found.digest):
             return self.log.manifest_log.digest
         return found.digest if found is not None and found.epoch == epoch else None
 
     def read_commit_time(self, epoch: int) -> int:
         """Return when the manifest of a kept epoch was written, in unix milliseconds."""
-        found = next(self.list_kept(epoch - 1), None)
+        found = next(self.list_epochs(epoch - 1), None)
         return self.manifest.written if found is None or found.written is None else found.written
 
 
@@ -152,13 +152,13 @@ class EngineEpochs(KeptEpochs):
 
     def read_output(self, name: str) -> pa.Table:
         """Read an output's rows from the operators."""
-        with self.calls.dataflow.read_at_rest(f"read {name!r}") as still:
-            return still.graph.output(still.flow.outputs[name], still.last)
+        with self.calls.dataflow.open_read_copy(f"read {name!r}") as still:
+            return still.graph.read_output(still.flow.outputs[name], still.last)
 
-    def is_new(self, name: str) -> bool:
+    def is_new_output(self, name: str) -> bool:
         """Return whether the next step gives it."""
         return name in self.calls.dataflow.owed
 
-    def publish_attached(self) -> None:
+    def publish_connector_positions(self) -> None:
         """With the engine's state."""
-        self.durable.publish_attached(self.calls.dataflow)
+        self.durable.publish_connector_positions(self.calls.dataflow)

@@ -14,8 +14,8 @@ ddflow.errors.SpecError: interval= soon: that is no span of time; write a number
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
 >>> sinks = {"people": dd.sinks.sqlite("a.db", "t")}
->>> check_run(flow, {"people": dd.sources.files("people/*.csv")}, sinks, RunOptions())
->>> check_run(flow, {}, {"peple": dd.sinks.sqlite("a.db", "t")}, RunOptions())
+>>> check_run_arguments(flow, {"people": dd.sources.files("people/*.csv")}, sinks, RunOptions())
+>>> check_run_arguments(flow, {}, {"peple": dd.sinks.sqlite("a.db", "t")}, RunOptions())
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: the sink of 'peple': there is no such output; did you mean 'people'? there are ['people']
@@ -34,7 +34,7 @@ from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.connectors.api import Source, TableShape, TableSink, check_connector
 from ddflow.connectors.modes import mode_schema
 from ddflow.dataflow.budget import parse_size
-from ddflow.engine.replace import count_most_absent
+from ddflow.engine.replace import compute_absence_limit
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.plan import Plan
 from ddflow.time import parse_seconds
@@ -60,10 +60,10 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.max_absent is not None:
-            count_most_absent(self.max_absent, 0)
+            compute_absence_limit(self.max_absent, 0)
         _ = (
             self.interval_seconds,
-            self.find_seconds_left(),
+            self.compute_seconds_left(),
             self.idle_seconds,
             self.retry_seconds,
             self.backlog_bytes,
@@ -80,7 +80,7 @@ class RunOptions:
         """Seconds of an epoch."""
         return parse_seconds(str(self.interval), "interval=")
 
-    def find_seconds_left(self) -> float | None:
+    def compute_seconds_left(self) -> float | None:
         """Seconds from now to the end; None for no time."""
         if self.until is None:
             return None
@@ -119,7 +119,9 @@ class RunOptions:
         return round(parse_seconds(self.lateness, "lateness=") * a_second)
 
 
-def check_run(plan: Plan, sources: Mapping[str, Source], sinks: Mapping[str, TableSink], how: RunOptions) -> None:
+def check_run_arguments(
+    plan: Plan, sources: Mapping[str, Source], sinks: Mapping[str, TableSink], how: RunOptions
+) -> None:
     """Raise what is wrong with a run.  O(inputs and outputs).
 
     Raises as `check_sources`, `make_table_shape` and `find_lateness`.

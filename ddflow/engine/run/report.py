@@ -23,7 +23,7 @@ from typing import Final, Literal, NamedTuple, cast
 from ddflow.engine.calls import EngineCalls
 from ddflow.engine.run.delivery import Deliveries
 from ddflow.engine.run.source_reader import SourceReader
-from ddflow.metrics import LOG, CallMetrics, Look, SourceLag, log_fields, publish_call
+from ddflow.metrics import LOG, CallMetrics, Look, SourceLag, build_log_fields, publish_call_metrics
 from ddflow.terminal import StatusLine, format_count
 from ddflow.time import format_time
 
@@ -80,18 +80,18 @@ class RunReport:
                 LOG.info("the first copy of %r has %d rows so far", each.name, each.gathered)
         self._holder = holder
         if self.line.is_due:
-            self.line.show(self._format_line())
+            self.line.show(self._format_status_line())
 
     def show_progress(self, what: str, rows: int, began: float) -> None:
         """Show the current work of an epoch, if a report is due. ``rows``: done since it ``began``."""
         if self.line.is_due:
             rate = rows / max(monotonic() - began, 1e-3)
-            self.line.show(self._format_line(f"{what}: {rows:,} rows, {rate:,.0f} rows/s"))
+            self.line.show(self._format_status_line(f"{what}: {rows:,} rows, {rate:,.0f} rows/s"))
 
-    def show_work(self, what: str) -> None:
+    def show_activity(self, what: str) -> None:
         """Show what is done next, and takes long."""
         if self.line.shows:
-            self.line.show(self._format_line(what))
+            self.line.show(self._format_status_line(what))
 
     def make_write_observer(self, name: str) -> Look:
         """Make a function that shows the rows written to an output's sink; 0 rows begin an epoch."""
@@ -114,7 +114,7 @@ class RunReport:
         parts = [f"{format_count(rows, 'row')} of {[each.name for each in moved]}", format_count(updates, "update")]
         parts += [f"{seconds * 1e3:,.0f} ms", *(f"{name} is {lag} behind" for name, lag in lags.items() if str(lag))]
         parts += [f"the sink of {name} has {at:,}" for name, at in done.sinks.items()]
-        LOG.info("epoch %d: %s", done.epoch, ", ".join(parts), extra=log_fields(done))
+        LOG.info("epoch %d: %s", done.epoch, ", ".join(parts), extra=build_log_fields(done))
 
     def publish_lags(self) -> None:
         """Publish the lags of sources and sinks to the listeners of calls."""
@@ -129,10 +129,12 @@ class RunReport:
         if not self.calls.listeners:
             return
         dataflow = self.calls.dataflow
-        call = CallMetrics("run", dataflow.frontier, self._epoch, seconds, {}, dataflow.pending, {})
-        publish_call(self.calls.listeners, call._replace(sources=self._sources, sinks=self.outlets.measure_lags()))
+        call = CallMetrics("run", dataflow.frontier, self._epoch, seconds, {}, dataflow.pending_count, {})
+        publish_call_metrics(
+            self.calls.listeners, call._replace(sources=self._sources, sinks=self.outlets.measure_lags())
+        )
 
-    def _format_line(self, doing: str = "") -> str:
+    def _format_status_line(self, doing: str = "") -> str:
         """One line."""
         holder = self._holder
         took = max(monotonic() - self._began, 1e-3)
@@ -140,13 +142,13 @@ class RunReport:
         parts += [doing] if doing else []
         for each in self.readers:
             lag = f"first copy, {each.gathered:,} rows" if each.is_copying else str(each.find_lag())
-            lag = each.retry.describe(monotonic()) or lag
+            lag = each.retry.describe_failure(monotonic()) or lag
             parts += [f"{each.name}: {lag}"] if lag else []
         if holder is not None:
             dataflow = self.calls.dataflow
             parts.append(f"frontier {format_time(dataflow.frontier, dataflow.time_type)}, held by {holder[0]}")
         for name, outlet in self.outlets.each.items():
-            failing = outlet.retry.describe(monotonic())
+            failing = outlet.retry.describe_failure(monotonic())
             parts.append(f"{name} has {outlet.at:,}" + (f" ({failing})" if failing else ""))
         return ", ".join(parts)
 

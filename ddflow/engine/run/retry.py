@@ -9,7 +9,7 @@ often. Limits: the caller says what time it is, in seconds.
 
 >>> retry = Retry("the sink of 'people'")
 >>> retry.note_failure(SinkFailed("write", "it is away", "wait"), now=0.0)
->>> retry.is_due(0.01), retry.is_due(0.06), retry.failing is None, retry.describe(0.0)
+>>> retry.is_due(0.01), retry.is_due(0.06), retry.failing is None, retry.describe_failure(0.0)
 (False, True, False, 'tried again in 1 s: it is away')
 """
 
@@ -36,7 +36,7 @@ LASTS: Final = 30.0
 
 
 @dataclass
-class LastingCall:
+class WatchedCall:
     """A call that may last.
 
     ``does``: for the log.  ``cancel``: ends it.  ``began``: when.  ``reminds``: after how long the log says so.
@@ -71,7 +71,7 @@ class Retry:
         self.failing: Failure | None = None
         self._outage: Outage | None = None
         self._reached = self._cancelled = False
-        self._call: LastingCall | None = None
+        self._call: WatchedCall | None = None
         self._breaks = list[Callable[[], object]]()
 
     def is_due(self, now: float) -> bool:
@@ -79,7 +79,7 @@ class Retry:
         waits = self.failing is not None and self._outage is not None and now < self._outage.again
         return not self._cancelled and not waits
 
-    def describe(self, now: float) -> str:
+    def describe_failure(self, now: float) -> str:
         """Describe the failure and the time of the next attempt, for a line that may be cut; "" without a failure."""
         if self.failing is None or self._outage is None:
             return ""
@@ -108,23 +108,23 @@ class Retry:
             LOG.warning("%s still fails, after %.0f s, tried again in %s: %s", self.what, fails, again, line)
             outage.logged, outage.silence = now, min(2 * outage.silence, REMINDERS[1])
 
-    def note_answer(self, now: float, *, whole: bool = True) -> None:
+    def note_success(self, now: float, *, whole: bool = True) -> None:
         """Note that it did not fail.  ``whole``: whether a failure from now on is another outage."""
         self.failing, self._reached = None, True
         if self._outage is not None and whole:
             LOG.warning("%s answers again, after %.0f s", self.what, now - self._outage.since)
             self._outage = None
 
-    def give_up(self, now: float, patience: float | None) -> None:
+    def give_up_if_overdue(self, now: float, patience: float | None) -> None:
         """Raise what has failed for longer than ``patience``; None: never."""
         outage = self._outage
         if patience is not None and self.failing is not None and outage is not None and now - outage.since >= patience:
             raise self.failing
 
     @contextmanager
-    def watch(self, does: str, cancel: Callable[[], object] = lambda: None) -> Iterator[None]:
+    def watch_call(self, does: str, cancel: Callable[[], object] = lambda: None) -> Iterator[None]:
         """Let `cancel` end the call of the block, and `log_lasting_call` log that it ``does`` so."""
-        before, self._call = self._call, LastingCall(does, cancel)
+        before, self._call = self._call, WatchedCall(does, cancel)
         token = BREAKS.set(self._breaks)
         try:
             yield
@@ -138,7 +138,7 @@ class Retry:
             LOG.warning("%s %s for %.0f s", self.what, call.does, lasted)
             call.reminds *= 2
 
-    def cancel(self) -> None:
+    def cancel_call(self) -> None:
         """End a call that lasts, if possible, because a run ends.
 
         Call it from another thread; it does nothing if the call has just ended, or was cancelled.

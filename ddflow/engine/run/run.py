@@ -30,16 +30,16 @@ from ddflow.dataflow.result import Step
 from ddflow.engine.calls import CommitTimer, EngineCalls
 from ddflow.engine.evolve import evolve_engine
 from ddflow.engine.full_contents import list_order_columns
-from ddflow.engine.replace import check_times_numbered
-from ddflow.engine.run.delivery import NAP, Deliveries, Delivery, warn_of_detached
+from ddflow.engine.replace import check_time_is_numeric
+from ddflow.engine.run.delivery import NAP, Deliveries, Delivery, warn_of_missing_sinks
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.engine.run.options import RunOptions, check_sources, find_lateness
 from ddflow.engine.run.report import RunDone, RunReport
 from ddflow.engine.run.retry import LASTS
-from ddflow.engine.run.signals import call_repeatedly, on_signal
-from ddflow.engine.run.source_reader import CallRows, SourceReader, describe_columns, find_record
+from ddflow.engine.run.signals import call_on_signal, call_repeatedly
+from ddflow.engine.run.source_reader import CallRows, SourceReader, describe_new_columns, find_source_record
 from ddflow.errors import DdflowError, Option, Phrase, SchemaMismatch
-from ddflow.errors.base import name_input, name_state
+from ddflow.errors.base import set_error_input, set_error_state
 from ddflow.metrics import LOG
 from ddflow.time import NEVER
 
@@ -87,13 +87,13 @@ class RunLoop:
                 Option("time"),
                 ", or run a state whose steps are numbered",
             )
-            check_times_numbered(self.calls, "run with sources, whose steps are numbered", remedy)
+            check_time_is_numeric(self.calls, "run with sources, whose steps are numbered", remedy)
         self.readers = [self._make_reader(name, source) for name, source in sources.items()]
         self.late = find_lateness(plan, how)
         each = {name: Delivery(EngineEpochs(self.calls, f"the sink of {name!r}"), name, s) for name, s in sinks.items()}
         self.outlets = Deliveries(each, how.backlog_bytes, how.retry_seconds)
         if self.log is not None:
-            warn_of_detached(self.log.sinks, sinks, self.log.manifest_log.store.where)
+            warn_of_missing_sinks(self.log.sinks, sinks, self.log.manifest_log.store.where)
         self.report = RunReport(self.calls, self.readers, self.outlets, shows)
         for name, delivery in each.items():
             delivery.look = self.report.make_write_observer(name)
@@ -110,46 +110,46 @@ class RunLoop:
         before, new = None, dict[str, list[str]]()
         if self.log is not None:
             new = self.log.change.columns
-            before = find_record(self.log.sources, name, source, known, self.log.manifest_log.store.where)
+            before = find_source_record(self.log.sources, name, source, known, self.log.manifest_log.store.where)
         return SourceReader(name, source, {each: known[each].bound for each in source.inputs(name)}, before, new)
 
     def run(self) -> RunDone:
         """Go on until the end, a stop, a signal or a time."""
-        began, ends = monotonic(), self.how.find_seconds_left()
+        began, ends = monotonic(), self.how.compute_seconds_left()
         self._began = began
         with ExitStack() as stack:
             stack.enter_context(self.dataflow.guard.claim_run())
             stack.enter_context(self._defer_commits())
-            cancels = zip((self._cancel_sources, self.outlets.cancel), GRACE, strict=True)
+            cancels = zip((self._cancel_sources, self.outlets.cancel_writes), GRACE, strict=True)
             cancel = [stack.enter_context(call_repeatedly(*each)) for each in cancels]
             stack.enter_context(call_repeatedly(self._log_lasting_calls, LASTS / 6, LASTS / 6))()
             stack.enter_context(self._allow_stop(cancel))
-            stack.enter_context(on_signal(lambda number: self._end_run("signal", cancel)))
+            stack.enter_context(call_on_signal(lambda number: self._end_run("signal", cancel)))
             for close in (*(each.close for each in self.readers), self.outlets.close):
                 stack.callback(close)
             stack.callback(self.report.line.close)
-            self.outlets.pump()  # before the first epoch: a sink may refuse
+            self.outlets.deliver_waiting_epochs()  # before the first epoch: a sink may refuse
             while True:
                 if ends is not None and monotonic() - began >= ends:
                     self._stop = self._stop or "time"
-                full = self.outlets.is_full()
+                full = self.outlets.is_backlog_full()
                 if not full:
                     self._gather_rows(began, ends)
                     self._commit_epoch()
-                    self._take_new_columns()
+                    self._add_new_columns()
                 self.report.show_status(
                     self._find_frontier_holder()
                 )  # a sink may take long, and its epoch waits meanwhile
                 # Before the commit a table would have columns that the state may yet lose.
-                drained = not self._evolved and self.outlets.pump()
+                drained = not self._evolved and self.outlets.deliver_waiting_epochs()
                 self.report.show_status(self._find_frontier_holder())
-                self._give_up()
-                over = all(each.state == "ended" and not each.has_moved for each in self.readers)
+                self._give_up_if_overdue()
+                over = all(each.state == "ended" and not each.has_uncommitted_polls for each in self.readers)
                 if self._stop is not None or (over and drained):
                     break
                 if full or over:
                     sleep(NAP)
-            self._publish_attached()
+            self._publish_connector_positions()
             self.report.publish_lags()
             self.done.behind = {each.name: each.find_lag().seconds for each in self.readers}
         self.done.stopped, self.done.seconds = self._stop or "end", monotonic() - began
@@ -159,7 +159,7 @@ class RunLoop:
     @contextmanager
     def _defer_commits(self) -> Iterator[None]:
         """Let the run decide when calls become an epoch."""
-        self.calls.commit_waiting("run")
+        self.calls.commit_waiting_calls("run")
         timer, guard = self.calls.timer, self.dataflow.guard
         if self.calls.durable is not None:
             self.calls.timer = CommitTimer(None, guard, self.calls.epoch)
@@ -180,7 +180,7 @@ class RunLoop:
             yield
         except DdflowError as error:
             if self.log is not None and not self.log.manifest_log.manifest.number:
-                name_state(error, None)
+                set_error_state(error, None)
             elif self.log is not None:
                 several = reader.bounds if len(self.dataflow.admissions) > 1 else ()
                 name = next((name for name in several if len(several) == 1 or repr(name) in error.asked), "")
@@ -190,7 +190,7 @@ class RunLoop:
                     for each in bound.deciding_columns
                     if name in ("", bound.name)
                 }
-                name_state(name_input(error, name, bool(name)), self.log.manifest_log.store.where, fixed)
+                set_error_state(set_error_input(error, name, bool(name)), self.log.manifest_log.store.where, fixed)
             raise
 
     @contextmanager
@@ -215,7 +215,7 @@ class RunLoop:
     def _cancel_sources(self) -> None:
         """Let calls of sources that last fail; what they were to give is read by the next run."""
         for each in self.readers:
-            each.retry.cancel()
+            each.retry.cancel_call()
 
     def _log_lasting_calls(self) -> None:
         """Let the log say which sources do not answer."""
@@ -232,7 +232,7 @@ class RunLoop:
             over = full or self._stop is not None or now >= until or any(each.new_columns for each in self.readers)
             # What no epoch may end behind, as a first copy, may take hours more; it is read again.
             finishes = self._stop not in ("signal", "stop")
-            polled = [each for each in self.readers if not over or (each.is_unfinished and finishes)]
+            polled = [each for each in self.readers if not over or (each.has_unfinished_rows and finishes)]
             if not polled:
                 return
             came = False
@@ -252,16 +252,16 @@ class RunLoop:
                 if ends is not None and now - began >= ends:
                     self._stop = self._stop or "time"
                 sleep(NAP)
-                if self.outlets.waiting and not any(each.has_moved for each in self.readers):
+                if self.outlets.has_waiting_epochs and not any(each.has_uncommitted_polls for each in self.readers):
                     return
 
     def _commit_epoch(self) -> None:
         """Take in the gathered rows, and commit them with their positions."""
-        moved, calls, began = [each for each in self.readers if each.has_moved], self._called, monotonic()
+        moved, calls, began = [each for each in self.readers if each.has_uncommitted_polls], self._called, monotonic()
         rows, updates = self.done.rows, self.done.updates
         for reader in moved:
             with self._locate_errors(reader):
-                self._take_rows(reader)
+                self._feed_source_rows(reader)
         advanced = self._close_times()
         if self.dataflow.owed:  # what new outputs hold already; no row may ever come to bring it
             self._count_step((self.engine.push if self.dataflow.holds_back else self.engine.step)({}), ())
@@ -271,9 +271,9 @@ class RunLoop:
             self.dataflow.sources[reader.name] = reader.make_record()
         if self.log is not None:
             self._flush()
-            self._publish_attached()  # a position behind which no row came is in no epoch
+            self._publish_connector_positions()  # a position behind which no row came is in no epoch
         for reader in moved:
-            reader.commit()
+            reader.acknowledge_commit()
         if self._evolved:
             self._evolved = False
             for delivery in self.outlets.each.values():
@@ -292,35 +292,35 @@ class RunLoop:
 
     def _flush(self) -> None:
         """Commit the calls since the last commit as one epoch."""
-        with self.dataflow.guard.use("run"):
+        with self.dataflow.guard.writer_turn("run"):
             self.calls.flush()
 
-    def _take_new_columns(self) -> None:
+    def _add_new_columns(self) -> None:
         """Take in columns that are new in sources, behind the epoch before them.  Raises `SchemaMismatch`."""
         news = {name: columns for reader in self.readers for name, columns in reader.new_columns.items()}
         if not news:
             return
-        self.outlets.pump()
+        self.outlets.deliver_waiting_epochs()
         if self.how.evolve == "stop":
             name, columns = next(iter(news.items()))
             raise SchemaMismatch(
                 f"read the source of {name!r}",
-                f"there is {describe_columns(columns)}, which is new",
+                f"there is {describe_new_columns(columns)}, which is new",
                 "declare it in the flow, which then takes it from here on, or run with "
                 "evolve='add'; the state is whole",
             )
         types = {name: {column: each.kind for column, each in columns.items()} for name, columns in news.items()}
         evolve_engine(self.calls, types, found=True)
         for name, columns in news.items():
-            LOG.info("epoch %d: %r gets %s", self.calls.epoch + 1, name, describe_columns(columns))
+            LOG.info("epoch %d: %r gets %s", self.calls.epoch + 1, name, describe_new_columns(columns))
         bounds = {name: admission.bound for name, admission in self.dataflow.admissions.items()}
         for reader in self.readers:
             reader.update_bounds(bounds)
         self._evolved = True
 
-    def _take_rows(self, reader: SourceReader) -> None:
+    def _feed_source_rows(self, reader: SourceReader) -> None:
         """Take in the rows of a source. Errors about its rows name their place."""
-        for given in reader.group_calls():
+        for given in reader.group_rows_into_calls():
             with add_file_to_errors(given.spots), self.calls.attribute_to_files(spot.file for spot, _ in given.spots):
                 step = self._replace_rows(given) if given.whole else self._step_rows(given)
             self._count_step(step, [batch for batches in given.rows.values() for batch in batches])
@@ -336,7 +336,7 @@ class RunLoop:
         call = self.engine.push if self.dataflow.holds_back else self.engine.step
         rows = sum(batch.num_rows for batches in given.rows.values() for batch in batches)
         if rows >= MANY:
-            self.report.show_work(f"taking in {rows:,} rows")
+            self.report.show_activity(f"taking in {rows:,} rows")
         self.calls.quiet = True
         try:
             return call(given.rows)
@@ -375,13 +375,13 @@ class RunLoop:
             return min(((name, at[name]) for name in loud), key=lambda each: each[1])
         return max(at.items(), key=lambda each: each[1], default=None)
 
-    def _give_up(self) -> None:
+    def _give_up_if_overdue(self) -> None:
         """Raise what has failed for too long."""
         for each in self.readers:
-            each.retry.give_up(monotonic(), self.how.retry_seconds)
-        self.outlets.give_up()
+            each.retry.give_up_if_overdue(monotonic(), self.how.retry_seconds)
+        self.outlets.give_up_if_overdue()
 
-    def _publish_attached(self) -> None:
+    def _publish_connector_positions(self) -> None:
         """Say in the state what the sinks have."""
         if self.calls.durable is not None:
-            self.calls.durable.publish_attached(self.dataflow)
+            self.calls.durable.publish_connector_positions(self.dataflow)

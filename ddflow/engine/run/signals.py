@@ -5,7 +5,7 @@ both do that. Only the main thread may set what signals do, so in others nothing
 
 >>> import os
 >>> came = []
->>> with on_signal(lambda number: came.append("end")):
+>>> with call_on_signal(lambda number: came.append("end")):
 ...     os.kill(os.getpid(), signal.SIGTERM)
 >>> came
 ['end']
@@ -30,7 +30,7 @@ def delay_signals() -> Iterator[None]:
     all of it
     """
     came = list[int]()
-    with on_signal(came.append):
+    with call_on_signal(came.append):
         yield
     for number in came:
         signal.raise_signal(number)
@@ -63,7 +63,7 @@ def call_repeatedly(call: Callable[[], object], first: float, pause: float = 1.0
 
 
 @contextmanager
-def on_signal(call: Callable[[int], None]) -> Iterator[None]:
+def call_on_signal(call: Callable[[int], None]) -> Iterator[None]:
     """Call something with the first signal's number."""
     if threading.current_thread() is not threading.main_thread():
         yield

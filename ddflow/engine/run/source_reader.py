@@ -5,7 +5,7 @@ position only after its epoch is committed. A new column stops the read before t
 value is lost. Descriptions come from the manifest alone and hold no credentials.
 
 >>> reader = SourceReader("people", None, {}, None)
->>> reader.state, reader.has_moved, reader.gathered
+>>> reader.state, reader.has_uncommitted_polls, reader.gathered
 ('closed', False, 0)
 """
 
@@ -24,14 +24,14 @@ from ddflow.connectors.api import (
     Source,
     SourceNotLetIn,
     UndeclaredColumn,
-    check_polled,
+    check_polled_rows,
     check_result_type,
 )
 from ddflow.connectors.formats.base import Format, wrap_messages
 from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.sources import describe_place, describe_position
 from ddflow.engine.run.retry import Retry
-from ddflow.errors import Evolve, Phrase, SourceFailed, SpecError
+from ddflow.errors import EvolveFix, Phrase, SourceFailed, SpecError
 from ddflow.metrics import SourceLag
 from ddflow.plan.inputs.input import Binding
 from ddflow.storage.epochs import AttachedSource
@@ -106,25 +106,25 @@ class SourceReader:
         return "waiting" if self._open.waits else "reading"
 
     @property
-    def has_moved(self) -> bool:
+    def has_uncommitted_polls(self) -> bool:
         """Whether something was taken since the last commit."""
         return bool(self.taken)
 
     @property
-    def is_unfinished(self) -> bool:
+    def has_unfinished_rows(self) -> bool:
         """Whether rows came behind which no epoch may end."""
         return bool(self._unfinished)
 
     @property
     def is_copying(self) -> bool:
         """Whether a first copy is read, which is one epoch."""
-        return self.is_unfinished and self.committed is None
+        return self.has_unfinished_rows and self.committed is None
 
     def find_lag(self) -> SourceLag:
         """Ask the source for the amount that it has not given yet; during its answer, repeat the last known amount."""
         known, now = None, time()
-        if self._open is not None and not self.is_unfinished and not self.new_columns:
-            with self._watch_answer():
+        if self._open is not None and not self.has_unfinished_rows and not self.new_columns:
+            with self._watch_request():
                 known = self._open.lag()
             reached = now if known == 0 else self._open.reached
             self.last_lag = self.last_lag if known is None else known
@@ -149,19 +149,19 @@ class SourceReader:
         if self.new_columns or not self.retry.is_due(now):
             return None
         try:
-            with self._watch_answer():
+            with self._watch_request():
                 found = (self._open or self._open_source()).poll(room)
         except (SourceFailed, SourceNotLetIn) as error:
             self.retry.note_failure(error, now, monotonic() - now)
-            self._drop_unfinished()
+            self._drop_unfinished_rows()
             self.close()
             return None
         if found is not None:
             check_result_type(f"the source {self.name!r}", "poll", found, Polled)
-            check_polled(f"the source {self.name!r}", found, typed=self.source.positions is not Any)
+            check_polled_rows(f"the source {self.name!r}", found, typed=self.source.positions is not Any)
         # What no epoch may end behind is read again when the rest of it fails.
-        self.retry.note_answer(now, whole=found is None or found.position is not None)
-        return None if found is None else self._take_polled(found, now)
+        self.retry.note_success(now, whole=found is None or found.position is not None)
+        return None if found is None else self._accept_polled_rows(found, now)
 
     def _open_source(self) -> OpenSource:
         """Open the source at its position.  Raises like `Source.open`."""
@@ -171,19 +171,17 @@ class SourceReader:
         self._open = made
         made.declared(self.declared)
         made.note_guesses({name: bound.guessed for name, bound in self.bounds.items()})
-        keys = {
-            name: bound.replacing_columns for name, bound in self.bounds.items() if bound.replacing_columns is not None
-        }
+        keys = {name: bound.replacement_key for name, bound in self.bounds.items() if bound.replacement_key is not None}
         made.keyed(keys, [name for name in keys if self.bounds[name].spec.time is None])
         self.on_open()
         return made
 
-    def _take_polled(self, found: Polled, now: float) -> Polled | None:
+    def _accept_polled_rows(self, found: Polled, now: float) -> Polled | None:
         """Take in what a poll gave; None before a column that is new."""
         self.last_rows = now
         self._find_new_columns(found)
         if self.new_columns:
-            self._drop_unfinished()
+            self._drop_unfinished_rows()
             return None
         self._unfinished.append(found)
         self.gathered += count_rows([found])
@@ -200,9 +198,9 @@ class SourceReader:
                 self._note_new_columns(name, {column: found.beside[name][column] for column in fresh})
             if bound.format is not None:
                 for batch in found.rows.get(name, ()):
-                    self._find_message_columns(name, bound.format, pa.Table.from_batches([batch]))
+                    self._note_message_columns(name, bound.format, pa.Table.from_batches([batch]))
 
-    def _find_message_columns(self, name: str, format: Format, given: pa.Table) -> None:
+    def _note_message_columns(self, name: str, format: Format, given: pa.Table) -> None:
         """Note the columns inside messages of a format, like `_find_new_columns`."""
         messages, valueless = wrap_messages(format, given, repr(name)), self._valueless.setdefault(name, set())
         known = (*self.bounds[name].schema.names, *self.left_out.get(name, ()))
@@ -214,7 +212,11 @@ class SourceReader:
             shown = format.columns(messages, known)
             self._note_new_columns(
                 name,
-                {c: UndeclaredColumn(kinds[c], str(messages.place(row))) for c, row in shown.items() if c in kinds},
+                {
+                    c: UndeclaredColumn(kinds[c], str(messages.locate_message(row)))
+                    for c, row in shown.items()
+                    if c in kinds
+                },
             )
         self._valueless[name] = {column for column in asked if column not in kinds}
 
@@ -235,7 +237,7 @@ class SourceReader:
         if self.bounds != before:
             self.close()
 
-    def group_calls(self) -> Iterator[CallRows]:
+    def group_rows_into_calls(self) -> Iterator[CallRows]:
         """Group the rows that were taken into calls: batches of equal columns together, full contents alone."""
         ready = CallRows({}, [])
         for taken in self.taken:
@@ -254,27 +256,27 @@ class SourceReader:
                     ready.spots.extend(spots[n : n + 1])
         yield from (ready,) if ready.rows else ()
 
-    def commit(self) -> None:
+    def acknowledge_commit(self) -> None:
         """Acknowledge the taken rows to the source after their commit."""
         self.taken, self.committed, self.gathered = [], self.position, count_rows(self._unfinished)
         if self._open is not None:
-            with self._watch_answer():
+            with self._watch_request():
                 self._open.acknowledge(self.committed)
 
-    def _drop_unfinished(self) -> None:
+    def _drop_unfinished_rows(self) -> None:
         """Forget the rows behind which no epoch may end: they are read again."""
         self._unfinished, self.gathered = [], count_rows(self.taken)
 
     def close(self) -> None:
         """Let go of the source."""
         if self._open is not None:
-            with self._watch_answer():
+            with self._watch_request():
                 self._open.close()
             self._open = None
 
-    def _watch_answer(self) -> AbstractContextManager[None]:
+    def _watch_request(self) -> AbstractContextManager[None]:
         """Let the run notice a request that lasts, and end it."""
-        return self.retry.watch("has not answered")
+        return self.retry.watch_call("has not answered")
 
 
 def count_rows(polled: Iterable[Polled]) -> int:
@@ -282,7 +284,7 @@ def count_rows(polled: Iterable[Polled]) -> int:
     return sum(batch.num_rows for each in polled for batches in each.rows.values() for batch in batches)
 
 
-def describe_columns(columns: Mapping[str, UndeclaredColumn]) -> str:
+def describe_new_columns(columns: Mapping[str, UndeclaredColumn]) -> str:
     """Describe columns that are new, for people."""
     return ", ".join(f"the column {name!r} ({each.kind}), first in {each.where}" for name, each in columns.items())
 
@@ -321,7 +323,7 @@ def find_source_feed(sources: Mapping[str, AttachedSource], input: str) -> Sourc
     return None
 
 
-def find_record(
+def find_source_record(
     sources: Mapping[str, AttachedSource], name: str, source: Source, inputs: Collection[str], where: str
 ) -> AttachedSource | None:
     """Return the state's record of the source ``name``; None if it is new. O(sources + inputs).
@@ -347,7 +349,7 @@ def find_record(
         raise SpecError(asked, found, "attach the one that it was, or a new state")
     if gone := [each for each in before.left_out if each in inputs and each not in source.inputs(name)]:
         found = f"it feeds {' and '.join(map(repr, gone))} in this state, of which changes would be passed over"
-        drop = Evolve(state=where, drop_inputs=gone)
+        drop = EvolveFix(state=where, drop_inputs=gone)
         raise SpecError(
             asked, found, Phrase("give it with all that it feeds; what nobody needs any more goes by ", drop)
         )

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF, TIME, did_you_mean
 from ddflow.connectors.api import TableChanges, TableSink
-from ddflow.connectors.modes import mark_known_rows, net_updates, rows_with_diff
+from ddflow.connectors.modes import consolidate_updates, mark_rows_with_keys, read_rows_with_diff
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import KeptEpochs
 from ddflow.errors import DdflowError, SinkRefused, SpecError
@@ -60,8 +60,8 @@ def count_differences(made: TableChanges, both: pa.Table, key: Sequence[str] | N
         return Synced(0, 0, made.rows.num_rows)
     diffs, keys = np.array(both.column(DIFF), np.int64), both.select(list(key or ()))
     theirs, ours = (keys.filter(pa.array(sign)) for sign in (diffs < 0, diffs > 0))
-    stays = mark_known_rows(theirs, ours, secret) if key else np.full(theirs.num_rows, ours.num_rows > 0)
-    known = mark_known_rows(ours, theirs, secret) if key else np.full(ours.num_rows, theirs.num_rows > 0)
+    stays = mark_rows_with_keys(theirs, ours, secret) if key else np.full(theirs.num_rows, ours.num_rows > 0)
+    known = mark_rows_with_keys(ours, theirs, secret) if key else np.full(ours.num_rows, theirs.num_rows > 0)
     changed, gone = int(np.count_nonzero(known)), int(-diffs[diffs < 0].sum())
     listed = pa.concat_tables([theirs.filter(pa.array(~stays)), ours.filter(pa.array(known))])
     return Synced(gone - changed, changed, ours.num_rows - changed, listed)
@@ -78,34 +78,34 @@ class TableSync(Delivery):
         epochs, ours = self.epochs, self.epochs.read_contents(self.name)
         self.look(ours.num_rows)
         if self.name not in epochs.flow.outputs:
-            made = self.to_changes(epochs.manifest.epoch)(
+            made = self.make_change_converter(epochs.manifest.epoch)(
                 ours if self.sink.mode != "updates" else ours.drop_columns([DIFF])
             )
-            return made, count_differences(made, ours.slice(0, 0), None, epochs.secret)
+            return made, count_differences(made, ours.slice(0, 0), None, epochs.hash_secret)
         read = self.shape.schema.empty_table() if self.table.missing() else self.table.read()
         self.look(read.num_rows)
         # Somebody may have put a null where the plan knows of none.
         ours = ours.cast(pa.schema([field.with_nullable(True) for field in ours.schema]))
-        theirs = rows_with_diff(self.sink.mode, read, ours.schema)
+        theirs = read_rows_with_diff(self.sink.mode, read, ours.schema)
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
-        gone = epochs.add_time(gone.select([*names, DIFF])).cast(ours.schema)
-        both = net_updates(pa.concat_tables([gone, ours]).combine_chunks(), epochs.secret)
-        made = self.to_changes(epochs.manifest.epoch)(both)
+        gone = epochs.add_time_column(gone.select([*names, DIFF])).cast(ours.schema)
+        both = consolidate_updates(pa.concat_tables([gone, ours]).combine_chunks(), epochs.hash_secret)
+        made = self.make_change_converter(epochs.manifest.epoch)(both)
         if made.gone is not None and self.key is not None:
             # A key that the table has twice goes with a row that may be right.
             again = [made.net > 0] * ours.num_rows
             if self.key:
-                again = mark_known_rows(ours.select(list(self.key)), made.gone, epochs.secret)
+                again = mark_rows_with_keys(ours.select(list(self.key)), made.gone, epochs.hash_secret)
             made = made._replace(rows=ours.filter(pa.array(again, pa.bool_())).select(names).cast(made.rows.schema))
-        return made, count_differences(made, both, self.key, epochs.secret)
+        return made, count_differences(made, both, self.key, epochs.hash_secret)
 
-    def claim(self, adopt: bool) -> None:
+    def check_ownership(self, adopt: bool) -> None:
         """Check whether the table may be changed.  Raises `SinkRefused`, `SinkFailed`.
 
         ``adopt``: whether the table may be another's.
         """
-        self.check_mode(self.find_known())
+        self.check_mode(self.find_sink_record())
         there, state = self.table.written(), self.epochs.manifest.id
         other = self.table.occupied() if there is None else (there.state, there.output) != (state, self.name)
         if other and not adopt and not self.table.missing():
@@ -122,21 +122,21 @@ class TableSync(Delivery):
         try:
             self.table.prepare()
         except SinkRefused:
-            known = self.find_known()
+            known = self.find_sink_record()
             if dry or known is None:
                 raise
             self.close()
             self.epochs.log.sinks[self.name] = replace(known, syncing=True)
-            self.epochs.publish_attached()
+            self.epochs.publish_connector_positions()
             self.shape = self.shape._replace(had=frozenset())
             self.table.prepare()
         self.before = self.table.written()
 
     def write_difference(self, made: TableChanges) -> None:
         """Write a difference, with the record of this epoch.  O(its rows).  Raises `SinkAhead`, `SinkFailed`."""
-        self.write(made, self.epochs.manifest.epoch)
+        self.write_changes(made, self.epochs.manifest.epoch)
         self.at = self.epochs.manifest.epoch
-        self.note_delivered()
+        self.record_delivered_epoch()
 
 
 def sync_targets(
@@ -146,18 +146,18 @@ def sync_targets(
     with ExitStack() as stack:
         each = {name: stack.enter_context(closing(TableSync(epochs, name, sink, look))) for name, sink in sinks.items()}
         for delivery in each.values():
-            delivery.claim(adopt)
+            delivery.check_ownership(adopt)
         for delivery in each.values():
             if not (dry and delivery.table.missing()):
                 delivery.prepare_table(dry=dry)
         found = {name: delivery.find_difference() for name, delivery in each.items()}
         if not dry:
-            _write_all({name: (delivery, found[name][0]) for name, delivery in each.items()})
-            epochs.publish_attached()
+            _write_differences({name: (delivery, found[name][0]) for name, delivery in each.items()})
+            epochs.publish_connector_positions()
     return {name: difference for name, (_, difference) in found.items()}
 
 
-def _write_all(each: Mapping[str, tuple[TableSync, TableChanges]]) -> None:
+def _write_differences(each: Mapping[str, tuple[TableSync, TableChanges]]) -> None:
     """Write differences.  An error says which were written before it."""
     given = list[str]()
     for name, (delivery, made) in each.items():
@@ -170,7 +170,7 @@ def _write_all(each: Mapping[str, tuple[TableSync, TableChanges]]) -> None:
         given.append(name)
 
 
-def detach(epochs: KeptEpochs, names: tuple[str, ...]) -> None:
+def detach_connectors(epochs: KeptEpochs, names: tuple[str, ...]) -> None:
     """Forget sinks and sources. Like `Engine.detach`."""
     kinds: dict[str, dict[str, Any]] = {"sink": epochs.log.sinks, "source": epochs.log.sources}
     known = {f"{kind}:{name}": (of, name) for kind, of in kinds.items() for name in of}
@@ -186,4 +186,4 @@ def detach(epochs: KeptEpochs, names: tuple[str, ...]) -> None:
         chosen.append(known[ways[0]])
     for of, name in chosen:
         of.pop(name, None)
-    epochs.publish_attached()
+    epochs.publish_connector_positions()

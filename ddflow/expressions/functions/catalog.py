@@ -28,7 +28,7 @@ from ddflow.expressions.functions.table import (
     FUNCTIONS,
     SqlFunction,
     find_replacement,
-    is_known_elsewhere,
+    is_known_in_other_dialects,
     sql_function,
     take_unchanged,
 )
@@ -108,7 +108,7 @@ def find_function(name: str) -> SqlFunction:
     found = f"there is no function {name}"
     if (made := find_replacement(lower)) is not None:
         raise Refusal(found, f"write for example {made}")
-    near = [] if is_known_elsewhere(lower) else get_close_matches(lower, FUNCTIONS, n=2, cutoff=ALIKE)
+    near = [] if is_known_in_other_dialects(lower) else get_close_matches(lower, FUNCTIONS, n=2, cutoff=ALIKE)
     hint = f"did you mean {' or '.join(near)}?; " if near else ""
     raise Refusal(found, f"{hint}known are {', '.join(sorted(FUNCTIONS))}")
 

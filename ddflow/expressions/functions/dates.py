@@ -24,18 +24,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.expressions.arithmetic import FIELDS, days_between, extract_duration_part, shift_days
-from ddflow.expressions.casts import as_text, convert, to_wall_clock
+from ddflow.expressions.casts import cast_to_text, convert, to_wall_clock
 from ddflow.expressions.functions.table import (
     FUNCTIONS,
     Take,
-    row_function,
+    register_row_function,
     sql_function,
     take_date,
+    take_text_literal,
     take_timestamp,
     take_unchanged,
-    text_literal,
 )
-from ddflow.expressions.logic import literal_text
+from ddflow.expressions.logic import read_text_literal
 from ddflow.expressions.node import Compute, Node, Refusal, accept_scalars, apply, check_text_size
 from ddflow.expressions.types import (
     DATE,
@@ -71,9 +71,9 @@ _DATE_PARTS: dict[Compute, tuple[str, ...]] = {
     partial(pc.day_of_week, count_from_zero=False, week_start=7): ("dayofweek",),
 }
 for _kernel, _names in _DATE_PARTS.items():
-    row_function(accept_scalars(partial(_extract_part, _kernel)), *_names, takes=[take_date])
+    register_row_function(accept_scalars(partial(_extract_part, _kernel)), *_names, takes=[take_date])
 for _kernel, _name in ((pc.hour, "hour"), (pc.minute, "minute"), (pc.second, "second")):
-    row_function(accept_scalars(partial(_extract_clock_part, _kernel)), _name, takes=[take_timestamp])
+    register_row_function(accept_scalars(partial(_extract_clock_part, _kernel)), _name, takes=[take_timestamp])
 
 _EXTRACTED = {
     "YEAR": "year",
@@ -119,11 +119,11 @@ _UNITS = {
 }
 
 
-def _unit_literal(*allowed: str) -> Take:
+def _take_unit_literal(*allowed: str) -> Take:
     """Build a reader of the literal of a unit, which gives the unit's one name."""
 
     def take(node: Node, name: str) -> str | None:
-        text = literal_text(node, f"the unit of {name}")
+        text = read_text_literal(node, f"the unit of {name}")
         unit = None if text is None else _UNITS.get(text.lower())
         if text is not None and unit not in allowed:
             raise Refusal(f"{text!r} is no unit of {name}", f"units are {', '.join(sorted(allowed))}")
@@ -132,14 +132,14 @@ def _unit_literal(*allowed: str) -> Take:
     return take
 
 
-@sql_function("date_trunc", takes=[_unit_literal(*set(_UNITS.values())), take_timestamp], of_null=INSTANT)
+@sql_function("date_trunc", takes=[_take_unit_literal(*set(_UNITS.values())), take_timestamp], of_null=INSTANT)
 def date_trunc(unit: str, node: Node) -> Node:
     """Truncate a timestamp to the start of its unit, as a timestamp."""
     compute = accept_scalars(lambda values: pc.floor_temporal(to_wall_clock(values), unit=unit).cast(INSTANT))
     return apply(compute, convert(node, INSTANT))
 
 
-@sql_function("trunc", takes=[take_date, _unit_literal("year", "quarter", "month", "week")], of_null=DATE)
+@sql_function("trunc", takes=[take_date, _take_unit_literal("year", "quarter", "month", "week")], of_null=DATE)
 def trunc(node: Node, unit: str) -> Node:
     """Truncate a date to the first day of its year, quarter, month or week."""
     return apply(lambda values: pc.floor_temporal(values, unit=unit), node)
@@ -147,7 +147,7 @@ def trunc(node: Node, unit: str) -> Node:
 
 @sql_function("to_date", takes=[take_unchanged])
 def to_date(node: Node) -> Node:
-    return convert(node if node.type == DATE or is_time(node.type) else as_text(node), DATE)
+    return convert(node if node.type == DATE or is_time(node.type) else cast_to_text(node), DATE)
 
 
 @sql_function("datediff", "date_diff", takes=[take_date, take_date])
@@ -198,7 +198,7 @@ def _format_fraction(digits: int) -> Part:
     return part
 
 
-def _fixed_text(text: str) -> Part:
+def _format_fixed_text(text: str) -> Part:
     return lambda values: pc.if_else(values.is_valid(), pa.scalar(text, STRING), pa.scalar(None, STRING))
 
 
@@ -230,11 +230,11 @@ _PARTS: Final[dict[str, Part]] = {
     **{"m" * width: _pad_number(pc.minute, width) for width in (1, 2)},
     **{"s" * width: _pad_number(pc.second, width) for width in (1, 2)},
     **{"S" * width: _format_fraction(width) for width in range(1, 10)},
-    **dict.fromkeys(("X" * width for width in (1, 2, 3)), _fixed_text("Z")),
+    **dict.fromkeys(("X" * width for width in (1, 2, 3)), _format_fixed_text("Z")),
 }
 
 
-@sql_function("date_format", takes=[take_timestamp, text_literal("the pattern of date_format")])
+@sql_function("date_format", takes=[take_timestamp, take_text_literal("the pattern of date_format")])
 def date_format(node: Node, pattern: str) -> Node:
     """Format a timestamp as text, by a pattern of Java's letters in the locale en-US.
 
@@ -261,7 +261,7 @@ def date_format(node: Node, pattern: str) -> Node:
         if least is not None and not 0 <= least <= most <= 9999:
             raise pa.ArrowInvalid("date_format of a year that has not four digits")
         plain = to_wall_clock(values)
-        return pc.binary_join_element_wise(*(part(plain) for part in parts), _fixed_text("")(plain), "")
+        return pc.binary_join_element_wise(*(part(plain) for part in parts), _format_fixed_text("")(plain), "")
 
     return apply(accept_scalars(compute), node, fallible=True)
 
@@ -271,7 +271,7 @@ def _compile_pattern(pattern: str) -> list[Part]:
     out: list[Part] = []
     for piece in _split_pattern(pattern):
         if piece[0] == "'" and len(piece) > 1:
-            out.append(_fixed_text("'" if piece == "''" else piece[1:-1].replace("''", "'")))
+            out.append(_format_fixed_text("'" if piece == "''" else piece[1:-1].replace("''", "'")))
         elif piece in _PARTS:
             out.append(_PARTS[piece])
         elif (piece[0].isalpha() and piece.isascii()) or piece in ("'", "[", "]", "{", "}", "#"):
@@ -280,7 +280,7 @@ def _compile_pattern(pattern: str) -> list[Part]:
                 f"{piece!r} in the pattern of date_format is not supported", f"letters are {known}, S; text in ''"
             )
         else:
-            out.append(_fixed_text(piece))
+            out.append(_format_fixed_text(piece))
     return out
 
 
@@ -305,9 +305,9 @@ _CYCLE: Final = 146_097 * 86_400_000_000
 """400 years, after which days of the week and of the year are the same, in microseconds."""
 
 
-def _zone_literal(node: Node, name: str) -> str | None:
+def _take_zone_literal(node: Node, name: str) -> str | None:
     """Read the literal of a zone.  Raises Refusal for an unknown zone."""
-    text = literal_text(node, f"the zone of {name}")
+    text = read_text_literal(node, f"the zone of {name}")
     if text is None:
         return None
     zone = "UTC" if text in ("Z", "GMT") else text
@@ -346,7 +346,9 @@ def _compute_offsets(times: Any, zone: str, local: bool) -> Any:
     return np.array(out, np.int64)[places]
 
 
-def _move_times(values: pa.Array, name: str, zone: str, near: Callable[[pa.Array], pa.Array], local: bool) -> pa.Array:
+def _convert_zone_times(
+    values: pa.Array, name: str, zone: str, near: Callable[[pa.Array], pa.Array], local: bool
+) -> pa.Array:
     """Convert times by ``near``, or by `_compute_offsets` if Arrow knows no rules.
 
     Raises ArrowInvalid for years out of range.
@@ -367,7 +369,7 @@ def _move_times(values: pa.Array, name: str, zone: str, near: Callable[[pa.Array
     return pa.array(out, mask=np.asarray(plain.is_null())).cast(WALL).cast(INSTANT)
 
 
-@sql_function("from_utc_timestamp", takes=[take_timestamp, _zone_literal], of_null=INSTANT)
+@sql_function("from_utc_timestamp", takes=[take_timestamp, _take_zone_literal], of_null=INSTANT)
 def from_utc_timestamp(node: Node, zone: str) -> Node:
     """Convert UTC to the time that a clock of the zone shows, stored as if it were UTC.
 
@@ -382,12 +384,12 @@ def from_utc_timestamp(node: Node, zone: str) -> Node:
         return pc.local_timestamp(plain.cast(INSTANT).cast(pa.timestamp("us", zone))).cast(INSTANT)
 
     def compute(values: pa.Array) -> pa.Array:
-        return _move_times(values, "from_utc_timestamp", zone, near, False)
+        return _convert_zone_times(values, "from_utc_timestamp", zone, near, False)
 
     return apply(accept_scalars(compute), convert(node, INSTANT), fallible=True)
 
 
-@sql_function("to_utc_timestamp", takes=[take_timestamp, _zone_literal], of_null=INSTANT)
+@sql_function("to_utc_timestamp", takes=[take_timestamp, _take_zone_literal], of_null=INSTANT)
 def to_utc_timestamp(node: Node, zone: str) -> Node:
     """Convert a time of the zone's clock, stored as if it were UTC, to its instant."""
 
@@ -397,6 +399,6 @@ def to_utc_timestamp(node: Node, zone: str) -> Node:
         return pc.subtract(plain.cast(INT64), moved).cast(WALL).cast(INSTANT)
 
     def compute(values: pa.Array) -> pa.Array:
-        return _move_times(values, "to_utc_timestamp", zone, near, True)
+        return _convert_zone_times(values, "to_utc_timestamp", zone, near, True)
 
     return apply(accept_scalars(compute), convert(node, INSTANT), fallible=True)

@@ -29,11 +29,11 @@ from ddflow.expressions.functions.json_text import (
     NOTHING,
     JsonNumber,
     JsonObject,
-    number_text,
+    format_number,
     parse_json,
     write_json,
 )
-from ddflow.expressions.functions.table import sql_function, take_text, text_literal
+from ddflow.expressions.functions.table import sql_function, take_text, take_text_literal
 from ddflow.expressions.node import COLUMN, Node, Refusal, TextTooLarge, accept_scalars, apply
 from ddflow.expressions.types import BOOL, DATE, DOUBLE, INSTANT, INT32, INT64, MOST_DIGITS, STRING, WALL
 
@@ -63,7 +63,7 @@ def _build_texts(name: str, values: Sequence[str | None]) -> pa.Array:
     return pa.array(encoded, pa.binary()).cast(STRING)
 
 
-@sql_function("get_json_object", takes=[take_text, text_literal("the path of get_json_object")])
+@sql_function("get_json_object", takes=[take_text, take_text_literal("the path of get_json_object")])
 def get_json_object(node: Node, path: str) -> Node:
     """Read the value at a path: a text unchanged, everything else as JSON; null if there is none.
 
@@ -118,7 +118,7 @@ def _find_value(value: Any, steps: Sequence[str | int]) -> Any:
     return BAD if value is None else value
 
 
-@sql_function("from_json", takes=[take_text, text_literal("the shape of from_json")])
+@sql_function("from_json", takes=[take_text, take_text_literal("the shape of from_json")])
 def from_json(node: Node, shape: str) -> Node:
     """Parse a text into a struct of a shape: nulls if it is not an object, null if it is null or empty.
 
@@ -197,7 +197,7 @@ def _build_doubles(values: Sequence[Any]) -> pa.Array:
 def _build_strings(values: Sequence[Any]) -> pa.Array:
     def format_value(value: Any) -> str | None:
         if isinstance(value, JsonNumber):
-            return number_text(value).strip('"')
+            return format_number(value).strip('"')
         return value if value is None or isinstance(value, str) else write_json(value)
 
     return _build_texts("from_json", list(map(format_value, values)))

@@ -47,7 +47,7 @@ class JsonNumber(str):
     whole = False
 
 
-class JsonWhole(JsonNumber):
+class JsonInteger(JsonNumber):
     """The text of a whole number."""
 
     __slots__ = ()
@@ -66,7 +66,7 @@ def _refuse_constant(name: str) -> JsonNumber:
 
 def _build_decoder(strict: bool, nan: Any) -> JSONDecoder:
     return JSONDecoder(
-        object_pairs_hook=JsonObject, parse_int=JsonWhole, parse_float=JsonNumber, parse_constant=nan, strict=strict
+        object_pairs_hook=JsonObject, parse_int=JsonInteger, parse_float=JsonNumber, parse_constant=nan, strict=strict
     )
 
 
@@ -101,14 +101,14 @@ def _scan_text(text: str, begin: int, strict: bool) -> Any:
         if "'" not in text:
             return BAD
         try:
-            value, end = decoder.raw_decode(text := _TOKEN.sub(_double_quotes, text), begin)
+            value, end = decoder.raw_decode(text := _TOKEN.sub(_to_double_quotes, text), begin)
         except ValueError:
             return BAD
     loose = isinstance(value, JsonNumber | bool | None) and text[end : end + 1].strip(" \t\r\n,]}")
     return BAD if loose else value
 
 
-def _double_quotes(found: re.Match[str]) -> str:
+def _to_double_quotes(found: re.Match[str]) -> str:
     """Turn a text in single quotes into one in double quotes."""
     if found[0][0] == '"':
         return found[0]
@@ -142,7 +142,7 @@ def _write_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else "true" if value else "false"
     if isinstance(value, JsonNumber):
-        return number_text(value)
+        return format_number(value)
     if isinstance(value, str):
         return f'"{_ESCAPED.sub(_escape_letter, value)}"'
     if isinstance(value, JsonObject):
@@ -158,20 +158,20 @@ def _escape_letter(found: re.Match[str]) -> str:
     return "".join(f"\\u{units[i]:02X}{units[i + 1]:02X}" for i in range(0, len(units), 2))
 
 
-def number_text(number: JsonNumber) -> str:
+def format_number(number: JsonNumber) -> str:
     """Format a number as Jackson does."""
     if number.whole:
         return "0" if number == "-0" else str(number)
     value = float(number)
     if value in (float("inf"), float("-inf")):
         return '"Infinity"' if value > 0 else '"-Infinity"'
-    return double_text(value)
+    return format_double(value)
 
 
-def double_text(value: float) -> str:
+def format_double(value: float) -> str:
     """Format a finite double as Java does.
 
-    >>> double_text(0.001), double_text(1e7), double_text(-1.25e-9), double_text(-0.0)
+    >>> format_double(0.001), format_double(1e7), format_double(-1.25e-9), format_double(-0.0)
     ('0.001', '1.0E7', '-1.25E-9', '-0.0')
     """
     sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()

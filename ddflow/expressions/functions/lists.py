@@ -8,7 +8,7 @@ disagree.
 >>> from ddflow.expressions.functions.table import FUNCTIONS
 >>> from ddflow.expressions.node import constant
 >>> parts = FUNCTIONS["split"].call([constant(pa.scalar(v)) for v in ("a,b,,c", ",")])
->>> parts.constant.as_py(), index_list(parts, constant(pa.scalar(1))).constant.as_py()
+>>> parts.constant.as_py(), subscript_list(parts, constant(pa.scalar(1))).constant.as_py()
 (['a', 'b', '', 'c'], 'b')
 """
 
@@ -20,7 +20,13 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.expressions.casts import convert
-from ddflow.expressions.functions.table import integer_literal, regex_literal, sql_function, take_text, take_unchanged
+from ddflow.expressions.functions.table import (
+    sql_function,
+    take_integer_literal,
+    take_regex_literal,
+    take_text,
+    take_unchanged,
+)
 from ddflow.expressions.logic import convert_to_common_type
 from ddflow.expressions.node import Node, Refusal, accept_scalars, apply, constant
 from ddflow.expressions.types import INT64, NULL, STRING, is_integer, sql_name, working_type
@@ -30,7 +36,7 @@ LIST = pa.list_(STRING)
 
 @sql_function(
     "split",
-    takes=[take_text, regex_literal("the pattern of split"), integer_literal("the limit of split")],
+    takes=[take_text, take_regex_literal("the pattern of split"), take_integer_literal("the limit of split")],
     least=2,
     of_null=LIST,
 )
@@ -77,7 +83,7 @@ def element_at(node: Node, index: Node) -> Node:
     return _build_element("element_at", node, index, 1, True)
 
 
-def index_list(node: Node, index: Node) -> Node:
+def subscript_list(node: Node, index: Node) -> Node:
     """Return the element ``x[i]`` at an index counted from 0. Fails outside of the list."""
     return _build_element("[ ]", node, index, 0, True)
 

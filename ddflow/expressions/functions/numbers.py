@@ -26,8 +26,8 @@ from ddflow.expressions.casts import convert
 from ddflow.expressions.digits import compute_with_numpy, round_decimal, round_double
 from ddflow.expressions.functions.table import (
     FUNCTIONS,
-    literal_integer,
-    row_function,
+    read_integer_literal,
+    register_row_function,
     sql_function,
     take_double,
     take_number,
@@ -48,13 +48,13 @@ def _float_sign(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.where(values == 0, values, np.sign(values))  # the sign of -0.0 is -0.0
 
 
-row_function(accept_scalars(partial(compute_with_numpy, _float_sign)), "sign", "signum", takes=[take_double])
+register_row_function(accept_scalars(partial(compute_with_numpy, _float_sign)), "sign", "signum", takes=[take_double])
 
 
 @sql_function("round", takes=[take_number, take_unchanged], least=1)
 def round_number(value: Node, places: Node | None = None) -> Node:
     """Round half up to ``places`` digits after the point, before it if negative."""
-    count = 0 if places is None else literal_integer(places, "the number of places of round")
+    count = 0 if places is None else read_integer_literal(places, "the number of places of round")
     if count is None:
         return null(value.type)
     kind = value.type
@@ -90,27 +90,29 @@ def _round_to_whole(kernel: Compute, value: Node) -> Node:
         digits = min(value.type.precision - value.type.scale + 1, 38)
         wide = pa.decimal256(76, value.type.scale)
         return apply(lambda values: kernel(values.cast(wide)).cast(pa.decimal128(digits, 0)), value)
-    return convert(apply(lambda values: _nan_as_zero(kernel(values.cast(DOUBLE))), value), INT64)
+    return convert(apply(lambda values: _replace_nan(kernel(values.cast(DOUBLE))), value), INT64)
 
 
-def _nan_as_zero(values: Datum) -> Datum:
+def _replace_nan(values: Datum) -> Datum:
     return pc.if_else(pc.is_nan(values), 0.0, values)
 
 
-def _logarithm(kernel: Compute, values: Datum) -> Datum:
+def _compute_logarithm(kernel: Compute, values: Datum) -> Datum:
     return pc.if_else(pc.less_equal(values, 0.0), pa.scalar(None, DOUBLE), kernel(values))
 
 
 sql_function("floor", takes=[take_number])(partial(_round_to_whole, pc.floor))
 sql_function("ceil", "ceiling", takes=[take_number])(partial(_round_to_whole, pc.ceil))
-row_function(pc.sqrt, "sqrt", takes=[take_double])
-row_function(pc.exp, "exp", takes=[take_double])
-row_function(partial(_logarithm, pc.ln), "ln", takes=[take_double])
-row_function(partial(_logarithm, pc.log2), "log2", takes=[take_double])
-row_function(partial(_logarithm, pc.log10), "log10", takes=[take_double])
-row_function(pc.power, "power", "pow", takes=[take_double, take_double])
-row_function(lambda values: pc.fill_null(pc.is_nan(values), False), "isnan", takes=[take_double])  # false for a null
-row_function(lambda a, b: pc.if_else(pc.is_nan(a), b, a), "nanvl", takes=[take_double, take_double])
+register_row_function(pc.sqrt, "sqrt", takes=[take_double])
+register_row_function(pc.exp, "exp", takes=[take_double])
+register_row_function(partial(_compute_logarithm, pc.ln), "ln", takes=[take_double])
+register_row_function(partial(_compute_logarithm, pc.log2), "log2", takes=[take_double])
+register_row_function(partial(_compute_logarithm, pc.log10), "log10", takes=[take_double])
+register_row_function(pc.power, "power", "pow", takes=[take_double, take_double])
+register_row_function(
+    lambda values: pc.fill_null(pc.is_nan(values), False), "isnan", takes=[take_double]
+)  # false for a null
+register_row_function(lambda a, b: pc.if_else(pc.is_nan(a), b, a), "nanvl", takes=[take_double, take_double])
 sql_function("mod", takes=[take_unchanged, take_unchanged])(partial(arithmetic, "%"))
 sql_function("pmod", takes=[take_unchanged, take_unchanged])(partial(arithmetic, "pmod"))
 
@@ -128,7 +130,7 @@ def log(first: Node, second: Node | None = None) -> Node:
     return apply(compute, first, second)
 
 
-def _extreme(name: str, kernel: Compute, of_floats: Compute, *values: Node) -> Node:
+def _build_greatest_or_least(name: str, kernel: Compute, of_floats: Compute, *values: Node) -> Node:
     if len({node.type == STRING for node in values if node.type != NULL}) > 1:
         raise Refusal(f"{name} is given text and other types", "cast the operands to one type")
     nodes = convert_to_common_type(values, name)
@@ -140,7 +142,7 @@ def _extreme(name: str, kernel: Compute, of_floats: Compute, *values: Node) -> N
     return apply(of_floats if is_float(kind) else kernel, *nodes)
 
 
-def _greatest_float(*values: Datum) -> Datum:
+def _max_with_nan(*values: Datum) -> Datum:
     """Return the greatest float with NaN on top, as Spark does; Arrow skips NaN like null."""
     result = pc.max_element_wise(*values)
     nan = pa.scalar(math.nan, result.type)
@@ -149,8 +151,8 @@ def _greatest_float(*values: Datum) -> Datum:
     return result
 
 
-_GREATEST = partial(_extreme, "greatest", pc.max_element_wise, _greatest_float)
-_LEAST = partial(_extreme, "least", pc.min_element_wise, pc.min_element_wise)
+_GREATEST = partial(_build_greatest_or_least, "greatest", pc.max_element_wise, _max_with_nan)
+_LEAST = partial(_build_greatest_or_least, "least", pc.min_element_wise, pc.min_element_wise)
 sql_function("greatest", takes=[take_unchanged, take_unchanged], more=True)(_GREATEST)
 sql_function("least", takes=[take_unchanged, take_unchanged], more=True)(_LEAST)
 

@@ -21,18 +21,18 @@ from functools import reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.expressions.casts import as_text
+from ddflow.expressions.casts import cast_to_text
 from ddflow.expressions.functions.table import (
     Take,
-    integer_literal,
-    regex_literal,
-    row_function,
+    register_row_function,
     sql_function,
+    take_integer_literal,
+    take_regex_literal,
     take_text,
+    take_text_literal,
     take_unchanged,
-    text_literal,
 )
-from ddflow.expressions.logic import literal_text
+from ddflow.expressions.logic import read_text_literal
 from ddflow.expressions.node import (
     Compute,
     Datum,
@@ -63,9 +63,9 @@ def _change_case(kernel: Compute, odd: str, python: Callable[[str], str]) -> Com
     return accept_scalars(compute)
 
 
-row_function(_change_case(pc.utf8_upper, _ODD_UPPER, str.upper), "upper", "ucase", takes=[take_text])
-row_function(_change_case(pc.utf8_lower, _ODD_LOWER, str.lower), "lower", "lcase", takes=[take_text])
-row_function(pc.utf8_reverse, "reverse", takes=[take_text])
+register_row_function(_change_case(pc.utf8_upper, _ODD_UPPER, str.upper), "upper", "ucase", takes=[take_text])
+register_row_function(_change_case(pc.utf8_lower, _ODD_LOWER, str.lower), "lower", "lcase", takes=[take_text])
+register_row_function(pc.utf8_reverse, "reverse", takes=[take_text])
 
 
 @sql_function("length", "len", "char_length", "character_length", takes=[take_unchanged])
@@ -73,14 +73,14 @@ def count_characters(value: Node) -> Node:
     """Count the characters, or the bytes of a binary value."""
     if value.type == BINARY:
         return apply(lambda value: pc.binary_length(value).cast(INT32), value)
-    return apply(lambda value: pc.utf8_length(value).cast(INT32), as_text(value))
+    return apply(lambda value: pc.utf8_length(value).cast(INT32), cast_to_text(value))
 
 
 def _slice_text(text: Node, start: int, stop: int | None) -> Node:
     return apply(lambda value: pc.utf8_slice_codeunits(value, start, stop), text)
 
 
-_POSITION, _LENGTH = integer_literal("the position of substring"), integer_literal("the length of substring")
+_POSITION, _LENGTH = take_integer_literal("the position of substring"), take_integer_literal("the length of substring")
 
 
 @sql_function("substring", "substr", takes=[take_text, _POSITION, _LENGTH], least=2)
@@ -94,19 +94,19 @@ def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
     return _slice_text(text, start, start + length if start + length < 0 else None)
 
 
-@sql_function("left", takes=[take_text, integer_literal("the length of left")])
-def take_left(text: Node, size: int) -> Node:
+@sql_function("left", takes=[take_text, take_integer_literal("the length of left")])
+def slice_left(text: Node, size: int) -> Node:
     """Return the first characters."""
     return _slice_text(text, 0, max(size, 0))
 
 
-@sql_function("right", takes=[take_text, integer_literal("the length of right")])
-def take_right(text: Node, size: int) -> Node:
+@sql_function("right", takes=[take_text, take_integer_literal("the length of right")])
+def slice_right(text: Node, size: int) -> Node:
     """Return the last characters."""
     return _slice_text(text, -size, None) if size > 0 else _slice_text(text, 0, 0)
 
 
-@sql_function("repeat", takes=[take_text, integer_literal("the count of repeat")])
+@sql_function("repeat", takes=[take_text, take_integer_literal("the count of repeat")])
 def repeat(text: Node, times: int) -> Node:
     """Repeat a text; "" for less than once."""
     times = max(times, 0)
@@ -121,7 +121,7 @@ def repeat(text: Node, times: int) -> Node:
 
 
 def _register_padding(kernel: Callable[..., Datum], name: str) -> None:
-    takes = [take_text, integer_literal(f"the width of {name}"), text_literal(f"the padding of {name}")]
+    takes = [take_text, take_integer_literal(f"the width of {name}"), take_text_literal(f"the padding of {name}")]
 
     @sql_function(name, takes=takes, least=2)
     def build(text: Node, size: int, fill: str = " ") -> Node:
@@ -148,10 +148,10 @@ _TRIMS: dict[str, Compute] = {"BOTH": pc.utf8_trim, "LEADING": pc.utf8_ltrim, "T
 
 def trim_text(text: Node, side: str, characters: Node | None) -> Node:
     """Compute TRIM, LTRIM, RTRIM: remove the given characters from one side or both; by default only the space."""
-    letters = " " if characters is None else literal_text(characters, "the characters of trim")
+    letters = " " if characters is None else read_text_literal(characters, "the characters of trim")
     if letters is None:
         return null(STRING)
-    text, kernel = as_text(text), _TRIMS[side]
+    text, kernel = cast_to_text(text), _TRIMS[side]
     return apply(lambda value: kernel(value, characters=letters), text) if letters else text
 
 
@@ -175,7 +175,7 @@ def concat(*texts: Node) -> Node:
     """Concatenate the texts; null if any is null."""
     if any(text.type == BINARY for text in texts):
         raise Refusal("concat is given binary values", "cast them to string")
-    return apply(_concatenate, *(as_text(text) for text in texts))
+    return apply(_concatenate, *(cast_to_text(text) for text in texts))
 
 
 def _concatenate(*values: Datum) -> Datum:
@@ -195,7 +195,7 @@ def _join_with_separator(separator: pa.Array, first: pa.Array, *others: pa.Array
     return pc.binary_join_element_wise(first, *others, separator, null_handling="skip")
 
 
-row_function(accept_scalars(_join_with_separator), "concat_ws", takes=[take_text, take_text], more=True)
+register_row_function(accept_scalars(_join_with_separator), "concat_ws", takes=[take_text, take_text], more=True)
 
 
 def _register_search(kernel: Compute, *names: str, looks_for: Take) -> None:
@@ -204,16 +204,22 @@ def _register_search(kernel: Compute, *names: str, looks_for: Take) -> None:
         return apply(lambda value: kernel(value, needle), text)
 
 
-_register_search(pc.starts_with, "startswith", looks_for=text_literal("what startswith looks for"))
-_register_search(pc.ends_with, "endswith", looks_for=text_literal("what endswith looks for"))
-_register_search(pc.match_substring, "contains", looks_for=text_literal("what contains looks for"))
+_register_search(pc.starts_with, "startswith", looks_for=take_text_literal("what startswith looks for"))
+_register_search(pc.ends_with, "endswith", looks_for=take_text_literal("what endswith looks for"))
+_register_search(pc.match_substring, "contains", looks_for=take_text_literal("what contains looks for"))
 _register_search(
-    pc.match_substring_regex, "regexp_like", "rlike", "regexp", looks_for=regex_literal("the pattern of regexp_like")
+    pc.match_substring_regex,
+    "regexp_like",
+    "rlike",
+    "regexp",
+    looks_for=take_regex_literal("the pattern of regexp_like"),
 )
 
 
 @sql_function(
-    "replace", takes=[take_text, text_literal("what replace looks for"), text_literal("what replace puts in")], least=2
+    "replace",
+    takes=[take_text, take_text_literal("what replace looks for"), take_text_literal("what replace puts in")],
+    least=2,
 )
 def replace(text: Node, old: str, by: str = "") -> Node:
     """Replace every match, left to right; unchanged if the old text is ""."""
@@ -231,7 +237,11 @@ def replace(text: Node, old: str, by: str = "") -> Node:
 
 @sql_function(
     "regexp_replace",
-    takes=[take_text, regex_literal("the pattern of regexp_replace"), text_literal("what regexp_replace puts in")],
+    takes=[
+        take_text,
+        take_regex_literal("the pattern of regexp_replace"),
+        take_text_literal("what regexp_replace puts in"),
+    ],
 )
 def regexp_replace(text: Node, pattern: str, by: str) -> Node:
     """Replace every match; in the new text ``$1`` is the first group, as in Java."""
@@ -272,7 +282,11 @@ def _translate_replacement(java: str) -> str:
 
 @sql_function(
     "regexp_extract",
-    takes=[take_text, regex_literal("the pattern of regexp_extract"), integer_literal("the group of regexp_extract")],
+    takes=[
+        take_text,
+        take_regex_literal("the pattern of regexp_extract"),
+        take_integer_literal("the group of regexp_extract"),
+    ],
     least=2,
 )
 def regexp_extract(text: Node, pattern: str, index: int = 1) -> Node:

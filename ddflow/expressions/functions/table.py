@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from ddflow.expressions.casts import as_text, convert
-from ddflow.expressions.logic import literal_regex, literal_text
+from ddflow.expressions.casts import cast_to_text, convert
+from ddflow.expressions.logic import read_regex_literal, read_text_literal
 from ddflow.expressions.node import Compute, Node, Refusal, apply, null
 from ddflow.expressions.types import DATE, DOUBLE, INSTANT, NULL, STRING, is_number, is_time, sql_name
 
@@ -82,13 +82,13 @@ def find_replacement(name: str) -> str | None:
 
     >>> find_replacement("strftime"), find_replacement("sin")
     ("date_format(at, 'yyyy-MM-dd')", None)
-    >>> is_known_elsewhere("sin"), is_known_elsewhere("uper")
+    >>> is_known_in_other_dialects("sin"), is_known_in_other_dialects("uper")
     (True, False)
     """
     return _BY_NAME.get(name)
 
 
-def is_known_elsewhere(name: str) -> bool:
+def is_known_in_other_dialects(name: str) -> bool:
     """Whether a dialect of SQL has a function of that name.  O(1)."""
     from sqlglot import exp  # which takes long to import
 
@@ -159,7 +159,7 @@ def sql_function(
     return enter
 
 
-def row_function(compute: Compute, *names: str, takes: Sequence[Take], more: bool = False) -> None:
+def register_row_function(compute: Compute, *names: str, takes: Sequence[Take], more: bool = False) -> None:
     """Enter a function that is one computation over what it takes."""
     sql_function(*names, takes=takes, more=more)(partial(apply, compute))
 
@@ -171,7 +171,7 @@ def take_unchanged(node: Node, _: str) -> Node:
 
 def take_text(node: Node, _: str) -> Node:
     """Cast the argument to text."""
-    return as_text(node)
+    return cast_to_text(node)
 
 
 def take_number(node: Node, name: str) -> Node:
@@ -205,22 +205,22 @@ def _check_time(node: Node, name: str, what: str) -> Node:
     return node
 
 
-def integer_literal(place: str) -> Take:
+def take_integer_literal(place: str) -> Take:
     """Take the value of an integer literal; ``place`` names the argument in errors."""
-    return lambda node, _: literal_integer(node, place)
+    return lambda node, _: read_integer_literal(node, place)
 
 
-def text_literal(place: str) -> Take:
+def take_text_literal(place: str) -> Take:
     """Take the value of a text literal."""
-    return lambda node, _: literal_text(node, place)
+    return lambda node, _: read_text_literal(node, place)
 
 
-def regex_literal(place: str) -> Take:
+def take_regex_literal(place: str) -> Take:
     """Take a text literal that is a regular expression."""
-    return lambda node, _: literal_regex(node, place)
+    return lambda node, _: read_regex_literal(node, place)
 
 
-def literal_integer(node: Node, place: str) -> int | None:
+def read_integer_literal(node: Node, place: str) -> int | None:
     """Return the value of a constant integer, None for a null. Raises Refusal if it varies by row or is no integer."""
     value = None if node.constant is None else node.constant.as_py()
     if node.constant is None or not (value is None or type(value) is int):

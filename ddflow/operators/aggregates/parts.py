@@ -11,7 +11,7 @@ rows it is nothing (0, or empty). So a group without rows leaves nothing behind.
 >>> states = ExactSumPart(pa.float64()).fold(folding, pa.array([], BYTES), pa.array([0.1, 0.1]))
 >>> states.to_pylist()
 [b'']
->>> exact_numbers(states)
+>>> decode_sums(states)
 [0]
 """
 
@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, Words, validity, view_values
+from ddflow.columns.hashing import Ints, Words, unpack_validity, view_values
 from ddflow.columns.layout import buffer_address, make_writable
 from ddflow.kernels import exact
-from ddflow.kernels.accumulate import GroupTimes, tally_cells
+from ddflow.kernels.accumulate import GroupTimes, accumulate_diffs
 from ddflow.kernels.exact_results import LEAST
 
 BYTES: Final = pa.large_binary()
@@ -94,8 +94,8 @@ class CountPart(StatePart):
                 return pa.array(rows[n:] + before.take(folding.of))
         out = np.empty(folding.cells.starts.size - 1, np.int64)
         before[folding.lived] = had
-        present = np.empty(0, np.uint8) if values is None else validity(values)
-        beyond = tally_cells(folding.cells, present, folding.diffs, before, out)
+        present = np.empty(0, np.uint8) if values is None else unpack_validity(values)
+        beyond = accumulate_diffs(folding.cells, present, folding.diffs, before, out)
         if beyond >= 0:
             raise ValueOverflow(beyond)
         return pa.Array.from_buffers(pa.int64(), out.size, [None, pa.py_buffer(out)])
@@ -115,7 +115,7 @@ class ExactSumPart(StatePart):
     ``unit``, ``scale``: its unit is 2 to the one, by 10 to the other.  Of durations: what they count, of a second.
 
     >>> narrow, wide = ExactSumPart(pa.int32()), ExactSumPart(pa.decimal128(12, 2))
-    >>> exact_numbers(wide.widen(pa.array([encode_sum(-7), b""], BYTES), narrow))
+    >>> decode_sums(wide.widen(pa.array([encode_sum(-7), b""], BYTES), narrow))
     [-700, 0]
     """
 
@@ -144,7 +144,7 @@ class ExactSumPart(StatePart):
             words = view_values(values, at)
         held_ends, held_at = _lay_out_prior_states(folding, held)
         work = np.zeros(exact.WORK, np.uint64)
-        ends, present = np.zeros(cells.starts.size, np.int64), validity(values)
+        ends, present = np.zeros(cells.starts.size, np.int64), unpack_validity(values)
         out, begin, room = np.empty(0, np.uint8), 0, 64 * ends.size + exact.MOST
         given = cells, words, present, folding.diffs.view(np.uint64), self.how, self.square, held_ends, held_at
         while begin < folding.groups:
@@ -152,14 +152,14 @@ class ExactSumPart(StatePart):
             more = np.empty(max(room, used + mine * exact.MOST), np.uint8)
             more[:used] = out[:used]
             out, room = more, 2 * more.size
-            begin = exact.add_up(*given, work, begin, ends, out)
+            begin = exact.accumulate_sums(*given, work, begin, ends, out)
         return pa.Array.from_buffers(
             BYTES, ends.size - 1, [None, pa.py_buffer(ends), pa.py_buffer(out[: int(ends[-1])].copy())]
         )
 
     def mark_nonempty(self, states: pa.Array) -> Any:
         """See `StatePart.mark_nonempty`."""
-        ends, _ = state_ends(states)
+        ends, _ = find_state_ends(states)
         return ends[1:] != ends[:-1]
 
     def widen(self, states: pa.Array, narrow: Any) -> pa.Array:
@@ -168,18 +168,18 @@ class ExactSumPart(StatePart):
         if times == 1:
             return states
         # Doubles, of which NaN may be counted, have no other unit.
-        return pa.array([encode_sum(times * each) for each in exact_numbers(states) if each is not None], BYTES)
+        return pa.array([encode_sum(times * each) for each in decode_sums(states) if each is not None], BYTES)
 
 
 def _lay_out_prior_states(folding: UpdatesByGroup, held: pa.Array) -> tuple[Ints, Any]:
     """Lay out the prior states of all groups one after the other: return their ends, and their address."""
-    ends, at = state_ends(held)
+    ends, at = find_state_ends(held)
     sizes = np.zeros(folding.groups + 1, np.int64)
     sizes[folding.lived + 1] = ends[1:] - ends[:-1]
     return np.cumsum(sizes), at + np.uint64(ends[0])
 
 
-def state_ends(states: pa.Array) -> tuple[Ints, Any]:
+def find_state_ends(states: pa.Array) -> tuple[Ints, Any]:
     """Where states end in their bytes, int64[n + 1], and the address of those."""
     buffers = states.buffers()
     if not len(states):
@@ -188,7 +188,7 @@ def state_ends(states: pa.Array) -> tuple[Ints, Any]:
     return ends, np.uint64(buffer_address(buffers[2]))
 
 
-def exact_numbers(states: pa.Array) -> list[int | None]:
+def decode_sums(states: pa.Array) -> list[int | None]:
     """Exact sums as numbers of their unit; None where NaN or infinities are counted.  O(bytes)."""
     return [_decode_sum(state) for state in states.to_pylist()]
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, validity, view_values
+from ddflow.columns.hashing import Ints, unpack_validity, view_values
 from ddflow.columns.wider import find_widening
 from ddflow.errors import AggregateFailed
 from ddflow.expressions import Expression, compile as compile_expression
@@ -30,8 +30,8 @@ from ddflow.operators.aggregates.parts import (
     StatePart,
     UpdatesByGroup,
     ValueOverflow,
-    exact_numbers,
-    state_ends,
+    decode_sums,
+    find_state_ends,
 )
 from ddflow.plan.aggregates import Aggregate, AggregateCall, AppliedAggregate, parse_aggregate
 
@@ -60,7 +60,7 @@ class FoldedAggregate:
         self.parts: dict[Key, StatePart] = {}
         if call.distinct or call.order or call.ignores_nulls:
             what = "DISTINCT" if call.distinct else "ORDER BY" if call.order else "IGNORE NULLS"
-            raise call.error(f"{call.function} takes no {what}", "leave it out")
+            raise call.build_error(f"{call.function} takes no {what}", "leave it out")
 
     def compile_argument(self, text: str) -> pa.DataType:
         """Compile an argument; its type.  Raises `ExpressionError`."""
@@ -68,7 +68,7 @@ class FoldedAggregate:
         self.arguments[text] = compile_expression(text, self.schema, what=what)
         return self.arguments[text].type
 
-    def count_values(self, text: str) -> Key:
+    def add_count_part(self, text: str) -> Key:
         """Keep how many values of an argument are not null."""
         self.parts["count", text] = CountPart()
         return "count", text
@@ -77,11 +77,11 @@ class FoldedAggregate:
         """Return the entries that a plan writes next to its text.  ``formulas``: see `Collection.to_json`."""
         return {}
 
-    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+    def compute_results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """Compute results from states of its parts.  ``there``: bool[n], the wanted ones.  Raises `ValueOverflow`."""
         raise NotImplementedError
 
-    def unlike(self, narrow: Any) -> Iterator[str]:
+    def list_incompatibilities(self, narrow: Any) -> Iterator[str]:
         """Why its results are not those of ``narrow``, itself over narrower columns, in a wider type."""
         if self.type != narrow.type and find_widening(narrow.type, self.type) is None:
             yield f"{self.call.text!r} was {narrow.type}, and would be {self.type}"
@@ -103,10 +103,10 @@ class CountAggregate(FoldedAggregate):
                 tests = " AND ".join(f"({each}) IS NOT NULL" for each in call.arguments)
                 text = f"CASE WHEN {tests} THEN true END"
             self.compile_argument(text)
-            self.count_values(text)
+            self.add_count_part(text)
 
-    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """See `FoldedAggregate.results`."""
+    def compute_results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """See `FoldedAggregate.compute_results`."""
         return states[0]
 
 
@@ -120,14 +120,14 @@ class TruthAggregate(FoldedAggregate):
         text = call.arguments[0]
         if self.compile_argument(text) != pa.bool_():
             kind = self.arguments[text].type
-            raise call.error(f"its argument is {kind}, not boolean", "compare it with something")
+            raise call.build_error(f"its argument is {kind}, not boolean", "compare it with something")
         del self.arguments[text]
         for test in (f"CASE WHEN {text} THEN true END", f"CASE WHEN NOT ({text}) THEN true END"):
             self.compile_argument(test)
-            self.count_values(test)
+            self.add_count_part(test)
 
-    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """See `FoldedAggregate.results`.  A multiplicity below zero is none."""
+    def compute_results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """See `FoldedAggregate.compute_results`.  A multiplicity below zero is none."""
         trues, falses = (view_values(each, INT64) > 0 for each in states)
         found = ~falses if self.call.function == "bool_and" else trues
         return pa.array(found, mask=~(trues | falses))
@@ -145,10 +145,10 @@ class NumericAggregate(FoldedAggregate):
         if pat.is_duration(self.of):
             if not self.of_time:
                 found = f"its argument is {self.of}, of which there are sum, avg, min and max"
-                raise call.error(found, "take one of these, or bring the time in as a number")
+                raise call.build_error(found, "take one of these, or bring the time in as a number")
         elif not (pat.is_integer(self.of) or pat.is_floating(self.of) or pat.is_decimal(self.of)):
-            raise call.error(f"its argument is {self.of}, not a number", "cast it, as in cast(x as double)")
-        self.count_values(self.text)
+            raise call.build_error(f"its argument is {self.of}, not a number", "cast it, as in cast(x as double)")
+        self.add_count_part(self.text)
         self.parts["sum", self.text] = part = ExactSumPart(self.of)
         self.unit, self.scale = part.unit, part.scale
 
@@ -164,13 +164,13 @@ class SumAggregate(NumericAggregate):
         if pat.is_decimal(self.of):
             self.type = pa.decimal128(min(self.of.precision + 10, 38), self.scale)
 
-    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """See `FoldedAggregate.results`."""
+    def compute_results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """See `FoldedAggregate.compute_results`."""
         none = view_values(states[0], INT64) == 0
         if self.unit:
             return set_nulls(_divide_sums(states[1], np.ones(none.size, np.int64), self.unit), none)
         words, fits = np.empty((none.size, 2), np.uint64), np.empty(none.size, np.uint8)
-        kernels.write_integers(*state_ends(states[1]), words, fits)
+        kernels.write_integers(*find_state_ends(states[1]), words, fits)
         low, high = words[:, 0], words[:, 1].view(np.int64)
         if pat.is_decimal(self.type):
             most = 10**self.type.precision - 1
@@ -178,7 +178,7 @@ class SumAggregate(NumericAggregate):
             below = (high < -most >> 64) | ((high == -most >> 64) & (low < -most & (2**64 - 1)))
             _check_fits((fits != 0) & ~above & ~below, there & ~none)
             given = pa.Array.from_buffers(pa.decimal128(38, self.scale), none.size, [None, pa.py_buffer(words)])
-            return given.filter(pa.array(~none)).cast(self.type, safe=False).take(_value_places(none))
+            return given.filter(pa.array(~none)).cast(self.type, safe=False).take(_number_non_nulls(none))
         _check_fits((fits != 0) & (high == low.view(np.int64) >> 63), there & ~none)
         return set_nulls(low.view(np.int64), none).cast(self.type)
 
@@ -194,8 +194,8 @@ class AverageAggregate(NumericAggregate):
         if pat.is_decimal(self.of):
             self.type = pa.decimal128(min(self.of.precision + 4, 38), min(self.scale + 4, 38))
 
-    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """See `FoldedAggregate.results`."""
+    def compute_results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """See `FoldedAggregate.compute_results`."""
         counts = view_values(states[0], INT64)
         none = counts == 0
         if self.type == DOUBLE:
@@ -204,7 +204,7 @@ class AverageAggregate(NumericAggregate):
         if pat.is_decimal(self.type):
             size, most, more = 16, 10**self.type.precision, 10 ** (self.type.scale - self.scale)
         out = []
-        for place, (total, n) in enumerate(zip(exact_numbers(states[1]), counts.tolist(), strict=True)):
+        for place, (total, n) in enumerate(zip(decode_sums(states[1]), counts.tolist(), strict=True)):
             assert total is not None
             up, by = (2 * abs(total) * more + abs(n), 2 * abs(n)) if n else (0, 1)
             found = up // by if (total < 0) == (n < 0) else -(up // by)  # half goes away from zero
@@ -213,11 +213,11 @@ class AverageAggregate(NumericAggregate):
             out.append(found if abs(found) < most else 0)
         words = b"".join(each.to_bytes(size, "little", signed=True) for each in out)
         given = pa.Array.from_buffers(self.type, len(out), [None, pa.py_buffer(words)])
-        return given.take(_value_places(none, np.arange(none.size)))
+        return given.take(_number_non_nulls(none, np.arange(none.size)))
 
-    def unlike(self, narrow: Any) -> Iterator[str]:
-        """See `FoldedAggregate.unlike`: a double is rounded elsewhere than a decimal, and that where its digits end."""
-        yield from super().unlike(narrow)
+    def list_incompatibilities(self, narrow: Any) -> Iterator[str]:
+        """See `FoldedAggregate.list_incompatibilities`: doubles and decimals round at other digits."""
+        yield from super().list_incompatibilities(narrow)
         if pat.is_duration(self.type) and pat.is_duration(narrow.type) and self.type != narrow.type:
             yield f"{self.call.text!r} was rounded to {narrow.type.unit}, and would be to {self.type.unit}"
         elif self.type != DOUBLE != narrow.type and self.type.scale != narrow.type.scale:
@@ -235,10 +235,10 @@ class VarianceAggregate(NumericAggregate):
         self.parts["squares", self.text] = ExactSumPart(self.of, square=True)
         self.sample, self.root = call.function.endswith("_samp"), call.function.startswith("stddev")
 
-    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """See `FoldedAggregate.results`."""
+    def compute_results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """See `FoldedAggregate.compute_results`."""
         counts = view_values(states[0], INT64)
-        given = zip(counts.tolist(), exact_numbers(states[1]), exact_numbers(states[2]), strict=True)
+        given = zip(counts.tolist(), decode_sums(states[1]), decode_sums(states[2]), strict=True)
         found = np.array([self._compute_variance(*each) for each in given], np.float64)
         return pa.array(found, mask=(counts == 0) | (self.sample & (counts == 1)))
 
@@ -261,7 +261,7 @@ FUNCTIONS: Final[dict[str, type[FoldedAggregate]]] = {
 }
 
 
-def aggregate_of(name: str, text: Any, schema: pa.Schema) -> FoldedAggregate:
+def bind_sql_aggregate(name: str, text: Any, schema: pa.Schema) -> FoldedAggregate:
     """Bind the aggregate that a text names, with these columns.  O(text).  Raises `ExpressionError`."""
     call = parse_aggregate(name, text, schema.names)
     return FUNCTIONS[call.function](call, schema)
@@ -278,7 +278,7 @@ def _check_fits(fits: Any, there: Any) -> None:
         raise ValueOverflow(int(beyond[0]))
 
 
-def _value_places(none: Any, at: Ints | None = None) -> pa.Array:
+def _number_non_nulls(none: Any, at: Ints | None = None) -> pa.Array:
     """Where each value stands among those that are not null, or at some places; null where there is none."""
     return pa.array(np.cumsum(~none) - 1 if at is None else at, mask=none)
 
@@ -286,9 +286,9 @@ def _value_places(none: Any, at: Ints | None = None) -> pa.Array:
 def _divide_sums(states: pa.Array, counts: Ints, unit: int) -> Any:
     """Exact sums divided by counts, rounded once; of a count of 0 any."""
     out = np.empty(counts.size)
-    if kernels.write_quotients(*state_ends(states), counts, unit, out) >= 0:
+    if kernels.write_quotients(*find_state_ends(states), counts, unit, out) >= 0:
         for place in np.flatnonzero(np.abs(counts) >= 1 << 32).tolist():
-            (total,) = exact_numbers(states.slice(place, 1))
+            (total,) = decode_sums(states.slice(place, 1))
             if total is not None:
                 out[place] = _round_quotient(total, int(counts[place]) << -unit)
     return out
@@ -326,19 +326,19 @@ class UserPart(StatePart):
     >>> ints = lambda *v: np.array(v, np.int64)
     >>> folding = UpdatesByGroup(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, 2), ints(), 1, ints(0), None)
     >>> states = part.fold(folding, pa.array([], part.kind), pa.array([7, 4], pa.int32()))
-    >>> part.state_words(states)[0].view(float).tolist(), part.mark_nonempty(states).tolist()
+    >>> part.view_state_words(states)[0].view(float).tolist(), part.mark_nonempty(states).tolist()
     ([15.0], [True])
     """
 
     def __init__(self, aggregate: Aggregate, of: pa.DataType) -> None:
         self.aggregate, self.double = aggregate, pat.is_floating(of)
         kinds = tuple(isinstance(each, float) for each in aggregate.zero)
-        self.loops, self.width = AggregateLoops.of(*aggregate.functions, kinds), len(kinds)
+        self.loops, self.width = AggregateLoops.from_functions(*aggregate.functions, kinds), len(kinds)
         self.kind = pa.binary(8 * self.width)
         zero = [np.array([each]).view(np.int64) for each in aggregate.zero]
         self.zero: Ints = np.concatenate(zero)
 
-    def state_words(self, states: pa.Array) -> Ints:
+    def view_state_words(self, states: pa.Array) -> Ints:
         """int64[n, width]: the words of states."""
         n, size = len(states), self.kind.byte_width
         if not n:
@@ -351,24 +351,24 @@ class UserPart(StatePart):
         """See `StatePart.fold`.  As many calls as values come or go."""
         rows, starts, firsts = folding.cells
         before = np.tile(self.zero, (folding.groups, 1))
-        before[folding.lived] = self.state_words(held)
+        before[folding.lived] = self.view_state_words(held)
         out = np.empty((starts.size - 1, self.width), np.int64)
         kind = (pa.float64(), np.dtype(np.float64)) if self.double else (pa.int64(), INT64)
         words = view_values(values.cast(kind[0]), kind[1])
         states = before, before.view(np.float64), out, out.view(np.float64)
-        self._run_loop(self.loops.fold, rows, starts, firsts, validity(values), words, folding.diffs, *states)
+        self._run_loop(self.loops.fold, rows, starts, firsts, unpack_validity(values), words, folding.diffs, *states)
         return pa.Array.from_buffers(self.kind, starts.size - 1, [None, pa.py_buffer(out)])
 
-    def results(self, states: pa.Array, wanted: Any) -> Any:
+    def compute_results(self, states: pa.Array, wanted: Any) -> Any:
         """Compute the results of the states that `wanted` marks."""
-        words, kind = self.state_words(states), self.aggregate.type
+        words, kind = self.view_state_words(states), self.aggregate.type
         out = np.zeros(wanted.size, np.float64 if pat.is_floating(kind) else np.int64)
         self._run_loop(self.loops.results, words, words.view(np.float64), wanted.view(np.uint8), out)
         return out
 
     def mark_nonempty(self, states: pa.Array) -> Any:
         """See `StatePart.mark_nonempty`."""
-        return (self.state_words(states) != self.zero).any(axis=1)
+        return (self.view_state_words(states) != self.zero).any(axis=1)
 
     def _run_loop(self, loop: Any, *given: Any) -> None:
         try:
@@ -388,27 +388,27 @@ class UserAggregate(FoldedAggregate):
         self.given, self.type = given, given.of.type
         kind = self.compile_argument(given.sql)
         if not (pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)):
-            raise call.error(f"its argument is {kind}, not a number", "cast it, as in cast(x as double)")
+            raise call.build_error(f"its argument is {kind}, not a number", "cast it, as in cast(x as double)")
         self.part = UserPart(given.of, kind)
         value = 0.5 if self.part.double else 1
         kinds = tuple(isinstance(each, float) for each in given.of.zero)
         if found := find_aggregate_fault(given.of.functions, kinds, value, not pat.is_floating(self.type)):
-            raise call.error(found, "see dd.Aggregate for what the functions take and give")
-        self.count_values(given.sql)
+            raise call.build_error(found, "see dd.Aggregate for what the functions take and give")
+        self.add_count_part(given.sql)
         self.parts[f"own {id(given.of)}", given.sql] = self.part
 
     def describe(self, formulas: Any) -> dict[str, Any]:
         """Write the functions by name, then the type and the text of ``zero``."""
         of = self.given.of
-        return {**formulas.functions(of.functions), "type": str(of.type), "zero": repr(of.zero)}
+        return {**formulas.describe_functions(of.functions), "type": str(of.type), "zero": repr(of.zero)}
 
-    def unlike(self, narrow: Any) -> Iterator[str]:
-        """See `FoldedAggregate.unlike`."""
+    def list_incompatibilities(self, narrow: Any) -> Iterator[str]:
+        """See `FoldedAggregate.list_incompatibilities`."""
         if self.part.double != narrow.part.double:
             yield f"{self.call.text!r} is folded by functions of its own, which were given whole numbers"
 
-    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """See `FoldedAggregate.results`."""
+    def compute_results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """See `FoldedAggregate.compute_results`."""
         none = view_values(states[0], INT64) == 0
-        out = self.part.results(states[1], there & ~none)
+        out = self.part.compute_results(states[1], there & ~none)
         return pa.array(out if not pat.is_boolean(self.type) else out != 0, mask=none)

@@ -60,7 +60,7 @@ class Events(NamedTuple):
         original = times if self.original is self.times else self.original.copy()
         return Events(pa.concat_batches([self.rows]), times, original, self.arrival.copy())
 
-    def in_order(self) -> Events:
+    def sort_by_time(self) -> Events:
         """Sort the events by time, arrival kept within a time.  O(n), or O(n log n) if they were not sorted."""
         order = sort_times(self.times)
         return self if order is None else self.take(order)
@@ -99,7 +99,7 @@ def join_events(parts: list[Events]) -> Events:
     shared = all(part.original is part.times for part in parts)
     both = Events(rows, times, times if shared else np.concatenate([part.original for part in parts]), arrival)
     order = sort_times(times)
-    if not _in_sequence(both, order):
+    if not _is_in_arrival_order(both, order):
         # Parts that were cut from, or merged of, the same pushes may interleave in arrival within a time.
         order = np.argsort(arrival)
         if (then := sort_times(times[order])) is not None:
@@ -107,7 +107,7 @@ def join_events(parts: list[Events]) -> Events:
     return both if order is None else both.take(order)
 
 
-def _in_sequence(events: Events, order: Ints | None) -> bool:
+def _is_in_arrival_order(events: Events, order: Ints | None) -> bool:
     """Whether events that are in the order of times are also in that of arrival within a time."""
     times, arrival = (a if order is None else a[order] for a in (events.times, events.arrival))
     return bool(((arrival[1:] > arrival[:-1]) | (times[1:] > times[:-1])).all())
@@ -160,7 +160,7 @@ class KeyedEvents(NamedTuple):
     """The events that decide nothing: their keys are forgotten, and they come too late."""
     expiry: ExpiryChange = ExpiryChange()
 
-    def without(self, stays: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> KeyedEvents:
+    def filter_events(self, stays: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> KeyedEvents:
         """Without the events for which ``stays`` is false, and the keys that have no others.  O(n)."""
         by, prior = self.by, self.prior
         here = stays[by.permutation]

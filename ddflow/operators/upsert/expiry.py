@@ -22,12 +22,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import NONE, Ints, RowHashes, Words
+from ddflow.columns.hashing import NONE, Ints, RowHasher, Words
 from ddflow.columns.rows import gather_arrays
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY, Prior
 from ddflow.operators.upsert.events import Events, ExpiryChange, KeyedEvents
-from ddflow.operators.upsert.orders import LEAST, MergeOrders, Order, column_words, needs_flag, value_of
+from ddflow.operators.upsert.orders import (
+    LEAST,
+    MergeOrders,
+    Order,
+    decode_column_words,
+    encode_column_words,
+    needs_null_flag,
+)
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Change
@@ -49,7 +56,8 @@ class ExpiryHorizons:
     >>> bound = bind_upserts("a", pa.schema({"k": pa.int64(), "at": pa.int32()}), spec)
     >>> horizons = ExpiryHorizons(bound, Order(bound))
     >>> horizons.greatest = 120
-    >>> horizons.rows, horizons.tombstones, horizons.mark_below(np.array([[89], [90], [LEAST]]), horizons.rows).tolist()
+    >>> horizons.row_horizon, horizons.tombstone_horizon, horizons.mark_below(np.array([[89], [90], [LEAST]]),
+    ...     horizons.row_horizon).tolist()
     (90, 100, [True, False, True])
     """
 
@@ -59,7 +67,9 @@ class ExpiryHorizons:
         self.shorter: int | float = min(ttl for ttl in (self.ttl, tombstone_ttl) if ttl is not None)
         self.field = bound.schema.field(bound.spec.order_by[0])
         wide = (
-            1 + needs_flag(self.field) if isinstance(order, Order) else int(order.columns[0, 2] - order.columns[0, 1])
+            1 + needs_null_flag(self.field)
+            if isinstance(order, Order)
+            else int(order.columns[0, 2] - order.columns[0, 1])
         )
         self.flagged, self.floats = wide == 2, pat.is_floating(self.field.type)
         # Under versions of cells: the order of the row, and that of its latest delete.
@@ -68,43 +78,43 @@ class ExpiryHorizons:
         self.greatest: int | None = None
 
     @property
-    def rows(self) -> int | None:
+    def row_horizon(self) -> int | None:
         """The word below which the orders of live keys are forgotten, or None."""
-        return None if self.ttl is None or self.greatest is None else self.move_word(self.greatest, -self.ttl)
+        return None if self.ttl is None or self.greatest is None else self.shift_order_word(self.greatest, -self.ttl)
 
     @property
-    def tombstones(self) -> int | None:
+    def tombstone_horizon(self) -> int | None:
         """The word below which those of deleted keys are forgotten, and events come too late; or None."""
-        return None if self.greatest is None else self.move_word(self.greatest, -self.shorter)
+        return None if self.greatest is None else self.shift_order_word(self.greatest, -self.shorter)
 
-    def horizon_ahead(self, horizon: int, ttl: int | float) -> int:
+    def compute_later_horizon(self, horizon: int, ttl: int | float) -> int:
         """Where a horizon will be after a part of its time to live."""
         share = ttl / AHEAD if self.floats else max(int(ttl) // AHEAD, 1)
-        return max(self.move_word(horizon, share), LEAST + 1)
+        return max(self.shift_order_word(horizon, share), LEAST + 1)
 
-    def move_word(self, word: int, by: int | float) -> int:
+    def shift_order_word(self, word: int, by: int | float) -> int:
         """Return the word of an order that is greater by ``by``, within the range of words."""
         if not self.floats:
             return min(max(word + int(by), LEAST), GREATEST)
-        value = value_of([np.array([word])], FLOAT).to_numpy()[0] + by
-        return int(column_words(pa.array([value], pa.float64()), FLOAT)[0][0])
+        value = decode_column_words([np.array([word])], FLOAT).to_numpy()[0] + by
+        return int(encode_column_words(pa.array([value], pa.float64()), FLOAT)[0][0])
 
-    def words(self, events: pa.RecordBatch) -> Ints:
+    def compute_order_words(self, events: pa.RecordBatch) -> Ints:
         """int64[n, w]: the orders of events, of one part.  O(n)."""
-        return np.stack(column_words(events.column(self.field.name), self.field, self.flagged), axis=1)
+        return np.stack(encode_column_words(events.column(self.field.name), self.field, self.flagged), axis=1)
 
-    def values(self, order: Ints) -> pa.Array:
+    def decode_orders(self, order: Ints) -> pa.Array:
         """Convert the orders of keys to values.  O(m)."""
-        m, keys = order.shape[0], np.stack([self._order_key(order, part) for part in self.parts])
+        m, keys = order.shape[0], np.stack([self._compute_sort_key(order, part) for part in self.parts])
         at, own = np.array(self.parts)[np.argmax(keys, axis=0)], np.arange(m)
         words = [np.ascontiguousarray(order[own, at + i]) for i in range(1 + self.flagged)]
-        return value_of(words, self.field)
+        return decode_column_words(words, self.field)
 
-    def keys(self, order: Ints) -> Ints:
+    def compute_sort_keys(self, order: Ints) -> Ints:
         """int64[m]: one word each, by which orders of keys can be sorted; null as the smallest.  O(m)."""
-        out = self._order_key(order, 0)
+        out = self._compute_sort_key(order, 0)
         for part in self.parts[1:]:
-            np.maximum(out, self._order_key(order, part), out=out)
+            np.maximum(out, self._compute_sort_key(order, part), out=out)
         return out
 
     def mark_below(self, order: Ints, horizon: int | None, parts: Sequence[int] | None = None) -> Bools:
@@ -117,27 +127,27 @@ class ExpiryHorizons:
             out &= (word < horizon) | null
         return out
 
-    def lapsed_tombstones(self, order: Ints) -> Bools:
+    def mark_expired_tombstones(self, order: Ints) -> Bools:
         """bool[m]: which deleted keys, by their orders, are forgotten.  O(m)."""
-        return self.mark_below(order, self.tombstones)
+        return self.mark_below(order, self.tombstone_horizon)
 
-    def find_expired(self, prior: Prior) -> Bools:
+    def mark_expired_keys(self, prior: Prior) -> Bools:
         """bool[g]: which keys hold what is forgotten.  O(g)."""
         live = prior.reference & LIVE != 0
-        out: Bools = self.mark_below(prior.order, self.rows) & live
-        out |= self.lapsed_tombstones(prior.order) & ~live & (prior.reference != 0)
+        out: Bools = self.mark_below(prior.order, self.row_horizon) & live
+        out |= self.mark_expired_tombstones(prior.order) & ~live & (prior.reference != 0)
         return out
 
-    def greatest_order(self, own: Ints) -> int | None:
+    def find_greatest_order(self, own: Ints) -> int | None:
         """Return the word of the greatest order of some events; None if none of them is a point in time."""
         word, aside = self._split_nulls(own, 0)
         if self.floats:
-            least, greatest = column_words(pa.array([-math.inf, math.inf]), FLOAT)[0]
+            least, greatest = encode_column_words(pa.array([-math.inf, math.inf]), FLOAT)[0]
             aside = aside | (word <= least) | (word >= greatest)
         word = word[~aside]
         return int(word.max()) if word.size else None
 
-    def _order_key(self, order: Ints, part: int) -> Ints:
+    def _compute_sort_key(self, order: Ints, part: int) -> Ints:
         word, null = self._split_nulls(order, part)
         return np.where(null, LEAST, word)
 
@@ -156,7 +166,7 @@ class ExpiryHorizons:
 class KeyExpiry:
     """Of one input.  ``horizons``: what is too old.  ``forgotten``: how many live keys were, since it was opened."""
 
-    def __init__(self, bound: BoundUpserts, order: Order | MergeOrders, arranged: Arrangement, keys: RowHashes) -> None:
+    def __init__(self, bound: BoundUpserts, order: Order | MergeOrders, arranged: Arrangement, keys: RowHasher) -> None:
         assert bound.spec.expiry is not None
         self.bound, self.arranged, self.keys = bound, arranged, keys
         self.horizons = ExpiryHorizons(bound, order)
@@ -165,7 +175,7 @@ class KeyExpiry:
         self.forgotten = 0
         self.reset_survey()
         self._least: WeakKeyDictionary[Batch, int] = WeakKeyDictionary()
-        arranged.expire_tombstones(self.horizons.lapsed_tombstones)
+        arranged.expire_tombstones(self.horizons.mark_expired_tombstones)
 
     def reset_survey(self) -> None:
         """Put nothing aside any more: what is held has become another.  O(1); the next step looks at all orders."""
@@ -177,16 +187,18 @@ class KeyExpiry:
 
     # Before a step
 
-    def mark_expired(self, high: Words, low: Words) -> Bools:
+    def mark_expired_keys(self, high: Words, low: Words) -> Bools:
         """bool[n]: which of some keys, ascending, hold what is forgotten.  O(n) expected."""
-        return self.horizons.find_expired(self.arranged.seek(high, low, np.arange(high.size, dtype=np.int32)))
+        return self.horizons.mark_expired_keys(self.arranged.seek(high, low, np.arange(high.size, dtype=np.int32)))
 
     def find_due_keys(self) -> tuple[Words, Words]:
         """Find the identities of live keys that expire now, ascending.  O(those), amortised; nothing changes."""
-        rows, tombstones = self.horizons.rows, self.horizons.tombstones
+        rows, tombstones = self.horizons.row_horizon, self.horizons.tombstone_horizon
         if tombstones is None:
             return NONE, NONE
-        if _is_beyond(rows, self._until) or (_is_beyond(tombstones, self._until_tombstones) and self._is_survey_due()):
+        if _has_passed(rows, self._until) or (
+            _has_passed(tombstones, self._until_tombstones) and self._is_survey_due()
+        ):
             self._survey_orders(rows, tombstones)
         n = self._sort_due_keys(rows)
         if not n:
@@ -194,7 +206,7 @@ class KeyExpiry:
         by = sort_by_identity(self._high[:n], self._low[:n])
         starts = by.starts[:-1]
         prior = self.arranged.seek(by.high, by.low, starts)
-        now = starts[self.horizons.find_expired(prior) & (prior.reference & LIVE != 0)]
+        now = starts[self.horizons.mark_expired_keys(prior) & (prior.reference & LIVE != 0)]
         return by.high[now], by.low[now] if by.low.size else NONE
 
     def _is_survey_due(self) -> bool:
@@ -208,32 +220,35 @@ class KeyExpiry:
     def _survey_orders(self, rows: int | None, tombstones: int) -> None:
         """Look at all orders: which keys will be due soon, and how many deletions are of no use.  O(versions)."""
         horizons, self._written = self.horizons, self.arranged.written
-        most = self._until_tombstones = horizons.horizon_ahead(tombstones, horizons.shorter)
+        most = self._until_tombstones = horizons.compute_later_horizon(tombstones, horizons.shorter)
         if rows is not None and horizons.ttl is not None:
-            self._until = horizons.horizon_ahead(rows, horizons.ttl)
+            self._until = horizons.compute_later_horizon(rows, horizons.ttl)
             most = max(most, self._until)
-        found, useless = [(self._words[:0], NONE, NONE)], self._count_useless(tombstones)
-        lower = {part.slot for parts in self.arranged.lower for part in parts}
+        found, useless = [(self._words[:0], NONE, NONE)], self._count_useless_deletions(tombstones)
+        lower = {part.slot for parts in self.arranged.unindexed_parts for part in parts}
         for part in self.arranged.parts:
             batch = self.arranged.slots[part.slot]
             if batch not in self._least:
-                self._least[batch] = int(horizons.keys(batch.order).min())
+                self._least[batch] = int(horizons.compute_sort_keys(batch.order).min())
             if self._least[batch] >= most:
                 continue
-            key, live = horizons.keys(batch.order[part.begin : part.end]), batch.live[part.begin : part.end] != 0
+            key, live = (
+                horizons.compute_sort_keys(batch.order[part.begin : part.end]),
+                batch.live[part.begin : part.end] != 0,
+            )
             useless += int((~live & (key < tombstones)).sum()) if part.slot in lower else 0
             if self._until is not None:
                 found.append(
                     _take_versions(batch, part.begin + np.flatnonzero(live & (key < self._until)), key, part.begin)
                 )
-        self.arranged.useless(useless)
+        self.arranged.note_useless_deletions(useless)
         self._words, self._high, self._low, self._fresh = NONE.view(np.int64), NONE, NONE, found
 
-    def _count_useless(self, tombstones: int) -> int:
+    def _count_useless_deletions(self, tombstones: int) -> int:
         """How many deleted keys of those that are indexed need not be known any more.  O(entries)."""
         references, places = self.arranged.index.walk(live=False)
         dead = places[(references & LIVE == 0) & (references & (LIVE - 1) != 0)]
-        return int((self.horizons.keys(self.arranged.index.entries(dead)[3]) < tombstones).sum())
+        return int((self.horizons.compute_sort_keys(self.arranged.index.read_entries(dead)[3]) < tombstones).sum())
 
     def _sort_due_keys(self, rows: int | None) -> int:
         """Sort what was put aside by its orders; how many are below the horizon.  O(what is new log of it)."""
@@ -245,7 +260,7 @@ class KeyExpiry:
             self._fresh = []
         return 0 if rows is None else int(np.searchsorted(self._words, max(rows, LEAST + 1)))
 
-    def weave_deletions(
+    def add_deletions(
         self, pieces: Iterable[Events], due: tuple[Words, Words], time: int, most: int | None
     ) -> Iterator[Events]:
         """Add to the pieces of a step an event for each key that is due, which deletes the key.
@@ -257,12 +272,12 @@ class KeyExpiry:
         for events in pieces:
             ids, _ = self.keys.identify_rows(events.rows)
             end = int(np.searchsorted(high, ids.max(), side="right")) if most is not None and ids.size else high.size
-            yield from self._split_up(events, ids, (high[:end], low[:end]), time, most)
+            yield from self._split_with_deletions(events, ids, (high[:end], low[:end]), time, most)
             high, low = high[end:], low[end:]
         if high.size:
-            yield from self._split_up(None, NONE, (high, low), time, most)
+            yield from self._split_with_deletions(None, NONE, (high, low), time, most)
 
-    def _split_up(
+    def _split_with_deletions(
         self, events: Events | None, ids: Words, due: tuple[Words, Words], time: int, most: int | None
     ) -> Iterator[Events]:
         high, low = due
@@ -284,7 +299,7 @@ class KeyExpiry:
         names = list(self.bound.spec.key)
         schema = pa.schema([self.bound.row_schema.field(name) for name in names])
         columns = dict(zip(names, gather_arrays(self.arranged.pool(), prior.reference, schema), strict=True))
-        columns[self.horizons.field.name] = self.horizons.values(prior.order)
+        columns[self.horizons.field.name] = self.horizons.decode_orders(prior.order)
         every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
         rows = self.bound.add_event_columns(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
         times = np.full(n, time)
@@ -292,24 +307,24 @@ class KeyExpiry:
 
     # In a step
 
-    def look(self, keyed: KeyedEvents) -> KeyedEvents:
+    def drop_forgotten_events(self, keyed: KeyedEvents) -> KeyedEvents:
         """Note which keys hold what is forgotten, and leave out the events that come too late.
 
         Their verdict is ``forgotten``, or they are deletions that nobody gave, of keys that have events.  O(events).
         """
         events, full = keyed.events, keyed.full
         given = events.arrival < NOBODY
-        own = self.horizons.words(events.rows)
+        own = self.horizons.compute_order_words(events.rows)
         named = given if full is None else given & (events.arrival < full)
-        most, forgotten = self.horizons.greatest_order(own[named]), int((~given).sum())
+        most, forgotten = self.horizons.find_greatest_order(own[named]), int((~given).sum())
         if self.horizons.greatest is None:
             return keyed._replace(expiry=ExpiryChange(most))
         prior, permutation, starts = keyed.prior, keyed.by.permutation, keyed.by.starts
-        lapsed = self.horizons.find_expired(prior)
+        lapsed = self.horizons.mark_expired_keys(prior)
         prior.reference[lapsed] |= LAPSED
         late = np.zeros(given.size, np.bool_)
         if self.refuses and full is None:
-            late = given & self.horizons.mark_below(own, self.horizons.tombstones, [0])
+            late = given & self.horizons.mark_below(own, self.horizons.tombstone_horizon, [0])
             if late.any():
                 group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
                 late[permutation] &= (lapsed | (prior.reference == 0))[group]
@@ -319,30 +334,30 @@ class KeyExpiry:
             some = np.add.reduceat(stands[permutation], starts[:-1]) > 0
             late[permutation] |= ~given[permutation] & np.repeat(some, np.diff(starts))
         if late.any():
-            keyed = keyed.without(~late)
+            keyed = keyed.filter_events(~late)
         again = keyed.prior.reference & (LAPSED | LIVE) == LAPSED
         expiry = ExpiryChange(most, forgotten, int((~given & ~late).sum()) - int(again.sum()))
         return keyed._replace(expiry=expiry, left=np.flatnonzero(late))
 
     # After a step
 
-    def take(self, changes: Sequence[Change], expiry: ExpiryChange) -> None:
+    def record_changes(self, changes: Sequence[Change], expiry: ExpiryChange) -> None:
         """Take in what a step brought, before its changes are applied.  O(versions)."""
-        n = self._sort_due_keys(self.horizons.rows)
+        n = self._sort_due_keys(self.horizons.row_horizon)
         self._words, self._high, self._low = self._words[n:], self._high[n:], self._low[n:]
         until = LEAST if self._until is None else self._until
         for batch in [change.batch for change in changes if len(change.batch)]:
-            key = self.horizons.keys(batch.order)
+            key = self.horizons.compute_sort_keys(batch.order)
             at = np.flatnonzero((batch.live != 0) & (key < until))
             if at.size:
                 self._fresh.append(_take_versions(batch, at, key, 0))
         self.forgotten += expiry.forgotten
-        self.arranged.useless(expiry.useless, more=True)
+        self.arranged.note_useless_deletions(expiry.useless, more=True)
         if expiry.greatest is not None:
             self.horizons.greatest = max(expiry.greatest, LEAST if (old := self.horizons.greatest) is None else old)
 
 
-def _is_beyond(horizon: int | None, until: int | None) -> bool:
+def _has_passed(horizon: int | None, until: int | None) -> bool:
     return horizon is not None and (until is None or horizon > until)
 
 

@@ -22,15 +22,15 @@ from ddflow.columns.hashing import (
     Ints,
     Secret,
     Words,
-    sortable_words,
-    true_flags,
-    validity,
-    value_hashes,
+    compute_sortable_words,
+    compute_value_hashes,
+    unpack_booleans,
+    unpack_validity,
     view_values,
 )
 from ddflow.columns.layout import Array, make_writable, offset_width
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.schema import is_word
+from ddflow.columns.schema import is_word_type
 from ddflow.errors import ListTooLong, MergeOverflow, Option, Phrase, TooLarge
 from ddflow.kernels.fold import (
     CLEAR,
@@ -39,14 +39,14 @@ from ddflow.kernels.fold import (
     LAST,
     LEAST,
     NOTHING,
-    Walked,
+    EventsByKey,
     add_floats,
-    add_wide,
-    add_words,
+    add_int64,
+    add_int128,
     choose_cells,
-    list_contributions,
-    mark_distinct,
-    spell_ranges,
+    collect_list_elements,
+    expand_ranges,
+    mark_distinct_elements,
 )
 from ddflow.plan.merge.strategy import LISTS, Strategy, last_non_null
 
@@ -57,25 +57,26 @@ MOST = 2**31 - 1
 def validity_flags(column: pa.Array) -> Flags:
     """uint8[n] of 1 where a value is not null; of size 0 when none is null.  A union is null where its child is."""
     if not pat.is_union(column.type):
-        return validity(column)
-    there = true_flags(column.is_valid())
+        return unpack_validity(column)
+    there = unpack_booleans(column.is_valid())
     return ALL_VALID if there.all() else there
 
 
-def held_flags(held: pa.Array) -> Flags:
+def mark_held_values(held: pa.Array) -> Flags:
     """uint8[g] of 1 where what is held is not null."""
     there = validity_flags(held)
     return there if there.size else np.ones(len(held), np.uint8)
 
 
 class ListParts(NamedTuple):
-    """The cells that lists are made of; see `kernels.fold.list_contributions`.
+    """The cells that lists are made of; see `kernels.fold.collect_list_elements`.
 
     >>> import numpy as np
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
-    >>> walked = Walked(few(0, 1), few(0, 2), few(0, 1))
+    >>> walked = EventsByKey(few(0, 1), few(0, 2), few(0, 1))
     >>> given, held = pa.array(["b", "c"]), pa.array(["a"])
-    >>> join_texts(";", pa.string(), ListParts.of(walked, flags(1, 1), given, held), given, held, "names").to_pylist()
+    >>> join_texts(";", pa.string(), ListParts.from_walk(walked, flags(1, 1), given, held), given, held,
+    ...     "names").to_pylist()
     ['a;b;c']
     """
 
@@ -89,22 +90,22 @@ class ListParts(NamedTuple):
     """int64[m]: and where it ends; there too where there is no list."""
 
     @classmethod
-    def of(cls, walked: Walked, action: Flags, column: pa.Array, held: pa.Array) -> Self:
+    def from_walk(cls, walked: EventsByKey, action: Flags, column: pa.Array, held: pa.Array) -> Self:
         """Find the parts of each key's list.  O(places + (key, time) groups)."""
         m, most = walked.key_times.size - 1, walked.permutation.size + len(held)
         parts, stretches = np.empty(most, np.int64), np.empty(most + 1, np.int64)
         begins, stops = np.empty(m, np.int64), np.empty(m, np.int64)
-        made, opened = list_contributions(
-            walked, action, validity_flags(column), len(column), held_flags(held), parts, stretches, begins, stops
+        made, opened = collect_list_elements(
+            walked, action, validity_flags(column), len(column), mark_held_values(held), parts, stretches, begins, stops
         )
         return cls(parts[:made], stretches[: opened + 1], begins, stops)
 
     @property
-    def empty(self) -> Array:
+    def mark_empty(self) -> Array:
         """bool[m]: which (key, time) groups have no list."""
         return np.equal(self.begins, self.stops)
 
-    def ranges(self, ends: Ints) -> tuple[Ints, Ints | None]:
+    def to_element_ranges(self, ends: Ints) -> tuple[Ints, Ints | None]:
         """Convert the lists of the (key, time) groups to ranges of elements.
 
         ``ends``: q + 1, the elements before each part.
@@ -122,7 +123,7 @@ class ListParts(NamedTuple):
 
 def _expand_ranges(first: Ints, ends: Ints) -> Ints:
     out = np.empty(int(ends[-1]), np.int64)
-    spell_ranges(first, ends, out)
+    expand_ranges(first, ends, out)
     return out
 
 
@@ -145,18 +146,18 @@ def grow_lists(
     ends = np.zeros(parts.parts.size + 1, np.int64)
     np.cumsum(sizes[parts.parts], out=ends[1:])
     elements = _expand_ranges(first[parts.parts], ends)
-    children = _append_held(column if strategy.name == "collect" else column.values, held.values, name)
+    children = _append_held_cells(column if strategy.name == "collect" else column.values, held.values, name)
     if strategy.name == "union":
         kept = np.empty(elements.size, np.uint8)
-        hashes = value_hashes(pa.Table.from_arrays([children], ["value"]), secret)
-        mark_distinct(hashes, elements, ends[parts.stretches], kept)
+        hashes = compute_value_hashes(pa.Table.from_arrays([children], ["value"]), secret)
+        mark_distinct_elements(hashes, elements, ends[parts.stretches], kept)
         before = np.zeros(elements.size + 1, np.int64)
         np.cumsum(kept.astype(np.int64), out=before[1:])
         ends = before[ends]
         elements = elements[kept.view(bool)]
     if strategy.limit is not None:
-        _check_limit(strategy, parts, ends, len(column), name, key)
-    offsets, places = parts.ranges(ends)
+        _check_list_limit(strategy, parts, ends, len(column), name, key)
+    offsets, places = parts.to_element_ranges(ends)
     wide = pat.is_large_list(kind)
     if not wide and offsets[-1] > MOST:
         raise TooLarge(
@@ -166,7 +167,7 @@ def grow_lists(
         )
     values = _take_values(children, elements if places is None else elements[places], name)
     starts = pa.array(offsets if wide else offsets.astype(np.int32))
-    gone = parts.empty
+    gone = parts.mark_empty
     made = pa.LargeListArray if wide else pa.ListArray
     return made.from_arrays(starts, values, type=kind, mask=pa.array(gone) if gone.any() else None)
 
@@ -189,7 +190,7 @@ def _list_offsets(column: pa.Array) -> Ints:
     return np.frombuffer(column.buffers()[1], f"i{wide}", len(column) + 1, column.offset * wide).astype(np.int64)
 
 
-def _check_limit(
+def _check_list_limit(
     strategy: Strategy, parts: ListParts, ends: Ints, rows: int, name: str, key: Callable[[int], str]
 ) -> None:
     """Refuse the first stretch that outgrows the limit.  One that was held so long and got nothing is as it was."""
@@ -220,20 +221,20 @@ def join_texts(
     column, held: of ``kind``.  Returns m cells of ``kind``, null where there is no text.  Raises `TooLarge`.  O(bytes).
     """
     sizes = np.concatenate([np.diff(_list_offsets(column)), np.diff(_list_offsets(held))])[parts.parts]
-    offsets, places = parts.ranges(np.arange(parts.parts.size + 1))
+    offsets, places = parts.to_element_ranges(np.arange(parts.parts.size + 1))
     listed = parts.parts if places is None else parts.parts[places]
     total = int((sizes if places is None else sizes[places]).sum()) + len(separator.encode()) * listed.size
     if not pat.is_large_string(kind) and total > MOST:
-        _too_large(name, f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB")
+        _raise_too_large(name, f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB")
     wide = pa.large_string()
-    texts = _take_values(_append_held(column.cast(wide), held.cast(wide), name), listed, name)
+    texts = _take_values(_append_held_cells(column.cast(wide), held.cast(wide), name), listed, name)
     out = pc.binary_join(pa.LargeListArray.from_arrays(pa.array(offsets), texts), pa.scalar(separator, wide))
-    if parts.empty.any():
-        out = pc.if_else(pa.array(parts.empty), pa.scalar(None, wide), out)
+    if parts.mark_empty.any():
+        out = pc.if_else(pa.array(parts.mark_empty), pa.scalar(None, wide), out)
     return out.cast(kind)
 
 
-def _append_held(column: pa.Array, held: pa.Array, name: str) -> pa.Array:
+def _append_held_cells(column: pa.Array, held: pa.Array, name: str) -> pa.Array:
     if not len(held):
         return column
     return _call_arrow(name, pa.concat_arrays, [column, held])
@@ -248,10 +249,10 @@ def _call_arrow(name: str, function: Callable[[Any], pa.Array], argument: Any) -
     try:
         return function(argument)
     except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
-        _too_large(name, str(error).splitlines()[0])
+        _raise_too_large(name, str(error).splitlines()[0])
 
 
-def _too_large(name: str, found: str) -> NoReturn:
+def _raise_too_large(name: str, found: str) -> NoReturn:
     raise TooLarge(
         f"column {name!r} of one output",
         found,
@@ -284,9 +285,9 @@ def drop_scale(column: pa.Array) -> Ints:
     return view_values(column, np.dtype(f"{sign}{size}")).astype(np.int64, copy=False)
 
 
-def add_up(
+def fold_sums(
     kind: pa.DataType,
-    walked: Walked,
+    walked: EventsByKey,
     action: Flags,
     column: pa.Array,
     held: pa.Array,
@@ -299,7 +300,7 @@ def add_up(
     both of ``kind``.  ``name`` of the column and ``named``, of a group's key, are for the error.  Returns m cells of
     ``kind``.  Raises `MergeOverflow`.  O(places + n + g).
     """
-    had = validity(held) if held.null_count else np.ones(len(held), np.uint8)
+    had = unpack_validity(held) if held.null_count else np.ones(len(held), np.uint8)
     there = np.empty(walked.key_times.size - 1, np.uint8)
     if pat.is_floating(kind):
         values = _fold_floats(kind, walked, action, column, held, had, there)
@@ -307,8 +308,8 @@ def add_up(
         values = _fold_wide_integers(kind, walked, action, column, held, had, there, name, named)
     else:
         out, (low, high) = np.empty(there.size, np.int64), _integer_bounds(kind)
-        group, row, before = add_words(
-            walked, action, validity(column), drop_scale(column), had, drop_scale(held), low, high, out, there
+        group, row, before = add_int64(
+            walked, action, unpack_validity(column), drop_scale(column), had, drop_scale(held), low, high, out, there
         )
         if group >= 0:
             _raise_overflow(kind, before, int(drop_scale(column)[row]), name, named(group))
@@ -335,18 +336,18 @@ def _integer_bounds(kind: pa.DataType) -> tuple[int, int]:
 
 
 def _fold_floats(
-    kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, held: pa.Array, had: Flags, there: Flags
+    kind: pa.DataType, walked: EventsByKey, action: Flags, column: pa.Array, held: pa.Array, had: Flags, there: Flags
 ) -> Array:
     dtype = np.dtype(f"f{kind.bit_width // 8}")
     given, before = (view_values(each, dtype).astype(np.float64, copy=False) for each in (column, held))
     out = np.empty(there.size, np.float64)
-    add_floats(walked, action, validity(column), given, had, before, bool(kind.bit_width == 32), out, there)
+    add_floats(walked, action, unpack_validity(column), given, had, before, bool(kind.bit_width == 32), out, there)
     return out.astype(dtype, copy=False)
 
 
 def _fold_wide_integers(
     kind: pa.DataType,
-    walked: Walked,
+    walked: EventsByKey,
     action: Flags,
     column: pa.Array,
     held: pa.Array,
@@ -358,7 +359,7 @@ def _fold_wide_integers(
     given, before = _word_pairs(column), _word_pairs(held)
     out = np.empty((there.size, 2), np.uint64)
     least, most = (np.array([bound & LOW, bound >> 64 & LOW], np.uint64) for bound in _integer_bounds(kind))
-    group, row = add_wide(walked, action, validity(column), given, had, before, least, most, out, there)
+    group, row = add_int128(walked, action, unpack_validity(column), given, had, before, least, most, out, there)
     if group >= 0:
         _raise_overflow(kind, _join_words(out[0]), _join_words(given[row]), name, named(group))
     return out[:, 0] if pat.is_uint64(kind) else out
@@ -403,7 +404,7 @@ RULES = {
 NO_WORDS: Ints = np.empty(0, np.int64)
 
 
-class HeldCells:
+class PriorCells:
     """What the g keys hold of a column when the step begins.
 
     ``references``: int64[g], where the row is that a key holds, without flags; NOTHING where it holds no live row.
@@ -413,11 +414,11 @@ class HeldCells:
     >>> from ddflow.kernels.fold import TAKE
     >>> from ddflow.plan.merge.strategy import last_non_null, sum
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
-    >>> walked = Walked(few(0, 1), few(0, 2), few(0, 1))  # one key, two events at one time
-    >>> held, given = HeldCells(np.array([5 << 40]), lambda: pa.array([10])), pa.array([2, None])
+    >>> walked = EventsByKey(few(0, 1), few(0, 2), few(0, 1))  # one key, two events at one time
+    >>> held, given = PriorCells(np.array([5 << 40]), lambda: pa.array([10])), pa.array([2, None])
     >>> field = pa.field("visits", pa.int64())
     >>> of = (field, walked, flags(TAKE, TAKE), given, ALL_VALID, held, Secret(1, 2), str)
-    >>> fold(last_non_null(), *of).tolist(), fold(sum(), *of).to_pylist()
+    >>> fold_cells(last_non_null(), *of).tolist(), fold_cells(sum(), *of).to_pylist()
     ([0], [12])
     """
 
@@ -425,21 +426,21 @@ class HeldCells:
         self.references, self._gather = references, gather
         self._held_values: pa.Array | None = None
 
-    def values(self) -> pa.Array:
+    def gather_values(self) -> pa.Array:
         """Gather the cells on the first call.  O(g), once."""
         if self._held_values is None:
             self._held_values = self._gather()
         return self._held_values
 
 
-def fold(
+def fold_cells(
     strategy: Strategy,
     field: pa.Field,
-    walked: Walked,
+    walked: EventsByKey,
     action: Flags,
     column: pa.Array,
     given: Flags,
-    held: HeldCells,
+    held: PriorCells,
     secret: Secret,
     named: Callable[[int], str],
 ) -> Ints | pa.Array:
@@ -456,18 +457,20 @@ def fold(
     """
     if strategy.name in RULES:
         return _choose_cells(strategy, walked, action, column, given if strategy.name == "last" else ALL_VALID, held)
-    return _make_cells(strategy, field, walked, action, column, _held_values(held, field.type), secret, named)
+    return _fold_new_cells(
+        strategy, field, walked, action, column, _gather_held_values(held, field.type), secret, named
+    )
 
 
-def _held_values(held: HeldCells, kind: pa.DataType) -> pa.Array:
+def _gather_held_values(held: PriorCells, kind: pa.DataType) -> pa.Array:
     """Return the held cells; gather nothing if no key is live."""
     if (held.references == NOTHING).all():
         return pa.nulls(held.references.size, kind)
-    return held.values()
+    return held.gather_values()
 
 
 def _choose_cells(
-    strategy: Strategy, walked: Walked, action: Flags, column: pa.Array, counts: Flags, held: HeldCells
+    strategy: Strategy, walked: EventsByKey, action: Flags, column: pa.Array, counts: Flags, held: PriorCells
 ) -> Ints:
     """Return references to the chosen cells.  ``counts``: marks the events of ``last`` and ``first``, null or not."""
     name, rule = strategy.name, RULES[strategy.name]
@@ -478,35 +481,35 @@ def _choose_cells(
     if name == "first_non_null":
         action = np.minimum(action, np.uint8(CLEAR))  # a null that was put there is no first value
     if name == "first_non_null" or rule >= GREATEST:
-        values = _held_values(held, column.type)
-        had = held_flags(values)
+        values = _gather_held_values(held, column.type)
+        had = mark_held_values(values)
         if rule >= GREATEST:
-            words, before = rank_words(column, values)
+            words, before = compute_rank_words(column, values)
     out = np.empty(walked.key_times.size - 1, np.int64)
     choose_cells(walked, action, counts, words, references, had, before, rule, out)
     return out
 
 
-def rank_words(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
+def compute_rank_words(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
     """Words whose order is that of the values: of the events' cells int64[n], of the held ones int64[g].
 
     Both arrays are of one flat type.  NaN is largest, -0.0 equals 0.0; what nulls have is unspecified.  They may be
     the columns' own memory.  O(n + g), for text, binary and long decimals O((n + g) log (n + g)).
     """
     kind = column.type
-    if is_word(kind):
-        return make_writable(sortable_words(column)), make_writable(sortable_words(held))
+    if is_word_type(kind):
+        return make_writable(compute_sortable_words(column)), make_writable(compute_sortable_words(held))
     if pat.is_decimal(kind) and kind.precision <= SHORT and kind.bit_width <= 128:
         return drop_scale(column), drop_scale(held)
     both = pa.Table.from_arrays([pa.chunked_array([column, held])], ["value"]).combine_chunks()
-    ranks = dense_ranks(both, value_hashes(both, Secret.fresh()))
+    ranks = dense_ranks(both, compute_value_hashes(both, Secret.fresh()))
     return ranks[: len(column)].copy(), ranks[len(column) :].copy()
 
 
-def _make_cells(
+def _fold_new_cells(
     strategy: Strategy,
     field: pa.Field,
-    walked: Walked,
+    walked: EventsByKey,
     action: Flags,
     column: pa.Array,
     held: pa.Array,
@@ -518,8 +521,8 @@ def _make_cells(
     if strategy.name == "fields":
         return _fold_fields(strategy, field, walked, action, column, held, secret, named)
     if strategy.name == "sum":
-        return add_up(kind, walked, action, column, held, name, named)
-    parts = ListParts.of(walked, action, column, held)
+        return fold_sums(kind, walked, action, column, held, name, named)
+    parts = ListParts.from_walk(walked, action, column, held)
     if strategy.name in LISTS:
         return grow_lists(
             strategy,
@@ -529,12 +532,12 @@ def _make_cells(
             held,
             secret,
             name,
-            lambda part: named(_find_group(walked, part, len(column))),
+            lambda part: named(_find_part_group(walked, part, len(column))),
         )
     return join_texts(strategy.separator or "", kind, parts, column, held, name)
 
 
-def _find_group(walked: Walked, part: int, rows: int) -> int:
+def _find_part_group(walked: EventsByKey, part: int, rows: int) -> int:
     """Find the group of a part (see `ListParts`).  O(places)."""
     if part >= rows:
         return part - rows
@@ -550,7 +553,7 @@ def _return_values(values: pa.Array) -> pa.Array:
 def _fold_fields(
     strategy: Strategy,
     of: pa.Field,
-    walked: Walked,
+    walked: EventsByKey,
     action: Flags,
     column: pa.Array,
     held: pa.Array,
@@ -572,12 +575,12 @@ def _fold_fields(
         each = named_fields.get(field.name, default)
         if each.name in RULES:
             chosen = _choose_cells(
-                each, walked, action, given, counts, HeldCells(references, partial(_return_values, before))
+                each, walked, action, given, counts, PriorCells(references, partial(_return_values, before))
             )
             children.append(pa.concat_arrays([given, before]).take(pa.array(chosen, mask=chosen == NOTHING)))
         else:
             inner = field.with_name(f"{of.name}.{field.name}")
-            children.append(_make_cells(each, inner, walked, action, given, before, secret, named))
+            children.append(_fold_new_cells(each, inner, walked, action, given, before, secret, named))
     gone = shown == NOTHING
     bits = pa.py_buffer(np.packbits(~gone, bitorder="little")) if gone.any() else None
     return pa.Array.from_buffers(of.type, gone.size, [bits], children=children)

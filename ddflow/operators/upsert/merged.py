@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Flags, Ints, Words, validity
+from ddflow.columns.hashing import Flags, Ints, Words, unpack_validity
 from ddflow.columns.rows import Rows
 from ddflow.columns.sorting import SortedRows
 from ddflow.errors import ExpressionError
@@ -60,18 +60,18 @@ class MergedRows(WalkedEvents):
 
     def _fold_rows(self) -> None:
         """Fold all columns, and put the rows together that they make."""
-        arranged, merging, spec = self.upsert.arranged, self.merging, self.upsert.bound.spec
+        arranged, merging, spec = self.upsert.output_arrangement, self.merging, self.upsert.bound.spec
         first = self.steps.permutation.take(self.steps.key_times[:-1]).astype(np.int64)
         columns: dict[str, pa.Array] = {}
         for field in arranged.schema:
             if field.name in spec.key:
                 columns[field.name] = self._gather_column(first, field)
-        columns |= self._order_columns()
-        folded = user_functions.columns(self) if merging.function is not None else None
+        columns |= self._compute_order_columns()
+        folded = user_functions.compute_merged_columns(self) if merging.function is not None else None
         if merging.machine is not None:
             columns |= {
-                name: self._gather_column(each, merging.machine.column)
-                for name, each in user_functions.machine_columns(self).items()
+                name: self._gather_column(each, merging.machine.value_column)
+                for name, each in user_functions.run_machine(self).items()
             }
         for column in merging.columns:
             made = self.fold_column(column) if folded is None else folded[column.name]
@@ -81,13 +81,15 @@ class MergedRows(WalkedEvents):
             columns[field.name] = pa.nulls(first.size, field.type)
         for field, expression in merging.derived:
             batch = pa.RecordBatch.from_arrays([columns[name] for name in row.names], schema=row)
-            columns[field.name] = derived_column(self._derive(expression, batch), field)
+            columns[field.name] = cast_derived_column(self._compute_derived(expression, batch), field)
         self.made = pa.RecordBatch.from_arrays(
             [columns[name] for name in arranged.schema.names], schema=arranged.schema
         )
-        self.value = self.upsert.values.values(self.made.select(self.upsert.bound.tracked).columns, self.made.num_rows)
+        self.value = self.upsert.values.compute_value_hashes(
+            self.made.select(self.upsert.bound.tracked).columns, self.made.num_rows
+        )
 
-    def _derive(self, expression: Expression, batch: pa.RecordBatch) -> pa.Array:
+    def _compute_derived(self, expression: Expression, batch: pa.RecordBatch) -> pa.Array:
         """Compute an expression over the rows that are made; a row of a deleted key does not fail."""
         try:
             return expression(batch)
@@ -119,7 +121,7 @@ class MergedRows(WalkedEvents):
         self.action = np.where(np.repeat(skipped, np.diff(steps.key_times)), np.uint8(SKIP), self.action)
         return bool(gone.size)
 
-    def _order_columns(self) -> dict[str, pa.Array]:
+    def _compute_order_columns(self) -> dict[str, pa.Array]:
         """Compute the order columns of the row, and the hidden ones."""
         out: dict[str, pa.Array] = {}
         places, row = pa.array(self.places), self.upsert.bound.row_schema
@@ -136,9 +138,9 @@ class MergedRows(WalkedEvents):
                 if field.name not in row.names:
                     continue
                 if self.upsert.bound.spec.merge == "first_row":
-                    out[field.name] = user_functions.first_order(self, field)
+                    out[field.name] = user_functions.build_first_order_column(self, field)
                     continue
-                made = self.order.column(field.name, self.taken.running)
+                made = self.order.build_order_column(field.name, self.taken.running)
                 if made is None:
                     name = f"_order_{field.name}"
                     found = out.get(name)
@@ -167,11 +169,15 @@ class MergedRows(WalkedEvents):
         if not self.merging.cells and group:
             action = self._mark_order_setters(group)
         follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
-        if self.merging.cells and part > 1 and self._cell_kinds()[part - 2] != walk_cells.LATEST:
+        if self.merging.cells and part > 1 and self._list_cell_rules()[part - 2] != walk_cells.LATEST:
             follows[action == CLEAR] = CLEAR  # where the first or every event counts, a delete leaves no order
         every = bool(group) or self.merging.cells or name.startswith("_tie_")
-        counts = np.empty(0, np.uint8) if every else validity(self.events.rows.column(self.plain_name(name)))
-        held = self.held_references() if name in self.upsert.arranged.schema.names and self.order.keeps else None
+        counts = (
+            np.empty(0, np.uint8) if every else unpack_validity(self.events.rows.column(self.find_event_column(name)))
+        )
+        held = (
+            self.held_references() if name in self.upsert.output_arrangement.schema.names and self.order.keeps else None
+        )
         cells = np.where(self.status != NONE, held, NOTHING) if held is not None and not self.over else None
         start, walked = cells, self.steps
         if not self.order.keeps:  # no order is held from one time to the next
@@ -217,11 +223,11 @@ class MergedRows(WalkedEvents):
         """See `FullRows.payload`."""
         return Rows(self.made)
 
-    def hidden(self, name: str) -> pa.Array:
-        """See `FullRows.hidden`."""
+    def hidden_column(self, name: str) -> pa.Array:
+        """See `FullRows.hidden_column`."""
         return self.made.column(name)
 
-    def verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
+    def count_verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
         """Each event's own verdict: the last one folded at a time has that of the row."""
         verdict, last = self.taken.why, self.taken.last[self.places]
         acted = last >= 0
@@ -244,7 +250,7 @@ class MergedRows(WalkedEvents):
             wide = self.order.width
             running = np.where(live[:, None], running[:, :wide], running[:, wide : 2 * wide])
         for field in self.merging.groups[0].order:
-            made = self.order.column(field.name, running)
+            made = self.order.build_order_column(field.name, running)
             if made is not None:
                 made_.append(made.take(at))
                 continue
@@ -263,6 +269,6 @@ class MergedRows(WalkedEvents):
         return made_
 
 
-def derived_column(values: pa.Array, field: pa.Field) -> pa.Array:
+def cast_derived_column(values: pa.Array, field: pa.Field) -> pa.Array:
     """Cast the result of a formula to the type of its column."""
     return values if values.type == field.type else values.cast(field.type)

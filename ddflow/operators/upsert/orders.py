@@ -9,7 +9,7 @@ Guarantees: words compare as the values do, from left to right, ties included, s
 >>> order = Order(bound)
 >>> order.base, order.words
 (1, 1)
->>> order.of(pa.record_batch({"k": [1, 1], "at": pa.array([3, None], pa.int32())}), None, None).tolist()
+>>> order.compute_words(pa.record_batch({"k": [1, 1], "at": pa.array([3, None], pa.int32())}), None, None).tolist()
 [[3], [-9223372036854775808]]
 """
 
@@ -20,37 +20,37 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Flags, Ints, Secret, sortable_words, validity, value_hashes
+from ddflow.columns.hashing import Flags, Ints, Secret, compute_sortable_words, compute_value_hashes, unpack_validity
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.schema import column_arrays, is_word
+from ddflow.columns.schema import column_arrays, is_word_type
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST
-from ddflow.operators.upsert.folds import rank_words
+from ddflow.operators.upsert.folds import compute_rank_words
 from ddflow.plan.inputs.bind import BoundUpserts
 
 TIES = {"last": LAST, "first": FIRST, "greatest": GREATEST, "error": ERROR}
 LEAST = np.iinfo(np.int64).min
 
 
-def needs_flag(field: pa.Field) -> bool:
+def needs_null_flag(field: pa.Field) -> bool:
     """Whether null needs a word of its own: where all 64 bits may be in use."""
     return bool(field.nullable) and not pat.is_floating(field.type) and field.type.bit_width == 64
 
 
-def column_words(column: pa.Array, field: pa.Field, flagged: bool | None = None) -> list[Ints]:
+def encode_column_words(column: pa.Array, field: pa.Field, flagged: bool | None = None) -> list[Ints]:
     """One or two int64[n] whose lexicographic order is that of the values, null smallest.
 
     ``flagged``: whether there are two, of which the first is 0 for null; by default where there must be.
     """
-    out, present = sortable_words(column), validity(column)
+    out, present = compute_sortable_words(column), unpack_validity(column)
     if present.size:
         out = np.where(present != 0, out, LEAST)
-    if not (needs_flag(field) if flagged is None else flagged):
+    if not (needs_null_flag(field) if flagged is None else flagged):
         return [out]
     return [present.astype(np.int64) if present.size else np.ones(out.size, np.int64), out]
 
 
-def value_of(words: list[Ints], field: pa.Field) -> pa.Array:
-    """Convert words of `column_words` to values."""
+def decode_column_words(words: list[Ints], field: pa.Field) -> pa.Array:
+    """Convert words of `encode_column_words` to values."""
     null = (words[0] != 1) if len(words) == 2 else (words[0] == LEAST) if field.nullable else None
     word, kind = words[-1], field.type
     if pat.is_boolean(kind):
@@ -77,20 +77,20 @@ class Order:
         self.fields = [bound.schema.field(n) for n in spec.order_by]
         self.ties = bool(spec.order_by) or spec.holds_back
         self.timed = spec.late == "advance"
-        self.ranks_base = not all(is_word(f.type) for f in self.fields)
+        self.ranks_base = not all(is_word_type(f.type) for f in self.fields)
         # Ignored columns decide nothing: a row that differs in them alone is not kept, so none could be compared to it.
         self.rows = [f for f in bound.row_schema if f.name in bound.tracked] if self.tie == GREATEST else []
-        self.ranks_rows = not all(is_word(f.type) for f in self.rows)
+        self.ranks_rows = not all(is_word_type(f.type) for f in self.rows)
         self.ranks = self.ranks_base or self.ranks_rows
         """Whether some words must be ranked in each step."""
-        base = 1 if self.ranks_base else sum(1 + needs_flag(f) for f in self.fields)
+        base = 1 if self.ranks_base else sum(1 + needs_null_flag(f) for f in self.fields)
         self.base = self.timed + base
         self.hidden = [f.with_name(f"_order_{f.name}") for f in self.fields] if self.ranks_base and self.keeps else []
-        further = 1 if self.ranks_rows else 1 + sum(1 + needs_flag(f) for f in self.rows)
+        further = 1 if self.ranks_rows else 1 + sum(1 + needs_null_flag(f) for f in self.rows)
         self.width = self.base + further * (self.tie == GREATEST) + (spec.seq is not None and self.tie in (LAST, FIRST))
         self.words = self.width if self.keeps else 0
 
-    def of(self, events: pa.RecordBatch, original: Ints | None, gone: Flags | None) -> Ints:
+    def compute_words(self, events: pa.RecordBatch, original: Ints | None, gone: Flags | None) -> Ints:
         """int64[n, width]: the words of events; those that must be ranked are 0 until `rank` writes them.
 
         ``original``: their own times, where late ones are advanced.  ``gone``: which delete (for "greatest").  O(n).
@@ -101,17 +101,17 @@ class Order:
             columns.append(np.zeros(n, np.int64))
         else:
             for field in self.fields:
-                columns.extend(column_words(events.column(field.name), field))
+                columns.extend(encode_column_words(events.column(field.name), field))
         if self.ranks_rows:
             columns.append(np.zeros(n, np.int64))
         elif self.tie == GREATEST and gone is not None:
             here = gone == 0
             columns.append(here.astype(np.int64))
             for field in self.rows:
-                columns.extend(np.where(here, w, 0) for w in column_words(events.column(field.name), field))
+                columns.extend(np.where(here, w, 0) for w in encode_column_words(events.column(field.name), field))
         seq = self.bound.spec.seq
         if seq is not None and self.tie in (LAST, FIRST):
-            word = column_words(events.column(seq), pa.field(seq, pa.int64(), nullable=False))[0]
+            word = encode_column_words(events.column(seq), pa.field(seq, pa.int64(), nullable=False))[0]
             columns.append(~word if self.tie == FIRST else word)
         return np.ascontiguousarray(np.stack(columns, axis=1)) if columns else np.empty((n, 0), np.int64)
 
@@ -148,17 +148,17 @@ class Order:
         if prior is not None and prior.num_rows:
             old = pa.table([prior.column(x) for x in prior_names], names=table.column_names)
             table = pa.concat_tables([table, old.cast(table.schema)]).combine_chunks()
-        return dense_ranks(table, value_hashes(table, secret))
+        return dense_ranks(table, compute_value_hashes(table, secret))
 
-    def values(self, words: Ints, hidden: pa.Table | None) -> Sequence[pa.Array | pa.ChunkedArray]:
+    def decode_orders(self, words: Ints, hidden: pa.Table | None) -> Sequence[pa.Array | pa.ChunkedArray]:
         """Convert orders to values: from kept words int64[m, >= base], or from the kept columns."""
         if self.ranks_base:
             assert hidden is not None, "ranked order columns are kept beside the payload"
             return [hidden.column(f.name) for f in self.hidden]
         out, at = [], int(self.timed)
         for field in self.fields:
-            size = 1 + needs_flag(field)
-            out.append(value_of([np.ascontiguousarray(words[:, at + i]) for i in range(size)], field))
+            size = 1 + needs_null_flag(field)
+            out.append(decode_column_words([np.ascontiguousarray(words[:, at + i]) for i in range(size)], field))
             at += size
         return out
 
@@ -241,10 +241,10 @@ class MergeOrders:
     ) -> None:
         """One more column: its words, or the place of a rank."""
         # What was never set is the least word: where a value or null may be that, too, a flag tells them apart.
-        may_be_least = nullable or (is_word(field.type) and needs_flag(field.with_nullable(True)))
+        may_be_least = nullable or (is_word_type(field.type) and needs_null_flag(field.with_nullable(True)))
         field, flagged = field.with_nullable(nullable), flagged and self.flags and may_be_least
-        if is_word(field.type):
-            self._sources.append((field, 1 + (flagged or needs_flag(field)), tie))
+        if is_word_type(field.type):
+            self._sources.append((field, 1 + (flagged or needs_null_flag(field)), tie))
         else:
             if flagged:
                 self._sources.append((field, 0, tie))
@@ -265,16 +265,16 @@ class MergeOrders:
                 self.hidden.append(field.with_name(name).with_nullable(True))
             self.ranks.append(RankedWord(word, field, -1 - group if group < 0 else group, group < 0, tuple(names)))
 
-    def of(self, events: pa.RecordBatch, original: Ints | None, gone: Flags) -> Ints:
+    def compute_words(self, events: pa.RecordBatch, original: Ints | None, gone: Flags) -> Ints:
         """int64[n, width]: the words of events; those that must be ranked are 0 until `rank` writes them.  O(n)."""
         columns: list[Ints] = []
         n, here = events.num_rows, gone == 0
         for source, wide, tie in self._sources:
             if isinstance(source, pa.Field) and not wide:
-                present = validity(events.column(source.name))
+                present = unpack_validity(events.column(source.name))
                 columns.append(present.astype(np.int64) if present.size else np.ones(n, np.int64))
             elif isinstance(source, pa.Field):
-                words = column_words(events.column(source.name), source, wide == 2)
+                words = encode_column_words(events.column(source.name), source, wide == 2)
                 columns.extend(np.where(here, w, 0) if tie else w for w in words)
             elif source == "time":
                 assert original is not None
@@ -283,7 +283,7 @@ class MergeOrders:
                 columns.append(here.astype(np.int64))
             elif source == "seq":
                 assert self.seq is not None
-                word = column_words(events.column(self.seq), pa.field(self.seq, pa.int64(), nullable=False))[0]
+                word = encode_column_words(events.column(self.seq), pa.field(self.seq, pa.int64(), nullable=False))[0]
                 columns.append(~word if self.tie == FIRST else word)
             else:
                 columns.append(np.zeros(n, np.int64))
@@ -299,7 +299,7 @@ class MergeOrders:
             column = events.column(each.field.name)
             parts = [] if prior is None else column_arrays(prior, [name for _, name in each.hidden])
             olds = pa.concat_arrays(parts) if parts else pa.nulls(0, column.type)
-            words, held_words = rank_words(column, olds)
+            words, held_words = compute_rank_words(column, olds)
             words, held_words = _replace_nulls(words, column), _replace_nulls(held_words, olds)
             # Two deletes are equal, whatever else is in their rows: the first tie word says which is one.
             says = int(self.spans[each.group, 1])
@@ -309,30 +309,30 @@ class MergeOrders:
                 its = held_words[i * g : (i + 1) * g]
                 prior_order[:, word] = np.where(prior_order[:, says] != 0, its, 0) if each.breaks else its
 
-    def inherits(self, events: pa.RecordBatch) -> bool:
+    def has_missing_orders(self, events: pa.RecordBatch) -> bool:
         """Whether some event lacks an order column of the row.  O(1)."""
         return any(events.column(field.name).null_count for field in self.merging.groups[0].order)
 
-    def column(self, name: str, running: Ints) -> pa.Array | None:
+    def build_order_column(self, name: str, running: Ints) -> pa.Array | None:
         """Convert running orders, int64[m, words] of `kernels.walk`, to an order column of the row.  O(m).
 
         None for a ranked column, which is kept next to the payload.
         """
         begin, end, field = self._at[name]
-        if not is_word(field.type):
+        if not is_word_type(field.type):
             return None
-        return value_of([np.ascontiguousarray(running[:, word]) for word in range(begin, end)], field)
+        return decode_column_words([np.ascontiguousarray(running[:, word]) for word in range(begin, end)], field)
 
     @property
     def fields(self) -> list[pa.Field]:
         """The order columns of the row."""
         return list(self.merging.groups[0].order)
 
-    def values(self, words: Ints, hidden: pa.Table | None) -> list[pa.Array | pa.ChunkedArray]:
+    def decode_orders(self, words: Ints, hidden: pa.Table | None) -> list[pa.Array | pa.ChunkedArray]:
         """Return the values of the row's order columns: from kept words int64[m, words], or from the kept columns."""
         out = []
         for field in self.fields:
-            made: pa.Array | pa.ChunkedArray | None = self.column(field.name, words)
+            made: pa.Array | pa.ChunkedArray | None = self.build_order_column(field.name, words)
             if made is None:
                 assert hidden is not None, "ranked order columns are kept beside the payload"
                 made = hidden.column(HIDDEN + field.name)
@@ -340,11 +340,11 @@ class MergeOrders:
         return out
 
 
-def orders(bound: BoundUpserts) -> Order | MergeOrders:
+def build_order(bound: BoundUpserts) -> Order | MergeOrders:
     """Build the order of an input's events: one, or one for each group of columns.  O(columns)."""
     return Order(bound) if bound.merging is None else MergeOrders(bound)
 
 
 def _replace_nulls(words: Ints, column: pa.Array) -> Ints:
-    present = validity(column)
+    present = unpack_validity(column)
     return np.where(present != 0, words, LEAST) if present.size else words

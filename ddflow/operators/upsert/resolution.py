@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, validity
+from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, unpack_validity
 from ddflow.columns.layout import SMALL, Arena, Column, ColumnBuffers, fixed_width
-from ddflow.columns.rows import RowPool, Rows, RowView, gather, gather_buffers, row_values
+from ddflow.columns.rows import RowPool, Rows, RowView, gather_buffers, gather_table, row_values
 from ddflow.columns.sorting import cut_shards
 from ddflow.columns.threads import ALONE
 from ddflow.errors import Option, Phrase, TieRefused
-from ddflow.kernels.emit import emit as emit_updates, emit_values, tally
+from ddflow.kernels.emit import count_updates, emit_updates as emit_updates, emit_values
 from ddflow.kernels.identity import unmix_words
 from ddflow.kernels.resolve import (
     ERROR,
@@ -84,10 +84,10 @@ class FullRows:
         assert isinstance(order, Order)
         self.order, self.rows = order, events.rows
         tracked = list(map(keyed.columns.__getitem__, state.bound.tracked))
-        self.value = state.values.values(tracked, events.times.size)
-        self.words = order.of(events.rows, events.original, keyed.gone)
+        self.value = state.values.compute_value_hashes(tracked, events.times.size)
+        self.words = order.compute_words(events.rows, events.original, keyed.gone)
         if order.ranks:
-            self._rank(order)
+            self._rank_orders(order)
         forgets = expiring is not None and expiring.forgets
         self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since, keyed.full is not None, forgets)
         self.permutation = self._sort_by_base_words() if order.tie == ERROR else keyed.by.permutation
@@ -96,12 +96,12 @@ class FullRows:
         """Return the full rows as the arrangement stores them."""
         state, gone = self.state, self.keyed.gone
         columns = list(map(self.keyed.columns.__getitem__, state.given))
-        shape = state.arranged.slots.pool.shape
+        shape = state.output_arrangement.slots.pool.shape
         # A retraction may take its key from the deletion, so there a null is looked at.
         nulls = [
             name
             for name, column in zip(shape.names, columns, strict=True)
-            if column.null_count and name not in state.exact and (gone | validity(column)).all()
+            if column.null_count and name not in state.exact and (gone | unpack_validity(column)).all()
         ]
         return Rows.from_columns(columns, shape, self.rows.num_rows, nulls)
 
@@ -109,11 +109,11 @@ class FullRows:
         """Return a column of the full rows."""
         return self.keyed.columns[name]
 
-    def hidden(self, name: str) -> pa.Array:
+    def hidden_column(self, name: str) -> pa.Array:
         """Return a column that is kept next to the payload."""
         return self.rows.column(name[7:])
 
-    def verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
+    def count_verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
         """int64[8] events by verdict, and the verdict of each event; None where the rows are the events."""
         absent = self.keyed.absent
         return counts - np.bincount((outcome[absent] >> OUTCOME) & 7, minlength=8) if absent.size else counts, None
@@ -124,7 +124,7 @@ class FullRows:
         groups = np.unique(-1 - winner[(winner < 0) & (winner != NOTHING)])
         prior = self._prior_rows(groups) if order.hidden and groups.size else None
         if groups.size:
-            values = order.values(self.keyed.prior.order[groups], prior)
+            values = order.decode_orders(self.keyed.prior.order[groups], prior)
         at = np.where(winner >= 0, winner, events.num_rows + np.searchsorted(groups, -1 - winner))
         place = pa.array(at, mask=winner == NOTHING)
         made = []
@@ -137,10 +137,10 @@ class FullRows:
         return made
 
     def _prior_rows(self, groups: Ints) -> pa.Table:
-        arranged = self.state.arranged
-        return gather(arranged.pool(), self.keyed.prior.reference[groups], arranged.schema)
+        arranged = self.state.output_arrangement
+        return gather_table(arranged.pool(), self.keyed.prior.reference[groups], arranged.schema)
 
-    def _rank(self, order: Order) -> None:
+    def _rank_orders(self, order: Order) -> None:
         """Rank what has no word of its own, among the events and what their keys hold."""
         prior = self.keyed.prior
         # A tombstone below the horizon has no say, and its row may be merged away.
@@ -160,7 +160,7 @@ class FullRows:
         base = [self.words[at, w] for w in range(self.rules.base)]
         return at[np.lexsort((*reversed(base), self.mark[at] >> 1, groups))]
 
-    def tie(self, row: int) -> TieRefused:
+    def tie_error(self, row: int) -> TieRefused:
         """Build the error for a tie that ``tie="error"`` refuses."""
         spec, rows = self.state.bound.spec, self.keyed.events.rows
         key, order = (row_values(rows.select(list(names)), row) for names in (spec.key, spec.order_by))
@@ -191,7 +191,7 @@ class Resolved:
         self.upsert, self.bound, self.keyed, self.rows = state, state.bound, keyed, rows
         self.out, self.spans, self.done = self._resolve_keys(winners)
         self.about, self.diffs, self.ranks, self.parts, counts = self._emit_updates()
-        self.counts, self._verdict = rows.verdicts(self.out.outcome, counts)
+        self.counts, self._verdict = rows.count_verdicts(self.out.outcome, counts)
 
     def _resolve_keys(self, winners: bool) -> tuple[Outcomes, Spans, list[tuple[int, int, int, int, int]]]:
         """Resolve the keys, in spans of them where there are several threads; each writes versions of its own."""
@@ -215,14 +215,14 @@ class Resolved:
         def span(begin: int, end: int) -> tuple[int, int, int, int, int]:
             at, to = int(starts[begin]), int(starts[end])
             mine = work._replace(starts=starts[begin : end + 1])
-            return resolve_keys(mine, prior.span(begin, end), rows.rules, out.span(at, to, begin, end))
+            return resolve_keys(mine, prior.slice_keys(begin, end), rows.rules, out.slice_versions(at, to, begin, end))
 
         threads = ALONE if out.winner.size else state.threads
         spans = cut_shards(by, threads)
         done = threads.run_each(span, spans) if len(spans) > 1 else [resolve_keys(work, prior, rows.rules, out)]
         for _, _, refused, _, _ in done:
             if refused >= 0:
-                raise rows.tie(refused)
+                raise rows.tie_error(refused)
         return out, spans, done
 
     def _emit_updates(self) -> tuple[Any, Ints, Narrow, list[tuple[int, int, int, int]], Ints]:
@@ -233,7 +233,7 @@ class Resolved:
         about, diffs, ranks = empty(n, np.int64), np.empty(n, np.int64), empty(n, np.int32)
         spans, parts = threads.cut_spans(outcome.size, EMITTED), [(0, outcome.size, 0, n)]
         if len(spans) > 1:
-            ends = np.cumsum([0, *(tally(outcome[a:b], mark[a:b]) for a, b in spans)]).tolist()
+            ends = np.cumsum([0, *(count_updates(outcome[a:b], mark[a:b]) for a, b in spans)]).tolist()
             parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
 
         counts = np.zeros((len(parts), 8), np.int64)
@@ -259,7 +259,7 @@ class Resolved:
         return ((self.out.outcome >> OUTCOME) & 7).astype(np.uint8)
 
     @property
-    def given_events(self) -> Ints:
+    def received_positions(self) -> Ints:
         """int64[m]: the events that somebody gave.  O(n)."""
         return np.delete(np.arange(self.events.times.size), self.keyed.absent)
 
@@ -277,7 +277,7 @@ class Resolved:
         """
         state, hashes = self.upsert, NONE
         # A few are gathered with the other columns, all in one kernel.
-        if self.diffs.size < SMALL or not (name in state.exact or self._unhashes(name)):
+        if self.diffs.size < SMALL or not (name in state.exact or self._can_unhash_column(name)):
             return None
         column = self.rows.column(name)
         if name not in state.exact:
@@ -294,14 +294,14 @@ class Resolved:
         state.threads.run_each(emit_values, given)
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
 
-    def _unhashes(self, name: str) -> bool:
+    def _can_unhash_column(self, name: str) -> bool:
         """Whether the hashes of rows give a column's values: no row has a null in it, which has a hash as well."""
         return name == self.upsert.hashed and not self.pool.holes >> self.pool.at[name] & 1
 
     @cached_property
     def pool(self) -> RowPool:
         """What the updates' rows are gathered from."""
-        return self.upsert.arranged.pool(self.rows.payload())
+        return self.upsert.output_arrangement.pool(self.rows.payload())
 
     def updates(self, schema: pa.Schema) -> Updates:
         """Return the differences, in the order of their times; a column is gathered on its first read.  O(updates)."""
@@ -320,7 +320,7 @@ class Resolved:
         state, words = self.upsert, dict[str, Column]()
         if out.row.size >= SMALL:
             for name, hashes, keep in ((state.identity, out.high, ALL), (state.hashed, out.value, out.live)):
-                if name is not None and (name == state.identity or self._unhashes(name)):
+                if name is not None and (name == state.identity or self._can_unhash_column(name)):
                     values = np.empty(hashes.size, np.uint64)
                     unmix_words(hashes, keep, *state.secret.words, values)
                     kind = self.pool.schema.field(name).type
@@ -332,11 +332,11 @@ class Resolved:
         """Build the change of a span of keys."""
         at = int(self.rows.by.starts[begin])
         whole = len(self.spans) == 1 and versions == self.out.high.size
-        out = self.out if whole else self.out.span(at, at + versions, begin, end)
+        out = self.out if whole else self.out.slice_versions(at, at + versions, begin, end)
         order, shape = self.upsert.order, self.pool.shape
         columns = self._build_stored_columns(out)
         for field in order.hidden:
-            columns.append(self.rows.hidden(field.name).take(pa.array(out.event)))
+            columns.append(self.rows.hidden_column(field.name).take(pa.array(out.event)))
         rows = Rows.from_columns(columns, shape, versions)
         words = self.rows.words[out.event] if order.words else np.empty((versions, 0), np.int64)
         high, low, live = out.high, out.low, out.live

@@ -10,28 +10,37 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Secret, Words, has_wide_identities, value_hashes
+from ddflow.columns.hashing import (
+    NONE,
+    Ints,
+    Narrow,
+    RowHasher,
+    Secret,
+    Words,
+    compute_value_hashes,
+    has_wide_identities,
+)
 from ddflow.columns.layout import Arena, fixed_width, make_writable
-from ddflow.columns.schema import is_word
+from ddflow.columns.schema import is_word_type
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.kernels.emit import mark_rows
+from ddflow.kernels.emit import mark_times_and_deletes
 from ddflow.kernels.resolve import NOBODY
-from ddflow.operators.base import Hashes, Readable
+from ddflow.operators.base import Hashes, ReadableNode
 from ddflow.operators.upsert.events import Events, KeyedEvents
 from ddflow.operators.upsert.expiry import KeyExpiry
-from ddflow.operators.upsert.orders import orders
+from ddflow.operators.upsert.orders import build_order
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.time import NEVER
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import mark_last
+from ddflow.trace.batch import mark_last_of_keys
 from ddflow.trace.merge import pick_by_sorting
 
 NOBODY_ELSE: Ints = np.empty(0, np.int64)
 """No events that nobody gave."""
 
 
-class UpsertState(Readable):
+class UpsertState(ReadableNode):
     """``bound``: the input's spec and schema.
 
     >>> from ddflow.columns.hashing import Secret
@@ -52,7 +61,7 @@ class UpsertState(Readable):
 
     def __init__(self, bound: BoundUpserts, secret: Secret, threads: Threads = ALONE) -> None:
         self.bound, self.secret, self.threads = bound, secret, threads
-        self.order = orders(bound)
+        self.order = build_order(bound)
         stored = pa.schema([*bound.row_schema, *self.order.hidden])
         self.hidden = frozenset(field.name for field in self.order.hidden)
         """The columns of the arrangement that are not of the row."""
@@ -61,18 +70,18 @@ class UpsertState(Readable):
         self.wide, self.arena = has_wide_identities(bound.key_schema), Arena()
         self.arrangements = (Arrangement(stored, self.wide, self.order.words, self.order.keeps),)
         self.tracked = bound.tracked
-        self.arranged.share(threads)
+        self.output_arrangement.set_threads(threads)
         expires = bound.spec.expiry is not None
-        self.keys, self.identified = RowHashes(bound.key_schema, secret, threads), bound.key_schema
-        self.expiring = KeyExpiry(bound, self.order, self.arranged, self.keys) if expires else None
+        self.keys, self.identified = RowHasher(bound.key_schema, secret, threads), bound.key_schema
+        self.expiring = KeyExpiry(bound, self.order, self.output_arrangement, self.keys) if expires else None
         row = bound.row_schema
-        self.values = RowHashes(pa.schema([row.field(name) for name in bound.tracked]), secret, threads)
+        self.values = RowHasher(pa.schema([row.field(name) for name in bound.tracked]), secret, threads)
         self.stored = list(row)
         """The row's columns."""
         self.given = [*row.names, *(bound.spec.order_by if self.order.hidden else ())]
         """The columns of events that are stored."""
         # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.
-        exact = [n for n in bound.spec.key if is_word(bound.key_schema.field(n).type)]
+        exact = [n for n in bound.spec.key if is_word_type(bound.key_schema.field(n).type)]
         self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
         # A hash that is a bijection gives the value back: the identity of a key of one word, the hash of one column.
         alone = [] if self.wide else bound.spec.key, bound.tracked if bound.merging is None else []
@@ -84,13 +93,13 @@ class UpsertState(Readable):
         kinds = [row.field(name).type for name in names]
         return (
             names[0]
-            if [is_word(k) and fixed_width(k) == 8 and not pat.is_floating(k) for k in kinds] == [True]
+            if [is_word_type(k) and fixed_width(k) == 8 and not pat.is_floating(k) for k in kinds] == [True]
             else None
         )
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `Readable.hash_rows`."""
-        return *self.keys.identify_rows(rows), value_hashes(rows.select(self.bound.tracked), self.secret)
+        """See `ReadableNode.hash_rows`."""
+        return *self.keys.identify_rows(rows), compute_value_hashes(rows.select(self.bound.tracked), self.secret)
 
     def sort_by_key(self, events: Events, times: Ints, since: int) -> KeyedEvents:
         """Sort events by key, and look up what their keys hold.  O(n) expected.
@@ -100,20 +109,20 @@ class UpsertState(Readable):
         arena, rows, bound = self.arena, events.rows, self.bound
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         keys = list(map(columns.__getitem__, self.keys.names))
-        by = sort_by_identity(*self.keys.identities(keys, rows.num_rows), arena, self.threads)
+        by = sort_by_identity(*self.keys.compute_identities(keys, rows.num_rows), arena, self.threads)
         gone, full = bound.mark_deletes(rows), self.contents
         own = NOBODY if full is None else full
         plain = full is None and self.expiring is None
         absent = NOBODY_ELSE if plain else np.flatnonzero(events.arrival >= own)
         if absent.size:
             gone[absent] = 1
-        arranged = self.arranged
+        arranged = self.output_arrangement
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
         mark: Narrow = arena.empty(events.times.size, np.int32)
-        mark_rows(make_writable(events.times), times, gone, mark)
+        mark_times_and_deletes(make_writable(events.times), times, gone, mark)
         settled = bool(times.size) and int(times[-1]) <= since
         keyed = KeyedEvents(events, columns, times, settled, by, prior, arranged.index.built, gone, absent, mark, full)
-        return keyed if self.expiring is None else self.expiring.look(keyed)
+        return keyed if self.expiring is None else self.expiring.drop_forgotten_events(keyed)
 
 
 def walk_live_keys(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
@@ -127,15 +136,15 @@ def walk_live_keys(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]
     >>> from ddflow.operators.upsert.upsert import RunningUpsert
     >>> from ddflow.columns.hashing import Secret
     >>> upsert = RunningUpsert(bind_upserts("v", pa.schema({"k": pa.int64()}), Upsert("k")), Secret(1, 2))
-    >>> [references.size for _, _, references in walk_live_keys(upsert.arranged)]
+    >>> [references.size for _, _, references in walk_live_keys(upsert.output_arrangement)]
     [0]
     """
-    if not arranged.lower:
+    if not arranged.unindexed_parts:
         references, places = arranged.index.walk(live=True)
-        high, low, _, _ = arranged.index.entries(places)
+        high, low, _, _ = arranged.index.read_entries(places)
         yield high, low, references
         return
-    for parts in arranged.ranges():
+    for parts in arranged.iterate_version_ranges():
         picked = pick_by_sorting(arranged.slots, parts, NEVER, droppable=False)
-        now = mark_last(picked.high, picked.low) & (picked.live != 0)
+        now = mark_last_of_keys(picked.high, picked.low) & (picked.live != 0)
         yield picked.high[now], picked.low[now] if picked.low.size else NONE, picked.references[now]

@@ -34,7 +34,7 @@ class RunningUpsert(UpsertState):
     [1, -1, 1]
     """
 
-    def keyed_for(self, asked: str, error: type[DdflowError] = SpecError) -> Self:
+    def require_keys(self, asked: str, error: type[DdflowError] = SpecError) -> Self:
         """Return this input, because it has keys."""
         return self
 
@@ -51,4 +51,4 @@ class RunningUpsert(UpsertState):
 
     def apply(self, resolved: Resolved, upper: int, since: int) -> None:
         """Take resolved events into the state.  Amortised O(versions)."""
-        self.arranged.apply(resolved.changes, upper, since)
+        self.output_arrangement.apply(resolved.changes, upper, since)

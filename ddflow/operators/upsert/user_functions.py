@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Ints, validity
+from ddflow.columns.hashing import Ints, unpack_validity
 from ddflow.columns.rows import row_values
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import IllegalTransition, MergerFailed
-from ddflow.kernels.fold import CLEAR, LAST as LATEST, NOTHING, SKIP, TAKE, Walked, choose_cells
+from ddflow.kernels.fold import CLEAR, LAST as LATEST, NOTHING, SKIP, TAKE, EventsByKey, choose_cells
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.user_functions import CHANGED, FINE, NULL, as_records, build_merger
+from ddflow.kernels.user_functions import CHANGED, FINE, NULL, build_merge_loop, to_record_array
 from ddflow.kernels.walk import NONE, ROW
-from ddflow.operators.upsert.folds import HeldCells, fold
+from ddflow.operators.upsert.folds import PriorCells, fold_cells
 from ddflow.operators.upsert.walking import WalkedEvents
 from ddflow.plan.merge.bound import MergedColumn
 from ddflow.plan.merge.strategy import first, last_non_null
@@ -24,18 +24,18 @@ from ddflow.plan.merge.user_function import (
     NULL as NULL_FLAG,
     EventChains,
     Merger,
+    build_record_type,
     column_from_records,
     concatenate_rows,
     describe_fields,
+    find_function_name,
     is_record_type,
-    name_function,
     pick_rows,
-    record_type,
     to_records,
 )
 
 
-def columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
+def compute_merged_columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     """Compute the merged columns by key and time: references, or cells, as `merging.folds.fold` returns them.
 
     O(events) and what the function takes.  Raises `MergerFailed`, with nothing changed.
@@ -59,7 +59,7 @@ def columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     """
     if of.merging.scalar:
         return _fold_by_function(of)
-    fixed = _fixed_columns(of)
+    fixed = _list_fixed_columns(of)
     derived = {field.name for field, _ in of.merging.derived}
     schema = pa.schema([f.with_nullable(f.nullable or f.name in derived) for f in of.upsert.bound.row_schema])
     chains = EventChains(of.steps, of.action[0])
@@ -68,7 +68,7 @@ def columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     held = _gather_held_rows(of, schema, keys)
     given = pick_rows(_build_event_rows(of, schema), chains.rows)
     assert of.merging.function is not None
-    made = Merger(of.merging.function, of.upsert.bound.name, schema, fixed, of.upsert.secret).run(
+    made = Merger(of.merging.function, of.upsert.bound.name, schema, fixed, of.upsert.secret).fold_event_chains(
         chains, given, held, of.cells[keys] != NOTHING
     )
     ends = made.num_rows
@@ -81,7 +81,7 @@ def columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     return {each.name: made.column(each.name).take(pa.array(chains.shown)) for each in of.merging.columns}
 
 
-def _fixed_columns(of: WalkedEvents) -> list[str]:
+def _list_fixed_columns(of: WalkedEvents) -> list[str]:
     """List the columns that no function may change: those of the key, and the order columns of the row."""
     names = [*of.upsert.bound.spec.key, *(field.name for field in of.merging.groups[0].order)]
     return [name for name in of.upsert.bound.row_schema.names if name in names]
@@ -117,7 +117,7 @@ def inherit_orders(of: WalkedEvents, field: pa.Field) -> pa.Array:
     kept, cells = of.order.keeps, of.merging.cells
     begins = steps.key_times[steps.keys] if kept else steps.key_times
     places = steps.permutation.size  # fewer than events, where some decide nothing
-    each = Walked(steps.permutation, np.arange(places + 1, dtype=np.int32), begins)
+    each = EventsByKey(steps.permutation, np.arange(places + 1, dtype=np.int32), begins)
     g, action = of.status.size, of.taken.action[0]
     known = (of.status == ROW if cells else of.status != NONE) & (not of.over)
     start = np.where(known, n + np.arange(g), NOTHING) if kept else np.full(begins.size - 1, NOTHING)
@@ -126,20 +126,20 @@ def inherit_orders(of: WalkedEvents, field: pa.Field) -> pa.Array:
         gone = of.gone.take(steps.permutation) != 0
         follows = np.where(gone, np.where(action == CLEAR, CLEAR, SKIP), follows).astype(np.uint8)
     none, out = np.empty(0, np.int64), np.empty(places, np.int64)
-    choose_cells(each, follows, validity(column), none, start, np.ones(start.size, np.uint8), none, LATEST, out)
+    choose_cells(each, follows, unpack_validity(column), none, start, np.ones(start.size, np.uint8), none, LATEST, out)
     before = np.concatenate([np.full(1, NOTHING), out[:-1]])
     before[begins[:-1]] = start
     own = steps.permutation.astype(np.int64)
     found: Ints = np.full(n, NOTHING)
-    found[steps.permutation] = np.where(validity(column).take(own) != 0, own, before)
-    values = of.order.column(field.name, of.prior.order) if kept else None
+    found[steps.permutation] = np.where(unpack_validity(column).take(own) != 0, own, before)
+    values = of.order.build_order_column(field.name, of.prior.order) if kept else None
     if values is None:
-        hidden = of.held_table()
+        hidden = of.gather_hidden_columns()
         (values,) = [pa.nulls(g, field.type)] if hidden is None else column_arrays(hidden, [f"_order_{field.name}"])
     return pa.concat_arrays([column, values.cast(field.type)]).take(pa.array(found, mask=found == NOTHING))
 
 
-def first_order(of: WalkedEvents, field: pa.Field) -> pa.Array:
+def build_first_order_column(of: WalkedEvents, field: pa.Field) -> pa.Array:
     """Return an order column of rows that the first event made: its order, or the inherited one.  O(events)."""
     made = of.fold_column(MergedColumn(field.name, first(), field, 0))
     assert isinstance(made, np.ndarray)
@@ -153,25 +153,25 @@ def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     """By a compiled loop; columns that records do not have are folded by ``dd.last_non_null()``."""
     bound, function, steps = of.upsert.bound, of.merging.function, of.steps
     derived = {field.name for field, _ in of.merging.derived}
-    asked = f"the merger {name_function(function)} of {bound.name!r}"
+    asked = f"the merger {find_function_name(function)} of {bound.name!r}"
     schema = pa.schema(
         [field for field in bound.row_schema if field.name not in derived and is_record_type(field.type)]
     )
-    kind, fixed = record_type(schema, asked), _fixed_columns(of)
+    kind, fixed = build_record_type(schema, asked), _list_fixed_columns(of)
     live = (of.cells != NOTHING).view(np.uint8).copy()
     held = to_records(_gather_held_rows(of, schema, np.arange(live.size)), kind)
     given, made = to_records(_build_event_rows(of, schema), kind), np.zeros(of.places.size, kind)
     required = [field.name for field in schema if not field.nullable]
     try:
-        code, row = build_merger(function, kind)(
+        code, row = build_merge_loop(function, kind)(
             *steps,
             of.action[0],
-            as_records(held),
+            to_record_array(held),
             live,
-            as_records(given),
-            as_records(made),
+            to_record_array(given),
+            to_record_array(made),
             describe_fields(kind, fixed, required),
-            as_records(np.zeros(3, kind)),
+            to_record_array(np.zeros(3, kind)),
         )
     except Exception as error:
         found = f"it raised {type(error).__name__}: {str(error)[:500]}"
@@ -190,22 +190,22 @@ def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
         if each.name in schema.names:
             out[each.name] = column_from_records(made, each.field)
         else:
-            rows, cells = of.events.rows, of.cells_of(each)
-            out[each.name] = fold(
+            rows, cells = of.events.rows, of.build_prior_cells(each)
+            out[each.name] = fold_cells(
                 last_non_null(),
                 each.field,
                 of.steps,
                 of.action[0],
                 rows.column(each.name),
                 np.empty(0, np.uint8),
-                HeldCells(cells.references, cells.values),
+                PriorCells(cells.references, cells.gather_values),
                 of.upsert.secret,
-                of.key_of,
+                of.format_key,
             )
     return out
 
 
-def machine_columns(of: WalkedEvents) -> dict[str, pa.Array]:
+def run_machine(of: WalkedEvents) -> dict[str, pa.Array]:
     """Run the machine, and return its column by key and time; write to ``of.taken.live`` which keys hold a value.
 
     O(events) and what a function takes.  Raises `IllegalTransition`, `MergerFailed`, `ListTooLong`.
@@ -227,7 +227,7 @@ def machine_columns(of: WalkedEvents) -> dict[str, pa.Array]:
     """
     machined = of.merging.machine
     assert machined is not None
-    field, action = machined.column, of.taken.action[0]
+    field, action = machined.value_column, of.taken.action[0]
     rows = of.events.rows.select(machined.schema.names)
     held = of.gather_cells(of.cells, field)
 
@@ -237,7 +237,7 @@ def machine_columns(of: WalkedEvents) -> dict[str, pa.Array]:
     if machined.automaton is not None:
         assert machined.machine.on is not None, "a table is asked by a column"
         symbols = rows.column(machined.machine.on)
-        made, there, row, state = machined.automaton.run(of.steps, action, symbols, held)
+        made, there, row, state = machined.automaton.compute_cells(of.steps, action, symbols, held)
         if row >= 0:
             raise IllegalTransition(
                 machined.asked,
@@ -248,11 +248,11 @@ def machine_columns(of: WalkedEvents) -> dict[str, pa.Array]:
     else:
         secret = of.upsert.secret
         if machined.machine.scalar:
-            records = to_records(rows, record_type(machined.schema, machined.asked))
-            made = machined.run_scalar(of.steps, action, records, held, secret, key)
+            records = to_records(rows, build_record_type(machined.schema, machined.asked))
+            made = machined.run_scalar_function(of.steps, action, records, held, secret, key)
         else:
             chains = EventChains(of.steps, action)
-            made = machined.run_batches(chains, pick_rows(rows, chains.rows), held, secret, key)
+            made = machined.run_batch_function(chains, pick_rows(rows, chains.rows), held, secret, key)
         there = np.asarray(made.is_valid())
     of.taken.live[:] = there
     return {field.name: made}

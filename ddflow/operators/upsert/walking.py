@@ -15,15 +15,15 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Flags, Ints, Narrow, validity
+from ddflow.columns.hashing import Flags, Ints, Narrow, unpack_validity
 from ddflow.columns.rows import RowPool, Rows, gather_column, row_values
 from ddflow.errors import Option, Phrase, TieRefused
-from ddflow.kernels.fold import NOTHING, Walked
+from ddflow.kernels.fold import NOTHING, EventsByKey
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
-from ddflow.kernels.walk import NONE, OF_KEY, ROW, TOMBSTONE, Rule, Taken, walk_groups, walk_row
-from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells, walk_cells_plain
+from ddflow.kernels.walk import NONE, OF_KEY, ROW, TOMBSTONE, WalkOutcome, WalkRules, walk_groups, walk_row
+from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, CellValues, walk_cells, walk_latest_cells
 from ddflow.operators.upsert.events import KeyedEvents
-from ddflow.operators.upsert.folds import HeldCells, fold, rank_words, validity_flags
+from ddflow.operators.upsert.folds import PriorCells, compute_rank_words, fold_cells, validity_flags
 from ddflow.operators.upsert.orders import MergeOrders
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.plan.merge.bound import MergedColumn
@@ -59,12 +59,12 @@ class WalkedEvents:
         self.action = self.taken.action
         """What folds see: the walk's, without the events that were skipped."""
 
-    def _sort_events(self, order: MergeOrders) -> Walked:
+    def _sort_events(self, order: MergeOrders) -> EventsByKey:
         """Sort the events by key and time, in the order of the fold."""
         by, n = self.keyed.by, self.events.times.size
-        self.own = order.of(self.events.rows, self.events.original, self.gone)
+        self.own = order.compute_words(self.events.rows, self.events.original, self.gone)
         if order.ranks:
-            order.rank(self.events.rows, self.gone, self.own, self.held_table(), self.prior.order)
+            order.rank(self.events.rows, self.gone, self.own, self.gather_hidden_columns(), self.prior.order)
         permutation, g = by.permutation, by.starts.size - 1
         if self.times.size < 2:
             key_times, keys = by.starts, np.arange(g + 1, dtype=np.int32)
@@ -77,7 +77,7 @@ class WalkedEvents:
             keys = np.searchsorted(key_times, by.starts).astype(np.int32)
         if self.upsert.bound.spec.holds_back and order.base + (order.seq is not None) and key_times.size <= n:
             permutation = self._sort_by_order(order, permutation, key_times)
-        return Walked(permutation, key_times, keys)
+        return EventsByKey(permutation, key_times, keys)
 
     def _sort_by_order(self, order: MergeOrders, permutation: Narrow, key_times: Narrow) -> Narrow:
         """Sort the events of each (key, time) in effective order: base words, sequence, arrival."""
@@ -100,7 +100,7 @@ class WalkedEvents:
         n, m = self.events.times.size, self.steps.key_times.size - 1
         groups, words = len(self.merging.groups), order.width * order.parts
         places = self.steps.permutation.size
-        self.taken = Taken(
+        self.taken = WalkOutcome(
             np.empty((groups, places), np.uint8),
             np.empty(n, np.uint8),
             np.empty((m, words), np.int64),
@@ -108,11 +108,13 @@ class WalkedEvents:
             np.empty(m, np.int64),
         )
         self.taken.why[self.keyed.left] = FORGOTTEN
-        rule = Rule(order.tie, order.keeps, order.ordered, spec.deletes == "group", self.over, order.inherits(rows))
+        missing, whole_group = order.has_missing_orders(rows), spec.deletes == "group"
+        rule = WalkRules(order.tie, order.keeps, order.ordered, whole_group, self.over, missing)
         scratch = np.empty((4, words + groups), np.int64)
-        if self.merging.cells and self._plain_cells(rule):
-            walk_cells_plain(
-                self.steps, self.own, self.gone, self.status, self.prior.order, self._has_value(), self.over, self.taken
+        if self.merging.cells and self._has_plain_cells(rule):
+            given = self._mark_cell_values()
+            walk_latest_cells(
+                self.steps, self.own, self.gone, self.status, self.prior.order, given, self.over, self.taken
             )
             return
         if self.merging.cells:
@@ -122,12 +124,12 @@ class WalkedEvents:
                 self.gone,
                 self.status,
                 self.prior.order,
-                self._has_value(),
-                self._cell_kinds(),
+                self._mark_cell_values(),
+                self._list_cell_rules(),
                 order.columns,
                 rule,
                 order.base,
-                self._cell_values(),
+                self._compute_cell_words(),
                 scratch,
                 self.taken,
             )
@@ -157,70 +159,70 @@ class WalkedEvents:
                 self.taken,
             )
         if refused >= 0:
-            raise self.tie(refused)
+            raise self.tie_error(refused)
 
-    def _plain_cells(self, rule: Rule) -> bool:
+    def _has_plain_cells(self, rule: WalkRules) -> bool:
         """Whether cells are compared by one column without nulls, and only the latest of each counts."""
         columns, width = self.order.columns, self.order.width
         single = width == 1 or (len(columns) == 1 and width == columns[0, 2] - columns[0, 1])
-        return single and rule.tie == LAST and not rule.inherits and not self._cell_kinds().any()
+        return single and rule.tie == LAST and not rule.inherits and not self._list_cell_rules().any()
 
-    def _cell_kinds(self) -> Ints:
+    def _list_cell_rules(self) -> Ints:
         """int64[cells]: which events give a cell its value."""
         names = [column.strategy.name for column in self.merging.columns]
         return np.array([EARLIEST if name in LATER else LATEST if name in ORDER_FREE else EVERY for name in names])
 
-    def _has_value(self) -> Flags:
+    def _mark_cell_values(self) -> Flags:
         """uint8[cells, n]: whether an event gives each cell a value."""
         rows, out = self.events.rows, np.ones((len(self.merging.columns), self.events.times.size), np.uint8)
         for i, column in enumerate(self.merging.columns):
-            had = self.merging.mark_given(rows, column.name)
+            had = self.merging.mark_events_with_column(rows, column.name)
             present = had if column.strategy.name in ("last", "first") else validity_flags(rows.column(column.name))
             if present.size:
                 out[i] = present
         return out
 
-    def _cell_values(self) -> Values:
+    def _compute_cell_words(self) -> CellValues:
         """Convert the cells to words if cells decide ties."""
         cells, n, g = len(self.merging.columns), self.events.times.size, self.status.size
         if self.order.tie != GREATEST:
             nothing = np.empty((cells, 0), np.int64), np.empty((cells, 0), np.uint8)
-            return Values(*nothing, *nothing)
-        out = Values(
+            return CellValues(*nothing, *nothing)
+        out = CellValues(
             np.zeros((cells, n), np.int64),
             np.ones((cells, n), np.uint8),
             np.zeros((cells, g), np.int64),
             np.ones((cells, g), np.uint8),
         )
         for i, column in enumerate(self.merging.columns):
-            given, held = self.events.rows.column(column.name), self.cells_of(column).values()
-            out.word[i], out.held[i] = rank_words(given, held)
+            given, held = self.events.rows.column(column.name), self.build_prior_cells(column).gather_values()
+            out.word[i], out.held[i] = compute_rank_words(given, held)
             for flags, of in ((out.there[i], given), (out.had[i], held)):
                 if of.null_count:
-                    flags[:] = validity(of)
+                    flags[:] = unpack_validity(of)
         return out
 
-    def cells_of(self, column: MergedColumn) -> HeldCells:
+    def build_prior_cells(self, column: MergedColumn) -> PriorCells:
         """Return the cells that keys hold of a column when the step begins."""
-        return HeldCells(self.cells, lambda: self.gather_cells(self.cells, column.field))
+        return PriorCells(self.cells, lambda: self.gather_cells(self.cells, column.field))
 
     def fold_column(self, column: MergedColumn) -> Ints | pa.Array:
         """One merged column by key and time: references, or the cells."""
         rows, action = self.events.rows, self.action[column.group]
         strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
-        return fold(
+        return fold_cells(
             strategy,
             column.field,
             self.steps,
             action,
             rows.column(column.name),
-            self.merging.mark_given(rows, column.name),
-            self.cells_of(column),
+            self.merging.mark_events_with_column(rows, column.name),
+            self.build_prior_cells(column),
             self.upsert.secret,
-            self.key_of,
+            self.format_key,
         )
 
-    def plain_name(self, name: str) -> str:
+    def find_event_column(self, name: str) -> str:
         """Return the event column that a hidden column keeps."""
         return next((each.field.name for each in self.order.ranks if name in [n for _, n in each.hidden]), name)
 
@@ -228,7 +230,7 @@ class WalkedEvents:
         """Return references to the rows that keys hold, tombstones included."""
         return self.prior.reference & ~np.int64(OCCUPIED | LIVE)
 
-    def held_table(self) -> pa.Table | None:
+    def gather_hidden_columns(self) -> pa.Table | None:
         """Gather the hidden columns of all keys; null for keys that hold nothing."""
         if not self.order.hidden:
             return None
@@ -238,10 +240,10 @@ class WalkedEvents:
     @cached_property
     def _cell_pool(self) -> tuple[RowPool, int]:
         """Where cells come from: the events at 0, the batches, and a row of nulls; its number."""
-        arranged, rows = self.upsert.arranged, self.events.rows
+        arranged, rows = self.upsert.output_arrangement, self.events.rows
         n, columns = rows.num_rows, []
         for field in arranged.schema:
-            name = field.name if field.name in rows.schema.names else self.plain_name(field.name)
+            name = field.name if field.name in rows.schema.names else self.find_event_column(field.name)
             column = rows.column(name) if name in rows.schema.names else pa.nulls(n, field.type)
             columns.append(column if column.type == field.type else pa.nulls(n, field.type))
         schema = pa.schema([f.with_nullable(True) for f in arranged.schema])
@@ -255,12 +257,12 @@ class WalkedEvents:
         pool, none = self._cell_pool
         return gather_column(pool, np.where(references == NOTHING, none << 40, references), field)
 
-    def key_of(self, group: int) -> str:
+    def format_key(self, group: int) -> str:
         """Format a group's key for a message."""
         row = int(self.steps.permutation[self.steps.key_times[self.steps.keys[group]]])
         return str(row_values(self.events.rows.select(list(self.upsert.bound.spec.key)), row))
 
-    def tie(self, row: int) -> TieRefused:
+    def tie_error(self, row: int) -> TieRefused:
         """Build the error for a tie that ``tie="error"`` refuses."""
         bound, rows = self.upsert.bound, self.events.rows
         names = [field.name for group in self.merging.groups for field in group.order]

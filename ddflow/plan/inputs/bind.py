@@ -26,14 +26,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Flags, true_flags, validity
-from ddflow.columns.names import DIFF, check_known
-from ddflow.columns.schema import is_flat, is_key, is_text, is_time
+from ddflow.columns.hashing import Flags, unpack_booleans, unpack_validity
+from ddflow.columns.names import DIFF, check_columns_exist
+from ddflow.columns.schema import is_flat_type, is_key_type, is_text, is_time_type
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, MessageTarget
-from ddflow.errors import Declare, DeleteRule, ExpressionError, NullKey, Option, Phrase, SpecError
+from ddflow.errors import DeclareFix, DeleteRule, ExpressionError, NullKey, Option, Phrase, SpecError
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.spec import Tombstone, Upsert
-from ddflow.plan.merge.bound import Merging, event_schema, merged_row_schema, plan_merge
+from ddflow.plan.merge.bound import BoundMerge, bind_merge, build_event_schema, build_merged_row_schema
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import last
 
@@ -52,12 +52,12 @@ class BoundInput:
     guessed: frozenset[str] = frozenset()
     """The columns that a run or `evolve` took in, and the flow does not declare."""
 
-    side: ClassVar[Any] = None
+    stale_output: ClassVar[Any] = None
     unique: ClassVar[bool]
     """Whether rows differ from each other, and each is there once."""
 
     @cached_property
-    def target(self) -> MessageTarget:
+    def message_target(self) -> MessageTarget:
         """The target of its messages: the newest row of each key, or every row of a history."""
         spec, schema, format = self.spec, self.schema, self.format
         assert format is not None
@@ -70,33 +70,35 @@ class BoundInput:
         return MessageTarget(repr(self.name), columns, tuple(spec.key), named, ordered, schema, keyed, history=history)
 
     @property
-    def has_bad_marks(self) -> bool:
+    def has_bad_event_column(self) -> bool:
         """Whether a column of its events marks the bad ones."""
         return self.format is not None and self.format.on_bad == "drop"
 
     @property
-    def sides(self) -> dict[str, pa.Schema]:
+    def side_output_schemas(self) -> dict[str, pa.Schema]:
         """The outputs that it adds: their names, and their rows' columns."""
-        out = {} if self.side is None else dict([self.side])
-        if self.has_bad_marks:
+        out = {} if self.stale_output is None else dict([self.stale_output])
+        if self.has_bad_event_column:
             out[f"{self.name}.bad"] = pa.schema(list(self.schema.field(BAD).type))
         return out
 
     @property
-    def deciding_options(self) -> dict[str, Sequence[str | None]]:
+    def deciding_columns_by_option(self) -> dict[str, Sequence[str | None]]:
         """The columns that decide, by option: their types never change."""
         return {"time": [self.spec.time]}
 
     @property
     def deciding_columns(self) -> frozenset[str]:
         """The columns that decide."""
-        return frozenset(name for names in self.deciding_options.values() for name in names if name is not None)
+        return frozenset(
+            name for names in self.deciding_columns_by_option.values() for name in names if name is not None
+        )
 
-    def mark_keyless(self, batch: pa.RecordBatch) -> Flags:
+    def mark_events_without_key(self, batch: pa.RecordBatch) -> Flags:
         """Mark events without a key, or without a diff: uint8[n].  O(n) only if a column has nulls."""
         out = np.zeros(batch.num_rows, np.uint8)
         for name in self.spec.key or [DIFF]:
-            present = validity(batch.column(name))
+            present = unpack_validity(batch.column(name))
             if present.size:
                 out |= np.uint8(1) - present
         return out
@@ -113,7 +115,7 @@ class BoundUpserts(BoundInput):
     tombstone: pa.Scalar | None
     condition: Expression | None
     where: Expression | None
-    merging: Merging | None = None
+    merging: BoundMerge | None = None
     """How events are folded; None where they replace the row."""
 
     is_kept: ClassVar[bool] = True
@@ -122,17 +124,17 @@ class BoundUpserts(BoundInput):
     null_error: ClassVar[type[NullKey]] = NullKey
 
     @property
-    def required_columns(self) -> list[str]:
+    def non_null_columns(self) -> list[str]:
         """The columns of events in which a null makes them bad."""
         return [] if self.spec.null_key == "keep" else list(self.spec.key)
 
     @property
-    def missing_part(self) -> str:
+    def missing_part_name(self) -> str:
         """The name of the missing part of a bad event, for messages."""
         return f"the key {list(self.spec.key)}"
 
     @property
-    def replacing_columns(self) -> tuple[str, ...] | None:
+    def replacement_key(self) -> tuple[str, ...] | None:
         """The columns by which a later event replaces a row; None if events are folded otherwise."""
         replacing = self.spec.merge is None or self.spec.merge == Merge(default=last())
         return tuple(self.spec.key) if replacing else None
@@ -144,7 +146,7 @@ class BoundUpserts(BoundInput):
         return {option: each for option, each in given.items() if each is not None}
 
     @property
-    def deciding_options(self) -> dict[str, Sequence[str | None]]:
+    def deciding_columns_by_option(self) -> dict[str, Sequence[str | None]]:
         """The columns that decide, by option: their types never change."""
         spec = self.spec
         return {
@@ -163,7 +165,7 @@ class BoundUpserts(BoundInput):
         return self.row_schema.names if machine is None else machine.told
 
     @property
-    def side(self) -> tuple[str, pa.Schema] | None:
+    def stale_output(self) -> tuple[str, pa.Schema] | None:
         """The output that ``stale=`` adds: its name and its rows' columns, in the types of events."""
         given = [self.schema.field(name) for name in self.event_columns]
         if self.spec.stale == "mark":
@@ -176,10 +178,10 @@ class BoundUpserts(BoundInput):
     @property
     def event_schema(self) -> pa.Schema:
         """The columns of admitted events."""
-        return event_schema(self.schema, self.merging)
+        return build_event_schema(self.schema, self.merging)
 
     def add_event_columns(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-        """Bring events into the columns of `event_schema`; ``names``: the columns of their batch.  O(n)."""
+        """Bring events into the columns of `build_event_schema`; ``names``: the columns of their batch.  O(n)."""
         if self.merging is None:
             return events
         lacks = self.format is not None and self.format.leaves_out
@@ -196,22 +198,22 @@ class BoundUpserts(BoundInput):
         if self.where is None:
             return out
         with suppress(ExpressionError):
-            return out | (np.uint8(1) - true_flags(self.where(batch)))
+            return out | (np.uint8(1) - unpack_booleans(self.where(batch)))
         others = np.flatnonzero(out == 0)  # the payload of a delete is filler, for which it may fail
-        out[others] = np.uint8(1) - true_flags(self.where(batch.take(pa.array(others))))
+        out[others] = np.uint8(1) - unpack_booleans(self.where(batch.take(pa.array(others))))
         return out
 
     def _evaluate_delete(self, batch: pa.RecordBatch) -> Flags:
         if self.condition is not None:
-            return true_flags(self.condition(batch))
+            return unpack_booleans(self.condition(batch))
         if not isinstance(self.spec.delete, Tombstone):
             return np.zeros(batch.num_rows, np.uint8)
         column = batch.column(self.spec.delete.column)
         if self.tombstone is not None:
-            return true_flags(pc.equal(column, self.tombstone))
+            return unpack_booleans(pc.equal(column, self.tombstone))
         if pat.is_boolean(column.type):
-            return true_flags(column)
-        present = validity(column)
+            return unpack_booleans(column)
+        present = unpack_validity(column)
         return present if present.size else np.ones(len(column), np.uint8)
 
 
@@ -233,7 +235,7 @@ def bind_upserts(name: str, schema: pa.Schema, spec: Upsert, format: Format | No
         wanted = [f.name for f in schema if f.name not in dropped or f.name in spec.key]
     else:
         wanted = [f.name for f in schema if f.name in spec.value or f.name in spec.key]
-    row_schema = merged_row_schema(schema, spec, pa.schema([schema.field(n) for n in wanted]))
+    row_schema = build_merged_row_schema(schema, spec, pa.schema([schema.field(n) for n in wanted]))
     for option, columns in (("noop_ignore", spec.noop_ignore), ("track", spec.track or ())):
         lost = [n for n in columns if n not in wanted]
         if lost:
@@ -251,10 +253,10 @@ def bind_upserts(name: str, schema: pa.Schema, spec: Upsert, format: Format | No
         key_schema=pa.schema([schema.field(n).with_nullable(keep_null) for n in spec.key]),
         tracked=[n for n in wanted if spec.counts(n)],
         time_type=schema.field(spec.time).type if spec.time else pa.int64(),
-        tombstone=tombstone_value(repr(name), schema, spec.delete),
+        tombstone=find_tombstone_value(repr(name), schema, spec.delete),
         condition=condition,
         where=where,
-        merging=plan_merge(name, schema, spec, row_schema),
+        merging=bind_merge(name, schema, spec, row_schema),
         format=format,
     )
 
@@ -291,7 +293,7 @@ def check_columns(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> Non
                 "rename that column in the input",
             )
     for option, columns in named.items():
-        check_known(columns, schema.names, Option(option) + f" of {name!r}")
+        check_columns_exist(columns, schema.names, Option(option) + f" of {name!r}")
     _check_column_types(name, schema, spec, own)
 
 
@@ -302,14 +304,20 @@ def _check_column_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) 
         )
 
     if nulls := [field.name for field in schema if pat.is_null(field.type)]:
-        remedy = Phrase("declare what their values will be, as in ", Declare({nulls[0]: "string"}))
+        remedy = Phrase("declare what their values will be, as in ", DeclareFix({nulls[0]: "string"}))
         raise SpecError(f"the schema of {name!r}", f"the columns {nulls} are of the type null: no value fits", remedy)
     whole = "give the integer column that counts arrivals"
     for option, columns, fits, why, fix in (
-        ("key", spec.key, is_key, "which cannot be hashed as a key", "use numbers, text, binary, dates, UUIDs, ..."),
-        ("order_by", spec.order_by, is_flat, "which has no order", "use numbers, text, binary, dates, decimals"),
+        (
+            "key",
+            spec.key,
+            is_key_type,
+            "which cannot be hashed as a key",
+            "use numbers, text, binary, dates, UUIDs, ...",
+        ),
+        ("order_by", spec.order_by, is_flat_type, "which has no order", "use numbers, text, binary, dates, decimals"),
         ("seq", [spec.seq], pat.is_integer, "which is no integer", whole),
-        ("time", [spec.time], is_time, "which is no time", "use int64, a timestamp or a date; cast it first"),
+        ("time", [spec.time], is_time_type, "which is no time", "use int64, a timestamp or a date; cast it first"),
     ):
         for column in columns:
             if column is not None and not fits(schema.field(column).type):
@@ -320,7 +328,7 @@ def _check_column_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) 
         names = spec.value if spec.value is not None else [each for each in schema.names if each not in own]
         for column in names:
             dropped = column in (spec.time, spec.seq) and spec.value is None
-            if spec.counts(column) and not dropped and not is_flat(schema.field(column).type):
+            if spec.counts(column) and not dropped and not is_flat_type(schema.field(column).type):
                 refuse(
                     "tie",
                     column,
@@ -330,7 +338,7 @@ def _check_column_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) 
                 )
 
 
-def tombstone_value(of: str, schema: pa.Schema, tombstone: Any) -> pa.Scalar | None:
+def find_tombstone_value(of: str, schema: pa.Schema, tombstone: Any) -> pa.Scalar | None:
     """Return the value that deletes, or None if ``tombstone`` is not one or names no value.  Raises `SpecError`."""
     if not isinstance(tombstone, Tombstone):
         return None

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.names import DIFF, TIMES, check_names, column_name, column_names
+from ddflow.columns.names import DIFF, TIMES, check_column_name, check_column_names, parse_column_names
 from ddflow.connectors.formats.base import BAD, Format
 from ddflow.errors import ExpressionError, NullKey, Option, Phrase, PhrasePart, SchemaMismatch, SpecError
 from ddflow.expressions import Expression, compile as compile_expression
@@ -92,22 +92,24 @@ class Differences:
     def __post_init__(self) -> None:
         asked = "an input of differences"
         if self.diff == "" or not (self.diff is None or isinstance(self.diff, str) or self.diff in FEEDS.values()):
-            self._refuse(
+            self._raise_spec_error(
                 Phrase(Option("diff"), f" is {self.diff!r:.200}"), "name a column as text, or give SQL, or dd.delta_cdf"
             )
         if self.time is not None:
-            column_name(self.time, asked, "time")
+            check_column_name(self.time, asked, "time")
         if self.value is not None:
-            object.__setattr__(self, "value", column_names(self.value, asked, "value"))
-            check_names(self.value, f"value= of {asked}")
-        object.__setattr__(self, "key", column_names(self.key, asked, "key"))
+            object.__setattr__(self, "value", parse_column_names(self.value, asked, "value"))
+            check_column_names(self.value, f"value= of {asked}")
+        object.__setattr__(self, "key", parse_column_names(self.key, asked, "key"))
         if not isinstance(self.keep, bool):
-            self._refuse(Option("keep", self.keep), "give True or False")
-        check_choices(self, CHOICES, self._refuse)
+            self._raise_spec_error(Option("keep", self.keep), "give True or False")
+        check_choices(self, CHOICES, self._raise_spec_error)
         if isinstance(self.lateness, bool):
-            self._refuse(Option("lateness", self.lateness), "give a whole number of the time column's unit, 0 or more")
+            self._raise_spec_error(
+                Option("lateness", self.lateness), "give a whole number of the time column's unit, 0 or more"
+            )
 
-    def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
+    def _raise_spec_error(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
         raise SpecError("an input of differences", found, fix)
 
     @property
@@ -147,12 +149,12 @@ class BoundDifferences(BoundInput):
     merging: ClassVar[None] = None
     tracked: ClassVar[list[str]] = [TIMES]
     """Of what is held: what counts in "did it change"."""
-    replacing_columns: ClassVar[None] = None
+    replacement_key: ClassVar[None] = None
     unique: ClassVar[bool] = False
 
     @property
     def null_error(self) -> type[SchemaMismatch | NullKey]:
-        """The error for a row without the columns of `missing_part`."""
+        """The error for a row without the columns of `missing_part_name`."""
         return NullKey if self.spec.key else SchemaMismatch
 
     @property
@@ -198,12 +200,12 @@ class BoundDifferences(BoundInput):
         return list(dict.fromkeys([*([self.spec.time] if self.spec.time else []), *read]))
 
     @property
-    def required_columns(self) -> list[str]:
+    def non_null_columns(self) -> list[str]:
         """The columns of events in which a null makes them bad."""
         return list(self.spec.key) if self.diff is None else [DIFF]
 
     @property
-    def missing_part(self) -> str:
+    def missing_part_name(self) -> str:
         """The name of the missing part of a bad event, for messages."""
         given = self.spec.diff
         if self.spec.key:
@@ -225,7 +227,7 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
         raise SpecError(
             "an input of a flow", f"it is given the name {name!r:.200}", "give a name as text, and a schema"
         )
-    check_names(schema.names, f"the schema of {name!r}")
+    check_column_names(schema.names, f"the schema of {name!r}")
     if bool(spec.key) != (format is not None):
         found = (
             Phrase("it has no ", Option("format"), ", and rows have no key")
@@ -255,7 +257,7 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
     wanted = [f for f in schema if (f.name not in drops if chosen is None else f.name in chosen)]
     if not wanted:
         raise SpecError(f"the schema of {name!r}", f"of {schema.names} none is of the row", "name some with value=")
-    check_names([field.name for field in wanted] + [TIMES] * spec.keep, f"the rows of {name!r}")
+    check_column_names([field.name for field in wanted] + [TIMES] * spec.keep, f"the rows of {name!r}")
     return BoundDifferences(
         name=name,
         schema=schema,

@@ -16,15 +16,15 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.columns.names import check_names, did_you_mean
-from ddflow.columns.schema import is_flat
+from ddflow.columns.names import check_column_names, did_you_mean
+from ddflow.columns.schema import is_flat_type
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, events_schema
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.collection import Collection, Nodes
 from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts, check_name_and_spec
 from ddflow.plan.inputs.differences import BoundDifferences, Differences, bind_differences
 from ddflow.plan.inputs.spec import Tombstone, Upsert, tombstone
-from ddflow.plan.merge.bound import ColumnGroup, Merging
+from ddflow.plan.merge.bound import BoundMerge, ColumnGroup
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.machines import USED, VALUES, BoundMachine
 from ddflow.plan.merge.merge import Merge
@@ -82,14 +82,14 @@ def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> 
         raise SpecError(
             what, f"on= names {given.on!r}, and there is no such column", did_you_mean(given.on, schema.names)
         )
-    if given.on is not None and not is_flat(schema.field(given.on).type):
+    if given.on is not None and not is_flat_type(schema.field(given.on).type):
         raise SpecError(what, f"on= names {given.on!r}, which is {schema.field(given.on).type}", "use text or numbers")
     dropped = {spec.time, spec.seq, spec.delete.column if isinstance(spec.delete, Tombstone) else None}
     told = [column for column in schema.names if column not in dropped or column in spec.key]
     machined = BoundMachine(given, name, schema, told)
-    check_names([*spec.key, *given.schema.names, *([VALUES] if given.several else [])], what)
-    row = pa.schema([*(base.row_schema.field(column) for column in spec.key), machined.column])
-    merging = Merging(
+    check_column_names([*spec.key, *given.schema.names, *([VALUES] if given.several else [])], what)
+    row = pa.schema([*(base.row_schema.field(column) for column in spec.key), machined.value_column])
+    merging = BoundMerge(
         (ColumnGroup("", tuple(schema.field(column) for column in spec.order_by), ()),),
         (),
         (),
@@ -99,7 +99,7 @@ def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> 
         False,
         machined,
     )
-    return replace(base, row_schema=row, tracked=[machined.column.name], merging=merging)
+    return replace(base, row_schema=row, tracked=[machined.value_column.name], merging=merging)
 
 
 def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> BoundUpserts | BoundDifferences:

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, NoReturn, Self, TypeVar, cast, get_args
 
 import xxhash
 
-from ddflow.columns.names import column_name, column_names, did_you_mean
+from ddflow.columns.names import check_column_name, did_you_mean, parse_column_names
 from ddflow.errors import Option, Phrase, PhrasePart, SpecError, shorten
 from ddflow.plan.merge import checks
 from ddflow.plan.merge.expiry import Expiry
@@ -217,18 +217,20 @@ class Upsert:
         for name in ("key", "order_by", "noop_ignore", "value", "track"):
             given = getattr(self, name)
             if given is not None or name not in ("value", "track"):
-                object.__setattr__(self, name, column_names(() if given is None else given, "an upsert spec", name))
+                object.__setattr__(
+                    self, name, parse_column_names(() if given is None else given, "an upsert spec", name)
+                )
         for name in ("seq", "time"):
             if getattr(self, name) is not None:
-                column_name(getattr(self, name), "an upsert spec", name)
-        object.__setattr__(self, "groups", checks.parse_groups(self.groups, self._refuse))
-        object.__setattr__(self, "derive", checks.parse_derive(self.derive, self._refuse))
+                check_column_name(getattr(self, name), "an upsert spec", name)
+        object.__setattr__(self, "groups", checks.parse_groups(self.groups, self._raise_spec_error))
+        object.__setattr__(self, "derive", checks.parse_derive(self.derive, self._raise_spec_error))
         self._check_names()
-        checks.check_choices(self, CHOICES, self._refuse)
+        checks.check_choices(self, CHOICES, self._raise_spec_error)
         self._check_combinations()
-        checks.check_merge_options(self, self._refuse)
+        checks.check_merge_options(self, self._raise_spec_error)
 
-    def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
+    def _raise_spec_error(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
         raise SpecError(
             f"upserts keyed by {list(self.key)}", shorten(found, 600) if isinstance(found, str) else found, fix
         )
@@ -240,29 +242,33 @@ class Upsert:
             columns = getattr(self, name) or ()
             twice = sorted({c for c in columns if columns.count(c) > 1})
             if twice:
-                self._refuse(Option(name) + f" names {twice} more than once", "name each column once")
+                self._raise_spec_error(Option(name) + f" names {twice} more than once", "name each column once")
         for name in ("order_by", "noop_ignore", "track"):
             both = sorted(set(self.key) & set(getattr(self, name) or ()))
             if both:
-                self._refuse(
+                self._raise_spec_error(
                     Option(name) + f" names the key columns {both}", "a key is equal among its events: leave it out"
                 )
         for name in ("time", "seq"):
             column = getattr(self, name)
             if column is not None and column in self.key:
-                self._refuse(Option(name) + f" names the key column {column!r}", "a key may not change with its events")
+                self._raise_spec_error(
+                    Option(name) + f" names the key column {column!r}", "a key may not change with its events"
+                )
         if self.seq is not None and self.seq in (*self.order_by, self.time):
-            self._refuse(
+            self._raise_spec_error(
                 Phrase(Option("seq"), f" names {self.seq!r}, which is also in order_by or time"), "name it once"
             )
         if isinstance(self.delete, Tombstone) and self.delete.column in self.key:
-            self._refuse(f"the tombstone {self.delete.column!r} is a key column", "name another column")
+            self._raise_spec_error(f"the tombstone {self.delete.column!r} is a key column", "name another column")
         for name in ("noop_ignore", "track") if self.value is not None else ():
             lost = [c for c in getattr(self, name) or () if c not in (self.value or ())]
             if lost:
-                self._refuse(Option(name) + f" names {lost}, which value= leaves out of the row", "drop them from one")
+                self._raise_spec_error(
+                    Option(name) + f" names {lost}, which value= leaves out of the row", "drop them from one"
+                )
         if self.track is not None and self.noop_ignore:
-            self._refuse(
+            self._raise_spec_error(
                 f"track={list(self.track)} and noop_ignore={list(self.noop_ignore)} both say what is a change",
                 Phrase(
                     "give one of them: ",
@@ -274,8 +280,8 @@ class Upsert:
             )
 
     def _check_combinations(self) -> None:
-        checks.refuse_first(
-            self._refuse,
+        checks.refuse_first_broken_rule(
+            self._raise_spec_error,
             (
                 self.delete is not None and not isinstance(self.delete, Tombstone | str),
                 Phrase(Option("delete"), f" is {type(self.delete).__name__}"),

@@ -24,16 +24,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Flags, true_flags, validity
+from ddflow.columns.hashing import Flags, unpack_booleans, unpack_validity
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import is_flat
+from ddflow.columns.schema import is_flat_type
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.spec import Tombstone, Upsert
 from ddflow.plan.merge.machines import BoundMachine
 from ddflow.plan.merge.merge import Function, Merge
 from ddflow.plan.merge.strategy import Strategy, first, last, last_non_null
-from ddflow.plan.merge.user_function import check_function, name_function, record_type
+from ddflow.plan.merge.user_function import build_record_type, check_function, find_function_name
 
 GIVEN = "_given_"
 """Before a column's name: the column of events that says whether their batch had it."""
@@ -59,7 +59,7 @@ class ColumnGroup(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Merging:
+class BoundMerge:
     """A bound merge; see the header.  ``function``: merges whole rows instead of strategies.  ``given``: columns for
     which it matters whether a batch had them.  ``cells``: whether every merged column is a group.
     """
@@ -91,31 +91,31 @@ class Merging:
             events = events.append_column(pa.field(GIVEN + name, pa.bool_(), nullable=False), here)
         return events
 
-    def mark_given(self, events: pa.RecordBatch, name: str) -> Flags:
+    def mark_events_with_column(self, events: pa.RecordBatch, name: str) -> Flags:
         """Mark the events whose batch had a column: uint8[n], or size 0 if that does not matter.  O(n)."""
-        return true_flags(events.column(GIVEN + name)) if name in self.given else np.empty(0, np.uint8)
+        return unpack_booleans(events.column(GIVEN + name)) if name in self.given else np.empty(0, np.uint8)
 
-    def mark_misordered(self, events: pa.RecordBatch) -> Flags:
+    def mark_misordered_events(self, events: pa.RecordBatch) -> Flags:
         """Mark the events that do not give exactly one group an order: uint8[n].  O(n) a group."""
         count = np.zeros(events.num_rows, np.uint8)
         for group in self.groups[1:]:
             any_here = np.zeros(events.num_rows, np.uint8)
             for field in group.order:
-                present = validity(events.column(field.name))
+                present = unpack_validity(events.column(field.name))
                 any_here |= present if present.size else np.uint8(1)
             count += any_here
         out: Flags = (count != 1).astype(np.uint8)
         return out
 
 
-def event_schema(schema: pa.Schema, merging: Merging | None) -> pa.Schema:
-    """Return the columns of kept events: the input's, and those that `Merging.add_event_columns` adds."""
+def build_event_schema(schema: pa.Schema, merging: BoundMerge | None) -> pa.Schema:
+    """Return the columns of kept events: the input's, and those that `BoundMerge.add_event_columns` adds."""
     for name in merging.given if merging is not None else ():
         schema = schema.append(pa.field(GIVEN + name, pa.bool_(), nullable=False))
     return schema
 
 
-def merged_row_schema(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Schema:
+def build_merged_row_schema(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Schema:
     """Return the row's columns, in the types that merging gives them: ``dd.collect`` makes lists.  O(columns)."""
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
     named = {*spec.key, *spec.order_by, *(name for of, _ in spec.grouped for name in of), *(n for n, _ in spec.derived)}
@@ -128,7 +128,7 @@ def merged_row_schema(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Sch
     return pa.schema(out)
 
 
-def plan_merge(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging | None:
+def bind_merge(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> BoundMerge | None:
     """Plan how each column is folded; None for full rows.  ``row``: the row's columns.  O(columns).
     Raises `SpecError`, naming the column; `ExpressionError` for a formula.
     """
@@ -157,11 +157,13 @@ def plan_merge(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Me
                 "declare it nullable",
             )
     if merge.function is not None and merge.scalar:
-        asked = f"the merger {name_function(merge.function)} of {name!r}"
-        record = np.zeros(1, record_type(pa.schema([field for field in row if field.name not in derived]), asked))[0]
+        asked = f"the merger {find_function_name(merge.function)} of {name!r}"
+        record = np.zeros(
+            1, build_record_type(pa.schema([field for field in row if field.name not in derived]), asked)
+        )[0]
         check_function(merge.function, asked, {"held": record, "given": record, "out": record})
     given = tuple(column.name for column in columns if merge.function is None and column.strategy.name == "last")
-    return Merging(
+    return BoundMerge(
         _build_groups(schema, spec, columns, cells),
         tuple(columns),
         _compile_derived(name, spec, row),
@@ -233,7 +235,7 @@ def _check_names(name: str, schema: pa.Schema, spec: Upsert, merge: Merge, row: 
             raise SpecError(Option(option) + f" of {name!r}", f"{column!r} is not in the row", f"it has {row.names}")
     for of, _ in spec.grouped:
         for column in of:
-            if not is_flat(schema.field(column).type):
+            if not is_flat_type(schema.field(column).type):
                 found = f"{column!r} is {schema.field(column).type}, which has no order"
                 raise SpecError(
                     Phrase(Option("groups"), f" of {name!r}"), found, "use numbers, text, binary, dates, decimals"
@@ -245,11 +247,13 @@ def _check_names(name: str, schema: pa.Schema, spec: Upsert, merge: Merge, row: 
 
 
 def _check_type(name: str, field: pa.Field, strategy: Strategy) -> None:
-    if strategy.works_on(field.type):
+    if strategy.supports_type(field.type):
         return
     detail = ""
     if strategy.name == "fields" and pa.types.is_struct(field.type):
-        detail = f" and does not fit in the fields {strategy.list_unfit_fields(field.type)}"
+        detail = f" and does not fit in the fields {strategy.list_unsupported_fields(field.type)}"
     raise SpecError(
-        f"{strategy} of {name!r}", f"{field.name!r} is {field.type}{detail}", f"it works on {strategy.types}"
+        f"{strategy} of {name!r}",
+        f"{field.name!r} is {field.type}{detail}",
+        f"it works on {strategy.supported_types_text}",
     )

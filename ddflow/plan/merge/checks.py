@@ -15,7 +15,7 @@ is: give merge=, or project the output
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from ddflow.columns.names import column_names
+from ddflow.columns.names import parse_column_names
 from ddflow.errors import Option, Phrase, PhrasePart
 from ddflow.plan.merge.expiry import Expiry
 from ddflow.plan.merge.merge import Merge
@@ -34,7 +34,7 @@ def parse_groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tup
         refuse(Phrase(Option("groups"), f" is {given!r}"), "give {order column, or a tuple of them: columns}")
 
     option = "an upsert spec", "groups"
-    return tuple((column_names(of, *option), column_names(columns or (), *option)) for of, columns in pairs)
+    return tuple((parse_column_names(of, *option), parse_column_names(columns or (), *option)) for of, columns in pairs)
 
 
 def parse_derive(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
@@ -57,7 +57,7 @@ def to_tuples(value: Any) -> Any:
     return tuple(to_tuples(each) for each in value) if isinstance(value, list) else value
 
 
-def refuse_first(refuse: Refuse, *rules: tuple[bool, str | PhrasePart, str | PhrasePart]) -> None:
+def refuse_first_broken_rule(refuse: Refuse, *rules: tuple[bool, str | PhrasePart, str | PhrasePart]) -> None:
     """Refuse by the first broken rule.  ``rules``: whether each is broken, what was found, what to do."""
     for broken, found, fix in rules:
         if broken:
@@ -69,7 +69,7 @@ def check_choices(spec: Any, choices: Mapping[str, tuple[str, ...]], refuse: Ref
     for name, known in choices.items():
         if getattr(spec, name) not in known:
             refuse(Option(name, getattr(spec, name)), f"use one of {list(known)}")
-    refuse_first(
+    refuse_first_broken_rule(
         refuse,
         (
             spec.time is None and spec.late != "error",
@@ -92,7 +92,7 @@ def check_choices(spec: Any, choices: Mapping[str, tuple[str, ...]], refuse: Ref
 def check_merge_options(spec: Any, refuse: Refuse) -> None:
     """Refuse a spec whose options of merging or expiry contradict each other."""
     grouped = spec.deletes != "row"
-    refuse_first(
+    refuse_first_broken_rule(
         refuse,
         (
             spec.merge is not None and spec.merge != "first_row" and not isinstance(spec.merge, Merge),
@@ -123,7 +123,7 @@ def check_merge_options(spec: Any, refuse: Refuse) -> None:
     )
     _check_named_columns(spec, refuse)
     if spec.groups or spec.versions == "cell":
-        _check_orders(spec, refuse)
+        _check_group_orders(spec, refuse)
     if spec.versions == "cell":
         _check_arrival_order(spec, refuse)
     if spec.expiry is not None:
@@ -174,11 +174,11 @@ def _check_named_columns(spec: Any, refuse: Refuse) -> None:
         )
 
 
-def _check_orders(spec: Any, refuse: Refuse) -> None:
+def _check_group_orders(spec: Any, refuse: Refuse) -> None:
     """Refuse options that contradict groups or versions of cells, and require those that they need."""
     what = Option("groups") if spec.groups else Option("versions", "cell")
     given = "merge='first_row'" if spec.merge == "first_row" else "a function of merge="
-    refuse_first(
+    refuse_first_broken_rule(
         refuse,
         (
             bool(spec.groups) and spec.versions == "cell",
@@ -232,7 +232,7 @@ def find_arrival_dependence(strategy: Strategy, deletes: bool) -> Strategy | Non
 def _check_expiry(spec: Any, refuse: Refuse) -> None:
     """Refuse an expiry without exactly one order column."""
     orders = [*spec.order_by, *(column for of, _ in spec.grouped for column in of)]
-    refuse_first(
+    refuse_first_broken_rule(
         refuse,
         (not isinstance(spec.expiry, Expiry), f"expiry= is {spec.expiry!r}", "give dd.Expiry(ttl=...)"),
         (

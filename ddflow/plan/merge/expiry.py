@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, get_args
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.schema import is_word
+from ddflow.columns.schema import is_word_type
 from ddflow.errors import SpecError
 
 OnExpire = Literal["forget", "retract"]
@@ -101,7 +101,7 @@ class Expiry:
     def fits(self, field: pa.Field, asked: str) -> None:
         """Raise `SpecError` if the order column is no number or time, or a time to live does not fit its units."""
         kind = field.type
-        if not is_word(kind) or pat.is_boolean(kind):
+        if not is_word_type(kind) or pat.is_boolean(kind):
             raise SpecError(
                 asked,
                 f"the order column {field.name!r} is {kind}, of which nothing can be subtracted",

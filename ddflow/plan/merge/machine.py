@@ -23,10 +23,10 @@ from typing import Any, Literal, NoReturn, Self, cast
 import pyarrow as pa
 
 from ddflow.columns.declared import to_arrow_type
-from ddflow.columns.names import column_name, column_names
-from ddflow.columns.schema import is_flat
+from ddflow.columns.names import check_column_name, parse_column_names
+from ddflow.columns.schema import is_flat_type
 from ddflow.errors import Option, Phrase, PhrasePart, SpecError
-from ddflow.plan.merge.checks import refuse_first
+from ddflow.plan.merge.checks import refuse_first_broken_rule
 from ddflow.plan.merge.user_function import KEYS, AbsentFunction, describe_function
 
 Value = str | int | bool
@@ -96,8 +96,8 @@ class Machine:
     def __post_init__(self) -> None:
         table = not callable(self.transition)
         number = isinstance(self.limit, int) and not isinstance(self.limit, bool)
-        refuse_first(
-            self._refuse,
+        refuse_first_broken_rule(
+            self._raise_spec_error,
             (
                 self.otherwise not in ("error", "stay", "drop"),
                 f"otherwise={self.otherwise!r}",
@@ -110,28 +110,30 @@ class Machine:
         else:
             self._check_function()
         known: Any = self.states
-        if known is not None and not (_is_many(known) and all(isinstance(each, Hashable) for each in known)):
-            self._refuse(f"states= is {self.states!r:.200}", "give a list of them")
+        if known is not None and not (_is_multi_value(known) and all(isinstance(each, Hashable) for each in known)):
+            self._raise_spec_error(f"states= is {self.states!r:.200}", "give a list of them")
         given = (
-            {self.state: self._state_type()}
+            {self.state: self._infer_state_type()}
             if isinstance(self.state, str)
             else dict(self._parse_pairs("state", self.state))
         )
         kinds = {name: to_arrow_type(kind, f"dd.Machine, the state column {name!r}") for name, kind in given.items()}
         if not kinds or (table and len(kinds) != 1):
-            self._refuse(
+            self._raise_spec_error(
                 Phrase(Option("state"), f" has the columns {list(kinds)}"),
                 "name one for a table, one or more for a function",
             )
         for name, kind in kinds.items():
-            if not is_flat(kind):
-                self._refuse(f"the state column {name!r} is {kind}", "use numbers, text, binary, dates, decimals")
+            if not is_flat_type(kind):
+                self._raise_spec_error(
+                    f"the state column {name!r} is {kind}", "use numbers, text, binary, dates, decimals"
+                )
         object.__setattr__(self, "state", tuple(kinds.items()))
         if self.states is not None:
             object.__setattr__(self, "states", _sort_values(tuple(self.states)))
             self._check_states()
 
-    def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
+    def _raise_spec_error(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
         raise SpecError("dd.Machine", found, fix)
 
     def _parse_pairs(self, option: str, given: Any) -> tuple[tuple[str, Any], ...]:
@@ -140,34 +142,34 @@ class Machine:
             pairs = tuple((name, each) for name, each in (given.items() if isinstance(given, Mapping) else given))
         except (TypeError, ValueError):
             remedy = "give {column: type}" if option == "state" else "give {column: value}, or a list of them"
-            self._refuse(Option(option) + f" has {given!r:.200}", remedy)
-        column_names([name for name, _ in pairs], "dd.Machine", option)
+            self._raise_spec_error(Option(option) + f" has {given!r:.200}", remedy)
+        parse_column_names([name for name, _ in pairs], "dd.Machine", option)
         return pairs
 
     def _check_table(self) -> None:
-        refuse_first(
-            self._refuse,
+        refuse_first_broken_rule(
+            self._raise_spec_error,
             (self.scalar, "scalar=True with a table", "leave it out: tables are compiled anyway"),
             (self.on is None, "a table without on=", "name the column of symbols"),
         )
-        column_name(self.on, "dd.Machine", "on")
+        check_column_name(self.on, "dd.Machine", "on")
         given: Any = self.transition
         if isinstance(given, Mapping):
             if not all(isinstance(each, tuple) and len(each) == 2 for each in given):
-                self._refuse(f"transition= has {next(iter(given), None)!r}", "give {(state, symbol): state}")
+                self._raise_spec_error(f"transition= has {next(iter(given), None)!r}", "give {(state, symbol): state}")
             given = [(state, symbol, to) for (state, symbol), to in given.items()]
         if not isinstance(given, tuple | list) or not given:
-            self._refuse("transition= is empty", "give {(state, symbol): state}")
+            self._raise_spec_error("transition= is empty", "give {(state, symbol): state}")
         if not all(isinstance(each, tuple | list) and len(each) == 3 for each in given):
-            self._refuse(f"transition= is {given!r:.200}", "give {(state, symbol): state}")
-        several = isinstance(self.start, list | set | frozenset | tuple) or any(_is_many(to) for *_, to in given)
+            self._raise_spec_error(f"transition= is {given!r:.200}", "give {(state, symbol): state}")
+        several = isinstance(self.start, list | set | frozenset | tuple) or any(_is_multi_value(to) for *_, to in given)
         rows = sorted(
             ((state, symbol, _sort_values(to)) for state, symbol, to in given), key=lambda each: repr(each[:2])
         )
         start = _sort_values(self.start)
         for each in (*(value for state, symbol, to in rows for value in (state, symbol, *to)), *start):
             if not isinstance(each, str | int):
-                self._refuse(
+                self._raise_spec_error(
                     f"{each!r} is a {type(each).__name__}",
                     "give start=, and name states and symbols by text, whole numbers or booleans",
                 )
@@ -176,15 +178,15 @@ class Machine:
         object.__setattr__(self, "transition", made)
         object.__setattr__(self, "start", start if several else start[0])
         if several and len(self.all_states) > MASK:
-            self._refuse(
+            self._raise_spec_error(
                 f"it has {len(self.all_states)} states, and keys hold several of them",
                 f"use {MASK} at most, or a function",
             )
 
     def _check_function(self) -> None:
         start: Any = self.start
-        refuse_first(
-            self._refuse,
+        refuse_first_broken_rule(
+            self._raise_spec_error,
             (
                 self.on is not None or self.otherwise != "error",
                 "on= or otherwise= with a function",
@@ -209,13 +211,13 @@ class Machine:
         listed = [self._parse_pairs("start", each) for each in ([start] if isinstance(start, Mapping) else start or ())]
         names = [name for name, _ in self._parse_pairs("state", self.state)]
         if len(listed) > self.limit:
-            self._refuse(
+            self._raise_spec_error(
                 Phrase(f"start= has {len(listed)} values, ", Option("limit"), f" is {self.limit}"),
                 Phrase("raise ", Option("limit"), ", or start with less"),
             )
         for each in listed:
             if sorted(name for name, _ in each) != sorted(names):
-                self._refuse(f"start= has {dict(each)!r}", f"give a value for each of {names}")
+                self._raise_spec_error(f"start= has {dict(each)!r}", f"give a value for each of {names}")
         object.__setattr__(self, "start", tuple(dict.fromkeys(tuple(dict(each).items()) for each in listed)))
 
     def _check_states(self) -> None:
@@ -223,19 +225,21 @@ class Machine:
         for state, symbol, to in self.rows if self.table else ():
             for each in (state, *to):
                 if each not in known:
-                    self._refuse(
+                    self._raise_spec_error(
                         f"from {state!r} by {symbol!r} it goes to {each!r}, which is none of states=",
                         "name it, or mend the table",
                     )
         if self.table and (lost := [each for each in _sort_values(self.start) if each not in known]):
-            self._refuse(f"start= is {lost[0]!r}, which is none of states=", "start with one of them")
+            self._raise_spec_error(f"start= is {lost[0]!r}, which is none of states=", "start with one of them")
         if not self.table and len(self.schema) != 1:
-            self._refuse(f"states= with the columns {self.schema.names}", "leave it out: it is for one column")
+            self._raise_spec_error(
+                f"states= with the columns {self.schema.names}", "leave it out: it is for one column"
+            )
 
-    def _state_type(self) -> pa.DataType:
+    def _infer_state_type(self) -> pa.DataType:
         kinds = {type(each) for each in self.all_states}
         if len(kinds) != 1:
-            self._refuse(f"states are of {sorted(each.__name__ for each in kinds)}", "use values of one type")
+            self._raise_spec_error(f"states are of {sorted(each.__name__ for each in kinds)}", "use values of one type")
         return {str: pa.string(), bool: pa.bool_()}.get(kinds.pop(), pa.int64())
 
     @property
@@ -271,11 +275,13 @@ class Machine:
             value = getattr(self, each.name)
             if each.name in ("state", "transition") or value == each.default:
                 continue
-            out[each.name] = value if each.name != "start" or self.table else [_plain_values(one) for one in value]
+            out[each.name] = (
+                value if each.name != "start" or self.table else [_convert_to_json_values(one) for one in value]
+            )
         out["transition"] = (
             [list(row) for row in cast("Any", self.transition)] if self.table else describe_function(self.transition)
         )
-        return cast("dict[str, Any]", _as_lists(out))
+        return cast("dict[str, Any]", _convert_tuples_to_lists(out))
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any], schema: pa.Schema) -> Self:
@@ -297,23 +303,23 @@ class Machine:
             raise SpecError("a machine from JSON", str(error), "give what to_json() wrote") from None
 
 
-def _is_many(value: Any) -> bool:
+def _is_multi_value(value: Any) -> bool:
     return isinstance(value, list | set | frozenset | tuple)
 
 
 def _sort_values(value: Any) -> tuple[Any, ...]:
-    several = tuple(value) if _is_many(value) else (value,)
+    several = tuple(value) if _is_multi_value(value) else (value,)
     try:
         return tuple(sorted(set(several), key=lambda each: (type(each).__name__, each)))
     except TypeError:
         return several  # to be refused
 
 
-def _plain_values(values: tuple[tuple[str, Any], ...]) -> list[Any]:
+def _convert_to_json_values(values: tuple[tuple[str, Any], ...]) -> list[Any]:
     return [value if isinstance(value, str | int | float | None) else repr(value) for _, value in values]
 
 
-def _as_lists(value: Any) -> Any:
+def _convert_tuples_to_lists(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _as_lists(each) for name, each in value.items()}
-    return [_as_lists(each) for each in value] if isinstance(value, tuple | list) else value
+        return {name: _convert_tuples_to_lists(each) for name, each in value.items()}
+    return [_convert_tuples_to_lists(each) for each in value] if isinstance(value, tuple | list) else value

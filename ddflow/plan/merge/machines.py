@@ -21,28 +21,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, Secret, validity, value_hashes
+from ddflow.columns.hashing import Ints, Secret, compute_value_hashes, unpack_validity
 from ddflow.columns.layout import make_writable
 from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.rows import row_values
 from ddflow.errors import CorruptState, IllegalTransition, ListTooLong, Option, Phrase, SpecError
-from ddflow.kernels.automaton import NOTHING, REFUSED, many, one, packed, unpacked
-from ddflow.kernels.fold import Walked
-from ddflow.kernels.user_functions import FINE, NULL, TOO_MANY, as_records, build_machine
+from ddflow.kernels.automaton import (
+    NOTHING,
+    REFUSED,
+    pack_state_sets,
+    run_single_state,
+    run_state_sets,
+    unpack_state_sets,
+)
+from ddflow.kernels.fold import EventsByKey
+from ddflow.kernels.user_functions import FINE, NULL, TOO_MANY, build_machine_loop, to_record_array
 from ddflow.plan.merge.machine import Machine, _sort_values
 from ddflow.plan.merge.user_function import (
     EventChains,
     Records,
+    build_merger_error,
+    build_record_type,
     call_function,
     check_function,
     column_from_records,
     concatenate_rows,
     describe_fields,
-    function_error,
+    find_function_name,
     is_record_type,
-    name_function,
     pick_rows,
-    record_type,
     to_numbers,
     to_records,
 )
@@ -70,7 +77,7 @@ class ValueEncoder:
             return make_writable(np.asarray(pc.fill_null(pc.index_in(column, self.values), len(self.values)), np.int32))
         at = (to_numbers(column).astype(np.int64) - self.least).view(np.uint64)
         out = self.places.take(np.minimum(at, np.uint64(self.places.size - 1)).view(np.int64))
-        present = validity(column)
+        present = unpack_validity(column)
         return np.where(present != 0, out, np.int32(len(self.values))) if present.size else out
 
 
@@ -118,7 +125,9 @@ class Automaton:
                     self.table[state, symbol] = 0 if self.several else REFUSED
         self.start = sum(1 << each for each in start) if self.several else start[0]
 
-    def run(self, walked: Walked, action: Any, symbols: pa.Array, held: pa.Array) -> tuple[pa.Array, Any, int, int]:
+    def compute_cells(
+        self, walked: EventsByKey, action: Any, symbols: pa.Array, held: pa.Array
+    ) -> tuple[pa.Array, Any, int, int]:
         """Compute the cell of each (key, time): m cells, bool[m] for those that hold anything, and a refusal.
 
         The refusal is the refused row and the number of its state, or -1 twice.  ``held``: g cells, null for none.
@@ -126,21 +135,23 @@ class Automaton:
         """
         codes, m = self.symbols.encode(symbols), walked.key_times.size - 1
         if not self.several:
-            before = self._state_numbers(held)
+            before = self._encode_states(held)
             out = np.full(m, NOTHING, np.int32)
-            row, state = one(walked, action, codes, self.table, before, self.start, out)
+            row, state = run_single_state(walked, action, codes, self.table, before, self.start, out)
             there = out != NOTHING
             cells = self.states.take(pa.array(out, mask=None if there.all() else ~there))
             return cells, there, row, state
         words, masks = np.zeros(len(held), np.uint64), np.zeros(m, np.uint64)
         ends = np.concatenate([[0], np.cumsum(np.asarray(pc.fill_null(pc.list_value_length(held), 0)))])
-        packed(ends.astype(np.int64), self._state_numbers(held.flatten().field(0)), words)
-        row, state = many(walked, action, codes, self.table, self.refused, words, np.uint64(self.start), masks)
+        pack_state_sets(ends.astype(np.int64), self._encode_states(held.flatten().field(0)), words)
+        row, state = run_state_sets(
+            walked, action, codes, self.table, self.refused, words, np.uint64(self.start), masks
+        )
         counts, spelled = np.empty(m, np.int64), np.empty(int(np.bitwise_count(masks).sum()) if m else 0, np.int32)
-        unpacked(masks, counts, spelled)
-        return build_lists(counts, [self.states.take(pa.array(spelled))], [self.field]), counts != 0, row, state
+        unpack_state_sets(masks, counts, spelled)
+        return build_list_column(counts, [self.states.take(pa.array(spelled))], [self.field]), counts != 0, row, state
 
-    def _state_numbers(self, held: pa.Array) -> Codes:
+    def _encode_states(self, held: pa.Array) -> Codes:
         """Map the held states to their numbers; NOTHING for null."""
         out = self._state_encoder.encode(held)
         strange = out == len(self.states)
@@ -151,7 +162,7 @@ class Automaton:
         return out
 
 
-def build_lists(counts: Any, columns: list[pa.Array], fields: list[pa.Field]) -> pa.Array:
+def build_list_column(counts: Any, columns: list[pa.Array], fields: list[pa.Field]) -> pa.Array:
     """Split columns into lists of structs, by their counts; null for an empty list.  O(values)."""
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     values = pa.StructArray.from_arrays(columns, fields=fields)
@@ -173,12 +184,12 @@ class BoundMachine:
     def __init__(self, machine: Machine, name: str, schema: pa.Schema, told: list[str]) -> None:
         self.machine, self.name, self.schema, self.told = machine, name, schema, told
         self.asked = f"the machine of {name!r}"
-        self.ran = f"the transition {name_function(machine.transition)} of {name!r}"
+        self.ran = f"the transition {find_function_name(machine.transition)} of {name!r}"
         self.state = machine.schema
         self.automaton = Automaton(machine, schema.field(machine.on).type) if machine.on is not None else None
         self.start = self._build_start()
         if machine.scalar:
-            self.kind = record_type(self.state, self.asked)
+            self.kind = build_record_type(self.state, self.asked)
             for field in self.state:
                 if not is_record_type(field.type):
                     raise SpecError(
@@ -187,7 +198,7 @@ class BoundMachine:
                         "use numbers, booleans and times, or a function of batches",
                         column=field.name,
                     )
-            values, event = np.zeros(1, self.kind), np.zeros(1, record_type(schema, self.asked))[0]
+            values, event = np.zeros(1, self.kind), np.zeros(1, build_record_type(schema, self.asked))[0]
             function: Any = machine.transition
             check_function(function, self.asked, {"values": values, "event": event, "out": values})
 
@@ -200,13 +211,13 @@ class BoundMachine:
         return pa.RecordBatch.from_arrays(columns, schema=self.state)
 
     @property
-    def column(self) -> pa.Field:
+    def value_column(self) -> pa.Field:
         """The row's column of values; the state's own column if a key holds at most one."""
         if not self.machine.several:
             return self.state.field(0)
         return pa.field(VALUES, pa.list_(pa.struct(list(self.state))))
 
-    def run_batches(
+    def run_batch_function(
         self, chains: EventChains, events: pa.RecordBatch, held: pa.Array, secret: Secret, key: Callable[[int], str]
     ) -> pa.Array:
         """Compute the values after each (key, time), by a function of batches.
@@ -231,13 +242,13 @@ class BoundMachine:
                 values, of = self._call_function(given, of, pick_rows(events.slice(begin, n), at), secret)
                 counts[at] = np.bincount(of, minlength=at.size)
                 if (over := np.flatnonzero(counts > self.machine.limit)).size:
-                    self._refuse_too_many(key(int(chains.rows[begin + over[0]])), int(counts[over[0]]))
+                    self._raise_too_many_values(key(int(chains.rows[begin + over[0]])), int(counts[over[0]]))
             else:
                 values = values.slice(0, 0)
             sizes.append(counts[ends])
             shown = np.repeat(ends, counts)
             made.append(values if shown.all() else pick_rows(values, np.flatnonzero(shown)))
-        new = build_lists(np.concatenate(sizes), concatenate_rows(made, self.state).columns, list(self.state))
+        new = build_list_column(np.concatenate(sizes), concatenate_rows(made, self.state).columns, list(self.state))
         return pa.concat_arrays([new, held]).take(pa.array(chains.shown))
 
     def _collect_function_input(
@@ -262,12 +273,12 @@ class BoundMachine:
         batch = call_function(self.machine.transition, (values, events), full, self.ran)
         event: Ints = np.asarray(batch.column(EVENT))
         if event.size and (event.min() < 0 or event.max() >= events.num_rows):
-            raise function_error(
+            raise build_merger_error(
                 self.ran,
                 f"it returned a value of event {event.max()} or {event.min()}, and {events.num_rows} were given",
                 "return _event as it was given",
             )
-        out, event = self.sort_distinct(batch.select(self.state.names), event, secret)
+        out, event = self.sort_distinct_values(batch.select(self.state.names), event, secret)
         if self.machine.states is not None:
             known = pa.array(list(self.machine.states), self.state.field(0).type)
             wrong = np.flatnonzero(~np.asarray(pc.is_in(out.column(0), known)))
@@ -282,23 +293,29 @@ class BoundMachine:
         return out, event
 
     @staticmethod
-    def sort_distinct(values: pa.RecordBatch, owner: Ints, secret: Secret) -> tuple[pa.RecordBatch, Ints]:
+    def sort_distinct_values(values: pa.RecordBatch, owner: Ints, secret: Secret) -> tuple[pa.RecordBatch, Ints]:
         """Sort the values of each owner and drop repeated ones.  O(values), and a sort if an owner has several."""
         if (owner[1:] > owner[:-1]).all():
             return values, owner
-        ranks = dense_ranks(values, value_hashes(values, secret))
+        ranks = dense_ranks(values, compute_value_hashes(values, secret))
         order = np.lexsort((ranks, owner))
         by, at = owner[order], ranks[order]
         fresh = np.ones(order.size, np.bool_)
         fresh[1:] = (by[1:] != by[:-1]) | (at[1:] != at[:-1])
         return pick_rows(values, order[fresh]), by[fresh]
 
-    def run_scalar(
-        self, walked: Walked, action: Any, events: Records, held: pa.Array, secret: Secret, key: Callable[[int], str]
+    def run_scalar_function(
+        self,
+        walked: EventsByKey,
+        action: Any,
+        events: Records,
+        held: pa.Array,
+        secret: Secret,
+        key: Callable[[int], str],
     ) -> pa.Array:
         """Compute the values after each (key, time), by a compiled function.
 
-        O(events * the cost of the function).  Raises the errors of `run_batches`.
+        O(events * the cost of the function).  Raises the errors of `run_batch_function`.
         """
         m, limit = walked.key_times.size - 1, self.machine.limit
         counts = np.asarray(pc.fill_null(pc.list_value_length(held), 0)).astype(np.int64)
@@ -306,32 +323,32 @@ class BoundMachine:
         offsets, ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), np.zeros(m + 1, np.int64)
         most = int(np.diff(walked.keys).max()) if m else 0
         out = np.zeros(max(2 * (m + values.size), most * limit), self.kind)
-        loop, begin = build_machine(self.machine.transition, self.kind, events.dtype), 0
+        loop, begin = build_machine_loop(self.machine.transition, self.kind, events.dtype), 0
         while True:
             try:
                 begin, code, row = loop(
                     begin,
                     *walked,
                     action,
-                    as_records(values),
+                    to_record_array(values),
                     offsets,
-                    as_records(to_records(self.start, self.kind)),
-                    as_records(events),
+                    to_record_array(to_records(self.start, self.kind)),
+                    to_record_array(events),
                     describe_fields(self.kind, [], []),
-                    as_records(np.zeros(2 * limit, self.kind)),
-                    as_records(out),
+                    to_record_array(np.zeros(2 * limit, self.kind)),
+                    to_record_array(out),
                     ends,
                 )
             except Exception as error:
                 found = f"it raised {type(error).__name__}: {str(error)[:500]}"
-                raise function_error(
+                raise build_merger_error(
                     self.ran, found, "mend it; f(values, event, out) returns how many it wrote"
                 ) from error
             if code == TOO_MANY:
-                self._refuse_too_many(key(int(row)), limit + 1)
+                self._raise_too_many_values(key(int(row)), limit + 1)
             if code not in (FINE, NULL):
                 found = f"for the key {key(int(row))} it wrote less than no values"
-                raise function_error(self.ran, found, "return how many it wrote")
+                raise build_merger_error(self.ran, found, "return how many it wrote")
             if begin == walked.keys.size - 1:
                 break
             out = np.concatenate([out, np.zeros(out.size + most * limit, self.kind)])
@@ -339,10 +356,10 @@ class BoundMachine:
         made = pa.RecordBatch.from_arrays(
             [column_from_records(out[: owner.size], field) for field in self.state], schema=self.state
         )
-        made, owner = self.sort_distinct(made, owner, secret)
-        return build_lists(np.bincount(owner, minlength=m), made.columns, list(self.state))
+        made, owner = self.sort_distinct_values(made, owner, secret)
+        return build_list_column(np.bincount(owner, minlength=m), made.columns, list(self.state))
 
-    def _refuse_too_many(self, key: str, found: int) -> NoReturn:
+    def _raise_too_many_values(self, key: str, found: int) -> NoReturn:
         raise ListTooLong(
             self.asked,
             Phrase(f"the key {key} would hold {found} values, ", Option("limit"), f" is {self.machine.limit}"),

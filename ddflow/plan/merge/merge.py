@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from ddflow.columns.names import column_names
+from ddflow.columns.names import parse_column_names
 from ddflow.errors import SpecError
 from ddflow.plan.merge.strategy import Strategy
-from ddflow.plan.merge.user_function import KEYS, describe_function, qualified_name
+from ddflow.plan.merge.user_function import KEYS, describe_function, find_qualified_name
 
 Function = Callable[..., Any]
 
@@ -76,7 +76,7 @@ class Merge:
             pairs = tuple((name, each) for name, each in given)
         except (TypeError, ValueError):
             raise SpecError("dd.Merge", f"columns= is {given!r:.200}", "give {column: strategy}") from None
-        column_names([name for name, _ in pairs], "dd.Merge", "columns")
+        parse_column_names([name for name, _ in pairs], "dd.Merge", "columns")
         object.__setattr__(self, "columns", pairs)
         for name, each in (*pairs, *([("default", self.default)] if self.default is not None else [])):
             if not isinstance(each, Strategy):
@@ -99,7 +99,7 @@ class Merge:
         """Write it as Python code; a function by its name."""
         given = [f"{self.strategies}"] if self.columns else []
         given += [f"default={self.default}"] if self.default is not None else []
-        given += [f"function={qualified_name(self.function)}"] if self.function is not None else []
+        given += [f"function={find_qualified_name(self.function)}"] if self.function is not None else []
         return f"dd.Merge({', '.join(given + ['scalar=True'] * self.scalar)})"
 
     @property

@@ -20,8 +20,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.names import column_names
-from ddflow.columns.schema import is_flat, is_text
+from ddflow.columns.names import parse_column_names
+from ddflow.columns.schema import is_flat_type, is_text
 from ddflow.errors import SpecError
 
 ORDER_FREE: Final = frozenset({"last", "last_non_null"})
@@ -80,27 +80,27 @@ class Strategy:
         except (TypeError, AttributeError) as error:
             raise SpecError("a strategy from JSON", f"{given!r} ({error})", "give what to_json() wrote") from None
 
-    def works_on(self, kind: pa.DataType) -> bool:
+    def supports_type(self, kind: pa.DataType) -> bool:
         """Whether it can merge cells of a type.  O(1), for ``fields`` O(fields)."""
         if self.name == "fields":
-            return bool(pat.is_struct(kind)) and not self.list_unfit_fields(kind)
+            return bool(pat.is_struct(kind)) and not self.list_unsupported_fields(kind)
         return WORKS[self.name][0](kind)
 
     @property
-    def types(self) -> str:
+    def supported_types_text(self) -> str:
         """The types it works on, in words."""
         return WORKS[self.name][1]
 
-    def list_unfit_fields(self, kind: pa.DataType) -> list[str]:
+    def list_unsupported_fields(self, kind: pa.DataType) -> list[str]:
         """List the fields that a struct lacks, or that their strategy cannot merge."""
         there = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
         named = dict(self.parts or ())
         out = [name for name in named if name not in there]
         default = self.default or last_non_null()
-        return out + [name for name, of in there.items() if not named.get(name, default).works_on(of)]
+        return out + [name for name, of in there.items() if not named.get(name, default).supports_type(of)]
 
 
-def _build_limited(name: str, limit: int | None) -> Strategy:
+def _build_limited_strategy(name: str, limit: int | None) -> Strategy:
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise SpecError(f"dd.{name}(limit={limit!r})", "that is no length", "give a whole number, 1 or more")
     return Strategy(name, limit=limit)
@@ -183,7 +183,7 @@ def append(limit: int | None = None) -> Strategy:
     SpecError
         For a limit that is no length.
     """
-    return _build_limited("append", limit)
+    return _build_limited_strategy("append", limit)
 
 
 def union(limit: int | None = None) -> Strategy:
@@ -194,7 +194,7 @@ def union(limit: int | None = None) -> Strategy:
     limit : int, optional
         As in `append`, with the same error.
     """
-    return _build_limited("union", limit)
+    return _build_limited_strategy("union", limit)
 
 
 def collect(limit: int | None = None) -> Strategy:
@@ -207,7 +207,7 @@ def collect(limit: int | None = None) -> Strategy:
     limit : int, optional
         As in `append`, with the same error.
     """
-    return _build_limited("collect", limit)
+    return _build_limited_strategy("collect", limit)
 
 
 def join_text(separator: str = ",") -> Strategy:
@@ -250,7 +250,7 @@ def fields(parts: Mapping[str, Strategy], default: Strategy | None = None) -> St
     """
     if not isinstance(parts, Mapping):
         raise SpecError("dd.fields", f"parts= is {parts!r:.200}", "give {field: strategy}")
-    column_names(list(parts), "dd.fields", "parts")
+    parse_column_names(list(parts), "dd.fields", "parts")
     for name, each in (*parts.items(), *([("default", default)] if default else [])):
         if not isinstance(each, Strategy):
             raise SpecError(f"dd.fields of {name!r}", f"{each!r} is no strategy", "give dd.last(), dd.sum(), ...")
@@ -295,7 +295,7 @@ MAKERS: Final[dict[str, Callable[..., Strategy]]] = {
 }
 WORKS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
     **dict.fromkeys(("last", "last_non_null", "first", "first_non_null"), (lambda kind: True, "all types")),
-    **dict.fromkeys(("max", "min"), (is_flat, "numbers, text, binary, dates, times, decimals")),
+    **dict.fromkeys(("max", "min"), (is_flat_type, "numbers, text, binary, dates, times, decimals")),
     "sum": (_is_summable, "integers, float32, float64, durations, decimals to 38 digits"),
     "bool_and": (pat.is_boolean, "booleans"),
     "bool_or": (pat.is_boolean, "booleans"),

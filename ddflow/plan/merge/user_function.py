@@ -18,12 +18,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Flags, Ints, Narrow, Secret, true_flags, validity, value_hashes, view_values
+from ddflow.columns.hashing import (
+    Flags,
+    Ints,
+    Narrow,
+    Secret,
+    compute_value_hashes,
+    unpack_booleans,
+    unpack_validity,
+    view_values,
+)
 from ddflow.columns.rows import row_values
-from ddflow.columns.schema import column_arrays, conform, is_word, to_batch
+from ddflow.columns.schema import column_arrays, conform_to_schema, is_word_type, to_batch
 from ddflow.errors import MergerFailed, SchemaMismatch, SpecError
-from ddflow.kernels.fold import SKIP, TAKE, Walked
-from ddflow.plan.text.formulas import digest_code, name_code
+from ddflow.kernels.fold import SKIP, TAKE, EventsByKey
+from ddflow.plan.text.formulas import digest_code, find_code_name
 
 
 class EventChains:
@@ -36,13 +45,13 @@ class EventChains:
     end that made it, counted from 0; or, where there was none yet, the number of ends and its key.
 
     >>> few = lambda *values: np.array(values, np.int32)
-    >>> walked = Walked(few(0, 1, 2), few(0, 1, 2, 3), few(0, 1, 3))  # one event of a key, two of another
+    >>> walked = EventsByKey(few(0, 1, 2), few(0, 1, 2, 3), few(0, 1, 3))  # one event of a key, two of another
     >>> chains = EventChains(walked, np.array([TAKE, TAKE, TAKE], np.uint8))
     >>> chains.keys.tolist(), chains.offsets.tolist(), chains.rows.tolist(), chains.shown.tolist()
     ([1, 0], [0, 2, 3], [1, 0, 2], [1, 0, 2])
     """
 
-    def __init__(self, walked: Walked, action: Flags) -> None:
+    def __init__(self, walked: EventsByKey, action: Flags) -> None:
         permutation, key_times, begins = walked
         acting, g, m = np.flatnonzero(action != SKIP), begins.size - 1, key_times.size - 1
         cuts = np.searchsorted(acting, key_times[begins])
@@ -77,7 +86,7 @@ class EventChains:
         return self.offsets.size - 1
 
 
-def name_function(function: Any) -> str:
+def find_function_name(function: Any) -> str:
     """Return a function's name, for messages."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
@@ -102,19 +111,21 @@ def call_function(function: Any, given: Sequence[pa.RecordBatch], schema: pa.Sch
     try:
         made = function(*given)
     except Exception as error:
-        raise function_error(asked, f"it raised {type(error).__name__}: {error}", "mend it") from error
+        raise build_merger_error(asked, f"it raised {type(error).__name__}: {error}", "mend it") from error
     if not isinstance(made, pa.RecordBatch):
-        raise function_error(asked, f"it returned a {type(made).__name__}", f"return a record batch of {schema.names}")
+        raise build_merger_error(
+            asked, f"it returned a {type(made).__name__}", f"return a record batch of {schema.names}"
+        )
     if sorted(made.schema.names) != sorted(schema.names):
-        raise function_error(asked, f"it returned the columns {made.schema.names}", f"return {schema.names}")
+        raise build_merger_error(asked, f"it returned the columns {made.schema.names}", f"return {schema.names}")
     try:
-        return to_batch(conform(pa.Table.from_batches([made]), schema, "what it returned"))
+        return to_batch(conform_to_schema(pa.Table.from_batches([made]), schema, "what it returned"))
     except SchemaMismatch as error:
         remedy = f"return columns of these types, and null only where they allow it: {schema.to_string()}"
-        raise function_error(asked, f"{error.asked}: {error.found}", remedy) from error
+        raise build_merger_error(asked, f"{error.asked}: {error.found}", remedy) from error
 
 
-def function_error(asked: str, found: str, remedy: str) -> MergerFailed:
+def build_merger_error(asked: str, found: str, remedy: str) -> MergerFailed:
     """Build the error of a function that merges."""
     return MergerFailed(asked, found, f"{remedy}; nothing was changed")
 
@@ -124,14 +135,14 @@ class Merger:
     row.  ``fixed``: the columns that it may not change.  ``secret``: for hashes.
 
     >>> import pyarrow.compute as pc
-    >>> from ddflow.kernels.fold import TAKE, Walked
+    >>> from ddflow.kernels.fold import TAKE, EventsByKey
     >>> few = lambda *values: np.array(values, np.int32)
-    >>> chains = EventChains(Walked(few(0, 1), few(0, 2), few(0, 1)), np.array([TAKE, TAKE], np.uint8))
+    >>> chains = EventChains(EventsByKey(few(0, 1), few(0, 2), few(0, 1)), np.array([TAKE, TAKE], np.uint8))
     >>> given = pa.record_batch({"k": [1, 1], "n": [2, 3]})
     >>> def add(held, given):
     ...     return given.set_column(1, "n", pc.add(held["n"], given["n"]))
     >>> merger, held = Merger(add, "visits", given.schema, ["k"], Secret(1, 2)), given.slice(0, 0)
-    >>> merger.run(chains, given, held, np.zeros(1, bool))
+    >>> merger.fold_event_chains(chains, given, held, np.zeros(1, bool))
     ... # doctest: +ELLIPSIS
     pyarrow.RecordBatch...
     k: [1]
@@ -142,11 +153,13 @@ class Merger:
         self, function: Callable[..., Any], input: str, schema: pa.Schema, fixed: list[str], secret: Secret
     ) -> None:
         self.function, self.schema, self.fixed, self.secret = function, schema, fixed, secret
-        self.asked = f"the merger {name_function(function)} of {input!r}"
+        self.asked = f"the merger {find_function_name(function)} of {input!r}"
         # Of keys that hold nothing a row of nulls stands beside the others until it is left out.
         self.loose = pa.schema([field.with_nullable(True) for field in schema])
 
-    def run(self, chains: EventChains, given: pa.RecordBatch, held: pa.RecordBatch, live: Any) -> pa.RecordBatch:
+    def fold_event_chains(
+        self, chains: EventChains, given: pa.RecordBatch, held: pa.RecordBatch, live: Any
+    ) -> pa.RecordBatch:
         """Fold the chains; return the last row of each (key, time), in the order of ``chains.ends``.
 
         ``given``: the events of all rounds.  ``held``, ``live``: the row of each key with an event, in the order of
@@ -178,18 +191,18 @@ class Merger:
         out = call_function(self.function, (held, given), self.schema, self.asked)
         if out.num_rows != given.num_rows:
             found = f"it returned {out.num_rows} rows for {given.num_rows}"
-            raise function_error(self.asked, found, "return one row for each key, in order")
-        was, now = (value_hashes(batch.select(self.fixed), self.secret) for batch in (given, out))
+            raise build_merger_error(self.asked, found, "return one row for each key, in order")
+        was, now = (compute_value_hashes(batch.select(self.fixed), self.secret) for batch in (given, out))
         if (was == now).all():
             return out
         for name in self.fixed:
-            was, now = (value_hashes(batch.select([name]), self.secret) for batch in (given, out))
-            present = validity(given.column(name))
+            was, now = (compute_value_hashes(batch.select([name]), self.secret) for batch in (given, out))
+            present = unpack_validity(given.column(name))
             wrong = np.flatnonzero((was != now) & (present != 0 if present.size else True))
             if wrong.size:
                 before, after = (row_values(batch.select(self.fixed), int(wrong[0])) for batch in (given, out))
                 found = f"it returned {after} for {before}"
-                raise function_error(self.asked, found, "leave key and order columns as they are given")
+                raise build_merger_error(self.asked, found, "leave key and order columns as they are given")
             # An order that nobody gave stays null, whatever was made of it.
             out = out.set_column(self.schema.get_field_index(name), self.schema.field(name), given.column(name))
         return out
@@ -225,11 +238,11 @@ class AbsentFunction:
         raise SpecError(f"run {self.name}", "the plan was read back, and no JSON holds code", "give the flow itself")
 
 
-def qualified_name(function: Any) -> str:
+def find_qualified_name(function: Any) -> str:
     """Return a function's module and qualified name."""
     if isinstance(function, AbsentFunction):
         return function.name
-    return name_code(getattr(function, "py_func", function))
+    return find_code_name(getattr(function, "py_func", function))
 
 
 def describe_function(function: Any) -> dict[str, str]:
@@ -237,7 +250,7 @@ def describe_function(function: Any) -> dict[str, str]:
     if isinstance(function, AbsentFunction):
         return dict(zip(KEYS, (function.name, function.python, function.digest), strict=True))
     digest = digest_code(getattr(function, "py_func", function))
-    return dict(zip(KEYS, (qualified_name(function), str(sys.implementation.cache_tag), digest), strict=True))
+    return dict(zip(KEYS, (find_qualified_name(function), str(sys.implementation.cache_tag), digest), strict=True))
 
 
 def is_same_function(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -253,7 +266,7 @@ Records = np.ndarray[Any, np.dtype[Any]]
 
 def is_record_type(kind: pa.DataType) -> bool:
     """Whether values of a type are fields of records: words, but for float16."""
-    return is_word(kind) and not pat.is_float16(kind)
+    return is_word_type(kind) and not pat.is_float16(kind)
 
 
 def _field_dtype(kind: pa.DataType) -> np.dtype[Any]:
@@ -263,7 +276,7 @@ def _field_dtype(kind: pa.DataType) -> np.dtype[Any]:
     return np.dtype(f"{letter}{kind.bit_width // 8}")
 
 
-def record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
+def build_record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
     """Build the record type of some columns.  O(columns).  Raises `SpecError` if a column has the name of a flag."""
     fields: list[tuple[str, np.dtype[Any]]] = []
     for field in schema:
@@ -283,7 +296,7 @@ def record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
 def to_numbers(column: pa.Array) -> np.ndarray[Any, Any]:
     """Return the values of a word type as a numpy array, times as integers; a value under a null is unspecified."""
     if pat.is_boolean(column.type):
-        return true_flags(column).view(np.bool_)
+        return unpack_booleans(column).view(np.bool_)
     return view_values(column, _field_dtype(column.type))
 
 
@@ -292,7 +305,7 @@ def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
 
     >>> schema = pa.schema({"id": pa.int64(), "at": pa.timestamp("s"), "name": pa.string()})
     >>> rows = pa.record_batch({"id": [7, None], "at": [1, 2], "name": ["a", "b"]}).cast(schema)
-    >>> made = to_records(rows, record_type(schema, "here"))
+    >>> made = to_records(rows, build_record_type(schema, "here"))
     >>> made.dtype.names, made["id_null"].tolist()
     (('id', 'id_null', 'at', 'at_null'), [False, True])
     >>> column_from_records(made, schema.field("id")).to_pylist()
@@ -302,7 +315,7 @@ def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
     for name in (kind.names or ())[::2]:
         (column,) = column_arrays(rows, [name])
         out[name] = to_numbers(column)
-        present = validity(column)
+        present = unpack_validity(column)
         if present.size:
             out[name + NULL] = present == 0
             out[name][present == 0] = 0
@@ -334,13 +347,13 @@ def check_function(function: Callable[..., Any], asked: str, arguments: Mapping[
 
     ``arguments``: by name, each in the loops' form.  Raises `SpecError`.  Takes the time of a compilation.
     """
-    from ddflow.kernels.user_functions import find_record_fault
+    from ddflow.kernels.user_functions import find_compile_error
 
-    error = None if isinstance(function, AbsentFunction) else find_record_fault(function, *arguments.values())
+    error = None if isinstance(function, AbsentFunction) else find_compile_error(function, *arguments.values())
     if error is None:
         return
-    found = f"{name_function(function)} does not compile: {' '.join(str(error).split())[:500]}"
+    found = f"{find_function_name(function)} does not compile: {' '.join(str(error).split())[:500]}"
     if isinstance(error, KeyError):
-        found = f"{name_function(function)} names the field {error.args[0]!r}, which there is not"
+        found = f"{find_function_name(function)} names the field {error.args[0]!r}, which there is not"
     fields = "; ".join(f"{name} has {list(each.dtype.names)}" for name, each in arguments.items())
     raise SpecError(asked, found, f"mend f({', '.join(arguments)}), where {fields}") from None

@@ -32,8 +32,8 @@ from ddflow.plan.sql.lower import QueryLowering
 from ddflow.plan.sql.query import (
     ASKED,
     JoinNode,
-    QueryNames,
-    ReadQuery,
+    QueryScope,
+    ResolvedQuery,
     SelectQuery,
     SetQuery,
     TableLeaf,
@@ -41,15 +41,15 @@ from ddflow.plan.sql.query import (
     VisibleColumn,
     build_call,
     build_column,
-    find_name,
-    query_error,
+    build_query_error,
+    match_name,
     quote_name,
     show_tree,
 )
 from ddflow.plan.sql.relation import find_free_name
 from ddflow.plan.verbs.family import find_operator
 
-Withs = Mapping[str, ReadQuery]
+Withs = Mapping[str, ResolvedQuery]
 _SETS: Final = {exp.Union: "union", exp.Except: "except", exp.Intersect: "intersect"}
 _HOWS: Final = {
     ("", ""): "inner",
@@ -72,11 +72,11 @@ class QueryReader(ClauseReader):
     """A reader of queries.  ``tables``: the tables for FROM, by name.  ``columns_of``: returns their columns.
 
     >>> reader = QueryReader({"orders": object()}, lambda of: ["id", "city"])
-    >>> query = reader.read("select city from orders o where id > 1")
-    >>> from ddflow.plan.sql.query import tree_sql
-    >>> query.columns, [tree_sql(each) for each in query.where]
+    >>> query = reader.read_sql("select city from orders o where id > 1")
+    >>> from ddflow.plan.sql.query import write_tree_sql
+    >>> query.columns, [write_tree_sql(each) for each in query.where]
     (['city'], ['`o.id` > 1'])
-    >>> reader.read("select city from orders order by id")
+    >>> reader.read_sql("select city from orders order by id")
     Traceback (most recent call last):
         ...
     ddflow.errors.ExpressionError: flow.sql: ORDER BY without LIMIT at line 1, column 34; ...
@@ -89,26 +89,26 @@ class QueryReader(ClauseReader):
         """The tables that were asked for."""
         self._taken: dict[str, int] = {}
 
-    def read(self, sql: str, sorted: bool = False) -> ReadQuery:
+    def read_sql(self, sql: str, sorted: bool = False) -> ResolvedQuery:
         """Read the text of a query.  ``sorted``: whether its own ORDER BY needs no LIMIT.  Raises `ExpressionError`."""
         try:
             tree = parse_query(sql)
         except Refusal as refusal:
             raise ExpressionError(ASKED, refusal.found, refusal.fix) from refusal
         for node in tree.find_all(*CHANGING):
-            self._note_position(node, sql)
+            self._note_function_position(node, sql)
         check_clauses(tree)
         self.sorted = tree if sorted else None
         return self.read_query(tree, {}, None)
 
-    def _note_position(self, node: Tree, sql: str) -> None:
+    def _note_function_position(self, node: Tree, sql: str) -> None:
         """Note the position of a function without brackets, because the parser does not."""
         word = re.search(rf"\b{re.escape(type(node).sql_names()[0])}\b", sql, re.IGNORECASE)
         if word is not None and "line" not in node.meta:
             line, begin = sql.count("\n", 0, word.start()) + 1, sql.rfind("\n", 0, word.start()) + 1
             node.meta.update(line=line, col=word.end() - begin, start=word.start(), end=word.end() - 1)
 
-    def read_query(self, tree: Tree, withs: Withs, around: QueryNames | None) -> ReadQuery:
+    def read_query(self, tree: Tree, withs: Withs, around: QueryScope | None) -> ResolvedQuery:
         """Read a query within a query.  ``withs``: those of WITH around it."""
         withs = self._read_withs(tree, withs)
         if isinstance(tree, exp.Subquery) and not list_other_clauses(tree, {"this", "with_"}):
@@ -118,14 +118,16 @@ class QueryReader(ClauseReader):
             return self.read_query(inner, withs, around)
         if isinstance(tree, exp.Select):
             return self._read_select(tree, withs, around)
-        made: ReadQuery
+        made: ResolvedQuery
         if type(tree) in _SETS:
-            made = self._read_set(tree, withs, around)
+            made = self._read_set_operation(tree, withs, around)
         elif isinstance(tree, exp.Values):
             made = self._read_values(tree)
         else:
             if not isinstance(tree, exp.Subquery):
-                raise query_error(tree, f"{type(tree).__name__.upper()} is no query", "write SELECT, VALUES or WITH")
+                raise build_query_error(
+                    tree, f"{type(tree).__name__.upper()} is no query", "write SELECT, VALUES or WITH"
+                )
             refuse_other_clauses(tree, {"this", "with_", "order", "limit", "offset"})
             made = self.read_query(tree.this, withs, around)
         return self._add_order(tree, made)
@@ -135,26 +137,28 @@ class QueryReader(ClauseReader):
         if written is None:
             return withs
         if written.args.get("recursive"):
-            raise query_error(written, "WITH RECURSIVE cannot be maintained", "write the steps out")
+            raise build_query_error(written, "WITH RECURSIVE cannot be maintained", "write the steps out")
         made = dict(withs)
         for number, each in enumerate(written.expressions):
-            if find_name(each.alias, [one.alias for one in written.expressions[:number]]):
-                raise query_error(each, f"two queries of WITH are called {each.alias!r}", "give each its own name")
+            if match_name(each.alias, [one.alias for one in written.expressions[:number]]):
+                raise build_query_error(
+                    each, f"two queries of WITH are called {each.alias!r}", "give each its own name"
+                )
             made[each.alias] = self._rename_columns(self.read_query(each.this, made, None), each.args.get("alias"))
         return made
 
-    def _rename_columns(self, query: ReadQuery, alias: Tree | None) -> ReadQuery:
+    def _rename_columns(self, query: ResolvedQuery, alias: Tree | None) -> ResolvedQuery:
         """Rename the columns of a query by the names after its alias, as in ``t(a, b)``."""
         names = [each.name for each in alias.args.get("columns") or ()] if alias is not None else []
         if not names:
             return query
         if len(names) != len(query.columns):
             found = f"{len(names)} names for {len(query.columns)} columns"
-            raise query_error(alias, found, f"name all of {query.columns}")
-        leaf = self._build_leaf(query, query.columns, "q")
+            raise build_query_error(alias, found, f"name all of {query.columns}")
+        leaf = self._build_table_leaf(query, query.columns, "q")
         return SelectQuery(names, set(), [build_column(each) for each in leaf.names.values()], leaf)
 
-    def _build_leaf(self, of: Any, columns: Sequence[str], alias: str) -> TableLeaf:
+    def _build_table_leaf(self, of: Any, columns: Sequence[str], alias: str) -> TableLeaf:
         twice = sorted({each for each in columns if list(columns).count(each) > 1})
         if twice:
             raise ExpressionError(ASKED, f"{alias!r} has several columns called {twice}", "give each its own alias")
@@ -162,58 +166,60 @@ class QueryReader(ClauseReader):
         prefix = alias if self._taken[alias] == 1 else f"{alias}_{self._taken[alias]}"
         return TableLeaf(of, {name: f"{prefix}.{name}" for name in columns})
 
-    def _add_order(self, tree: Tree, made: ReadQuery) -> ReadQuery:
+    def _add_order(self, tree: Tree, made: ResolvedQuery) -> ResolvedQuery:
         """Add the ORDER BY and LIMIT of a set operation or VALUES."""
         if not list_other_clauses(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
             return made
-        leaf = self._build_leaf(made, made.columns, "q")
+        leaf = self._build_table_leaf(made, made.columns, "q")
         out = SelectQuery(
             made.columns, made.outer, [build_column(each) for each in leaf.names.values()], leaf, written=tree
         )
-        names = QueryNames(None, self.asking)
+        names = QueryScope(None, self.asking)
         names.add_table("q", leaf.names)
         self.read_order(tree, out, names)
         return out
 
-    def _read_set(self, tree: Tree, withs: Withs, around: QueryNames | None) -> ReadQuery:
+    def _read_set_operation(self, tree: Tree, withs: Withs, around: QueryScope | None) -> ResolvedQuery:
         before, self.in_set = self.in_set, True
         left, right = (self.read_query(each, withs, around) for each in (tree.this, tree.expression))
         self.in_set = before
         op = _SETS[type(tree)]
         if len(left.columns) != len(right.columns):
             found = f"{op.upper()} of {len(left.columns)} columns and {len(right.columns)}"
-            raise query_error(tree, found, "select as many on both sides")
+            raise build_query_error(tree, found, "select as many on both sides")
         return SetQuery(left.columns, left.outer | right.outer, op, not tree.args.get("distinct"), left, right)
 
     def _read_values(self, tree: Tree) -> ValuesQuery:
         rows = [list(each.expressions) if isinstance(each, exp.Tuple) else [each] for each in tree.expressions]
-        rows = [[self.read_expression(each, QueryNames(None, self.asking), None) for each in row] for row in rows]
+        rows = [[self.read_expression(each, QueryScope(None, self.asking), None) for each in row] for row in rows]
         if len({len(row) for row in rows}) != 1 or not rows[0]:
-            raise query_error(tree, "the rows of VALUES are empty or differ in length", "give each as many values")
+            raise build_query_error(
+                tree, "the rows of VALUES are empty or differ in length", "give each as many values"
+            )
         return ValuesQuery([f"col{i + 1}" for i in range(len(rows[0]))], set(), rows)
 
-    def _read_select(self, tree: Tree, withs: Withs, around: QueryNames | None) -> SelectQuery:
-        names, source = QueryNames(around, self.asking), None
+    def _read_select(self, tree: Tree, withs: Withs, around: QueryScope | None) -> SelectQuery:
+        names, source = QueryScope(around, self.asking), None
         if tree.args.get("from_") is not None:
             source, found = self._read_from(tree.args["from_"].this, tree.args.get("joins") or (), withs)
             names.visible, names.aliases = found.visible, found.aliases
         return self.read_select(tree, source, names, withs)
 
-    def _read_from(self, tree: Tree, joins: Sequence[Tree], withs: Withs) -> tuple[TableLeaf | JoinNode, QueryNames]:
+    def _read_from(self, tree: Tree, joins: Sequence[Tree], withs: Withs) -> tuple[TableLeaf | JoinNode, QueryScope]:
         """Read FROM, and collect the names that it gives."""
         source, names = self._read_relation(tree, withs)
         for join in joins:
             source, names = self._read_join(source, names, join, withs)
         return source, names
 
-    def _read_relation(self, tree: Tree, withs: Withs) -> tuple[TableLeaf | JoinNode, QueryNames]:
-        alias, names = tree.args.get("alias"), QueryNames(None, self.asking)
+    def _read_relation(self, tree: Tree, withs: Withs) -> tuple[TableLeaf | JoinNode, QueryScope]:
+        alias, names = tree.args.get("alias"), QueryScope(None, self.asking)
         if isinstance(tree, exp.Subquery) and isinstance(tree.this, exp.Table | exp.Subquery) and not alias:
             refuse_other_clauses(tree, {"this"})  # ( a join b )
             return self._read_from(tree.this, tree.args.get("joins") or (), withs)
         if isinstance(tree, exp.Table) and isinstance(tree.this, exp.Identifier):
             of, name = self._find_table(tree, withs), tree.alias or tree.name
-            columns = of.columns if isinstance(of, ReadQuery) else self.columns_of(of)
+            columns = of.columns if isinstance(of, ResolvedQuery) else self.columns_of(of)
             inner = tree.args.get("joins") or ()
         elif isinstance(tree, exp.Subquery | exp.Values):
             refuse_other_clauses(tree, {"this", "expressions", "alias", "joins"})
@@ -223,49 +229,51 @@ class QueryReader(ClauseReader):
         else:
             what = show_tree(tree) if isinstance(tree, exp.Table) else tree.key.upper()
             found = f"{what} in FROM is not supported"
-            raise query_error(tree, found, "name an input, a collection, a WITH, or write a subquery")
+            raise build_query_error(tree, found, "name an input, a collection, a WITH, or write a subquery")
         if alias is not None and alias.args.get("columns"):
-            of = self._rename_columns(of if isinstance(of, ReadQuery) else self._select_all(of), alias)
+            of = self._rename_columns(of if isinstance(of, ResolvedQuery) else self._select_all(of), alias)
             columns = of.columns
-        leaf = self._build_leaf(of, list(columns), name or "q")
+        leaf = self._build_table_leaf(of, list(columns), name or "q")
         names.add_table(name or f"({self._taken['q']})", leaf.names, bool(name))
         source: TableLeaf | JoinNode = leaf
         for join in inner:
             source, names = self._read_join(source, names, join, withs)
         return source, names
 
-    def _select_all(self, of: Any) -> ReadQuery:
+    def _select_all(self, of: Any) -> ResolvedQuery:
         """Build ``select * from`` a collection."""
-        leaf = self._build_leaf(of, list(self.columns_of(of)), "q")
+        leaf = self._build_table_leaf(of, list(self.columns_of(of)), "q")
         return SelectQuery(list(leaf.names), set(), [build_column(each) for each in leaf.names.values()], leaf)
 
     def _find_table(self, tree: Tree, withs: Withs) -> Any:
-        found = find_name(tree.name, withs)
+        found = match_name(tree.name, withs)
         if found is not None:
             return withs[found]
-        found = find_name(tree.name, self.tables)
+        found = match_name(tree.name, self.tables)
         if found is None:
             remedy = did_you_mean(tree.name, [*withs, *self.tables])
-            raise query_error(tree, f"there is no table {tree.name!r}", remedy)
+            raise build_query_error(tree, f"there is no table {tree.name!r}", remedy)
         self.used.append(self.tables[found])
         return self.tables[found]
 
     def _read_join(
-        self, left: TableLeaf | JoinNode, names: QueryNames, tree: Tree, withs: Withs
-    ) -> tuple[JoinNode, QueryNames]:
+        self, left: TableLeaf | JoinNode, names: QueryScope, tree: Tree, withs: Withs
+    ) -> tuple[JoinNode, QueryScope]:
         how = _HOWS.get((tree.side.upper(), tree.kind.upper()))
         if how is None or tree.method.upper() not in ("", "NATURAL"):
             words = " ".join(each for each in (tree.method, tree.side, tree.kind) if each)
-            raise query_error(tree, f"{words} JOIN is not supported", "write INNER, LEFT, RIGHT, FULL, SEMI or ANTI")
+            raise build_query_error(
+                tree, f"{words} JOIN is not supported", "write INNER, LEFT, RIGHT, FULL, SEMI or ANTI"
+            )
         right, other = self._read_relation(tree.this, withs)
-        clash = [each for each in other.aliases if find_name(each, names.aliases)]
+        clash = [each for each in other.aliases if match_name(each, names.aliases)]
         if clash:
-            raise query_error(tree, f"two tables are called {clash[0]!r}", "give one an alias of its own")
-        both, using = names.combine(other), [each.name for each in tree.args.get("using") or ()]
+            raise build_query_error(tree, f"two tables are called {clash[0]!r}", "give one an alias of its own")
+        both, using = names.combine_names(other), [each.name for each in tree.args.get("using") or ()]
         if tree.args.get("using") == []:
-            raise query_error(tree, "USING names no column", "name one at least, or write CROSS JOIN")
+            raise build_query_error(tree, "USING names no column", "name one at least, or write CROSS JOIN")
         if tree.method:
-            using = [each.name for each in names.visible if find_name(each.name, [one.name for one in other.visible])]
+            using = [each.name for each in names.visible if match_name(each.name, [one.name for one in other.visible])]
         on = [] if tree.args.get("on") is None else self.read_conditions(tree.args["on"], both, withs)
         for index, name in enumerate(using):
             one, two = names.find_column(name, tree), other.find_column(name, tree)
@@ -318,8 +326,8 @@ def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bo
 
     def build_answer() -> PlannedAnswer:
         reader = QueryReader(tables, lambda of: of.schema.names)
-        query = reader.read(text, sorted)
-        columns, by = list(query.columns), _find_shown_order(query) if sorted else []
+        query = reader.read_sql(text, sorted)
+        columns, by = list(query.columns), _extract_final_order(query) if sorted else []
 
         def constant(columns: list[str], rows: list[list[str]]) -> Any:
             return flow.known(find_operator("constant")(_list_used_inputs(flow, reader.used), columns, rows))
@@ -337,7 +345,7 @@ def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bo
         raise ExpressionError(ASKED, "the query is nested too deeply", remedy) from error
 
 
-def _find_shown_order(query: ReadQuery) -> list[str]:
+def _extract_final_order(query: ResolvedQuery) -> list[str]:
     """Return the order of a query's rows, and add its missing columns.  Clear an order without LIMIT."""
     if not isinstance(query, SelectQuery):
         return []
@@ -348,7 +356,9 @@ def _find_shown_order(query: ReadQuery) -> list[str]:
         )
         if name is None:
             if query.distinct:
-                raise query_error(query.written, f"ORDER BY {show_tree(tree)} is not in SELECT DISTINCT", "select it")
+                raise build_query_error(
+                    query.written, f"ORDER BY {show_tree(tree)} is not in SELECT DISTINCT", "select it"
+                )
             name = find_free_name(show_tree(tree), query.columns)
             query.columns.append(name)
             query.items.append(tree.copy())

@@ -4,9 +4,9 @@ Guarantees: each name is resolved to one column or is an error that lists the ca
 query can have is refused, with what to write instead.
 
 >>> from ddflow.expressions.parse import parse
->>> names, read = QueryNames(None), ClauseReader().read_expression
+>>> names, read = QueryScope(None), ClauseReader().read_expression
 >>> names.add_table("o", {"n": "o.n"})
->>> tree_sql(read(parse("Round(n) + 1").tree, names, None))
+>>> write_tree_sql(read(parse("Round(n) + 1").tree, names, None))
 'round(`o.n`) + 1'
 >>> read(parse("n + rand()").tree, names, None)
 Traceback (most recent call last):
@@ -28,21 +28,21 @@ from ddflow.expressions.parse import Tree, unwrap_call
 from ddflow.plan.aggregates import CALLED, NAMES
 from ddflow.plan.sql.query import (
     JoinNode,
-    Nested,
     Ordering,
-    QueryNames,
-    ReadQuery,
+    QueryScope,
+    ResolvedQuery,
     SelectQuery,
+    SubqueryNode,
     TableLeaf,
     add_brackets,
     build_number,
-    conjuncts,
-    find_names,
-    query_error,
+    build_query_error,
+    find_logical_names,
     quote_name,
     replace_nodes,
     show_tree,
-    tree_sql,
+    split_conjuncts,
+    write_tree_sql,
 )
 
 _OUTER, _INNER = "T", "b"
@@ -65,7 +65,7 @@ def suggest_replacement(window: Tree) -> str:
         name = CALLED.get(call.name.lower(), call.name.lower()) if isinstance(call, exp.Anonymous) else ""
         if name not in NAMES or (isinstance(node.parent, exp.Window) and node.arg_key == "this"):
             return None
-        return named.setdefault(tree_sql(node), exp.column(f"v{len(named) + 1}")).copy()
+        return named.setdefault(write_tree_sql(node), exp.column(f"v{len(named) + 1}")).copy()
 
     remedy = _write_replacement(replace_nodes(window, name_aggregate))
     if remedy == _BY_PLACE or not (named or (query is not None and query.args.get("group"))):
@@ -86,9 +86,9 @@ def _write_replacement(window: Tree) -> str:
         return _BY_PLACE
     if name in ("rank", "dense_rank") and by and (name == "rank" or len(by) == 1):
         counted = "*" if name == "rank" else f"distinct {_qualify_columns(by[0].this, _INNER)}"
-        return _write_subquery(f"1 + (select count({counted})", [*parts, _write_before(by)])
+        return _write_subquery(f"1 + (select count({counted})", [*parts, _write_precedes_condition(by)])
     if name in NAMES and len(by) < 2:
-        upto = [_write_before(by, "=")] if by else []
+        upto = [_write_precedes_condition(by, "=")] if by else []
         return _write_subquery(f"(select {_qualify_columns(window.this, _INNER)}", [*parts, *upto])
     return _BY_PLACE
 
@@ -98,7 +98,7 @@ def _write_subquery(begin: str, conditions: list[str]) -> str:
     return f"write {begin} from {_OUTER} {_INNER}{where}), with {_OUTER} for the table"
 
 
-def _write_before(order: list[Tree], equal: str = "") -> str:
+def _write_precedes_condition(order: list[Tree], equal: str = "") -> str:
     """Write the condition that a row comes before another in an order, or equals it."""
     ways = list[str]()
     for place, each in enumerate(order):
@@ -120,7 +120,7 @@ def _qualify_columns(tree: Tree, table: str) -> str:
             return None
         return exp.column(exp.to_identifier(node.name, quoted=quote_name(node.name) != node.name), table)
 
-    return tree_sql(replace_nodes(tree, qualify_column))
+    return write_tree_sql(replace_nodes(tree, qualify_column))
 
 
 Aliases = Mapping[str, Callable[[], Tree]]
@@ -171,7 +171,7 @@ class Subquery(NamedTuple):
     """A subquery within an expression.  ``kind``: scalar, exists or in."""
 
     kind: str
-    query: ReadQuery
+    query: ResolvedQuery
     written: Tree
 
 
@@ -193,60 +193,62 @@ def find_aggregates(tree: Tree) -> list[Tree]:
 
 
 class ClauseReader:
-    """A reader of clauses.  ``nested``: the subqueries read so far, by the number in `Nested`.  ``sorted``: the query
-    whose rows are sorted when they are read, if there is one.
+    """A reader of clauses.  ``nested``: the subqueries read so far, by the number in `SubqueryNode`.  ``sorted``: the
+    query whose rows are sorted when they are read, if there is one.
     """
 
     def __init__(self) -> None:
         self.nested: list[Subquery] = []
         self.sorted: Tree | None = None
-        self.asking: QueryNames | None = None
+        self.asking: QueryScope | None = None
         """The names around the subquery that is being read."""
         self.in_set = False
         """Whether what is read is a side of a set operation, whose columns the other side must have, too."""
 
-    def read_query(self, tree: Tree, withs: Any, around: QueryNames | None) -> ReadQuery:
+    def read_query(self, tree: Tree, withs: Any, around: QueryScope | None) -> ResolvedQuery:
         """Read a query: see `QueryReader`."""
         raise NotImplementedError
 
-    def read_expression(self, tree: Tree, names: QueryNames, withs: Any, first: Aliases | None = None) -> Tree:
+    def read_expression(self, tree: Tree, names: QueryScope, withs: Any, first: Aliases | None = None) -> Tree:
         """Resolve the names of an expression.  ``first``: names that precede columns, except in aggregates."""
 
         def resolve_node(node: Tree) -> Tree | None:
             if isinstance(node, exp.Column):
                 if isinstance(node.this, exp.Star):
-                    raise query_error(node, f"{show_tree(node)} names several columns", "name one column")
-                return names.resolve(node, first if first and not _in_aggregate(node) else {})
+                    raise build_query_error(node, f"{show_tree(node)} names several columns", "name one column")
+                return names.resolve_column(node, first if first and not _is_inside_aggregate(node) else {})
             if isinstance(node, exp.Anonymous) and not _is_exists(node):
                 self._check_function(node)
             return self._resolve_subquery(node, names, withs, first)
 
         for each in tree.find_all(exp.Window):
             if each.this.name.lower() != "row_number":
-                raise query_error(each, f"the window {show_tree(each)} cannot be maintained", suggest_replacement(each))
+                raise build_query_error(
+                    each, f"the window {show_tree(each)} cannot be maintained", suggest_replacement(each)
+                )
         out = replace_nodes(tree, resolve_node)
         for each in find_aggregates(out):
             self._check_distinct(each)
             if any(is_aggregate(part) for part in each.walk() if part is not each and part is not each.this):
-                raise query_error(
+                raise build_query_error(
                     tree, f"{show_tree(tree)} has an aggregate within an aggregate", "use a subquery in FROM"
                 )
-            if find_names(each) and find_names(each) <= names.outer:
+            if find_logical_names(each) and find_logical_names(each) <= names.outer:
                 found = f"{show_tree(each)} aggregates columns of the query around"
-                raise query_error(
+                raise build_query_error(
                     each, found, "compute it in a subquery in FROM of that query, and use its column here"
                 )
         return out
 
-    def _resolve_subquery(self, node: Tree, names: QueryNames, withs: Any, first: Aliases | None) -> Tree | None:
-        """Read a subquery as a `Nested`; None for another node.  Raises for an unsupported one."""
+    def _resolve_subquery(self, node: Tree, names: QueryScope, withs: Any, first: Aliases | None) -> Tree | None:
+        """Read a subquery as a `SubqueryNode`; None for another node.  Raises for an unsupported one."""
         if isinstance(node, CHANGING):
             remedy = "bring the value in as a column or a literal"
-            raise query_error(node, f"{show_tree(node)} differs from call to call", remedy)
+            raise build_query_error(node, f"{show_tree(node)} differs from call to call", remedy)
         if isinstance(node, exp.Window) and node.this.expressions:
-            raise query_error(node, f"{show_tree(node.this)} has arguments", "write row_number()")
+            raise build_query_error(node, f"{show_tree(node.this)} has arguments", "write row_number()")
         if isinstance(node, exp.Any | exp.All):
-            raise query_error(
+            raise build_query_error(
                 node, f"{show_tree(node)} is not supported", "compare with (select max(...)) or min, or use IN"
             )
         if isinstance(node, exp.Exists) or _is_exists(node):
@@ -262,15 +264,15 @@ class ClauseReader:
             return self._read_subquery("scalar", node, [], names, withs)
         return None
 
-    def _read_subquery(self, kind: str, tree: Tree, operands: list[Tree], names: QueryNames, withs: Any) -> Tree:
+    def _read_subquery(self, kind: str, tree: Tree, operands: list[Tree], names: QueryScope, withs: Any) -> Tree:
         asking, self.asking = self.asking, names
         query = self.read_query(tree, withs or {}, names)
         self.asking = asking
         if kind != "exists" and len(query.columns) != max(len(operands), 1):
             found = f"a subquery of {len(query.columns)} columns where {max(len(operands), 1)} can be"
-            raise query_error(tree, found, "select as many")
+            raise build_query_error(tree, found, "select as many")
         self.nested.append(Subquery(kind, query, tree))
-        return Nested.of_number(len(self.nested) - 1, operands)
+        return SubqueryNode.of_number(len(self.nested) - 1, operands)
 
     def _check_function(self, node: Tree) -> None:
         """Refuse an unknown function, or one that cannot be maintained; put its name in lower case."""
@@ -281,58 +283,60 @@ class ClauseReader:
         try:
             find_function(name)
         except Refusal as refusal:
-            raise query_error(node, refusal.found, refusal.fix) from None
+            raise build_query_error(node, refusal.found, refusal.fix) from None
 
     def _check_distinct(self, tree: Tree) -> None:
         for each in tree.find_all(exp.Distinct):
             if each.parent.name != "count":
-                raise query_error(
+                raise build_query_error(
                     tree, f"{show_tree(tree)} is not supported", "aggregate a subquery of SELECT DISTINCT"
                 )
 
-    def read_conditions(self, tree: Tree, names: QueryNames, withs: Any, what: str = "ON") -> list[Tree]:
+    def read_conditions(self, tree: Tree, names: QueryScope, withs: Any, what: str = "ON") -> list[Tree]:
         """Read the conditions of a WHERE or an ON."""
         read = self.read_expression(tree, names, withs)
         if find_aggregates(read) or list(read.find_all(exp.Window)):
-            raise query_error(tree, f"{what} has an aggregate or a window", "write HAVING, or QUALIFY")
-        return conjuncts(read)
+            raise build_query_error(tree, f"{what} has an aggregate or a window", "write HAVING, or QUALIFY")
+        return split_conjuncts(read)
 
     def read_select(
-        self, tree: Tree, source: TableLeaf | JoinNode | None, names: QueryNames, withs: Any
+        self, tree: Tree, source: TableLeaf | JoinNode | None, names: QueryScope, withs: Any
     ) -> SelectQuery:
         """Read a SELECT, except its FROM."""
         if tree.args.get("distinct") is not None and tree.args["distinct"].args.get("on") is not None:
-            raise query_error(tree, "DISTINCT ON is not supported", "write row_number() over (...) = 1")
+            raise build_query_error(tree, "DISTINCT ON is not supported", "write row_number() over (...) = 1")
         if not tree.expressions:
-            raise query_error(tree, "SELECT names no column", "name one at least, or *")
+            raise build_query_error(tree, "SELECT names no column", "name one at least, or *")
         out = SelectQuery([], names.outer, [], source, written=tree)
         args = tree.args
         if args.get("where") is not None:
             out.where = self.read_conditions(args["where"].this, names, withs, "WHERE")
         for each in tree.expressions:
-            self._read_item(each, out, names, withs)
+            self._read_select_item(each, out, names, withs)
         out.distinct = args.get("distinct") is not None
         if args.get("group") is not None:
             out.groups = self._read_groups(args["group"], out, names, withs)
-        first = {name: _copy_later(item) for name, item in zip(out.columns, out.items, strict=True)}
+        first = {name: _make_tree_copier(item) for name, item in zip(out.columns, out.items, strict=True)}
         if args.get("having") is not None:
-            out.having = conjuncts(self.read_expression(args["having"].this, names, withs, first))
+            out.having = split_conjuncts(self.read_expression(args["having"].this, names, withs, first))
         if args.get("qualify") is not None:
-            out.qualify = conjuncts(self.read_expression(args["qualify"].this, names, withs))
+            out.qualify = split_conjuncts(self.read_expression(args["qualify"].this, names, withs))
         self.read_order(tree, out, names, withs)
-        if out.groups is None and (args.get("having") is not None or any(map(find_aggregates, out.late_trees()))):
+        if out.groups is None and (
+            args.get("having") is not None or any(map(find_aggregates, out.list_trees_after_where()))
+        ):
             out.groups = []
         return out
 
-    def _read_item(self, tree: Tree, out: SelectQuery, names: QueryNames, withs: Any) -> None:
+    def _read_select_item(self, tree: Tree, out: SelectQuery, names: QueryScope, withs: Any) -> None:
         """Add a part of the select list to the query."""
         star = tree if isinstance(tree, exp.Star) else tree.this if isinstance(tree, exp.Column) else None
         if isinstance(star, exp.Star):
             if any(star.args.values()):
-                raise query_error(tree, f"{show_tree(tree)} is not supported", "name the columns")
-            found = names.list_star(tree, None if star is tree else tree.table)
+                raise build_query_error(tree, f"{show_tree(tree)} is not supported", "name the columns")
+            found = names.list_star_columns(tree, None if star is tree else tree.table)
             if not found:
-                raise query_error(tree, "there is no table that * stands for", "write FROM")
+                raise build_query_error(tree, "there is no table that * stands for", "write FROM")
             out.starred |= {*range(len(out.items), len(out.items) + len(found))}
             for alias, each in groupby(found, key=lambda each: each.alias):
                 begin, some = len(out.items), list(each)
@@ -342,38 +346,38 @@ class ClauseReader:
                     out.stars.append(range(begin, len(out.items)))
             return
         named = isinstance(tree, exp.Alias | exp.Column)
-        name = str(tree.output_name) if named else tree_sql(tree)
+        name = str(tree.output_name) if named else write_tree_sql(tree)
         item = self.read_expression(tree.this if isinstance(tree, exp.Alias) else tree, names, withs)
-        names.lateral.setdefault(name, _copy_later(item))
+        names.lateral.setdefault(name, _make_tree_copier(item))
         out.columns.append(name)
         out.items.append(item)
 
-    def _read_groups(self, tree: Tree, out: SelectQuery, names: QueryNames, withs: Any) -> list[Tree]:
+    def _read_groups(self, tree: Tree, out: SelectQuery, names: QueryScope, withs: Any) -> list[Tree]:
         """Read the groups of GROUP BY: expressions, names of the select list, or its places."""
         if tree.args.get("all"):
             return [each for each in out.items if not find_aggregates(each)]
         groups = list[Tree]()
         for each in tree.expressions:
             if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):
-                raise query_error(
+                raise build_query_error(
                     each, f"{show_tree(each)} is not supported", "write a query for each set, with UNION ALL"
                 )
-            made = self._find_item(each, out)
+            made = self._find_item_by_number(each, out)
             groups.append((self.read_expression(each, names, withs) if made is None else made).unnest())
-            if find_aggregates(groups[-1]) or list(groups[-1].find_all(Nested, exp.Window)):
+            if find_aggregates(groups[-1]) or list(groups[-1].find_all(SubqueryNode, exp.Window)):
                 found = f"GROUP BY {show_tree(each)} has an aggregate or a subquery"
-                raise query_error(each, found, "compute it in a subquery in FROM")
+                raise build_query_error(each, found, "compute it in a subquery in FROM")
         return groups
 
-    def _find_item(self, tree: Tree, out: SelectQuery) -> Tree | None:
+    def _find_item_by_number(self, tree: Tree, out: SelectQuery) -> Tree | None:
         """Return the column of the select list with this number; None for anything else."""
         if not isinstance(tree, exp.Literal) or tree.is_string:
             return None
         if not tree.name.isdecimal() or not 1 <= int(tree.name) <= len(out.items):
-            raise query_error(tree, f"there is no column {tree.name} of {len(out.items)}", "count from 1")
+            raise build_query_error(tree, f"there is no column {tree.name} of {len(out.items)}", "count from 1")
         return out.items[int(tree.name) - 1].copy()
 
-    def read_order(self, tree: Tree, out: SelectQuery, names: QueryNames, withs: Any = None) -> None:
+    def read_order(self, tree: Tree, out: SelectQuery, names: QueryScope, withs: Any = None) -> None:
         """Read ORDER BY, LIMIT and OFFSET."""
         order, limit, offset = (tree.args.get(each) for each in ("order", "limit", "offset"))
         if order is not None and limit is None and tree is not self.sorted:
@@ -381,22 +385,22 @@ class ClauseReader:
                 "a collection and its differences have no order: add LIMIT for a top, or sort the rows that are read"
             )
             shell = "ddflow sql without --diff prints its answer as the last ORDER BY says"
-            raise query_error(order, "ORDER BY without LIMIT", f"{remedy}; {shell}")
+            raise build_query_error(order, "ORDER BY without LIMIT", f"{remedy}; {shell}")
         if offset is not None and limit is None:
-            raise query_error(offset, "OFFSET without LIMIT", "add LIMIT")
-        first = {name: _copy_later(item) for name, item in zip(out.columns, out.items, strict=True)}
+            raise build_query_error(offset, "OFFSET without LIMIT", "add LIMIT")
+        first = {name: _make_tree_copier(item) for name, item in zip(out.columns, out.items, strict=True)}
         for each in order.expressions if order is not None else ():
             if isinstance(each.this, exp.Var):
-                raise query_error(each, f"ORDER BY {each.this.name} is not supported", _LISTED)
-            made = self._find_item(each.this, out)
+                raise build_query_error(each, f"ORDER BY {each.this.name} is not supported", _LISTED)
+            made = self._find_item_by_number(each.this, out)
             if made is None:
                 made = self.read_expression(each.this, names, withs, first)
-            out.order.append(Ordering(made.unnest(), direction_sql(each)))
+            out.order.append(Ordering(made.unnest(), write_order_direction(each)))
         out.limit = None if limit is None else _parse_count(limit, 1)
         out.offset = 0 if offset is None else _parse_count(offset, 0)
 
 
-def direction_sql(ordered: Tree) -> str:
+def write_order_direction(ordered: Tree) -> str:
     """Describe how a part of ORDER BY orders, in words."""
     direction = "desc" if ordered.args.get("desc") else "asc"
     return f"{direction} nulls {'first' if ordered.args.get('nulls_first') else 'last'}"
@@ -406,7 +410,9 @@ def _parse_count(tree: Tree, least: int) -> int:
     value = tree.args.get("count") or build_number(1) if isinstance(tree, exp.Fetch) else tree.expression
     whole = isinstance(value, exp.Literal) and not value.is_string and value.name.isdecimal()
     if not whole or int(value.name) < least:
-        raise query_error(tree, f"{tree.key.upper()} {show_tree(value)}", f"write a whole number, {least} or more")
+        raise build_query_error(
+            tree, f"{tree.key.upper()} {show_tree(value)}", f"write a whole number, {least} or more"
+        )
     return int(value.name)
 
 
@@ -416,11 +422,11 @@ def _is_exists(node: Tree) -> bool:
     return named and isinstance(node.expressions[0], exp.Values | exp.Subquery)
 
 
-def _copy_later(tree: Tree) -> Callable[[], Tree]:
+def _make_tree_copier(tree: Tree) -> Callable[[], Tree]:
     return lambda: add_brackets(tree.copy())
 
 
-def _in_aggregate(node: Tree) -> bool:
+def _is_inside_aggregate(node: Tree) -> bool:
     while node is not None:
         if isinstance(node, exp.Anonymous) and CALLED.get(node.name.lower(), node.name.lower()) in NAMES:
             return True
@@ -446,4 +452,6 @@ def refuse_other_clauses(tree: Tree, known: set[str]) -> None:
         value = tree.args[key]
         where = value[0] if isinstance(value, list) else value
         word = _WORDS.get(f"{tree.key}.{key}") or _WORDS.get(key, key.strip("_").replace("_", " ").upper())
-        raise query_error(where if isinstance(where, exp.Expression) else tree, f"{word} is not supported", _LISTED)
+        raise build_query_error(
+            where if isinstance(where, exp.Expression) else tree, f"{word} is not supported", _LISTED
+        )

@@ -1,7 +1,7 @@
 """Lower a query that was read to verbs of collections, limits and ranks included.
 
-Guarantees: the plan of a query is made of the verbs that Python has. LIMIT and `row_number() <= k` are the first rows
-of each part, in some order.
+Guarantees: the plan of a query is made of the verbs that Python has. LIMIT and `find_next_row_number() <= k` are the
+first rows of each part, in some order.
 
 >>> import ddflow as dd
 >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
@@ -22,41 +22,41 @@ from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import common_type, sql_name, working_type
-from ddflow.plan.sql.clauses import Subquery, direction_sql, find_aggregates
+from ddflow.plan.sql.clauses import Subquery, find_aggregates, write_order_direction
 from ddflow.plan.sql.query import (
     ASKED,
-    Nested,
-    ReadQuery,
+    ResolvedQuery,
     SelectQuery,
     SetQuery,
+    SubqueryNode,
     TableLeaf,
     ValuesQuery,
     build_column,
     build_number,
-    find_names,
-    query_error,
+    build_query_error,
+    find_logical_names,
     quote_name,
     replace_nodes,
     show_tree,
-    tree_sql,
+    write_tree_sql,
 )
 from ddflow.plan.sql.relation import (
     GroupedRows,
     ProjectedColumn,
     QueryVerbs,
     Relation,
-    cast_to,
+    cast_if_needed,
     find_free_name,
     group_rows,
 )
-from ddflow.plan.sql.subqueries import CarriedColumns, SubqueryLowering
+from ddflow.plan.sql.subqueries import CorrelationColumns, SubqueryLowering
 from ddflow.plan.sql.tables import FromLowering, split_rank_bound
 
 Bounds = Mapping[int, tuple[int, bool]]
 """For columns that are ranks: up to which, and whether they are asked for."""
 
 
-def take_first(
+def keep_first_rows(
     steps: QueryVerbs,
     rows: Relation,
     k: int,
@@ -70,7 +70,7 @@ def take_first(
     order = order or [f"{quote_name(rows.of.schema.names[0])} asc nulls first"]
     told = ("top", k, *order, None, *partition, None, offset, rank)
 
-    of = steps.make_once(
+    of = steps.make_collection_once(
         rows.of,
         told,
         lambda: rows.of.top(k, by=order, partition_by=list(partition), offset=offset, rank_name=rank),
@@ -87,8 +87,8 @@ class RankedRows:
     >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
     >>> query = SelectQuery(["id"], set(), [build_column("p.id")])
     >>> ranked = RankedRows(QueryVerbs(), query, [], [], [], [])
-    >>> rows, replace_window = ranked.keep_ranked(Relation(people, {"p.id": "id"}), {})
-    >>> rows.of is people, tree_sql(replace_window(build_column("p.id")))
+    >>> rows, replace_window = ranked.keep_rows_up_to_rank(Relation(people, {"p.id": "id"}), {})
+    >>> rows.of is people, write_tree_sql(replace_window(build_column("p.id")))
     (True, '`p.id`')
     """
 
@@ -104,43 +104,43 @@ class RankedRows:
         self.steps, self.query, self.columns, self.extra = steps, query, columns, extra
         self.qualify, self.orders = list(qualify), orders
 
-    def keep_ranked(self, rows: Relation, bounds: Bounds) -> tuple[Relation, Callable[[Tree], Tree]]:
+    def keep_rows_up_to_rank(self, rows: Relation, bounds: Bounds) -> tuple[Relation, Callable[[Tree], Tree]]:
         """Keep the rows up to the rank; return them and a function that replaces the window by the rank's column."""
         trees = [*(each.tree for each in self.columns), *self.qualify, *(tree for tree, _ in self.orders)]
-        windows = {tree_sql(each): each for tree in trees for each in tree.find_all(exp.Window)}
+        windows = {write_tree_sql(each): each for tree in trees for each in tree.find_all(exp.Window)}
         if not windows:
             if self.qualify:
                 found = f"QUALIFY {show_tree(self.qualify[0])} has no window"
-                raise query_error(self.query.written, found, "write WHERE, or HAVING")
+                raise build_query_error(self.query.written, found, "write WHERE, or HAVING")
             return rows, lambda tree: tree
         (told, window), *others = windows.items()
         k, left = split_rank_bound(self.qualify, told)
         for index, (most, _) in bounds.items():
-            if tree_sql(self.columns[index].tree.unnest()) == told:
+            if write_tree_sql(self.columns[index].tree.unnest()) == told:
                 k = most if k is None else min(k, most)
         if k is None or others:
             found = f"{show_tree(window)} {'beside another window' if others else 'without a bound'}"
             remedy = "write it in a subquery, and row_number <= k in the WHERE around it, or in QUALIFY"
-            raise query_error(self.query.written if others else window, found, remedy)
+            raise build_query_error(self.query.written if others else window, found, remedy)
         if k < 1:
-            raise query_error(window, f"the bound of {show_tree(window)} is {k}", "ranks begin with 1")
+            raise build_query_error(window, f"the bound of {show_tree(window)} is {k}", "ranks begin with 1")
         unasked = {i for i, (_, used) in bounds.items() if not used}
         self.columns[:] = [each for i, each in enumerate(self.columns) if i not in unasked]
         read = [*(each.tree for each in self.columns), *left, *(tree for tree, _ in self.orders)]
-        asked = any(tree_sql(part) == told for tree in read for part in tree.find_all(exp.Window))
-        rows = self._take_first(rows, window, k, read, asked)
+        asked = any(write_tree_sql(part) == told for tree in read for part in tree.find_all(exp.Window))
+        rows = self._keep_first_rows(rows, window, k, read, asked)
 
         def replace_window(tree: Tree) -> Tree:
-            return replace_nodes(tree, lambda node: build_column("rank") if tree_sql(node) == told else None)
+            return replace_nodes(tree, lambda node: build_column("rank") if write_tree_sql(node) == told else None)
 
         return self.steps.filter_rows(rows, [replace_window(each) for each in left]), replace_window
 
-    def _take_first(self, rows: Relation, window: Tree, k: int, read: Sequence[Tree], asked: bool) -> Relation:
+    def _keep_first_rows(self, rows: Relation, window: Tree, k: int, read: Sequence[Tree], asked: bool) -> Relation:
         """Keep the first k rows of each partition; ``asked``: with their rank."""
         given = window.args.get("order")
         if given is None or window.args.get("spec") is not None:
             remedy = "write row_number() over (partition by ... order by ...)"
-            raise query_error(window, f"{show_tree(window)} has no ORDER BY, or a frame", remedy)
+            raise build_query_error(window, f"{show_tree(window)} has no ORDER BY, or a frame", remedy)
         listed = [each for each in [*self.columns, *self.extra] if isinstance(each.tree, exp.Column)]
         parts = [
             ProjectedColumn(f"part {i}", show_tree(each), each)
@@ -151,27 +151,29 @@ class RankedRows:
             ProjectedColumn(f"by {i}", show_tree(each.this), each.this) for i, each in enumerate(given.expressions)
         ]
         asking = [part for tree in read for part in [tree, *(each.tree for each in self.extra)]]
-        others = sorted(find_names(*(_hide_window(each, tree_sql(window)) for each in asking)))
-        kept = [ProjectedColumn(each, rows.column_name(build_column(each)), build_column(each)) for each in others]
+        others = sorted(find_logical_names(*(_replace_window_by_null(each, write_tree_sql(window)) for each in asking)))
+        kept = [ProjectedColumn(each, rows.find_column_name(build_column(each)), build_column(each)) for each in others]
         order = [each.tree.name for each in listed]
         kept.sort(key=lambda each: order.index(each.logical) if each.logical in order else len(order))
         every = [*kept, *parts, *orders]
-        known = {tree_sql(each.tree): each for each in reversed(every)}
-        made = self.steps.project_rows(rows, [each for each in every if known[tree_sql(each.tree)] is each])
-        names = {each.logical: made.names[known[tree_sql(each.tree)].logical] for each in every}
+        known = {write_tree_sql(each.tree): each for each in reversed(every)}
+        made = self.steps.project_rows(rows, [each for each in every if known[write_tree_sql(each.tree)] is each])
+        names = {each.logical: made.names[known[write_tree_sql(each.tree)].logical] for each in every}
         made = Relation(made.of, names, made.solid)
         rank = find_free_name("row_number", made.of.schema.names) if asked else None
-        by = [(each.logical, direction_sql(order)) for each, order in zip(orders, given.expressions, strict=True)]
-        made = take_first(self.steps, made, k, by, [names[each.logical] for each in parts], rank=rank)
+        by = [
+            (each.logical, write_order_direction(order)) for each, order in zip(orders, given.expressions, strict=True)
+        ]
+        made = keep_first_rows(self.steps, made, k, by, [names[each.logical] for each in parts], rank=rank)
         return made if rank is None else Relation(made.of, {**made.names, "rank": rank}, made.solid)
 
 
-def _hide_window(tree: Tree, told: str) -> Tree:
+def _replace_window_by_null(tree: Tree, told: str) -> Tree:
     """Replace the window in a tree by null, so that only columns outside it count."""
-    return replace_nodes(tree, lambda node: exp.null() if tree_sql(node) == told else None)
+    return replace_nodes(tree, lambda node: exp.null() if write_tree_sql(node) == told else None)
 
 
-_NOTHING: Final = CarriedColumns()
+_NOTHING: Final = CorrelationColumns()
 
 
 class QueryLowering:
@@ -184,7 +186,7 @@ class QueryLowering:
         self._subqueries = SubqueryLowering(self, self.steps, self._tables)
         self._lowered: dict[Any, Relation] = {}
 
-    def build_collection(self, query: ReadQuery) -> Any:
+    def build_collection(self, query: ResolvedQuery) -> Any:
         """Build the collection of a query, under the names of its columns."""
         twice = sorted({each for each in query.columns if query.columns.count(each) > 1})
         if twice:
@@ -194,35 +196,45 @@ class QueryLowering:
         return self.steps.project_rows(rows, made, passes=True).of
 
     def find_subquery(self, nested: Tree) -> Subquery:
-        """Return the subquery of a `Nested` node."""
+        """Return the subquery of a `SubqueryNode` node."""
         place: int = nested.subquery_number
         return self._nested[place]
 
-    def list_names(self, *trees: Tree) -> set[str]:
+    def list_logical_names(self, *trees: Tree) -> set[str]:
         """List the logical names that trees ask for, also in their subqueries."""
-        nested = (self.find_subquery(each).query.outer for tree in trees for each in tree.find_all(Nested))
-        return find_names(*trees).union(*nested)
+        nested = (self.find_subquery(each).query.outer for tree in trees for each in tree.find_all(SubqueryNode))
+        return find_logical_names(*trees).union(*nested)
 
-    def filter_by(self, rows: Relation, tree: Tree) -> Relation:
+    def filter_by_condition(self, rows: Relation, tree: Tree) -> Relation:
         """Keep the rows for which a condition is true."""
-        return self._subqueries.filter_by(rows, tree) if tree.find(Nested) else self.steps.filter_rows(rows, [tree])
+        return (
+            self._subqueries.filter_by_condition(rows, tree)
+            if tree.find(SubqueryNode)
+            else self.steps.filter_rows(rows, [tree])
+        )
 
     def build_one_row(self) -> Relation:
         """Build a relation of one row."""
-        return Relation(self.steps.make_once(self, ("unit",), lambda: self._constant(["one"], [["1"]])), {})
+        return Relation(self.steps.make_collection_once(self, ("unit",), lambda: self._constant(["one"], [["1"]])), {})
 
     def lower_query(
-        self, query: ReadQuery, carry: CarriedColumns = _NOTHING, bounds: Bounds | None = None, exists: bool = False
+        self,
+        query: ResolvedQuery,
+        carry: CorrelationColumns = _NOTHING,
+        bounds: Bounds | None = None,
+        exists: bool = False,
     ) -> Relation:
         """Lower a query.  ``exists``: whether the caller only asks if it has rows."""
         if carry is not _NOTHING:
-            return self._lower_kind(query, carry, bounds or {}, exists)
+            return self._lower_uncached_query(query, carry, bounds or {}, exists)
         key = query, tuple(sorted((bounds or {}).items())), exists
         if key not in self._lowered:
-            self._lowered[key] = self._lower_kind(query, carry, bounds or {}, exists)
+            self._lowered[key] = self._lower_uncached_query(query, carry, bounds or {}, exists)
         return self._lowered[key]
 
-    def _lower_kind(self, query: ReadQuery, carry: CarriedColumns, bounds: Bounds, exists: bool) -> Relation:
+    def _lower_uncached_query(
+        self, query: ResolvedQuery, carry: CorrelationColumns, bounds: Bounds, exists: bool
+    ) -> Relation:
         if isinstance(query, SelectQuery):
             return self._lower_select(query, carry, bounds, exists)
         if isinstance(query, SetQuery):
@@ -233,22 +245,24 @@ class QueryLowering:
 
     # A SELECT.
 
-    def _lower_select(self, query: SelectQuery, carry: CarriedColumns, bounds: Bounds, exists: bool) -> Relation:
+    def _lower_select(self, query: SelectQuery, carry: CorrelationColumns, bounds: Bounds, exists: bool) -> Relation:
         extra = [ProjectedColumn(name, show_tree(each), each) for name, each in carry.columns]
-        self.steps.passed |= find_names(*(query.items[place] for place in query.starred))
-        if query.is_open:
+        self.steps.passed |= find_logical_names(*(query.items[place] for place in query.starred))
+        if query.is_open_to_new_columns:
             self.steps.stars += [frozenset(query.items[place].name for place in star) for star in query.stars]
         if query.groups == []:
             rows, over = self._lower_ungrouped(query, carry, extra)
         else:
-            late = [] if exists and query.is_simple else query.late_trees()
-            rows = self._lower_from(query, carry, bounds, self.list_names(*late, *(each.tree for each in extra)))
+            late = [] if exists and query.is_row_by_row else query.list_trees_after_where()
+            rows = self._lower_from(
+                query, carry, bounds, self.list_logical_names(*late, *(each.tree for each in extra))
+            )
             found = GroupedRows(rows, {}) if query.groups is None else self._group_rows(rows, query, extra)
-            rows, over = found.rows, found.rewrite
+            rows, over = found.rows, found.rewrite_tree
             for each in query.having:
-                rows = self.filter_by(rows, over(each))
+                rows = self.filter_by_condition(rows, over(each))
         extra = [each._replace(tree=over(each.tree)) for each in extra]
-        if exists and query.is_simple:
+        if exists and query.is_row_by_row:
             return self.steps.project_rows(rows, extra or [ProjectedColumn("any", "any", build_number(1))])
         columns = list[ProjectedColumn]()
         for index, (name, item) in enumerate(zip(query.columns, query.items, strict=True)):
@@ -261,11 +275,13 @@ class QueryLowering:
         for ordering in query.order:
             rows, tree = self._subqueries.attach_columns(rows, over(ordering.tree))
             orders.append((tree, ordering.way))
-        rows, replace_window = RankedRows(self.steps, query, columns, extra, qualify, orders).keep_ranked(rows, bounds)
+        rows, replace_window = RankedRows(self.steps, query, columns, extra, qualify, orders).keep_rows_up_to_rank(
+            rows, bounds
+        )
         columns = [each._replace(tree=replace_window(each.tree)) for each in columns]
         return self._finish_select(query, rows, columns, extra, [(replace_window(tree), way) for tree, way in orders])
 
-    def _lower_from(self, query: SelectQuery, carry: CarriedColumns, bounds: Bounds, used: set[str]) -> Relation:
+    def _lower_from(self, query: SelectQuery, carry: CorrelationColumns, bounds: Bounds, used: set[str]) -> Relation:
         """Lower FROM and WHERE."""
         where = list(query.where if carry.where is None else carry.where)
         for index, (k, _) in bounds.items():
@@ -288,61 +304,65 @@ class QueryLowering:
             found = next((each.logical for each in columns if each.tree == tree), None)
             if found is None:
                 if query.distinct:
-                    raise query_error(
+                    raise build_query_error(
                         query.written, f"ORDER BY {show_tree(tree)} is not in SELECT DISTINCT", "select it"
                     )
                 hidden.append(ProjectedColumn(f"order {len(hidden)}", show_tree(tree), tree))
                 found = hidden[-1].logical
             by.append((found, direction))
-        stars = [[str(place) for place in star] for star in query.stars] if query.is_open else []
+        stars = [[str(place) for place in star] for star in query.stars] if query.is_open_to_new_columns else []
         rows = self.steps.project_rows(rows, [*columns, *extra, *hidden], stars, len(query.starred) == len(columns))
         if query.distinct:
             rows = self.steps.distinct_rows(rows)
         if query.limit is not None:
-            rows = take_first(
+            rows = keep_first_rows(
                 self.steps, rows, query.limit, by, [rows.names[each.logical] for each in extra], query.offset
             )
-        return self.steps.drop_unused(rows, {each.logical for each in [*columns, *extra]}) if hidden else rows
+        return self.steps.drop_unused_columns(rows, {each.logical for each in [*columns, *extra]}) if hidden else rows
 
     # Groups.
 
-    def aggregate_all(self, query: SelectQuery, carry: CarriedColumns, keys: Sequence[ProjectedColumn]) -> GroupedRows:
+    def aggregate_without_groups(
+        self, query: SelectQuery, carry: CorrelationColumns, keys: Sequence[ProjectedColumn]
+    ) -> GroupedRows:
         """Aggregate without groups, by ``keys``: without rows there is no result row."""
-        used = self.list_names(*query.late_trees(), *(each.tree for each in keys))
+        used = self.list_logical_names(*query.list_trees_after_where(), *(each.tree for each in keys))
         found = self._group_rows(self._lower_from(query, carry, {}, used), query, keys)
         if carry.domain is None:
             return found
         # A column of the query around has its value also if there are no rows here.
-        outer = {tree_sql(build_column(name)) for name in carry.domain.names}
+        outer = {write_tree_sql(build_column(name)) for name in carry.domain.names}
         return found._replace(known={told: each for told, each in found.known.items() if told not in outer})
 
     def _group_rows(self, rows: Relation, query: SelectQuery, keys: Sequence[ProjectedColumn]) -> GroupedRows:
         """Group the rows, after computing the subqueries within aggregates."""
-        found = {tree_sql(each): each for tree in query.late_trees() for each in find_aggregates(tree)}
+        found = {
+            write_tree_sql(each): each for tree in query.list_trees_after_where() for each in find_aggregates(tree)
+        }
         for told, each in found.items():
             rows, found[told] = self._subqueries.attach_columns(rows, each)
         return group_rows(self.steps, rows, query, keys, found)
 
     def _lower_ungrouped(
-        self, query: SelectQuery, carry: CarriedColumns, extra: Sequence[ProjectedColumn]
+        self, query: SelectQuery, carry: CorrelationColumns, extra: Sequence[ProjectedColumn]
     ) -> tuple[Relation, Callable[[Tree], Tree]]:
         """Aggregate without groups: one row, or one for each row of the domain."""
         outer = self.build_one_row() if carry.domain is None else carry.domain
         keys = [each._replace(logical=f"own {each.logical}") for each in extra]
-        found = self.aggregate_all(query, carry, keys)
+        found = self.aggregate_without_groups(query, carry, keys)
         pairs = [(one.tree, build_column(each.logical)) for one, each in zip(extra, keys, strict=True)]
-        rows = self.steps.join_rows(outer, found.rows, self._subqueries.null_safe(outer, pairs), "left")
+        rows = self.steps.join_rows(outer, found.rows, self._subqueries.make_pairs_null_safe(outer, pairs), "left")
 
         def over(tree: Tree) -> Tree:
-            return tree if tree in [each.tree for each in extra] else found.rewrite(tree, empty=True)
+            return tree if tree in [each.tree for each in extra] else found.rewrite_tree(tree, empty=True)
 
         for each in query.having:
-            rows = self.filter_by(rows, over(each))
+            rows = self.filter_by_condition(rows, over(each))
         return rows, over
 
     # Set operations and VALUES.
 
-    def _lower_set(self, query: SetQuery, carry: CarriedColumns) -> Relation:
+    def _lower_set(self, query: SetQuery, carry: CorrelationColumns) -> Relation:
         """Combine both sides under the names of the left one, in types that hold both."""
         sides = [self.lower_query(each, carry) for each in (query.left, query.right)]
         logical = [*(str(index) for index in range(len(query.columns))), *(name for name, _ in carry.columns)]
@@ -354,10 +374,12 @@ class QueryLowering:
                 found = f"{query.op.upper()} of {sql_name(kinds[0])} and {sql_name(kinds[1])}"
                 raise ExpressionError(ASKED, found, "cast one of them")
             for columns, given in zip(made, kinds, strict=True):
-                columns.append(ProjectedColumn(each, sides[0].names[each], cast_to(build_column(each), given, kind)))
+                columns.append(
+                    ProjectedColumn(each, sides[0].names[each], cast_if_needed(build_column(each), given, kind))
+                )
         left, right = (self.steps.project_rows(*each, passes=True) for each in zip(sides, made, strict=True))
         verb = {"union": "union", "except": "except_", "intersect": "intersect"}[query.op]
-        of = self.steps.make_once(
+        of = self.steps.make_collection_once(
             left.of, (verb, id(right.of), query.all), lambda: getattr(left.of, verb)(right.of, all=query.all)
         )
         return Relation(of, left.names)
@@ -366,19 +388,21 @@ class QueryLowering:
         """Build rows of constants, each column in the common type of its values."""
         one, columns = pa.schema({"one": pa.int32()}), list[list[str]]()
         for trees in zip(*query.rows, strict=True):
-            kinds = [compile_expression(tree_sql(each), one, what=show_tree(each)).type for each in trees]
+            kinds = [compile_expression(write_tree_sql(each), one, what=show_tree(each)).type for each in trees]
             kind = common_type(kinds)
             if kind is None:
                 found = f"VALUES of {', '.join(map(sql_name, kinds))}"
-                raise query_error(trees[0], found, "cast them to one type")
-            columns.append([tree_sql(cast_to(tree, each, kind)) for tree, each in zip(trees, kinds, strict=True)])
+                raise build_query_error(trees[0], found, "cast them to one type")
+            columns.append(
+                [write_tree_sql(cast_if_needed(tree, each, kind)) for tree, each in zip(trees, kinds, strict=True)]
+            )
         rows, names = [list(row) for row in zip(*columns, strict=True)], list(query.columns)
-        if _has_repeats(rows):  # a constant has each row once
+        if _has_equal_rows(rows):  # a constant has each row once
             names, rows = [*names, "row"], [[*row, str(index)] for index, row in enumerate(rows)]
         return Relation(self._constant(names, rows), {str(i): name for i, name in enumerate(query.columns)})
 
 
-def _has_repeats(rows: Sequence[Sequence[str]]) -> bool:
+def _has_equal_rows(rows: Sequence[Sequence[str]]) -> bool:
     """Whether two rows of constants may be equal, however they are written.  O(rows)."""
     one, found = pa.record_batch({"one": [1]}), set[tuple[str, ...]]()
     for row in rows:

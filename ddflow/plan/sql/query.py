@@ -27,13 +27,13 @@ _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _WORDS: Final = frozenset(DdflowSpark.Tokenizer.KEYWORDS)
 
 
-class Nested(exp.Anonymous):
+class SubqueryNode(exp.Anonymous):
     """A subquery within an expression: its number in the query, then the operands of IN."""
 
     key = "anonymous"
 
     @classmethod
-    def of_number(cls, index: int, operands: Iterable[Tree]) -> Nested:
+    def of_number(cls, index: int, operands: Iterable[Tree]) -> SubqueryNode:
         """Build the node of a subquery by its number."""
         return cls(this="subquery", expressions=[build_number(index), *operands])
 
@@ -48,30 +48,30 @@ class Nested(exp.Anonymous):
         return list(self.expressions[1:])
 
 
-def query_error(tree: Tree, found: str, remedy: str) -> ExpressionError:
+def build_query_error(tree: Tree, found: str, remedy: str) -> ExpressionError:
     """Build the error for a part of a query, with its place."""
-    return ExpressionError(ASKED, f"{found}{place_text(tree)}", remedy)
+    return ExpressionError(ASKED, f"{found}{describe_place(tree)}", remedy)
 
 
-def place_text(tree: Tree) -> str:
+def describe_place(tree: Tree) -> str:
     """Describe the place of a part of a query, or of its parent, as far as tokens tell."""
     if tree is None:
         return ""
     found = [node.meta for node in tree.walk() if "line" in node.meta]
     if not found:
-        return place_text(tree.parent)
+        return describe_place(tree.parent)
     first = min(found, key=lambda meta: meta["start"])
     return f" at line {first['line']}, column {first['col'] - (first['end'] - first['start'])}"
 
 
-def tree_sql(tree: Tree) -> str:
+def write_tree_sql(tree: Tree) -> str:
     """Write a tree as SQL.
 
     >>> from ddflow.expressions.parse import parse
     >>> tree = parse("(a = 1 and b > 2) and (c = 3 and d = 4 or e = 5 and c = 3)").tree
-    >>> [tree_sql(each) for each in conjuncts(tree)]
+    >>> [write_tree_sql(each) for each in split_conjuncts(tree)]
     ['a = 1', 'b > 2', 'c = 3', '(d = 4) OR (e = 5)']
-    >>> sorted(find_names(tree))
+    >>> sorted(find_logical_names(tree))
     ['a', 'b', 'c', 'd', 'e']
     """
     return str(tree.sql(dialect=DdflowSpark, normalize_functions=False))
@@ -79,7 +79,7 @@ def tree_sql(tree: Tree) -> str:
 
 def show_tree(tree: Tree) -> str:
     """Write a tree for a message, or as a name."""
-    return shorten(tree_sql(tree).replace("`", ""), 80)
+    return shorten(write_tree_sql(tree).replace("`", ""), 80)
 
 
 def quote_name(name: str) -> str:
@@ -109,7 +109,7 @@ def build_cast(tree: Tree, kind: str) -> Tree:
     return exp.Cast(this=tree.copy(), to=exp.DataType.build(kind, dialect="spark"))
 
 
-def find_names(*trees: Tree) -> set[str]:
+def find_logical_names(*trees: Tree) -> set[str]:
     """Return the logical names of the columns in trees, without those in subqueries."""
     return {node.name for tree in trees for node in tree.dfs() if isinstance(node, exp.Column)}
 
@@ -128,10 +128,10 @@ def replace_nodes(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
     return holder.this
 
 
-def conjuncts(tree: Tree | None) -> list[Tree]:
+def split_conjuncts(tree: Tree | None) -> list[Tree]:
     """Split a condition at its ANDs, and factor common conditions out of each OR.  O(tree)."""
     parts = [] if tree is None else _flatten_chain(tree, exp.And)
-    return [each for part in parts for each in (_factor_out(part) if isinstance(part, exp.Or) else [part])]
+    return [each for part in parts for each in (_factor_out_of_or(part) if isinstance(part, exp.Or) else [part])]
 
 
 def _flatten_chain(tree: Tree, kind: Any) -> list[Tree]:
@@ -146,9 +146,11 @@ def _flatten_chain(tree: Tree, kind: Any) -> list[Tree]:
     return out
 
 
-def _factor_out(tree: Tree) -> list[Tree]:
+def _factor_out_of_or(tree: Tree) -> list[Tree]:
     """Split (a and b) or (a and c) into a and (b or c)."""
-    parts = [{tree_sql(each): each for each in conjuncts(branch)} for branch in _flatten_chain(tree, exp.Or)]
+    parts = [
+        {write_tree_sql(each): each for each in split_conjuncts(branch)} for branch in _flatten_chain(tree, exp.Or)
+    ]
     common = [key for key in parts[0] if all(key in part for part in parts[1:])]
     if not common:
         return [tree]
@@ -161,15 +163,15 @@ def _factor_out(tree: Tree) -> list[Tree]:
 
 def join_with_and(trees: Iterable[Tree]) -> Tree:
     """Combine conditions with AND."""
-    return _chain_trees(exp.And, trees)
+    return _join_conditions(exp.And, trees)
 
 
 def join_with_or(trees: Iterable[Tree]) -> Tree:
     """Combine conditions with OR."""
-    return _chain_trees(exp.Or, trees)
+    return _join_conditions(exp.Or, trees)
 
 
-def _chain_trees(kind: Any, trees: Iterable[Tree]) -> Tree:
+def _join_conditions(kind: Any, trees: Iterable[Tree]) -> Tree:
     parts = [each.copy() for each in trees]
     if len(parts) > 1:
         parts = [add_brackets(each) for each in parts]
@@ -183,7 +185,7 @@ def add_brackets(tree: Tree) -> Tree:
 
 
 @dataclass(eq=False)
-class ReadQuery:
+class ResolvedQuery:
     """A resolved query.  ``columns``: the names of its result."""
 
     columns: list[str]
@@ -224,7 +226,7 @@ class JoinNode:
 
 
 @dataclass(eq=False)
-class SelectQuery(ReadQuery):
+class SelectQuery(ResolvedQuery):
     """A SELECT.  ``items``: the trees of ``columns``.  ``groups``: None without grouping.  ``written``: for messages.
     ``stars``: the places in ``items`` of all columns of a table, to which its future columns are added.
     ``starred``: the places of any star.
@@ -245,13 +247,15 @@ class SelectQuery(ReadQuery):
     starred: set[int] = field(default_factory=set)
 
     @property
-    def is_open(self) -> bool:
+    def is_open_to_new_columns(self) -> bool:
         """Whether future columns of a table may enter its result, which changes neither groups nor a top."""
         return (
-            self.groups is None and self.limit is None and not any(each.find(exp.Window) for each in self.late_trees())
+            self.groups is None
+            and self.limit is None
+            and not any(each.find(exp.Window) for each in self.list_trees_after_where())
         )
 
-    def late_trees(self) -> list[Tree]:
+    def list_trees_after_where(self) -> list[Tree]:
         """List the trees that are computed after WHERE."""
         return [
             *self.items,
@@ -262,28 +266,28 @@ class SelectQuery(ReadQuery):
         ]
 
     @property
-    def is_simple(self) -> bool:
+    def is_row_by_row(self) -> bool:
         """Whether each of its rows comes from one row of its source."""
         return self.groups is None and not self.distinct and self.limit is None and not self.qualify
 
     @property
-    def is_single(self) -> bool:
+    def is_single_row(self) -> bool:
         """Whether it is an aggregate without groups, which has one row."""
         return self.groups == [] and not self.qualify and not self.offset
 
 
 @dataclass(eq=False)
-class SetQuery(ReadQuery):
+class SetQuery(ResolvedQuery):
     """A set operation.  ``op``: union, except or intersect."""
 
     op: str
     all: bool
-    left: ReadQuery
-    right: ReadQuery
+    left: ResolvedQuery
+    right: ResolvedQuery
 
 
 @dataclass(eq=False)
-class ValuesQuery(ReadQuery):
+class ValuesQuery(ResolvedQuery):
     """A VALUES.  ``rows``: of trees without columns."""
 
     rows: list[list[Tree]]
@@ -297,22 +301,22 @@ class VisibleColumn(NamedTuple):
     tree: Tree
 
 
-class QueryNames:
+class QueryScope:
     """The names of a query.  ``around``: those of the query around it.  ``outer``: the logical names that it takes from
     there.  ``hidden``: names of a query around that are not available here, as in a FROM or a WITH.
 
     >>> from ddflow.expressions.parse import parse
-    >>> names = QueryNames(None)
+    >>> names = QueryScope(None)
     >>> names.add_table("o", {"id": "o.id", "city": "o.city"})
-    >>> names.resolve(parse("O.City").tree).name, QueryNames(names).resolve(parse("id").tree).name
+    >>> names.resolve_column(parse("O.City").tree).name, QueryScope(names).resolve_column(parse("id").tree).name
     ('o.city', 'o.id')
-    >>> names.resolve(parse("o.cty").tree)
+    >>> names.resolve_column(parse("o.cty").tree)
     Traceback (most recent call last):
         ...
     ddflow.errors.ExpressionError: flow.sql: there is no column 'o.cty' at line 1, column 1; did you mean 'city'? ...
     """
 
-    def __init__(self, around: QueryNames | None, hidden: QueryNames | None = None) -> None:
+    def __init__(self, around: QueryScope | None, hidden: QueryScope | None = None) -> None:
         self.around, self.hidden = around, hidden
         self.visible: list[VisibleColumn] = []
         self.aliases: dict[str, dict[str, str]] = {}
@@ -326,9 +330,9 @@ class QueryNames:
             self.aliases[alias] = names
         self.visible += [VisibleColumn(alias, name, build_column(logical)) for name, logical in names.items()]
 
-    def combine(self, other: QueryNames) -> QueryNames:
+    def combine_names(self, other: QueryScope) -> QueryScope:
         """Combine these names with those of another table."""
-        made = QueryNames(self.around, self.hidden)
+        made = QueryScope(self.around, self.hidden)
         made.visible = [*self.visible, *other.visible]
         made.aliases = {**self.aliases, **other.aliases}
         return made
@@ -338,106 +342,110 @@ class QueryNames:
         self.visible = [each for each in self.visible if not any(each is side for side in sides)]
         self.visible.insert(index, made)
 
-    def drop_table(self, other: QueryNames) -> None:
+    def drop_table(self, other: QueryScope) -> None:
         """Remove the tables and columns of another."""
         self.aliases = {alias: names for alias, names in self.aliases.items() if alias not in other.aliases}
         self.visible = [each for each in self.visible if not any(each is gone for gone in other.visible)]
 
     def find_column(self, name: str, written: Tree) -> VisibleColumn:
         """Find the column that an unqualified name means here.  Raises `ExpressionError`."""
-        found = _find_visible(name, self.visible)
+        found = _find_visible_columns(name, self.visible)
         if len(found) != 1:
-            raise self.name_error(name, found, written)
+            raise self.build_name_error(name, found, written)
         return found[0]
 
-    def resolve(self, tree: Tree, first: Mapping[str, Callable[[], Tree]] | None = None) -> Tree:
+    def resolve_column(self, tree: Tree, first: Mapping[str, Callable[[], Tree]] | None = None) -> Tree:
         """Resolve a column to its tree.  ``first``: names that take precedence.  Raises `ExpressionError`."""
         parts = [part.name for part in tree.parts]
-        early = find_name(parts[0], first or {}) if len(parts) == 1 else None
+        early = match_name(parts[0], first or {}) if len(parts) == 1 else None
         if first and early is not None:
             return first[early]()
-        for look in (_find_qualified, _find_plain) if len(parts) > 1 else (_find_plain,):
-            here: QueryNames | None = self
-            between = list[QueryNames]()
+        for look in (
+            (_find_qualified_column, _find_unqualified_column) if len(parts) > 1 else (_find_unqualified_column,)
+        ):
+            here: QueryScope | None = self
+            between = list[QueryScope]()
             while here is not None:
                 found = look(here, parts, tree)
                 if found is not None:
                     for each in between:
-                        each.outer |= find_names(found[0])
-                    made = _add_fields(*found)
+                        each.outer |= find_logical_names(found[0])
+                    made = _add_field_access(*found)
                     made.meta.update(tree.parts[0].meta)
                     return made
                 between.append(here)
                 here = here.around
-        late = find_name(parts[0], self.lateral)
+        late = match_name(parts[0], self.lateral)
         if late is not None:
-            return _add_fields(self.lateral[late](), parts[1:])
-        if self._is_hidden(parts):
+            return _add_field_access(self.lateral[late](), parts[1:])
+        if self._is_hidden_column(parts):
             hidden = f"{'.'.join(parts)!r} is a column of a query around, which FROM, ON and WITH cannot ask for"
-            raise query_error(tree, hidden, "ask for it in the WHERE or the select list of the subquery itself")
-        raise self.name_error(".".join(parts), [], tree)
+            raise build_query_error(tree, hidden, "ask for it in the WHERE or the select list of the subquery itself")
+        raise self.build_name_error(".".join(parts), [], tree)
 
-    def _is_hidden(self, parts: Sequence[str]) -> bool:
+    def _is_hidden_column(self, parts: Sequence[str]) -> bool:
         """Whether a name means a column of a query around that cannot be asked for."""
         here, beyond = self, False
         while (around := here.around or here.hidden) is not None:
             here, beyond = around, beyond or here.around is None
-            found = len(parts) > 1 and _find_qualified(here, parts, None)
-            if beyond and (found or _find_visible(parts[0], here.visible)):
+            found = len(parts) > 1 and _find_qualified_column(here, parts, None)
+            if beyond and (found or _find_visible_columns(parts[0], here.visible)):
                 return True
         return False
 
-    def name_error(self, name: str, found: Sequence[VisibleColumn], written: Tree) -> Exception:
+    def build_name_error(self, name: str, found: Sequence[VisibleColumn], written: Tree) -> Exception:
         """Build the error for an unknown or ambiguous name."""
         if found:
             could = ", ".join(f"{each.alias}.{each.name}" for each in found)
-            return query_error(
+            return build_query_error(
                 written, f"the column {name!r} could be any of {could}", "write the table's name before it"
             )
         known = list(dict.fromkeys(each.name for each in self.visible))
         remedy = did_you_mean(name.rpartition(".")[2], known)
         if any(part.args.get("quoted") for part in written.find_all(exp.Identifier)):
             remedy = f"{remedy}; double quotes are around names: write '{name}' if it is a text"
-        return query_error(written, f"there is no column {name!r}", remedy)
+        return build_query_error(written, f"there is no column {name!r}", remedy)
 
-    def list_star(self, written: Tree, alias: str | None = None) -> list[VisibleColumn]:
+    def list_star_columns(self, written: Tree, alias: str | None = None) -> list[VisibleColumn]:
         """List the columns of ``*`` or ``alias.*``."""
         if alias is None:
             return list(self.visible)
-        found = find_name(alias, self.aliases)
+        found = match_name(alias, self.aliases)
         if found is None:
-            raise query_error(written, f"there is no table {alias!r}", did_you_mean(alias, self.aliases))
+            raise build_query_error(written, f"there is no table {alias!r}", did_you_mean(alias, self.aliases))
         return [VisibleColumn(found, name, build_column(logical)) for name, logical in self.aliases[found].items()]
 
 
-def find_name(name: str, among: Iterable[str]) -> str | None:
+def match_name(name: str, among: Iterable[str]) -> str | None:
     """Find a name: exactly as written, or the only one that differs in case."""
     known = list(among)
     folded = [each for each in known if each.casefold() == name.casefold()]
     return name if name in known else folded[0] if len(folded) == 1 else None
 
 
-def _find_qualified(here: QueryNames, parts: Sequence[str], _: Tree) -> tuple[Tree, Sequence[str]] | None:
+def _find_qualified_column(here: QueryScope, parts: Sequence[str], _: Tree) -> tuple[Tree, Sequence[str]] | None:
     """Find a column of a named table, and the fields that follow it."""
-    alias = find_name(parts[0], here.aliases)
-    name = None if alias is None else find_name(parts[1], here.aliases[alias])
+    alias = match_name(parts[0], here.aliases)
+    name = None if alias is None else match_name(parts[1], here.aliases[alias])
     return None if alias is None or name is None else (build_column(here.aliases[alias][name]), parts[2:])
 
 
-def _find_plain(here: QueryNames, parts: Sequence[str], written: Tree) -> tuple[Tree, Sequence[str]] | None:
+def _find_unqualified_column(
+    here: QueryScope, parts: Sequence[str], written: Tree
+) -> tuple[Tree, Sequence[str]] | None:
     """Find a column of any table."""
-    found = _find_visible(parts[0], here.visible)
+    found = _find_visible_columns(parts[0], here.visible)
     if len(found) > 1:
-        raise here.name_error(parts[0], found, written)
+        raise here.build_name_error(parts[0], found, written)
     return (found[0].tree.copy(), parts[1:]) if found else None
 
 
-def _find_visible(name: str, among: Sequence[VisibleColumn]) -> list[VisibleColumn]:
+def _find_visible_columns(name: str, among: Sequence[VisibleColumn]) -> list[VisibleColumn]:
     exact = [each for each in among if each.name == name]
     return exact or [each for each in among if each.name.casefold() == name.casefold()]
 
 
-def _add_fields(tree: Tree, fields: Sequence[str]) -> Any:
+def _add_field_access(tree: Tree, fields: Sequence[str]) -> Any:
     for name in fields:
         tree = exp.Dot(this=tree, expression=exp.Identifier(this=name, quoted=True))
     return tree

@@ -23,15 +23,15 @@ from ddflow.plan.sql.query import (
     build_cast,
     build_column,
     build_number,
-    find_names,
+    build_query_error,
+    find_logical_names,
     join_with_and,
-    query_error,
     quote_name,
     replace_nodes,
     show_tree,
-    tree_sql,
+    write_tree_sql,
 )
-from ddflow.plan.verbs.rest_columns import split_rests
+from ddflow.plan.verbs.rest_columns import split_rest_columns
 
 KeyPair = tuple[Tree, Tree]
 """What is equal in a join, of the left and of the right."""
@@ -55,7 +55,7 @@ class Relation:
     >>> orders = dd.Flow().upserts("orders", {"id": int, "n": int}, dd.Upsert(key="id"))
     >>> rows = Relation(orders, {"o.id": "id", "o.n": "n"})
     >>> n, total = build_column("o.n"), exp.Add(this=build_column("o.n"), expression=build_column("o.id"))
-    >>> rows.write_sql(total), str(rows.tree_type(n))
+    >>> rows.write_sql(total), str(rows.find_tree_type(n))
     ('n + id', 'int64')
     >>> from ddflow.plan.sql.query import build_number
     >>> steps = QueryVerbs()
@@ -78,11 +78,11 @@ class Relation:
         """Whether a tree may be null; True where that is not known."""
         return not (isinstance(tree, exp.Literal) or (isinstance(tree, exp.Column) and tree.name in self.solid))
 
-    def column_name(self, tree: Tree) -> str:
+    def find_column_name(self, tree: Tree) -> str:
         """Find the column of a logical name.  Raises `ExpressionError` if the rows lack it."""
         if tree.name not in self.names:
             found = f"the column {tree.name!r} is neither grouped by nor in an aggregate"
-            raise query_error(tree, found, "add it to GROUP BY, or write min(...) or max(...)")
+            raise build_query_error(tree, found, "add it to GROUP BY, or write min(...) or max(...)")
         return self.names[tree.name]
 
     def write_sql(self, tree: Tree) -> str:
@@ -91,10 +91,10 @@ class Relation:
         def name_column(node: Tree) -> Tree | None:
             if not isinstance(node, exp.Column):
                 return None
-            name = self.column_name(node)
+            name = self.find_column_name(node)
             return exp.Column(this=exp.Identifier(this=name, quoted=quote_name(name) != name))
 
-        told = tree_sql(replace_nodes(tree, name_column))
+        told = write_tree_sql(replace_nodes(tree, name_column))
         # The verbs would take a column's name, as 0 may be one, for that column.
         return f"({told})" if not isinstance(tree, exp.Column) and told in self.of.schema.names else told
 
@@ -105,11 +105,11 @@ class Relation:
         except ExpressionError:
             return False  # where it is compiled, the message is better
 
-    def tree_type(self, tree: Tree) -> pa.DataType:
+    def find_tree_type(self, tree: Tree) -> pa.DataType:
         """Return the type of a tree over it."""
         if isinstance(tree, exp.Column):
             schema: pa.Schema = self.of.schema
-            return schema.field(self.column_name(tree)).type
+            return schema.field(self.find_column_name(tree)).type
         return compile_expression(self.write_sql(tree), self.of.schema, what=f"{show_tree(tree)}").type
 
 
@@ -126,12 +126,12 @@ class QueryVerbs:
         self._made: dict[Any, Any] = {}
         self._numbers = 0
 
-    def new_name(self, name: str) -> str:
+    def make_unique_name(self, name: str) -> str:
         """Return a new logical name, unique in the query."""
         self._numbers += 1
         return f"{name} {self._numbers}"
 
-    def make_once(self, of: Any, told: Any, make: Callable[[], Any]) -> Any:
+    def make_collection_once(self, of: Any, told: Any, make: Callable[[], Any]) -> Any:
         """Make a collection once and keep it; ``told``: identifies the verb and its arguments."""
         key = (id(of), *told)
         if key not in self._made:
@@ -143,15 +143,17 @@ class QueryVerbs:
         if not trees:
             return rows
         condition = rows.write_sql(join_with_and(trees))
-        of = self.make_once(rows.of, ("filter", condition), lambda: rows.of.filter(condition))
+        of = self.make_collection_once(rows.of, ("filter", condition), lambda: rows.of.filter(condition))
         return Relation(of, rows.names, rows.solid)
 
     def _project_once(self, of: Any, columns: Mapping[str, str], groups: Sequence[Sequence[str]]) -> Any:
         """Project to columns.  ``groups``: the columns that a star shows."""
-        given, rests = split_rests(of, columns, groups) if groups else (columns, ())
-        return self.make_once(of, ("project", *given.items(), *rests), lambda: of._then("project", given, rests))
+        given, rests = split_rest_columns(of, columns, groups) if groups else (columns, ())
+        return self.make_collection_once(
+            of, ("project", *given.items(), *rests), lambda: of._apply_verb("project", given, rests)
+        )
 
-    def _star_columns(self, names: Mapping[str, str], order: Iterable[str]) -> list[list[str]]:
+    def _list_star_columns(self, names: Mapping[str, str], order: Iterable[str]) -> list[list[str]]:
         """List the columns of each complete star.  ``names``: by logical names; ``order``: of the columns."""
         whole = [{names[each] for each in star} for star in self.stars if star <= names.keys()]
         return [[name for name in order if name in star] for star in whole]
@@ -180,7 +182,7 @@ class QueryVerbs:
             self._project_once(rows.of, made, [[names[each] for each in star] for star in stars]), names, solid
         )
 
-    def drop_unused(self, rows: Relation, used: Iterable[str]) -> Relation:
+    def drop_unused_columns(self, rows: Relation, used: Iterable[str]) -> Relation:
         """Drop the columns that no later step reads, also those that the rows get later."""
         wanted = set(used)
         kept = {logical: name for logical, name in rows.names.items() if logical in wanted}
@@ -190,11 +192,11 @@ class QueryVerbs:
         if same or not columns:
             return rows
         shown = dict(zip(columns, columns, strict=True))
-        return Relation(self._project_once(rows.of, shown, self._star_columns(kept, columns)), kept, rows.solid)
+        return Relation(self._project_once(rows.of, shown, self._list_star_columns(kept, columns)), kept, rows.solid)
 
     def distinct_rows(self, rows: Relation) -> Relation:
         """Keep each row once."""
-        return Relation(self.make_once(rows.of, ("distinct",), rows.of.distinct), rows.names, rows.solid)
+        return Relation(self.make_collection_once(rows.of, ("distinct",), rows.of.distinct), rows.names, rows.solid)
 
     def join_rows(
         self,
@@ -207,26 +209,27 @@ class QueryVerbs:
     ) -> Relation:
         """Join two relations.  ``used``: the logical names that later steps read, by default all."""
         keys, condition = list(keys), list(condition)
-        read = find_names(*(each for pair in keys for each in pair), *condition)
+        read = find_logical_names(*(each for pair in keys for each in pair), *condition)
         wanted = read | (set(left.names) | set(right.names) if used is None else used)
-        left = left if is_arranged(left, [one for one, _ in keys]) else self.drop_unused(left, wanted)
+        left = left if is_arranged_by(left, [one for one, _ in keys]) else self.drop_unused_columns(left, wanted)
         if how in ("semi", "anti"):
-            right = self.drop_unused(right, read)
-        elif not is_arranged(right, [other for _, other in keys]):
-            right = self.drop_unused(right, wanted)
-        shared = set() if how == "full" else self._shared_keys(left, right, keys, how, used)
-        left, right = self._rename_equal(left, right, keys, shared, wanted)
+            right = self.drop_unused_columns(right, read)
+        elif not is_arranged_by(right, [other for _, other in keys]):
+            right = self.drop_unused_columns(right, wanted)
+        shared = set() if how == "full" else self._find_shared_key_columns(left, right, keys, how, used)
+        left, right = self._rename_equal_columns(left, right, keys, shared, wanted)
         keys.sort(
             key=lambda pair: (
-                _write_key(left, pair[0]) not in shared or _write_key(left, pair[0]) != _write_key(right, pair[1])
+                _write_key_sql(left, pair[0]) not in shared
+                or _write_key_sql(left, pair[0]) != _write_key_sql(right, pair[1])
             )
         )
-        on, rest = self._build_keys(left, right, keys)
+        on, rest = self._build_join_keys(left, right, keys)
         names = {**right.names, **left.names}
         met = None
         if condition or rest:
             met = Relation(left.of, names).write_sql(join_with_and([*rest, *condition]))
-        of = self.make_once(
+        of = self.make_collection_once(
             left.of,
             ("join", id(right.of), how, met, *on.items()),
             lambda: left.of.join(right.of, on=on or [], how=how, condition=met),
@@ -236,7 +239,7 @@ class QueryVerbs:
         solid = {"inner": left.solid | right.solid, "left": left.solid, "right": right.solid}.get(how, frozenset())
         return Relation(of, names, solid)
 
-    def _shared_keys(
+    def _find_shared_key_columns(
         self, left: Relation, right: Relation, keys: Sequence[KeyPair], how: str, used: set[str] | None
     ) -> set[str]:
         """Return the key columns of one name and type on both sides; the result has each of them once.
@@ -247,21 +250,25 @@ class QueryVerbs:
         for one, other in keys:
             if not (isinstance(one, exp.Column) and isinstance(other, exp.Column)):
                 continue
-            name = left.column_name(one)
+            name = left.find_column_name(one)
             lost = {"left": other, "right": one}.get(how)
             known = lost is None or (used is not None and lost.name not in used)
-            if name == right.column_name(other) and left.tree_type(one) == right.tree_type(other) and known:
+            if (
+                name == right.find_column_name(other)
+                and left.find_tree_type(one) == right.find_tree_type(other)
+                and known
+            ):
                 out.add(name)
         return out
 
-    def _rename_equal(
+    def _rename_equal_columns(
         self, left: Relation, right: Relation, keys: Sequence[KeyPair], shared: set[str], wanted: set[str]
     ) -> tuple[Relation, Relation]:
         """Rename equal names on one side, except ``shared`` ones, and drop its columns that are not ``wanted``."""
         taken = {name for name in left.of.schema.names if name in right.of.schema.names} - shared
         if not taken:
             return left, right
-        if is_arranged(right, [other for _, other in keys]) and not is_arranged(left, [one for one, _ in keys]):
+        if is_arranged_by(right, [other for _, other in keys]) and not is_arranged_by(left, [one for one, _ in keys]):
             return self._rename_columns(left, taken, shared, right, wanted), right
         return left, self._rename_columns(right, taken, shared, left, wanted)
 
@@ -272,23 +279,25 @@ class QueryVerbs:
         logical = {name: each for each, name in reversed(kept.items())}
         order = [name for name in rows.of.schema.names if name in logical]
         # All of a star's, because of those that its table gets any may be taken.
-        renamed = taken.union(*self._star_columns(kept, order)) - shared
+        renamed = taken.union(*self._list_star_columns(kept, order)) - shared
         columns, names = dict[str, str](), dict[str, str]()
         for name in order:
             new = find_free_name(logical[name], {**columns, **dict.fromkeys(other.of.schema.names)})
             names[name] = new if name in renamed else name
             columns[names[name]] = quote_name(name)
         known = {each: names[name] for each, name in kept.items()}
-        return Relation(self._project_once(rows.of, columns, self._star_columns(known, columns)), known, rows.solid)
+        return Relation(
+            self._project_once(rows.of, columns, self._list_star_columns(known, columns)), known, rows.solid
+        )
 
-    def _build_keys(
+    def _build_join_keys(
         self, left: Relation, right: Relation, keys: Sequence[KeyPair]
     ) -> tuple[dict[str, str], list[Tree]]:
         """Build the keys, in types that compare; return keys that a mapping cannot hold as conditions."""
         on, rest = dict[str, str](), list[Tree]()
         for one, other in keys:
-            a, b = _cast_pair(left, one, right, other)
-            first, second = _write_key(left, a), _write_key(right, b)
+            a, b = _cast_key_pair(left, one, right, other)
+            first, second = _write_key_sql(left, a), _write_key_sql(right, b)
             if first in on:
                 rest += [] if on[first] == second else [exp.EQ(this=one.copy(), expression=other.copy())]
             else:
@@ -296,33 +305,33 @@ class QueryVerbs:
         return on, rest
 
 
-def _write_key(rows: Relation, tree: Tree) -> str:
-    return rows.column_name(tree) if isinstance(tree, exp.Column) else rows.write_sql(tree)
+def _write_key_sql(rows: Relation, tree: Tree) -> str:
+    return rows.find_column_name(tree) if isinstance(tree, exp.Column) else rows.write_sql(tree)
 
 
-def _cast_pair(left: Relation, one: Tree, right: Relation, other: Tree) -> KeyPair:
+def _cast_key_pair(left: Relation, one: Tree, right: Relation, other: Tree) -> KeyPair:
     """Cast both with Spark's rules if their types differ."""
-    kinds = [working_type(left.tree_type(one)), working_type(right.tree_type(other))]
+    kinds = [working_type(left.find_tree_type(one)), working_type(right.find_tree_type(other))]
     if kinds[0] == kinds[1] or all(map(is_integer, kinds)):
         return one, other
     kind = common_type(kinds)
     if kind is None:
         found = f"{show_tree(one)} = {show_tree(other)} compares {sql_name(kinds[0])} with {sql_name(kinds[1])}"
-        raise query_error(one, found, "cast one of them")
-    return cast_to(one, kinds[0], kind), cast_to(other, kinds[1], kind)
+        raise build_query_error(one, found, "cast one of them")
+    return cast_if_needed(one, kinds[0], kind), cast_if_needed(other, kinds[1], kind)
 
 
-def cast_to(tree: Tree, kind: pa.DataType, wanted: pa.DataType) -> Tree:
+def cast_if_needed(tree: Tree, kind: pa.DataType, wanted: pa.DataType) -> Tree:
     """Cast a tree to another type if it differs."""
     return tree if kind == wanted else build_cast(tree, sql_name(wanted))
 
 
-def is_arranged(rows: Relation, keys: Sequence[Tree]) -> bool:
+def is_arranged_by(rows: Relation, keys: Sequence[Tree]) -> bool:
     """Whether it is an input that is arranged by these keys."""
     spec = getattr(rows.of, "spec", None)
     if spec is None or not all(isinstance(each, exp.Column) for each in keys):
         return False
-    return sorted(map(rows.column_name, keys)) == sorted(spec.key)
+    return sorted(map(rows.find_column_name, keys)) == sorted(spec.key)
 
 
 def find_free_name(name: str, taken: Iterable[str]) -> str:
@@ -340,21 +349,21 @@ class GroupedRows(NamedTuple):
     >>> from ddflow.expressions.parse import parse
     >>> found = GroupedRows(Relation(None, {}), {"count(*)": build_column("n"), "sum(x)": build_column("s")})
     >>> tree = parse("sum(x) / count(*)").tree
-    >>> tree_sql(found.rewrite(tree)), tree_sql(found.rewrite(tree, empty=True))
+    >>> write_tree_sql(found.rewrite_tree(tree)), write_tree_sql(found.rewrite_tree(tree, empty=True))
     ('`s` / `n`', '`s` / coalesce(`n`, 0)')
     """
 
     rows: Relation
     known: dict[str, Tree]
 
-    def rewrite(self, tree: Tree, empty: bool = False) -> Tree:
+    def rewrite_tree(self, tree: Tree, empty: bool = False) -> Tree:
         """Rewrite a tree over the groups.  ``empty``: whether there may be no row, so that a count is zero."""
 
         def replace_known(node: Tree) -> Tree | None:
-            found = self.known.get(tree_sql(node)) if self.known else None
+            found = self.known.get(write_tree_sql(node)) if self.known else None
             if found is None:
                 return None
-            none = _empty_value(node) if empty else None
+            none = _find_empty_aggregate_value(node) if empty else None
             return found.copy() if none is None else build_call("coalesce", found, none)
 
         return replace_nodes(tree, replace_known)
@@ -364,18 +373,21 @@ def group_rows(
     steps: QueryVerbs, rows: Relation, query: SelectQuery, keys: Sequence[ProjectedColumn], found: Mapping[str, Tree]
 ) -> GroupedRows:
     """Group some rows.  ``keys``: further group columns.  ``found``: aggregates, by their text."""
-    trees = {tree_sql(each): each for each in query.groups or ()}
-    names = {tree_sql(item): name for item, name in zip(query.items, query.columns, strict=True)}
+    trees = {write_tree_sql(each): each for each in query.groups or ()}
+    names = {write_tree_sql(item): name for item, name in zip(query.items, query.columns, strict=True)}
     logicals = {
-        told: each.name if isinstance(each, exp.Column) else steps.new_name(told) for told, each in trees.items()
+        told: each.name if isinstance(each, exp.Column) else steps.make_unique_name(told)
+        for told, each in trees.items()
     }
-    groups = [ProjectedColumn(logicals[told], _name_group(rows, each, names), each) for told, each in trees.items()]
+    groups = [
+        ProjectedColumn(logicals[told], _name_group_column(rows, each, names), each) for told, each in trees.items()
+    ]
     groups += [each for each in keys if each.logical not in {group.logical for group in groups}]
     known = {told: build_column(each) for told, each in logicals.items()}
     for each in keys:
-        known.setdefault(tree_sql(each.tree), build_column(each.logical))
+        known.setdefault(write_tree_sql(each.tree), build_column(each.logical))
     if not all(isinstance(each.tree, exp.Column) for each in groups) or keys:
-        read = find_names(*found.values())
+        read = find_logical_names(*found.values())
         rest = [
             ProjectedColumn(each, rows.names[each], build_column(each)) for each in sorted(read) if each in rows.names
         ]
@@ -384,24 +396,30 @@ def group_rows(
     if not groups and not found:  # HAVING over constants
         rows = steps.project_rows(rows, [ProjectedColumn("any", "any", build_number(1))])
     if not found:
-        return GroupedRows(steps.distinct_rows(steps.drop_unused(rows, {each.logical for each in groups})), known)
+        return GroupedRows(
+            steps.distinct_rows(steps.drop_unused_columns(rows, {each.logical for each in groups})), known
+        )
     made, told = dict[str, str](), dict[str, str]()
     for key, each in found.items():
         name = find_free_name(names.get(key, show_tree(each)), [*by, *told])
-        logical = steps.new_name(key)
+        logical = steps.make_unique_name(key)
         made[logical], told[name], known[key] = name, rows.write_sql(each), build_column(logical)
-    of = steps.make_once(
+    of = steps.make_collection_once(
         rows.of, ("agg", *by, None, *told.items()), lambda: (rows.of.group_by(*by) if by else rows.of).agg(**told)
     )
     all_names = {each.logical: rows.names[each.logical] for each in groups} | made
     return GroupedRows(Relation(of, all_names, rows.solid & {each.logical for each in groups}), known)
 
 
-def _name_group(rows: Relation, tree: Tree, names: dict[str, str]) -> str:
-    return rows.column_name(tree) if isinstance(tree, exp.Column) else names.get(tree_sql(tree), show_tree(tree))
+def _name_group_column(rows: Relation, tree: Tree, names: dict[str, str]) -> str:
+    return (
+        rows.find_column_name(tree)
+        if isinstance(tree, exp.Column)
+        else names.get(write_tree_sql(tree), show_tree(tree))
+    )
 
 
-def _empty_value(node: Tree) -> Tree | None:
+def _find_empty_aggregate_value(node: Tree) -> Tree | None:
     """Return the value of an aggregate over no rows; None if it is null."""
     of = unwrap_call(node)
     return {"count": build_number(0), "array_agg": build_call("array")}.get(

@@ -13,9 +13,9 @@ the outer query has (its *domain*), and joined on these, a null being equal to a
 >>> import ddflow as dd
 >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
 >>> rows = Relation.of_collection(people, {"id": "p.id", "n": "p.n"})
->>> len(SubqueryLowering.null_safe(rows, [(build_column("p.id"), build_column("k"))]))
+>>> len(SubqueryLowering.make_pairs_null_safe(rows, [(build_column("p.id"), build_column("k"))]))
 1
->>> len(SubqueryLowering.null_safe(rows, [(build_column("p.n"), build_column("k"))]))
+>>> len(SubqueryLowering.make_pairs_null_safe(rows, [(build_column("p.n"), build_column("k"))]))
 2
 """
 
@@ -31,19 +31,19 @@ from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import sql_name, working_type
 from ddflow.plan.sql.clauses import Subquery
 from ddflow.plan.sql.query import (
-    Nested,
-    ReadQuery,
+    ResolvedQuery,
     SelectQuery,
+    SubqueryNode,
     ValuesQuery,
     add_brackets,
     build_call,
     build_cast,
     build_column,
     build_number,
-    find_names,
+    build_query_error,
+    find_logical_names,
     join_with_and,
     join_with_or,
-    query_error,
     quote_name,
     replace_nodes,
     show_tree,
@@ -54,12 +54,12 @@ from ddflow.plan.sql.tables import FromLowering
 _REJECTS: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
 _PASSES: Final = (
     *(*_REJECTS, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Paren),
-    *(exp.Column, exp.Identifier, exp.Literal, Nested),
+    *(exp.Column, exp.Identifier, exp.Literal, SubqueryNode),
 )
 """What is null where a part of it is."""
 
 
-class CarriedColumns(NamedTuple):
+class CorrelationColumns(NamedTuple):
     """The columns that a subquery returns beside its own, for the join with the outer query.
 
     ``columns``: logical names with their trees within the subquery.  ``where``: its conditions that are not keys.
@@ -85,61 +85,65 @@ class SubqueryLowering:
     def __init__(self, lower: Any, steps: QueryVerbs, tables: FromLowering) -> None:
         self.lower, self.steps, self.tables = lower, steps, tables
 
-    def filter_by(self, rows: Relation, tree: Tree) -> Relation:
+    def filter_by_condition(self, rows: Relation, tree: Tree) -> Relation:
         """Keep the rows for which a condition with subqueries is true."""
         tree = tree.unnest()
         inner = tree.this.unnest() if isinstance(tree, exp.Not) else tree
-        if isinstance(inner, Nested):
+        if isinstance(inner, SubqueryNode):
             asked = self.lower.find_subquery(inner)
-            if asked.kind != "scalar" and not _is_single(asked.query):
+            if asked.kind != "scalar" and not _is_single_row_query(asked.query):
                 anti = isinstance(tree, exp.Not)
                 return self._lower_condition(rows, inner, asked, anti)
-        rows, tree = self.attach_columns(rows, tree, rejects=isinstance(tree, _REJECTS) and _passes_nulls(tree))
+        rows, tree = self.attach_columns(rows, tree, rejects=isinstance(tree, _REJECTS) and _propagates_nulls(tree))
         return self.steps.filter_rows(rows, [tree])
 
     def attach_columns(self, rows: Relation, tree: Tree, rejects: bool = False) -> tuple[Relation, Tree]:
         """Join columns for the subqueries of a tree to the rows, and rewrite the tree over them."""
         made: dict[int, Tree] = {}
-        for each in list(tree.find_all(Nested)):
+        for each in list(tree.find_all(SubqueryNode)):
             asked = self.lower.find_subquery(each)
             if asked.kind == "scalar":
                 rows, value = self._lower_scalar(rows, asked, rejects)
-            elif _is_single(asked.query):
+            elif _is_single_row_query(asked.query):
                 rows, value = self._lower_single_row(rows, each, asked)
             else:
-                rows, value = self._lower_as_value(rows, each, asked)
+                rows, value = self._lower_predicate_to_value(rows, each, asked)
             made[each.subquery_number] = exp.Paren(this=value)
-        return rows, replace_nodes(tree, lambda node: made[node.subquery_number] if isinstance(node, Nested) else None)
+        return rows, replace_nodes(
+            tree, lambda node: made[node.subquery_number] if isinstance(node, SubqueryNode) else None
+        )
 
     # Conditions: semi and anti joins.
 
     def _lower_condition(self, rows: Relation, nested: Tree, asked: Subquery, anti: bool) -> Relation:
         """Lower EXISTS and IN as conditions, or their negation."""
         rows, operands = self._lower_operands(rows, nested)
-        met = self._prepare_join(rows, asked, plain=True)
-        other, pairs = self._match_constants(met.rows, operands)
+        met = self._lower_with_join_keys(rows, asked, plain=True)
+        other, pairs = self._build_in_keys(met.rows, operands)
         out = self.steps.join_rows(rows, other, [*met.keys, *pairs], "anti" if anti else "semi", met.condition)
         if not anti or asked.kind == "exists":
             return out
         if len(operands) > 1:
-            raise query_error(asked.written, "NOT IN of several columns", "write NOT EXISTS, saying what null means")
+            raise build_query_error(
+                asked.written, "NOT IN of several columns", "write NOT EXISTS, saying what null means"
+            )
         operand, value = operands[0], build_column("0")
         if met.rows.is_nullable(value):
             unknown = self.steps.filter_rows(met.rows, [_build_is_null(value)])
-            out = self.steps.join_rows(out, self._keep_distinct(unknown, met), met.keys, "anti", met.condition)
+            out = self.steps.join_rows(out, self._drop_duplicate_matches(unknown, met), met.keys, "anti", met.condition)
         if rows.is_nullable(operand):
             condition = [*met.condition, _build_is_null(operand)]
-            out = self.steps.join_rows(out, self._keep_distinct(met.rows, met), met.keys, "anti", condition)
+            out = self.steps.join_rows(out, self._drop_duplicate_matches(met.rows, met), met.keys, "anti", condition)
         return out
 
-    def _keep_distinct(self, rows: Relation, met: JoinableRows) -> Relation:
+    def _drop_duplicate_matches(self, rows: Relation, met: JoinableRows) -> Relation:
         """Keep one of many rows that the join meets alike."""
-        read = find_names(*(other for _, other in met.keys), *met.condition) & set(rows.names)
+        read = find_logical_names(*(other for _, other in met.keys), *met.condition) & set(rows.names)
         if not read:
             return self.steps.distinct_rows(
                 self.steps.project_rows(rows, [ProjectedColumn("any", "any", build_number(1))])
             )
-        return self.steps.distinct_rows(self.steps.drop_unused(rows, read))
+        return self.steps.distinct_rows(self.steps.drop_unused_columns(rows, read))
 
     def _lower_operands(self, rows: Relation, nested: Tree) -> tuple[Relation, list[Tree]]:
         operands = list[Tree]()
@@ -148,36 +152,40 @@ class SubqueryLowering:
             operands.append(made.unnest())
         return rows, operands
 
-    def _match_constants(self, rows: Relation, operands: Sequence[Tree]) -> tuple[Relation, list[KeyPair]]:
+    def _build_in_keys(self, rows: Relation, operands: Sequence[Tree]) -> tuple[Relation, list[KeyPair]]:
         """Return the rows that IN may find, and its pairs.  A constant is no key: it filters the rows before."""
         pairs = [(each, build_column(str(index))) for index, each in enumerate(operands)]
-        fixed = [exp.EQ(this=add_brackets(one.copy()), expression=other) for one, other in pairs if not find_names(one)]
-        return self.steps.filter_rows(rows, fixed), [pair for pair in pairs if find_names(pair[0])]
+        fixed = [
+            exp.EQ(this=add_brackets(one.copy()), expression=other)
+            for one, other in pairs
+            if not find_logical_names(one)
+        ]
+        return self.steps.filter_rows(rows, fixed), [pair for pair in pairs if find_logical_names(pair[0])]
 
     # Elsewhere: marks.
 
-    def _lower_as_value(self, rows: Relation, nested: Tree, asked: Subquery) -> tuple[Relation, Tree]:
+    def _lower_predicate_to_value(self, rows: Relation, nested: Tree, asked: Subquery) -> tuple[Relation, Tree]:
         """Lower EXISTS and IN as values."""
         rows, operands = self._lower_operands(rows, nested)
-        met = self._prepare_join(rows, asked)
+        met = self._lower_with_join_keys(rows, asked)
         if asked.kind == "exists":
-            rows, found = self._join_mark(rows, met.rows, met.keys)
+            rows, found = self._join_match_flag(rows, met.rows, met.keys)
             return rows, found
         if len(operands) > 1:
-            raise query_error(asked.written, "IN of several columns within an expression", "write EXISTS")
+            raise build_query_error(asked.written, "IN of several columns within an expression", "write EXISTS")
         operand, value = operands[0], build_column("0")
-        other, pairs = self._match_constants(met.rows, operands)
-        rows, found = self._join_mark(rows, other, [*met.keys, *pairs])
-        rows, some = self._join_mark(rows, met.rows, met.keys)
+        other, pairs = self._build_in_keys(met.rows, operands)
+        rows, found = self._join_match_flag(rows, other, [*met.keys, *pairs])
+        rows, some = self._join_match_flag(rows, met.rows, met.keys)
         unknown = self.steps.filter_rows(met.rows, [_build_is_null(value)])
-        rows, nulls = self._join_mark(rows, unknown, met.keys)
+        rows, nulls = self._join_match_flag(rows, unknown, met.keys)
         either = join_with_or([nulls, join_with_and([some, _build_is_null(operand)])])
         return rows, _build_case([(found, exp.true()), (either, exp.null())], exp.false())
 
-    def _join_mark(self, rows: Relation, other: Relation, keys: Sequence[KeyPair]) -> tuple[Relation, Tree]:
+    def _join_match_flag(self, rows: Relation, other: Relation, keys: Sequence[KeyPair]) -> tuple[Relation, Tree]:
         """Join a mark to the rows; return them and a condition that is true if a row of the other side was met."""
-        mark = self.steps.new_name("mark")
-        columns = [ProjectedColumn(self.steps.new_name("key"), show_tree(each), each) for _, each in keys]
+        mark = self.steps.make_unique_name("mark")
+        columns = [ProjectedColumn(self.steps.make_unique_name("key"), show_tree(each), each) for _, each in keys]
         made = self.steps.project_rows(other, [*columns, ProjectedColumn(mark, "met", exp.true())])
         pairs = [(one, build_column(each.logical)) for (one, _), each in zip(keys, columns, strict=True)]
         rows = self.steps.join_rows(rows, self.steps.distinct_rows(made), pairs, "left", used={*rows.names, mark})
@@ -187,40 +195,42 @@ class SubqueryLowering:
 
     def _lower_scalar(self, rows: Relation, asked: Subquery, rejects: bool) -> tuple[Relation, Tree]:
         query = asked.query
-        if isinstance(query, SelectQuery) and query.is_single:
+        if isinstance(query, SelectQuery) and query.is_single_row:
             return self._lower_aggregate(rows, query, query.items[0], rejects)
-        met = self._prepare_join(rows, asked)
+        met = self._lower_with_join_keys(rows, asked)
         keys = [
-            ProjectedColumn(self.steps.new_name("key"), met.rows.names.get(each.name, show_tree(each)), each)
+            ProjectedColumn(self.steps.make_unique_name("key"), met.rows.names.get(each.name, show_tree(each)), each)
             for _, each in met.keys
         ]
-        value = ProjectedColumn(self.steps.new_name("value"), asked.query.columns[0], build_column("0"))
+        value = ProjectedColumn(self.steps.make_unique_name("value"), asked.query.columns[0], build_column("0"))
         known = [exp.Not(this=_build_is_null(each.tree)) for each in keys if met.rows.is_nullable(each.tree)]
         one = self.steps.project_rows(self.steps.filter_rows(met.rows, known), [*keys, value])
-        count = self.steps.new_name("rows")
+        count = self.steps.make_unique_name("rows")
         counted = self._count_rows(one, [one.names[each.logical] for each in keys], value, count)
         pairs = [(outer, build_column(each.logical)) for (outer, _), each in zip(met.keys, keys, strict=True)]
         told = [one.name if isinstance(one, exp.Column) else other.name for one, other in pairs]
         used = {*rows.names, *told, value.logical, count}
         made = self.steps.join_rows(rows, counted, pairs, "inner" if rejects else "left", used=used)
-        return self._refuse_several(made, count, [made.names[each] for each in told]), build_column(value.logical)
+        return self._refuse_multiple_matches(made, count, [made.names[each] for each in told]), build_column(
+            value.logical
+        )
 
     def _count_rows(self, rows: Relation, by: list[str], value: ProjectedColumn, count: str) -> Relation:
         """Compute a value for each key, and how many rows the key has."""
         name, counts = rows.names[value.logical], find_free_name("rows", rows.of.schema.names)
         told = {name: f"max({quote_name(name)})", counts: "count(*)"}
 
-        of = self.steps.make_once(
+        of = self.steps.make_collection_once(
             rows.of,
             ("counted", *by, None, name),
             lambda: (rows.of.group_by(*by) if by else rows.of).agg(**told),
         )
         return Relation(of, {**rows.names, count: counts})
 
-    def _refuse_several(self, rows: Relation, count: str, keys: list[str]) -> Relation:
+    def _refuse_multiple_matches(self, rows: Relation, count: str, keys: list[str]) -> Relation:
         """Refuse a step after which a row meets several rows of a subquery."""
         name = rows.names[count]
-        of = self.steps.make_once(rows.of, ("single", name, *keys), lambda: rows.of.single(name, keys))
+        of = self.steps.make_collection_once(rows.of, ("single", name, *keys), lambda: rows.of.single(name, keys))
         return Relation(of, {each: its for each, its in rows.names.items() if each != count}, rows.solid)
 
     def _lower_single_row(self, rows: Relation, nested: Tree, asked: Subquery) -> tuple[Relation, Tree]:
@@ -232,22 +242,27 @@ class SubqueryLowering:
             rows, there = self._lower_aggregate(rows, query, exp.true(), False)
             return rows, exp.Not(this=_build_is_null(there))
         if query.having or len(operands) > 1:
-            raise query_error(asked.written, "IN of an aggregate under HAVING, or of several", "compare with = instead")
+            raise build_query_error(
+                asked.written, "IN of an aggregate under HAVING, or of several", "compare with = instead"
+            )
         rows, value = self._lower_aggregate(rows, query, query.items[0], False)
         return rows, exp.EQ(this=add_brackets(operands[0].copy()), expression=exp.Paren(this=value))
 
     def _lower_aggregate(self, rows: Relation, query: SelectQuery, item: Tree, rejects: bool) -> tuple[Relation, Tree]:
         """Compute a value of an aggregate without groups."""
-        carry, outers = self._carry_columns(rows, query)
-        keys = [ProjectedColumn(self.steps.new_name("key"), show_tree(tree), tree) for _, tree in carry.columns]
-        found = self.lower.aggregate_all(query, carry, keys)
+        carry, outers = self._find_correlation_columns(rows, query)
+        keys = [ProjectedColumn(self.steps.make_unique_name("key"), show_tree(tree), tree) for _, tree in carry.columns]
+        found = self.lower.aggregate_without_groups(query, carry, keys)
         pairs = [(outer, build_column(each.logical)) for outer, each in zip(outers, keys, strict=True)]
-        pairs = self.null_safe(rows, pairs) if carry.domain is not None else pairs
-        value, having = found.rewrite(item, empty=True), [found.rewrite(each, empty=True) for each in query.having]
+        pairs = self.make_pairs_null_safe(rows, pairs) if carry.domain is not None else pairs
+        value, having = (
+            found.rewrite_tree(item, empty=True),
+            [found.rewrite_tree(each, empty=True) for each in query.having],
+        )
         # Where no row was met all aggregates are null; but for counts, which make the value another one than without.
-        null = found.rewrite(item) == value and _passes_nulls(value) and value.find(exp.Column) is not None
+        null = found.rewrite_tree(item) == value and _propagates_nulls(value) and value.find(exp.Column) is not None
         inner = rejects and null and not having
-        used = {*rows.names, *find_names(value, *having)}
+        used = {*rows.names, *find_logical_names(value, *having)}
         rows = self.steps.join_rows(rows, found.rows, pairs, "inner" if inner else "left", used=used)
         rows, value = self.attach_columns(
             rows, _build_case([(join_with_and(having), value)], exp.null()) if having else value
@@ -256,31 +271,31 @@ class SubqueryLowering:
 
     # What is asked of the outer query, as keys.
 
-    def _prepare_join(self, rows: Relation, asked: Subquery, plain: bool = False) -> JoinableRows:
+    def _lower_with_join_keys(self, rows: Relation, asked: Subquery, plain: bool = False) -> JoinableRows:
         """Lower a subquery with its join keys.  ``plain``: whether conditions of both sides are allowed."""
         query = asked.query
         if not query.outer:
             return JoinableRows(self.lower.lower_query(query, exists=asked.kind == "exists"), [], [])
-        if plain and isinstance(query, SelectQuery) and query.is_simple and not query.offset:
+        if plain and isinstance(query, SelectQuery) and query.is_row_by_row and not query.offset:
             split = self._split_where(query)
             late = [] if asked.kind == "exists" else query.items
-            if split is not None and not self.lower.list_names(*late) & query.outer:
+            if split is not None and not self.lower.list_logical_names(*late) & query.outer:
                 keys, own, both = split
                 above = [
                     each for each in own if query.source is not None and self.tables.can_fail(each, [query.source])
                 ]
                 own, both = [each for each in own if each not in above], [*both, *above]
-                read = [build_column(each) for each in sorted(find_names(*both) - query.outer)]
-                inner = [(self.steps.new_name("key"), each) for _, each in keys]
+                read = [build_column(each) for each in sorted(find_logical_names(*both) - query.outer)]
+                inner = [(self.steps.make_unique_name("key"), each) for _, each in keys]
                 further = [(each.name, each) for each in read]
-                carry = CarriedColumns([*inner, *further], own)
+                carry = CorrelationColumns([*inner, *further], own)
                 made = self.lower.lower_query(query, carry, exists=asked.kind == "exists")
                 pairs = [(outer, build_column(name)) for (outer, _), (name, _) in zip(keys, inner, strict=True)]
                 return JoinableRows(made, pairs, both)
-        carry, outers = self._carry_columns(rows, query)
+        carry, outers = self._find_correlation_columns(rows, query)
         made = self.lower.lower_query(query, carry, exists=asked.kind == "exists")
         pairs = [(outer, build_column(name)) for outer, (name, _) in zip(outers, carry.columns, strict=True)]
-        return JoinableRows(made, self.null_safe(rows, pairs) if carry.domain is not None else pairs, [])
+        return JoinableRows(made, self.make_pairs_null_safe(rows, pairs) if carry.domain is not None else pairs, [])
 
     def _split_where(self, query: SelectQuery) -> tuple[list[KeyPair], list[Tree], list[Tree]] | None:
         """Split conditions into equalities with the outer query, conditions of its own, and other conditions of both.
@@ -290,59 +305,59 @@ class SubqueryLowering:
         keys, own, both = list[KeyPair](), list[Tree](), list[Tree]()
         inner = query.source.logical_names() if query.source is not None else set[str]()
         for each in query.where:
-            asks = self.lower.list_names(each) & query.outer
-            pair = self.tables.find_pair(each, query.outer, inner)
+            asks = self.lower.list_logical_names(each) & query.outer
+            pair = self.tables.find_key_pair(each, query.outer, inner)
             if pair is not None:
                 keys.append(pair)
             elif not asks:
                 own.append(each)
-            elif each.find(Nested) is None:
+            elif each.find(SubqueryNode) is None:
                 both.append(each)
             else:
                 return None
         return keys, own, both
 
-    def _carry_columns(self, rows: Relation, query: ReadQuery) -> tuple[CarriedColumns, list[Tree]]:
+    def _find_correlation_columns(self, rows: Relation, query: ResolvedQuery) -> tuple[CorrelationColumns, list[Tree]]:
         """Return the columns that a subquery carries, and the outer query's tree that equals each."""
         if not query.outer:
-            return CarriedColumns(), []
-        select = query if isinstance(query, SelectQuery) and (query.is_single or query.groups != []) else None
-        if select is not None and not self.lower.list_names(*select.late_trees()) & query.outer:
+            return CorrelationColumns(), []
+        select = query if isinstance(query, SelectQuery) and (query.is_single_row or query.groups != []) else None
+        if select is not None and not self.lower.list_logical_names(*select.list_trees_after_where()) & query.outer:
             split = self._split_where(select)
             if split is not None and not split[2]:
                 keys, own, _ = split
-                return CarriedColumns([(self.steps.new_name("key"), each) for _, each in keys], own), [
+                return CorrelationColumns([(self.steps.make_unique_name("key"), each) for _, each in keys], own), [
                     one for one, _ in keys
                 ]
         assert not isinstance(query, ValuesQuery), "VALUES asks for nothing"
         outer = sorted(query.outer)
         made = self.steps.project_rows(rows, [ProjectedColumn(each, each, build_column(each)) for each in outer])
         domain = self.steps.distinct_rows(made)
-        return CarriedColumns([(each, build_column(each)) for each in outer], None, domain), [
+        return CorrelationColumns([(each, build_column(each)) for each in outer], None, domain), [
             build_column(each) for each in outer
         ]
 
     @staticmethod
-    def null_safe(rows: Relation, pairs: Sequence[KeyPair]) -> list[KeyPair]:
+    def make_pairs_null_safe(rows: Relation, pairs: Sequence[KeyPair]) -> list[KeyPair]:
         """Extend pairs so that a null equals a null."""
         out = list[KeyPair]()
         for outer, inner in pairs:
             if not rows.is_nullable(outer):
                 out.append((outer, inner))
                 continue
-            other = _default_value(rows.tree_type(outer))
+            other = _default_value(rows.find_tree_type(outer))
             out.append((build_call("coalesce", outer, other), build_call("coalesce", inner, other)))
             out.append((_build_is_null(outer), _build_is_null(inner)))
         return out
 
 
-def _passes_nulls(tree: Tree) -> bool:
+def _propagates_nulls(tree: Tree) -> bool:
     """Whether a tree is null where a part of it is."""
     return all(isinstance(each, _PASSES) for each in tree.walk())
 
 
-def _is_single(query: ReadQuery) -> bool:
-    return isinstance(query, SelectQuery) and query.is_single
+def _is_single_row_query(query: ResolvedQuery) -> bool:
+    return isinstance(query, SelectQuery) and query.is_single_row
 
 
 def _default_value(kind: pa.DataType) -> Tree:

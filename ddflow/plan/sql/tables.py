@@ -2,7 +2,8 @@
 
 Guarantees: the rows are those of the product of all tables under all conditions. A condition is applied as low as its
 columns are there; one that can fail for a row stays above the joins. Inner joins are made in the order of FROM, but a
-table waits until an equality connects it. ``row_number() <= k`` is a bound; a condition that says more stays beside it.
+table waits until an equality connects it. ``find_next_row_number() <= k`` is a bound; a condition that says more stays
+beside it.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -21,7 +22,15 @@ from sqlglot import exp
 
 from ddflow.errors import ExpressionError
 from ddflow.expressions.parse import Tree
-from ddflow.plan.sql.query import JoinNode, Nested, ReadQuery, SelectQuery, TableLeaf, replace_nodes, tree_sql
+from ddflow.plan.sql.query import (
+    JoinNode,
+    ResolvedQuery,
+    SelectQuery,
+    SubqueryNode,
+    TableLeaf,
+    replace_nodes,
+    write_tree_sql,
+)
 from ddflow.plan.sql.relation import KeyPair, QueryVerbs, Relation
 
 _FLIPPED = {exp.GTE: exp.LTE, exp.GT: exp.LT, exp.EQ: exp.EQ}
@@ -39,7 +48,7 @@ def is_unbounded_rank(query: SelectQuery, index: int) -> bool:
 def _find_source_column(query: SelectQuery, item: Tree) -> tuple[SelectQuery, int] | None:
     """Return the column of a query in FROM that a column is, if only renames are between."""
     leaf = query.source
-    if not query.is_simple or not isinstance(leaf, TableLeaf) or not isinstance(leaf.of, SelectQuery):
+    if not query.is_row_by_row or not isinstance(leaf, TableLeaf) or not isinstance(leaf.of, SelectQuery):
         return None
     names = list(leaf.names.values())
     if not isinstance(item, exp.Column) or item.name not in names:
@@ -55,23 +64,23 @@ def split_rank_bound(trees: list[Tree], rank: str) -> tuple[int | None, list[Tre
     >>> split_rank_bound([below, other], "rn")[0], split_rank_bound([other], "rn")[0]
     (3, None)
     """
-    found = [(_rank_bound(tree, rank), tree) for tree in trees]
+    found = [(_parse_rank_bound(tree, rank), tree) for tree in trees]
     bounds = [bound for bound, _ in found if bound is not None]
     left = trees if len(bounds) > 1 else [tree for bound, tree in found if bound is None or not bound[1]]
     return min((k for k, _ in bounds), default=None), list(left)
 
 
-def _rank_bound(tree: Tree, rank: str) -> tuple[int, bool] | None:
+def _parse_rank_bound(tree: Tree, rank: str) -> tuple[int, bool] | None:
     """Return the k of ``rank <= k``, and whether the condition says no more."""
     if isinstance(tree, exp.Between):
-        high = _parse_whole(tree.args["high"])
+        high = _parse_integer(tree.args["high"])
         return (high, False) if _is_rank(tree.this, rank) and high is not None else None
     kind, one, other = type(tree), tree.args.get("this"), tree.args.get("expression")
     if kind in _FLIPPED and isinstance(other, exp.Expression) and _is_rank(other, rank):
         kind, one, other = _FLIPPED[kind], other, one
     if kind not in (exp.LTE, exp.LT, exp.EQ) or not _is_rank(one, rank):
         return None
-    k = _parse_whole(other)
+    k = _parse_integer(other)
     if k is None:
         return None
     return (k - 1, True) if kind is exp.LT else (k, kind is exp.LTE or k == 1)
@@ -79,10 +88,10 @@ def _rank_bound(tree: Tree, rank: str) -> tuple[int, bool] | None:
 
 def _is_rank(tree: Tree, rank: str) -> bool:
     tree = tree.unnest()
-    return bool(tree.name == rank if isinstance(tree, exp.Column) else tree_sql(tree) == rank)
+    return bool(tree.name == rank if isinstance(tree, exp.Column) else write_tree_sql(tree) == rank)
 
 
-def _parse_whole(tree: Tree) -> int | None:
+def _parse_integer(tree: Tree) -> int | None:
     tree = tree.unnest()
     return int(tree.name) if isinstance(tree, exp.Literal) and tree.name.isdecimal() else None
 
@@ -110,56 +119,58 @@ class FromLowering:
         late = [each for each in pool[guarded:] if self._is_correlated(each) or self.can_fail(each, parts)]
         pool = [each for each in pool if each not in late]
         if parts:
-            made = self._join_parts(parts, pool, used | self.lower.list_names(*late))
+            made = self._join_from_parts(parts, pool, used | self.lower.list_logical_names(*late))
         else:
             made = self.steps.filter_rows(self.lower.build_one_row(), pool)
         for each in late:
-            made = self.lower.filter_by(made, each)
+            made = self.lower.filter_by_condition(made, each)
         return made
 
     def _is_correlated(self, tree: Tree) -> bool:
         """Whether it has a subquery that knows the query around it."""
-        return any(self.lower.find_subquery(each).query.outer for each in tree.find_all(Nested))
+        return any(self.lower.find_subquery(each).query.outer for each in tree.find_all(SubqueryNode))
 
-    def _join_parts(self, parts: Sequence[TableLeaf | JoinNode], pool: list[Tree], used: set[str]) -> Relation:
+    def _join_from_parts(self, parts: Sequence[TableLeaf | JoinNode], pool: list[Tree], used: set[str]) -> Relation:
         last, ahead = list[Tree](), list[Relation]()
         if len(parts) > 1 or isinstance(parts[0], JoinNode):
             last = [each for each in pool if self.can_fail(each, parts)]
             pool = [each for each in pool if each not in last]
-        used = used | self.lower.list_names(*last)
+        used = used | self.lower.list_logical_names(*last)
         for part in parts:
-            own = [each for each in pool if self._reads_only(each, part.logical_names())]
+            own = [each for each in pool if self._reads_only_names(each, part.logical_names())]
             pool = [each for each in pool if each not in own]
-            needed = used | self.lower.list_names(*pool)
-            ahead.append(self._lower_part(part, own, needed))
+            needed = used | self.lower.list_logical_names(*pool)
+            ahead.append(self._lower_from_part(part, own, needed))
         made = ahead.pop(0)
         while ahead:
-            met = [i for some in (pool, last) for i, each in enumerate(ahead) if self._find_keys(made, each, some)]
+            met = [i for some in (pool, last) for i, each in enumerate(ahead) if self._find_key_pairs(made, each, some)]
             other = ahead.pop(met[0] if met else 0)
-            keys = self._find_keys(made, other, pool) or self._find_keys(made, other, last)
+            keys = self._find_key_pairs(made, other, pool) or self._find_key_pairs(made, other, last)
             last = [each for each in last if not any(each is found for _, found in keys)]
             pool = [each for each in pool if not any(each is found for _, found in keys)]
-            needed = used | self.lower.list_names(*pool)
+            needed = used | self.lower.list_logical_names(*pool)
             made = self.steps.join_rows(made, other, [pair for pair, _ in keys], "inner", used=needed)
-            ready = [each for each in pool if self.lower.list_names(each) <= set(made.names)]
+            ready = [each for each in pool if self.lower.list_logical_names(each) <= set(made.names)]
             pool = [each for each in pool if each not in ready]
             made = self._filter_rows(made, ready)
-        return self.steps.drop_unused(self._filter_rows(made, [*pool, *last]), used)
+        return self.steps.drop_unused_columns(self._filter_rows(made, [*pool, *last]), used)
 
     def can_fail(self, tree: Tree, parts: Sequence[TableLeaf | JoinNode]) -> bool:
         """Whether a condition on some tables may fail for a row."""
-        read = self.lower.list_names(tree)
+        read = self.lower.list_logical_names(tree)
         fields = [field for part in parts if read & part.logical_names() for field in self._list_fields(part)]
-        every = [tree, *(operand for each in tree.find_all(Nested) for operand in each.operands)]
+        every = [tree, *(operand for each in tree.find_all(SubqueryNode) for operand in each.operands)]
         rows = Relation(pa.schema(fields).empty_table(), {field.name: field.name for field in fields})
-        bare = (replace_nodes(each, lambda node: exp.null() if isinstance(node, Nested) else None) for each in every)
+        bare = (
+            replace_nodes(each, lambda node: exp.null() if isinstance(node, SubqueryNode) else None) for each in every
+        )
         return any(map(rows.can_fail, bare))
 
     def _list_fields(self, part: TableLeaf | JoinNode) -> list[pa.Field]:
         """List the columns of tables, under their logical names."""
         if isinstance(part, JoinNode):
             return [*self._list_fields(part.left), *self._list_fields(part.right)]
-        if isinstance(part.of, ReadQuery):
+        if isinstance(part.of, ResolvedQuery):
             try:
                 made = self.lower.lower_query(part.of)
             except ExpressionError:  # a rank without a bound, which a condition gives
@@ -169,70 +180,70 @@ class FromLowering:
         rows = part.of if isinstance(part.of, Relation) else Relation.of_collection(part.of, part.names)
         return [rows.of.schema.field(name).with_name(logical) for logical, name in rows.names.items()]
 
-    def _reads_only(self, tree: Tree, names: set[str]) -> bool:
+    def _reads_only_names(self, tree: Tree, names: set[str]) -> bool:
         """Whether a condition asks for some of these names and no others."""
-        found = self.lower.list_names(tree)
+        found = self.lower.list_logical_names(tree)
         return bool(found) and found <= names
 
     def _filter_rows(self, rows: Relation, trees: Sequence[Tree]) -> Relation:
-        nested = next((place for place, each in enumerate(trees) if each.find(Nested) is not None), len(trees))
+        nested = next((place for place, each in enumerate(trees) if each.find(SubqueryNode) is not None), len(trees))
         ahead = [
             *trees[:nested],
-            *(each for each in trees[nested:] if not each.find(Nested) and not rows.can_fail(each)),
+            *(each for each in trees[nested:] if not each.find(SubqueryNode) and not rows.can_fail(each)),
         ]
         rows = self.steps.filter_rows(rows, ahead)
         for each in trees[nested:]:
             if each not in ahead:
-                rows = self.lower.filter_by(rows, each)
+                rows = self.lower.filter_by_condition(rows, each)
         return rows
 
-    def _find_keys(self, left: Relation, right: Relation, pool: Sequence[Tree]) -> list[tuple[KeyPair, Tree]]:
+    def _find_key_pairs(self, left: Relation, right: Relation, pool: Sequence[Tree]) -> list[tuple[KeyPair, Tree]]:
         """List the equalities between two relations, each with its condition."""
-        found = ((self.find_pair(each, set(left.names), set(right.names)), each) for each in pool)
+        found = ((self.find_key_pair(each, set(left.names), set(right.names)), each) for each in pool)
         return [(pair, each) for pair, each in found if pair is not None]
 
-    def find_pair(self, tree: Tree, left: set[str], right: set[str]) -> KeyPair | None:
+    def find_key_pair(self, tree: Tree, left: set[str], right: set[str]) -> KeyPair | None:
         """Return both sides of an equality between left and right names; None for another condition."""
-        if not isinstance(tree, exp.EQ) or tree.find(Nested) is not None:
+        if not isinstance(tree, exp.EQ) or tree.find(SubqueryNode) is not None:
             return None
         one, other = tree.this.unnest(), tree.expression.unnest()
-        first, second = self.lower.list_names(one), self.lower.list_names(other)
+        first, second = self.lower.list_logical_names(one), self.lower.list_logical_names(other)
         if first and second and first <= left and second <= right:
             return one, other
         if first and second and first <= right and second <= left:
             return other, one
         return None
 
-    def _lower_part(self, part: TableLeaf | JoinNode, own: list[Tree], used: set[str]) -> Relation:
+    def _lower_from_part(self, part: TableLeaf | JoinNode, own: list[Tree], used: set[str]) -> Relation:
         if isinstance(part, TableLeaf):
-            return self._lower_leaf(part, own, used)
+            return self._lower_table(part, own, used)
         keeps = _KEEPS.get(part.how)
         kept = part.left if keeps == "left" else part.right
-        low = [each for each in own if keeps and self._reads_only(each, kept.logical_names())]
+        low = [each for each in own if keeps and self._reads_only_names(each, kept.logical_names())]
         high = [each for each in own if each not in low]
         other = {"left": part.right, "right": part.left}.get(keeps or "")
-        below = [each for each in part.on if other is not None and self._reads_only(each, other.logical_names())]
+        below = [each for each in part.on if other is not None and self._reads_only_names(each, other.logical_names())]
         inside = [each for each in below if not self.can_fail(each, [part])]
         on = [each for each in part.on if each not in inside]
-        pairs = [(self.find_pair(each, part.left.logical_names(), part.right.logical_names()), each) for each in on]
+        pairs = [(self.find_key_pair(each, part.left.logical_names(), part.right.logical_names()), each) for each in on]
         safe = [each for pair, each in pairs if pair is not None and not self.can_fail(each, [part])]
         keys = [pair for pair, each in pairs if pair is not None and (not safe or each in safe)]
         rest = [each for pair, each in pairs if pair not in keys]
-        needed = used | self.lower.list_names(*high)
-        below = needed | self.lower.list_names(*on)
+        needed = used | self.lower.list_logical_names(*high)
+        below = needed | self.lower.list_logical_names(*on)
         first = low if keeps == "left" else inside
         second = inside if keeps == "left" else low
-        left, right = self._lower_side(part.left, first, below), self._lower_side(part.right, second, below)
+        left, right = self._lower_join_side(part.left, first, below), self._lower_join_side(part.right, second, below)
         return self._filter_rows(self.steps.join_rows(left, right, keys, part.how, rest, needed), high)
 
-    def _lower_side(self, part: TableLeaf | JoinNode, own: list[Tree], used: set[str]) -> Relation:
+    def _lower_join_side(self, part: TableLeaf | JoinNode, own: list[Tree], used: set[str]) -> Relation:
         parts, on = _flatten_joins(part)
-        return self._join_parts(parts, [*on, *own], used)
+        return self._join_from_parts(parts, [*on, *own], used)
 
-    def _lower_leaf(self, leaf: TableLeaf, own: list[Tree], used: set[str]) -> Relation:
+    def _lower_table(self, leaf: TableLeaf, own: list[Tree], used: set[str]) -> Relation:
         if isinstance(leaf.of, Relation):
             return self._filter_rows(leaf.of, own)
-        if not isinstance(leaf.of, ReadQuery):
+        if not isinstance(leaf.of, ResolvedQuery):
             return self._filter_rows(Relation.of_collection(leaf.of, leaf.names), own)
         query, bounds = leaf.of, {}
         for index, name in enumerate(query.columns):
@@ -240,7 +251,7 @@ class FromLowering:
             if isinstance(query, SelectQuery) and is_unbounded_rank(query, index):
                 bound, own = split_rank_bound(own, logical)
                 if bound is not None:
-                    bounds[index] = bound, logical in used | self.lower.list_names(*own)
+                    bounds[index] = bound, logical in used | self.lower.list_logical_names(*own)
         made = self.lower.lower_query(query, bounds=bounds)
         known = {str(index): leaf.names[name] for index, name in enumerate(query.columns)}
         names = {known[each]: name for each, name in made.names.items()}

@@ -19,7 +19,7 @@ import pyarrow as pa
 from msgspec import UNSET, UnsetType, defstruct
 
 from ddflow.columns.casts import parse_type
-from ddflow.columns.schema import is_time
+from ddflow.columns.schema import is_time_type
 from ddflow.connectors.formats.base import Format
 from ddflow.errors import CorruptState, DdflowError, SpecError, shorten
 from ddflow.plan.collection import Collection, walk_inputs
@@ -59,9 +59,9 @@ def describe_plan(flow: Plan) -> dict[str, Any]:
     >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
     >>> by_city = flow.output("by_city", people.filter("id > 0").project(["city"]).count())
     >>> description = describe_plan(flow)
-    >>> description["outputs"] == {"by_city": node_id(by_city)}
+    >>> description["outputs"] == {"by_city": compute_node_id(by_city)}
     True
-    >>> show_node(description, node_id(by_city), "this plan")
+    >>> show_node(description, compute_node_id(by_city), "this plan")
     "people.filter('id > 0').project(['city']).count(by=['city'])"
     """
     made = PlanRecord([*flow.outputs.values()])
@@ -72,7 +72,7 @@ def describe_plan(flow: Plan) -> dict[str, Any]:
                 "columns": list_columns(input.bound.schema),
                 "spec": json.loads(input.spec.to_json()),
             }
-            | _describe_kind(input.bound)
+            | _describe_input_kind(input.bound)
             for name, input in flow.inputs.items()
         },
         "collections": made.nodes,
@@ -81,7 +81,7 @@ def describe_plan(flow: Plan) -> dict[str, Any]:
     } | ({} if flow.holds_back or flow.time_type == INT64 else {"times": str(flow.time_type)})
 
 
-def _describe_kind(bound: Binding) -> dict[str, Any]:
+def _describe_input_kind(bound: Binding) -> dict[str, Any]:
     """Describe an input's kind: differences, its format, or its machine with the columns of the state."""
     format = {} if bound.format is None else {"format": format_json(bound.format)}
     if not isinstance(bound, BoundUpserts):
@@ -102,7 +102,7 @@ def list_columns(schema: pa.Schema) -> list[list[Any]]:
     return [[field.name, str(field.type), field.nullable] for field in schema]
 
 
-def node_ids(flow: Plan, written: bool = True) -> dict[Collection, str]:
+def compute_node_ids(flow: Plan, written: bool = True) -> dict[Collection, str]:
     """Return the ids of all collections that outputs depend on.  O(nodes).  Equal collections have one id.
 
     ``written``: as in `Formulas`.  If true, it raises the errors of `describe_plan`.
@@ -110,7 +110,7 @@ def node_ids(flow: Plan, written: bool = True) -> dict[Collection, str]:
     return PlanRecord([*flow.outputs.values()], written).ids
 
 
-def node_id(collection: Collection) -> str:
+def compute_node_id(collection: Collection) -> str:
     """Return 32 hex digits that identify how a collection is made.  O(nodes).  Raises the errors of `describe_plan`."""
     return PlanRecord([collection]).ids[collection]
 
@@ -135,9 +135,9 @@ class PlanRecord:
         for flow in {node.flow: None for node in roots}:
             for node in flow.nodes:  # a collection stands behind what it is made of
                 if node in needed:
-                    self._write(node)
+                    self._write_node(node)
 
-    def _write(self, node: Collection) -> None:
+    def _write_node(self, node: Collection) -> None:
         of = [self.ids[each] for each in node.inputs]
         if node.transparent:
             self.ids[node] = of[0]
@@ -157,7 +157,9 @@ def show_node(description: Mapping[str, Any], collection: str, where: str) -> st
     return _write_collection(JsonRecord(description, f"the plan of {where}").record("collections"), collection, 6)
 
 
-def find_difference(old: Mapping[str, Any], was: str, new: Mapping[str, Any], now: str, where: str) -> tuple[str, str]:
+def find_first_difference(
+    old: Mapping[str, Any], was: str, new: Mapping[str, Any], now: str, where: str
+) -> tuple[str, str]:
     """Find the first inputs in which two collections differ.  O(nodes).
 
     ``old``, ``new``: their descriptions.  Raises the errors of `show_node`.
@@ -249,9 +251,9 @@ def read_step_time_type(description: Mapping[str, Any], where: str) -> pa.DataTy
     try:
         kind = parse_type(whole.text("times")) if "times" in whole else INT64
     except SpecError as error:
-        raise _corrupt_plan(whole.what, str(error)) from None
-    if not is_time(kind):
-        raise _corrupt_plan(whole.what, f"its times are {kind}")
+        raise _make_corrupt_plan_error(whole.what, str(error)) from None
+    if not is_time_type(kind):
+        raise _make_corrupt_plan_error(whole.what, f"its times are {kind}")
     return kind
 
 
@@ -267,9 +269,9 @@ def _read_schema(record: JsonRecord, name: str, beside: list[Any]) -> pa.Schema:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
         found = list_columns(schema)
     except (binascii.Error, OSError, *_UNFIT) as error:
-        raise _corrupt_plan(record.what, f"its {name} is none ({error})") from None
+        raise _make_corrupt_plan_error(record.what, f"its {name} is none ({error})") from None
     if found != beside:
-        raise _corrupt_plan(record.what, f"its {name} has the columns {found}, beside it stand {beside}")
+        raise _make_corrupt_plan_error(record.what, f"its {name} has the columns {found}, beside it stand {beside}")
     return schema
 
 
@@ -279,12 +281,12 @@ def _read_spec(input: JsonRecord) -> Spec:
     if "kind" not in input:
         return _read_upsert(record)
     if input.text("kind") != DIFFERENCES or "machine" in input:
-        raise _corrupt_plan(input.what, f"its kind is {input.text('kind')!r}, with {sorted(input.given)}")
+        raise _make_corrupt_plan_error(input.what, f"its kind is {input.text('kind')!r}, with {sorted(input.given)}")
     convert_record(record.given, _DIFFERENCES, record.what)
     try:
         return Differences.from_json(json.dumps(record.given))
     except DdflowError as error:
-        raise _corrupt_plan(record.what, str(error)) from None
+        raise _make_corrupt_plan_error(record.what, str(error)) from None
 
 
 def _read_upsert(record: JsonRecord) -> Upsert:
@@ -298,7 +300,7 @@ def _read_upsert(record: JsonRecord) -> Upsert:
         spec = Upsert.from_json(json.dumps(record.given | {"merge": "first_row"}))
         return replace(spec, merge=Merge(function=AbsentFunction.of_json(merge), scalar=merge.get("scalar", False)))
     except (DdflowError, TypeError, AttributeError) as error:
-        raise _corrupt_plan(record.what, str(error)) from None
+        raise _make_corrupt_plan_error(record.what, str(error)) from None
 
 
 def rebuild_plan(description: Mapping[str, Any], where: str = "a state") -> Plan:
@@ -320,22 +322,26 @@ def rebuild_plan(description: Mapping[str, Any], where: str = "a state") -> Plan
     nodes = whole.records_by_name("collections")
     for each, node in nodes.items():
         if _has_code(node.given):
-            raise _code_missing(where, f"{show_node(description, each, where)} has a formula that is not SQL")
+            raise _make_missing_code_error(
+                where, f"{show_node(description, each, where)} has a formula that is not SQL"
+            )
     try:
         flow = Plan()
         for name, (schema, spec) in read_inputs(description, where).items():
             if isinstance(spec.merge, Merge) and isinstance(spec.merge.function, AbsentFunction):
-                raise _code_missing(
+                raise _make_missing_code_error(
                     where, f"{name!r} is merged by {spec.merge.function.name}, of which there is no code"
                 )
             machine = _read_machine(whole.record("inputs").record(name))
             if machine is not None and isinstance(machine.transition, AbsentFunction):
-                raise _code_missing(
+                raise _make_missing_code_error(
                     where, f"the machine of {name!r} is {machine.transition.name}, of which there is no code"
                 )
             format = _read_format(whole.record("inputs").record(name))
             if isinstance(getattr(format, "function", None), AbsentFunction):
-                raise _code_missing(where, f"the format of {name!r} is a function, of which there is no code")
+                raise _make_missing_code_error(
+                    where, f"the format of {name!r} is a function, of which there is no code"
+                )
             flow._add_input(bind_input(name, schema, spec, machine, format, read_step_time_type(description, where)))
         made: dict[str, Collection] = {}
         for each in TopologicalSorter({name: set(node.texts("of")) for name, node in nodes.items()}).static_order():
@@ -347,10 +353,12 @@ def rebuild_plan(description: Mapping[str, Any], where: str = "a state") -> Plan
     except (CorruptState, _Absent):
         raise
     except (CycleError, *_UNFIT) as error:
-        raise _corrupt_plan(whole.what, f"its parts do not fit together ({type(error).__name__}: {error})") from None
+        raise _make_corrupt_plan_error(
+            whole.what, f"its parts do not fit together ({type(error).__name__}: {error})"
+        ) from None
     for each, collection in made.items():
         if found[collection] != each:
-            raise _corrupt_plan(whole.what, f"its collection {each} is {found[collection]} when it is built")
+            raise _make_corrupt_plan_error(whole.what, f"its collection {each} is {found[collection]} when it is built")
     return flow
 
 
@@ -363,7 +371,7 @@ def _read_machine(input: JsonRecord) -> Machine | None:
     try:
         return Machine.of_json({k: v for k, v in given.given.items() if k != "state"}, schema)
     except _UNFIT as error:
-        raise _corrupt_plan(given.what, f"it is none ({error})") from None
+        raise _make_corrupt_plan_error(given.what, f"it is none ({error})") from None
 
 
 def _read_format(input: JsonRecord) -> Format | None:
@@ -374,14 +382,14 @@ def _read_format(input: JsonRecord) -> Format | None:
     try:
         return format_of_json(given.given)
     except _UNFIT as error:
-        raise _corrupt_plan(given.what, f"it is none ({error})") from None
+        raise _make_corrupt_plan_error(given.what, f"it is none ({error})") from None
 
 
 class _Absent(SpecError):
     """A function without its code, which is no damage."""
 
 
-def _code_missing(where: str, found: str) -> SpecError:
+def _make_missing_code_error(where: str, found: str) -> SpecError:
     return _Absent(f"read the plan of {where}", found, "give the flow itself: flow=")
 
 
@@ -398,18 +406,20 @@ def _build_collection(node: JsonRecord, inputs: list[Collection], flow: Plan) ->
     if verb == Input.verb:
         return flow.inputs[node.text("name")]
     if verb not in load_operators():
-        raise _corrupt_plan(node.what, f"its operator is {verb!r}")
+        raise _make_corrupt_plan_error(node.what, f"its operator is {verb!r}")
     if not inputs:
-        raise _corrupt_plan(node.what, f"it is a {verb} of 0 collections")
+        raise _make_corrupt_plan_error(node.what, f"it is a {verb} of 0 collections")
     made: Collection = find_operator(verb).from_json(inputs, node)
     if "proven" in node:
         made.proven = tuple(node.texts("proven"))
         if not set(made.proven) <= set(made.schema.names):
-            raise _corrupt_plan(node.what, f"it is identified by {list(made.proven)}, and has {made.schema.names}")
+            raise _make_corrupt_plan_error(
+                node.what, f"it is identified by {list(made.proven)}, and has {made.schema.names}"
+            )
     return made
 
 
-def _corrupt_plan(what: str, found: str) -> CorruptState:
+def _make_corrupt_plan_error(what: str, found: str) -> CorruptState:
     return CorruptState(
         what,
         shorten(found, 500),

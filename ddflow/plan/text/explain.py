@@ -29,7 +29,7 @@ MOST_LINES = 500
 """Lines that a notebook shows."""
 
 
-class Explained(str):
+class PlanExplanation(str):
     """A text of several lines that a prompt and a notebook show without quotes."""
 
     __slots__ = ()
@@ -48,20 +48,20 @@ class Explained(str):
 class _NamedFormulas:
     """A writer of formulas by name; two functions may share one."""
 
-    def add(self, expression: Expression) -> dict[str, str]:
+    def describe_formula(self, expression: Expression) -> dict[str, str]:
         """Describe the formula as JSON."""
-        return Formulas().add(expression)
+        return Formulas().describe_formula(expression)
 
-    def functions(self, given: Sequence[Any]) -> dict[str, str]:
+    def describe_functions(self, given: Sequence[Any]) -> dict[str, str]:
         """Describe functions as JSON."""
-        return Formulas().functions(given)
+        return Formulas().describe_functions(given)
 
 
 Figures = Mapping[Collection, Sequence[str]]
 """What else is to be said of collections."""
 
 
-def explain_plan(plan: Plan, name: str | None = None, figures: Figures | None = None) -> Explained:
+def explain_plan(plan: Plan, name: str | None = None, figures: Figures | None = None) -> PlanExplanation:
     """Explain all outputs, or one output or input, as text.  O(nodes).  Raises `SpecError` for an unknown name."""
     return explain_collections(plan, select_roots(plan, name), figures)
 
@@ -76,7 +76,7 @@ def select_roots(plan: Plan, name: str | None) -> Mapping[str, Collection]:
     return {name: known[name]}
 
 
-def explain_collections(plan: Plan, roots: Mapping[str, Collection], figures: Figures | None = None) -> Explained:
+def explain_collections(plan: Plan, roots: Mapping[str, Collection], figures: Figures | None = None) -> PlanExplanation:
     """Explain some collections, by name, as text.
 
     >>> import pyarrow as pa
@@ -99,7 +99,7 @@ def explain_collections(plan: Plan, roots: Mapping[str, Collection], figures: Fi
     entries: dict[Collection, Input] = {node: node for node in plan.inputs.values()}
     for name, root in roots.items():
         lines.append(
-            f"output {name}: {columns_text(root.schema)}" if root not in names or name != names[root] else name
+            f"output {name}: {format_columns(root.schema)}" if root not in names or name != names[root] else name
         )
         ahead = [(root, "", "└─ ", "   ")]
         while ahead:
@@ -107,20 +107,22 @@ def explain_collections(plan: Plan, roots: Mapping[str, Collection], figures: Fi
             again = node in seen
             seen.add(node)
             entry = entries.get(node)
-            text, notes = write_operator(node, names), list_notes(node, entry, standing, paired, root is node)
+            text, notes = write_operator(node, names), list_placement_notes(node, entry, standing, paired, root is node)
             notes += (figures or {}).get(node, ())
             note = "as above" if again else "; ".join(notes)
             lines.append(f"{before}{here}{text}" + (f"    {note}" if note else ""))
             inside = before + below
             if entry is not None and not again:
-                lines += [f"{inside}   {said}" for said in (columns_text(entry.bound.schema), spec_text(entry)) if said]
+                lines += [
+                    f"{inside}   {said}" for said in (format_columns(entry.bound.schema), format_spec(entry)) if said
+                ]
             ends = [("└─ ", "   "), *[("├─ ", "│  ")] * (len(node.inputs) - 1)]
             if node.inputs and not again:
                 ahead += [(of, inside, *end) for of, end in zip(reversed(node.inputs), ends, strict=True)]
-    return Explained("\n".join(lines))
+    return PlanExplanation("\n".join(lines))
 
 
-def columns_text(schema: pa.Schema) -> str:
+def format_columns(schema: pa.Schema) -> str:
     return shorten(", ".join(f"{field.name} {field.type}" for field in schema))
 
 
@@ -132,13 +134,13 @@ def write_operator(node: Collection, names: Mapping[Collection, str]) -> str:
     return shorten(f"{node.verb}({type(node).text(record, [])})")
 
 
-def spec_text(node: Input) -> str:
+def format_spec(node: Input) -> str:
     """Write an input's spec without its defaults."""
     said = [f"{name}={value!r}" for name, value in json.loads(node.spec.to_json()).items()]
     return shorten(", ".join(said if node.bound.format is None else [*said, f"format={node.bound.format!r}"]))
 
 
-def list_notes(
+def list_placement_notes(
     node: Collection,
     entry: Input | None,
     standing: Mapping[Collection, Columns | None],
@@ -152,27 +154,30 @@ def list_notes(
     if node.of_events:
         notes.append("told of events")
     elif node.looks:
-        every = " and ".join(_write_columns(by) for by in (meets[n] for n in node.looks) if by)
-        notes.append(f"rows are looked up by {every}" if every else f"rows are looked up in {_write_columns(())}")
+        every = " and ".join(_format_key_columns(by) for by in (meets[n] for n in node.looks) if by)
+        notes.append(f"rows are looked up by {every}" if every else f"rows are looked up in {_format_key_columns(())}")
     if not node.of_events:
         for n, (of, by) in enumerate(zip(node.inputs or [None], meets, strict=True)):
             if by is None or n in node.looks:
                 continue
             stands = of is not None and by and is_partitioned_by(standing[of], by, exactly=node in paired)
             notes.append(
-                f"rows stand by {_write_columns(by)} already" if stands else f"rows move to their {_write_columns(by)}"
+                f"rows stand by {_format_key_columns(by)} already"
+                if stands
+                else f"rows move to their {_format_key_columns(by)}"
             )
-            notes[-1] = notes[-1] if by else _write_columns(by)
+            notes[-1] = notes[-1] if by else _format_key_columns(by)
     if node.keeps:
         notes.append(
-            "kept" + "".join(f" by {_write_columns(by)}" for n, by in enumerate(meets) if by and n not in node.looks)
+            "kept"
+            + "".join(f" by {_format_key_columns(by)}" for n, by in enumerate(meets) if by and n not in node.looks)
         )
     if output and not node.consolidated:
         notes.append("consolidated for the output")
     return [shorten(note) for note in notes]
 
 
-def _write_columns(by: Columns) -> str:
+def _format_key_columns(by: Columns) -> str:
     return f"[{', '.join(by)}]" if by else "one partition"
 
 
@@ -197,7 +202,7 @@ BESIDE, BELOW, LANE, SWEEPS = 24.0, 44.0, 16.0, 8
 class BoxSize(NamedTuple):
     """The size of a box, in pixels.
 
-    >>> places = lay_out([BoxSize(40, 10), BoxSize(60, 10), BoxSize(50, 10)], [(), (), (0, 1)])
+    >>> places = lay_out_boxes([BoxSize(40, 10), BoxSize(60, 10), BoxSize(50, 10)], [(), (), (0, 1)])
     >>> [(place.x, place.y) for place in places.boxes], places.width, places.height
     ([(20.0, 5.0), (94.0, 5.0), (57.0, 59.0)], 124.0, 64.0)
     """
@@ -291,7 +296,7 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
     return sum(values) / len(values) if values else otherwise
 
 
-def lay_out(sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> BoxLayout:
+def lay_out_boxes(sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> BoxLayout:
     """Lay out boxes.  ``inputs``: for each box the numbers of the boxes before it.  Pure."""
     layers = _Layers(sizes, inputs)
     layers.sort_layers()
@@ -353,10 +358,10 @@ def draw_plan(plan: Plan, name: str | None = None, figures: Figures | None = Non
     ('<svg', 3, True, True)
     """
     boxes = _build_boxes(plan, select_roots(plan, name), figures or {})
-    return Picture(_render_svg(boxes, lay_out([each.size for each in boxes], [each.of for each in boxes])))
+    return Picture(_render_svg(boxes, lay_out_boxes([each.size for each in boxes], [each.of for each in boxes])))
 
 
-def render_plan(plan: Plan, name: str | None, format: str, figures: Figures | None = None) -> Explained | Picture:
+def render_plan(plan: Plan, name: str | None, format: str, figures: Figures | None = None) -> PlanExplanation | Picture:
     """Explain a plan as text or as a picture.  O(nodes).  Raises `SpecError` for an unknown name or format."""
     if format not in ("text", "svg"):
         raise SpecError(Phrase("explain with ", Option("format", format)), "that is no choice", "use 'text' or 'svg'")
@@ -379,8 +384,8 @@ def _build_boxes(plan: Plan, roots: Mapping[str, Collection], figures: Figures) 
     boxes, at = list[Box](), dict[Collection, int]()
     for node in (each for each in plan.nodes if each in wanted):  # a collection stands behind what it is made of
         entry = entries.get(node)
-        notes = list_notes(node, entry, standing, paired, node in roots.values())
-        notes += [*(() if entry is None else (columns_text(entry.bound.schema), spec_text(entry)))]
+        notes = list_placement_notes(node, entry, standing, paired, node in roots.values())
+        notes += [*(() if entry is None else (format_columns(entry.bound.schema), format_spec(entry)))]
         notes += figures.get(node, ())
         kind: Kind = "input" if entry is not None else "kept" if node.keeps else "operator"
         at[node] = len(boxes)
@@ -392,7 +397,9 @@ def _build_boxes(plan: Plan, roots: Mapping[str, Collection], figures: Figures) 
         )
     for name, node in roots.items():
         if names.get(node) != name:
-            boxes.append(Box("output", _wrap_text(f"output {name}"), _wrap_text(columns_text(node.schema)), [at[node]]))
+            boxes.append(
+                Box("output", _wrap_text(f"output {name}"), _wrap_text(format_columns(node.schema)), [at[node]])
+            )
     return boxes
 
 
@@ -446,10 +453,10 @@ class Explaining(ABC):
     """
 
     @overload
-    def explain(self, name: str | None = None, *, format: Literal["text"] = "text") -> Explained: ...
+    def explain(self, name: str | None = None, *, format: Literal["text"] = "text") -> PlanExplanation: ...
     @overload
     def explain(self, name: str | None = None, *, format: Literal["svg"]) -> Picture: ...
-    def explain(self, name: str | None = None, *, format: Literal["text", "svg"] = "text") -> Explained | Picture:
+    def explain(self, name: str | None = None, *, format: Literal["text", "svg"] = "text") -> PlanExplanation | Picture:
         """Show the plan as text or as a picture: operators of each output, kept state, and columns by which rows meet.
 
         An engine or a snapshot adds figures.  A collection that keeps rows shows their number, their bytes in memory
@@ -480,5 +487,5 @@ class Explaining(ABC):
         return self._render_plan(name, format)
 
     @abstractmethod
-    def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
+    def _render_plan(self, name: str | None, format: str) -> PlanExplanation | Picture:
         """Build the text or the picture of the plan."""

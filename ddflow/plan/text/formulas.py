@@ -46,7 +46,7 @@ class JsonRecord:
     def __init__(self, given: Any, what: str) -> None:
         self.what = what
         if not isinstance(given, dict):
-            raise self._wrong("it", given, "an object")
+            raise self._make_corrupt_error("it", given, "an object")
         self.given: dict[str, Any] = given
 
     def __contains__(self, name: str) -> bool:
@@ -60,28 +60,28 @@ class JsonRecord:
         """Read a text of at most ``most`` characters."""
         value = self.given.get(name)
         if not isinstance(value, str) or len(value) > most:
-            raise self._wrong(name, value, "a text")
+            raise self._make_corrupt_error(name, value, "a text")
         return value
 
-    def whole(self, name: str) -> int:
+    def integer(self, name: str) -> int:
         """Read a whole number."""
         value = self.given.get(name)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self._wrong(name, value, "a whole number")
+            raise self._make_corrupt_error(name, value, "a whole number")
         return value
 
     def list(self, name: str) -> list[Any]:
         """Read a list of anything."""
         value = self.given.get(name)
         if not isinstance(value, list):
-            raise self._wrong(name, value, "a list")
+            raise self._make_corrupt_error(name, value, "a list")
         return value
 
     def texts(self, name: str) -> builtins.list[str]:
         """Read a list of texts."""
         values = self.list(name)
         if not all(isinstance(value, str) for value in values):
-            raise self._wrong(name, values, "a list of texts")
+            raise self._make_corrupt_error(name, values, "a list of texts")
         return values
 
     def record(self, name: str) -> JsonRecord:
@@ -97,7 +97,7 @@ class JsonRecord:
         within = self.record(name)
         return {each: within.record(each) for each in within.names()}
 
-    def _wrong(self, name: str, value: Any, wanted: str) -> CorruptState:
+    def _make_corrupt_error(self, name: str, value: Any, wanted: str) -> CorruptState:
         shown = _SHORT.repr(value)
         shown = shown if len(shown) <= 200 else f"{shown[:197]}..."
         return CorruptState(self.what, f"{name[:80]} is {shown}, not {wanted}", MEND)
@@ -109,7 +109,7 @@ def digest_json(given: Any) -> str:
 
 
 def write_formula(formula: JsonRecord) -> str:
-    """Write a formula of `Formulas.add`, or the name of a column, in the form that a user writes."""
+    """Write a formula of `Formulas.describe_formula`, or the name of a column, in the form that a user writes."""
     kind = next((each for each in ("column", "sql", "arrow", "python") if each in formula), "sql")
     return shorten(repr(formula.text(kind)) if kind in ("column", "sql") else formula.text(kind))
 
@@ -149,7 +149,7 @@ class Formulas:
         self.digests: dict[str, list[str]] = {}
         self._given: dict[str, Any] = {}
 
-    def add(self, expression: Expression) -> dict[str, str]:
+    def describe_formula(self, expression: Expression) -> dict[str, str]:
         """Describe the formula as JSON: its SQL, whose type follows from the columns, or its name and its type.
         O(text).  Raises `SpecError` if another formula has the name.
         """
@@ -160,16 +160,18 @@ class Formulas:
         if isinstance(given, pc.Expression):
             found = [f"pyarrow {pa.__version__}", xxhash.xxh3_128_hexdigest(given.__reduce__()[1][0])]
             return {"arrow": self._register_name("arrow", str(given), found, found)} | kind
-        name = name_code(given)
+        name = find_code_name(given)
         same = (given.__func__, id(given.__self__)) if isinstance(given, MethodType) else id(given)
         found = [str(sys.implementation.cache_tag), digest_code(given)]
         return {"python": self._register_name("python", name, found, same)} | kind
 
-    def functions(self, given: Sequence[Any]) -> dict[str, str]:
+    def describe_functions(self, given: Sequence[Any]) -> dict[str, str]:
         """Describe functions that are one formula as JSON.  O(code).  Raises `SpecError` as `add` does."""
         given = [getattr(each, "py_func", each) for each in given]
         found = [str(sys.implementation.cache_tag), digest_json([digest_code(each) for each in given])]
-        return {"python": self._register_name("python", " ".join(map(name_code, given)), found, tuple(map(id, given)))}
+        return {
+            "python": self._register_name("python", " ".join(map(find_code_name, given)), found, tuple(map(id, given)))
+        }
 
     def _register_name(self, kind: str, name: str, found: list[str], same: Any) -> str:
         if self._given.setdefault(f"{kind} {name}", same) != same:
@@ -184,7 +186,7 @@ class Formulas:
         return name
 
 
-def name_code(given: Any) -> str:
+def find_code_name(given: Any) -> str:
     """Return the module and the qualified name of a function or a callable object."""
     home = getattr(given, "__module__", None) or type(given).__module__
     return f"{home}.{getattr(given, '__qualname__', type(given).__qualname__)}"
@@ -198,28 +200,31 @@ def digest_code(function: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return digest_json(None)
-    cells = [_cell_content(cell) for cell in getattr(function, "__closure__", None) or ()]
+    cells = [_read_closure_cell(cell) for cell in getattr(function, "__closure__", None) or ()]
     return digest_json(
-        [_plain_code(code), [_plain_value(each) for each in (*(getattr(function, "__defaults__", None) or ()), *cells)]]
+        [
+            _describe_code(code),
+            [_describe_constant(each) for each in (*(getattr(function, "__defaults__", None) or ()), *cells)],
+        ]
     )
 
 
-def _cell_content(cell: Any) -> Any:
+def _read_closure_cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # a name that is not bound yet
         return None
 
 
-def _plain_code(code: CodeType) -> Any:
-    return [code.co_code.hex(), list(code.co_names), [_plain_value(each) for each in code.co_consts]]
+def _describe_code(code: CodeType) -> Any:
+    return [code.co_code.hex(), list(code.co_names), [_describe_constant(each) for each in code.co_consts]]
 
 
-def _plain_value(value: Any) -> Any:
+def _describe_constant(value: Any) -> Any:
     if isinstance(value, CodeType):
-        return _plain_code(value)
+        return _describe_code(value)
     if isinstance(value, tuple):
-        return [_plain_value(each) for each in value]
+        return [_describe_constant(each) for each in value]
     if isinstance(value, frozenset):  # whose order differs from process to process
-        return sorted(json.dumps(_plain_value(each)) for each in value)
+        return sorted(json.dumps(_describe_constant(each)) for each in value)
     return repr(value) if isinstance(value, int | float | complex | str | bytes | None) else type(value).__qualname__

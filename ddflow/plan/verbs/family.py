@@ -44,12 +44,12 @@ class VerbFamily(Generic[Made]):
 
     flow: Any
 
-    def _then(self, verb: str, *told: Any) -> Made:
+    def _apply_verb(self, verb: str, *told: Any) -> Made:
         made: Made = self.flow.known(find_operator(verb)(self, *told))
         return made
 
 
-def check_flow(verb: str, first: Any, other: Any) -> None:
+def check_same_flow(verb: str, first: Any, other: Any) -> None:
     """Raise `SpecError` if ``other`` is no collection, or one of another flow than ``first``."""
     if getattr(other, "flow", None) is not first.flow:
         raise SpecError(verb, f"{other!r:.99} is no collection or of another flow", "build both in one flow")

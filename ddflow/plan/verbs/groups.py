@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, NamedTuple, Never
 
-from ddflow.columns.names import check_known, check_names, column_names
-from ddflow.columns.schema import is_flat, normal_type
+from ddflow.columns.names import check_column_names, check_columns_exist, parse_column_names
+from ddflow.columns.schema import is_flat_type, normalize_type
 from ddflow.errors import SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.plan.aggregates import AggregateCall, AppliedAggregate, parse_aggregate
@@ -31,7 +31,7 @@ ENDS: Final = {"min": "first", "max": "last", "first": "first", "last": "last", 
 """What each is, in an order of rows."""
 
 
-class PartColumns(NamedTuple):
+class OrderedPartColumns(NamedTuple):
     """Columns and order of an ordered part: its columns beside the groups, by name, and its order."""
 
     columns: tuple[tuple[str, str], ...]
@@ -41,8 +41,8 @@ class PartColumns(NamedTuple):
 
 def check_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
     """Return the group columns, checked against the names of the results.  Raises `SpecError`."""
-    groups, names = list(column_names(by, "agg", "group_by")), list(names)
-    check_known(groups, of.schema.names, "group_by")
+    groups, names = list(parse_column_names(by, "agg", "group_by")), list(names)
+    check_columns_exist(groups, of.schema.names, "group_by")
     if taken := [name for name in names if name in groups]:
         raise SpecError("agg", f"a group column is called {taken[0]!r} already", "choose another name")
     if not names:
@@ -50,7 +50,7 @@ def check_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
     if of.forgetting:
         found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would be added again"
         raise SpecError("agg", found, "leave on_expire='forget' out there")
-    check_names([*groups, *names], "agg")
+    check_column_names([*groups, *names], "agg")
     return groups
 
 
@@ -69,10 +69,10 @@ def aggregate_rows(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
     calls = {name: parse_aggregate(name, text, of.schema.names) for name, text in texts.items() if name not in own}
     folding = [name for name in texts if name in own or _is_foldable(calls[name])]
     if len(folding) == len(texts):
-        return of._then("agg", by, texts)
+        return of._apply_verb("agg", by, texts)
     groups = check_groups(of, by, texts)
     parts = [(of.group_by(*groups).agg(**{name: texts[name] for name in folding}), folding)] if folding else []
-    ordered = dict[PartColumns, list[tuple[str, str, str]]]()
+    ordered = dict[OrderedPartColumns, list[tuple[str, str, str]]]()
     for name, call in calls.items():
         if call.function in ENDS:
             part, value = _build_ordered_part(of, groups, call)
@@ -81,24 +81,24 @@ def aggregate_rows(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
             parts.append((_count_distinct(of, groups, name, call), [name]))
     for part, results in ordered.items():
         rows = _project_columns(of, groups, part.columns)
-        made = rows._then("ordered_agg", groups, part.order, results, part.skips)
+        made = rows._apply_verb("ordered_agg", groups, part.order, results, part.skips)
         parts.append((made, [name for name, _, _ in results]))
-    return _join_parts(parts, groups, list(texts))
+    return _join_group_parts(parts, groups, list(texts))
 
 
 def _is_foldable(call: AggregateCall) -> bool:
     return call.function not in ENDS and not (call.function == "count" and call.distinct)
 
 
-def _build_ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> tuple[PartColumns, str]:
+def _build_ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> tuple[OrderedPartColumns, str]:
     """Build the columns and the order of an ordered aggregate, and name its value column.  Raises `ExpressionError`."""
     by_value = call.function in ("min", "max")
     if call.distinct and not by_value:
-        raise call.error(f"{call.function} takes no DISTINCT", "leave it out")
+        raise call.build_error(f"{call.function} takes no DISTINCT", "leave it out")
     if call.order and by_value:
-        raise call.error(f"{call.function} takes no ORDER BY", "leave it out")
+        raise call.build_error(f"{call.function} takes no ORDER BY", "leave it out")
     if call.function in ("first", "last") and not call.order:
-        raise call.error("it does not say which row is first", f"write {call.function}(x order by y)")
+        raise call.build_error("it does not say which row is first", f"write {call.function}(x order by y)")
     (argument,) = call.arguments
     value, among = (_find_free_name(name, groups) for name in ("value", "among"))
     columns = {value: argument}
@@ -113,25 +113,27 @@ def _build_ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> 
         name = value if each.text == argument else _find_free_name(f"order {i + 1}", groups)
         if name != value:
             columns[name] = each.text if whole else f"CASE WHEN {counts} THEN {each.text} END"
-        ways.append(_direction_sql(name, each.descending, each.nulls_first))
+        ways.append(_write_order_direction(name, each.descending, each.nulls_first))
     if not call.order:
-        ways.append(_direction_sql(value, False, False))
+        ways.append(_write_order_direction(value, False, False))
     for name, text in columns.items():
         kind = compile_expression(text, of.schema, what=f"{call.function} of {call.name!r}").type
-        if any(way.startswith(f"`{name}`") for way in ways) and not is_flat(normal_type(kind)):
-            raise call.error(f"{text} is {kind}, which has no order", "use numbers, text, binary, dates, decimals")
+        if any(way.startswith(f"`{name}`") for way in ways) and not is_flat_type(normalize_type(kind)):
+            raise call.build_error(
+                f"{text} is {kind}, which has no order", "use numbers, text, binary, dates, decimals"
+            )
     rest = [pair for pair in columns.items() if pair[0] != value]
-    return PartColumns((*rest, (value, argument)), tuple(ways), skips), value
+    return OrderedPartColumns((*rest, (value, argument)), tuple(ways), skips), value
 
 
-def _direction_sql(name: str, descending: bool, nulls_first: bool) -> str:
+def _write_order_direction(name: str, descending: bool, nulls_first: bool) -> str:
     return f"`{name}` {'desc' if descending else 'asc'} nulls {'first' if nulls_first else 'last'}"
 
 
 def _count_distinct(of: Any, groups: Sequence[str], name: str, call: AggregateCall) -> Any:
     """Count the distinct values, leaving out nulls."""
     if call.order or call.ignores_nulls:
-        raise call.error(f"count takes no {'ORDER BY' if call.order else 'IGNORE NULLS'}", "leave it out")
+        raise call.build_error(f"count takes no {'ORDER BY' if call.order else 'IGNORE NULLS'}", "leave it out")
     columns = list[tuple[str, str]]()
     tests = " AND ".join(f"({each}) IS NOT NULL" for each in call.arguments)
     for i, each in enumerate(dict.fromkeys(call.arguments)):
@@ -140,8 +142,8 @@ def _count_distinct(of: Any, groups: Sequence[str], name: str, call: AggregateCa
         columns.append((_find_free_name(f"value {i + 1}", groups), text))
     rows = _project_columns(of, groups, columns)
     if not rows.positive:
-        rows = rows._then("arrange", groups, f"agg {name}=count(distinct ...)")
-    return rows.distinct()._then("agg", groups, {name: f"count(`{columns[0][0]}`)"})
+        rows = rows._apply_verb("arrange", groups, f"agg {name}=count(distinct ...)")
+    return rows.distinct()._apply_verb("agg", groups, {name: f"count(`{columns[0][0]}`)"})
 
 
 def _find_free_name(name: str, groups: Sequence[str]) -> str:
@@ -155,7 +157,7 @@ def _project_columns(of: Any, groups: Sequence[str], columns: Iterable[tuple[str
     return of.project({name: name for name in groups} | dict(columns))
 
 
-def _join_parts(parts: Sequence[tuple[Any, list[str]]], groups: list[str], names: list[str]) -> Any:
+def _join_group_parts(parts: Sequence[tuple[Any, list[str]]], groups: list[str], names: list[str]) -> Any:
     """Join all parts by their groups; each part has every group."""
     made, shown = parts[0]
     for part, more in parts[1:]:
@@ -252,7 +254,7 @@ class Grouping(NamesElsewhere, Generic[Made]):
             raise SpecError("agg", f"{given[0]!r:.200} has no name", f"name each column, as in agg({name}={written!r})")
         if len(aggregates) == 1:
             ((name, text),) = aggregates.items()
-            if not isinstance(text, AppliedAggregate) and parse_aggregate(name, text).counts_rows:
+            if not isinstance(text, AppliedAggregate) and parse_aggregate(name, text).is_count_star:
                 counted: Made = self._of.count(self._by, name=name)
                 return counted
         made: Made = aggregate_rows(self._of, self._by, aggregates)
@@ -292,7 +294,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         """
         if more:
             by = [*([by] if isinstance(by, str) else by or ()), *more]
-        return self._then("count", by, name)
+        return self._apply_verb("count", by, name)
 
     def group_by(self, *columns: str) -> Grouping[Made]:
         """Bring the rows of each group together, for `Grouping.agg`.
@@ -377,7 +379,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         O(log rows) for an update, and O(k + offset) for each group that a step touches.  It holds each row.  With
         ``rank_name`` one change may move all ranks after it: 2k updates.
         """
-        return self._then("top", k, by, partition_by, offset, rank_name)
+        return self._apply_verb("top", k, by, partition_by, offset, rank_name)
 
     def versions(
         self,
@@ -428,7 +430,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         all rows of its key if some are on disk.  It holds each row.  A step raises `NegativeMultiplicity` if a row has
         a multiplicity below zero.
         """
-        return self._then("versions", key, order_by, delete, ignore, valid_from, valid_to)
+        return self._apply_verb("versions", key, order_by, delete, ignore, valid_from, valid_to)
 
     def to_upserts(self, key: str | Sequence[str], on_conflict: Literal["error", "greatest", "all"] = "error") -> Made:
         """Convert the updates to upserts, as `ddflow.ToUpserts` does, for an output.  No verb can follow it.
@@ -453,7 +455,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         -----
         It costs as much as `ddflow.ToUpserts`, and holds each row.
         """
-        return self._then("to_upserts", key, on_conflict)
+        return self._apply_verb("to_upserts", key, on_conflict)
 
     def single(self, count: str, keys: Sequence[str] = ()) -> Made:
         """Refuse a step that leaves a row with a count above one, as of a scalar subquery.
@@ -479,4 +481,4 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         -----
         O(n), for n updates of a step, which raises `NotSingle`.
         """
-        return self._then("single", count, keys)
+        return self._apply_verb("single", count, keys)

@@ -32,11 +32,11 @@ from typing import Any, Final, Generic, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.names import column_names, did_you_mean
-from ddflow.columns.schema import is_word, normal_type
+from ddflow.columns.names import did_you_mean, parse_column_names
+from ddflow.columns.schema import is_word_type, normalize_type
 from ddflow.errors import Option, Phrase, SpecError
-from ddflow.plan.verbs.family import Made, VerbFamily, check_flow, find_operator
-from ddflow.plan.verbs.rest_columns import split_rests
+from ddflow.plan.verbs.family import Made, VerbFamily, check_same_flow, find_operator
+from ddflow.plan.verbs.rest_columns import split_rest_columns
 
 KINDS: Final = ("inner", "left", "right", "full", "semi", "anti")
 
@@ -65,22 +65,22 @@ def join_collections(left: Any, right: Any, on: Any, how: str, condition: str | 
         raise SpecError(
             "join", Phrase(Option("how"), f" is {how!r:.99}"), f"it is one of {', '.join(map(repr, KINDS))}"
         )
-    check_flow("join", left, right)
+    check_same_flow("join", left, right)
     sides = _prepare_sides(left, right, _parse_keys(on, "join"), "join")
     if how != "inner":
         sides = sides._replace(
-            left=_refuse_negative(sides.left, [one for one, _ in sides.on], how),
-            right=_refuse_negative(sides.right, [other for _, other in sides.on], how),
+            left=_refuse_negative_counts(sides.left, [one for one, _ in sides.on], how),
+            right=_refuse_negative_counts(sides.right, [other for _, other in sides.on], how),
         )
     if how in ("semi", "anti"):
-        found = _keep_matched(sides, 0, _join_inner(sides, condition) if condition is not None else None)
-        return _show_columns(found if how == "semi" else _subtract_rows(sides.left, found), sides.shown[0])
+        found = _keep_matched_rows(sides, 0, _join_inner(sides, condition) if condition is not None else None)
+        return _select_columns(found if how == "semi" else _remove_matched_rows(sides.left, found), sides.shown[0])
     pairs = _join_inner(sides, condition)
     outer = {"left": [0], "right": [1], "full": [0, 1]}.get(how)
     if outer is None:
         return pairs
-    made = pairs.concat(*(_pad_unmatched(sides, side, pairs, condition) for side in outer))
-    made.proven = None if how == "full" else _find_proven_columns(sides, 0 if how == "left" else 1)
+    made = pairs.concat(*(_pad_unmatched_rows(sides, side, pairs, condition) for side in outer))
+    made.proven = None if how == "full" else _find_identifying_columns(sides, 0 if how == "left" else 1)
     return made
 
 
@@ -88,26 +88,26 @@ def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
     """Look rows up: see `ddflow.plan.verbs.joins.JoinVerbs.lookup`."""
     if how not in ("left", "inner"):
         raise SpecError("lookup", Phrase(Option("how"), f" is {how!r:.99}"), "it is one of 'left', 'inner'")
-    check_flow("lookup", left, right)
+    check_same_flow("lookup", left, right)
     sides = _prepare_sides(left, right, _parse_keys(on, "lookup"), "lookup")
     columns = sides.list_columns()
     theirs = [name for name, side, _ in columns if side == 1]
     keys = [other for _, other in sides.on]
-    other, others = _find_arrangement(sides.right, keys, theirs)
+    other, others = _find_or_make_arrangement(sides.right, keys, theirs)
     meets = [(one, others[its]) for one, its in sides.on]
     shown: dict[str, str] | None = {name: others[name] for name in theirs}
     if 1 in sides.whole and [*other.schema.names] == [*right.schema.names] and all(a == b for a, b in others.items()):
         shown = None
-    made = sides.left._then("lookup", other, meets, shown, sides.merged, how)
-    return _show_columns(made, [name for name, _, _ in columns])
+    made = sides.left._apply_verb("lookup", other, meets, shown, sides.merged, how)
+    return _select_columns(made, [name for name, _, _ in columns])
 
 
 def _parse_keys(on: Any, asked: str) -> list[tuple[str, str]]:
     """Return the keys as pairs.  Raises `SpecError`."""
     if isinstance(on, Mapping):
-        names = column_names([*on, *on.values()], asked, "on")
+        names = parse_column_names([*on, *on.values()], asked, "on")
         return list(zip(names[: len(on)], names[len(on) :], strict=True))
-    names = column_names(on, asked, "on")
+    names = parse_column_names(on, asked, "on")
     return list(zip(names, names, strict=True))
 
 
@@ -136,12 +136,12 @@ def _prepare_sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: s
             on.sort(key=lambda pair: found_by.index(sources[pair[0 if side is left else 1]]))
             break
     whole = [
-        side for side, (of, names) in enumerate(zip((left, right), shown, strict=True)) if _is_shown_whole(of, names)
+        side for side, (of, names) in enumerate(zip((left, right), shown, strict=True)) if _is_fully_shown(of, names)
     ]
     return JoinSides(left, right, on, merged, shown, whole)
 
 
-def _is_shown_whole(side: Any, shown: Sequence[str]) -> bool:
+def _is_fully_shown(side: Any, shown: Sequence[str]) -> bool:
     return follow_renames(side, shown)[0] is side and list(side.schema.names) == list(shown)
 
 
@@ -154,8 +154,8 @@ def _add_key_columns(
         text = key
         if key in side.schema.names and partner in other.schema.names:
             kind, its_kind = side.schema.field(key).type, other.schema.field(partner).type
-            common = _common_decimal(kind, its_kind) or _common_timestamp(kind, its_kind)
-            text = key if common in (None, kind) else f"cast(`{key.replace('`', '``')}` as {_type_sql(common)})"
+            common = _find_common_decimal(kind, its_kind) or _find_common_timestamp(kind, its_kind)
+            text = key if common in (None, kind) else f"cast(`{key.replace('`', '``')}` as {_write_type_sql(common)})"
         if text in side.schema.names and text not in names:
             names.append(text)
             continue
@@ -169,13 +169,13 @@ def _add_key_columns(
     return (side if len(columns) == len(side.schema.names) else side.project(columns)), names
 
 
-def _type_sql(kind: pa.DataType) -> str:
+def _write_type_sql(kind: pa.DataType) -> str:
     if pat.is_decimal(kind):
         return f"decimal({kind.precision}, {kind.scale})"
     return "timestamp" if kind.tz else "timestamp_ntz"
 
 
-def _common_timestamp(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def _find_common_timestamp(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the timestamp type in which two types compare without loss, if one is a timestamp, or None.
 
     SQL has no timestamps of nanoseconds.  A date and an instant compare in a time zone only.
@@ -191,7 +191,7 @@ def _common_timestamp(one: pa.DataType, other: pa.DataType) -> pa.DataType | Non
     return None if "ns" in units or len(zones) > 1 else pa.timestamp("us", "UTC" if zones == {True} else None)
 
 
-def _common_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def _find_common_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the decimal type in which two types compare without loss, if one is a decimal, or None."""
     digits = {8: 3, 16: 5, 32: 10, 64: 20}
     if not (pat.is_decimal(one) or pat.is_decimal(other)):
@@ -210,11 +210,11 @@ def _common_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 def is_comparable(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether equal values of two types are the same words: numbers of one kind, of any width; other types alike."""
-    one, other = normal_type(one), normal_type(other)
+    one, other = normalize_type(one), normalize_type(other)
     texts = pat.is_string, pat.is_large_string
     if one == other or (any(f(one) for f in texts) and any(f(other) for f in texts)):
         return True
-    if not (is_word(one) and is_word(other)):
+    if not (is_word_type(one) and is_word_type(other)):
         return False
     if pat.is_floating(one) or pat.is_floating(other):
         return pat.is_floating(one) and pat.is_floating(other)
@@ -232,7 +232,7 @@ def follow_renames(side: Any, names: Iterable[str]) -> tuple[Any, dict[str, str]
     return side, sources
 
 
-def _find_arrangement(side: Any, by: Sequence[str], columns: Sequence[str]) -> tuple[Any, dict[str, str]]:
+def _find_or_make_arrangement(side: Any, by: Sequence[str], columns: Sequence[str]) -> tuple[Any, dict[str, str]]:
     """Find or make a collection that finds rows by ``by`` and has ``columns``; return it and the names of all there."""
     of, sources = follow_renames(side, {*by, *columns} or side.schema.names[:1])
     wanted = [sources[name] for name in by]
@@ -274,7 +274,7 @@ def build_inner_join(
     both = []
     for side, of in enumerate((left, right)):
         keys, read = [pair[side] for pair in on], [name for _, at, name in columns if at == side]
-        both.append(_find_arrangement(of, keys, read))
+        both.append(_find_or_make_arrangement(of, keys, read))
     (one, ones), (other, others) = both
     at = ones, others
     meets = [(ones[a], others[b]) for a, b in on]
@@ -283,7 +283,7 @@ def build_inner_join(
     )
 
 
-def _keep_matched(sides: JoinSides, side: int, pairs: Any) -> Any:
+def _keep_matched_rows(sides: JoinSides, side: int, pairs: Any) -> Any:
     """Keep the rows of a side that have a partner.  ``pairs``: those that meet a condition, or None without one."""
     of, names = (sides.left, sides.right)[side], list(sides.shown[side])
     if pairs is None:
@@ -296,20 +296,25 @@ def _keep_matched(sides: JoinSides, side: int, pairs: Any) -> Any:
                 if theirs
                 else partner.project({"any": "true"}).distinct()
             )
-        return _copy_proofs(
+        return _copy_proven_properties(
             of,
             build_inner_join(
-                of, partner, list(zip(keys, theirs, strict=True)), _list_own_columns(of), _list_whole_sides(of, 0)
+                of, partner, list(zip(keys, theirs, strict=True)), _list_own_columns(of), _list_unprojected_sides(of, 0)
             ),
         )
     if (of.unique or of.unique_by()) and names == list(of.schema.names):
-        columns = split_rests(pairs, dict(zip(names, names, strict=True)), [names] if of.grows else [])
-        return _copy_proofs(of, pairs._then("project", *columns).distinct())
+        columns = split_rest_columns(pairs, dict(zip(names, names, strict=True)), [names] if of.grows else [])
+        return _copy_proven_properties(of, pairs._apply_verb("project", *columns).distinct())
     found = pairs.project(names).distinct()
-    return _copy_proofs(
+    return _copy_proven_properties(
         of,
         build_inner_join(
-            of, found, [(name, name) for name in names], _list_own_columns(of), _list_whole_sides(of, 0), nulls=True
+            of,
+            found,
+            [(name, name) for name in names],
+            _list_own_columns(of),
+            _list_unprojected_sides(of, 0),
+            nulls=True,
         ),
     )
 
@@ -318,22 +323,22 @@ def _list_own_columns(of: Any) -> list[tuple[str, int, str]]:
     return [(name, 0, name) for name in of.schema.names]
 
 
-def _list_whole_sides(of: Any, side: int) -> list[int]:
+def _list_unprojected_sides(of: Any, side: int) -> list[int]:
     return [side] if of.renames() is None else []
 
 
-def _subtract_rows(of: Any, matched: Any) -> Any:
+def _remove_matched_rows(of: Any, matched: Any) -> Any:
     """Remove the matched rows from a collection."""
-    return _copy_proofs(of, of.concat(matched.negate()))
+    return _copy_proven_properties(of, of.concat(matched.negate()))
 
 
-def _copy_proofs(of: Any, made: Any) -> Any:
+def _copy_proven_properties(of: Any, made: Any) -> Any:
     """Give a selection of whole rows the proven properties of its collection."""
     made.unique, made.positive, made.proven = of.unique, of.positive, of.identified_by()
     return made
 
 
-def _find_proven_columns(sides: JoinSides, outer: int) -> tuple[str, ...] | None:
+def _find_identifying_columns(sides: JoinSides, outer: int) -> tuple[str, ...] | None:
     """Return the columns that identify the rows of an outer join: the outer side's if each row meets one row at most,
     else both sides'.  A row without a partner has a key that no pair has.
     """
@@ -348,19 +353,19 @@ def _find_proven_columns(sides: JoinSides, outer: int) -> tuple[str, ...] | None
     return None
 
 
-def _pad_unmatched(sides: JoinSides, side: int, pairs: Any, condition: str | None) -> Any:
+def _pad_unmatched_rows(sides: JoinSides, side: int, pairs: Any, condition: str | None) -> Any:
     """Keep the rows of a side that have no partner, with nulls in the other side's columns."""
     both = [sides.left, sides.right]
-    both[side] = _subtract_rows(both[side], _keep_matched(sides, side, None if condition is None else pairs))
+    both[side] = _remove_matched_rows(both[side], _keep_matched_rows(sides, side, None if condition is None else pairs))
     return find_operator("pad")(*both, side, sides.list_columns(), sides.merged if side else [], sides.whole)
 
 
-def _refuse_negative(side: Any, by: Sequence[str], how: str) -> Any:
+def _refuse_negative_counts(side: Any, by: Sequence[str], how: str) -> Any:
     """Refuse rows of a side with a multiplicity below zero."""
-    return side if side.positive else side._then("arrange", list(dict.fromkeys(by)), f"a {how} join")
+    return side if side.positive else side._apply_verb("arrange", list(dict.fromkeys(by)), f"a {how} join")
 
 
-def _show_columns(of: Any, names: Sequence[str]) -> Any:
+def _select_columns(of: Any, names: Sequence[str]) -> Any:
     return of if list(of.schema.names) == list(names) else of.project(list(names))
 
 
@@ -489,4 +494,4 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
         -----
         O(n log n), for n updates of a step.  It holds each row.
         """
-        return self._then("arrange", by)
+        return self._apply_verb("arrange", by)

@@ -9,10 +9,10 @@ that are, so a part that gets a column changes no id. A column that comes later 
 >>> orders = flow.upserts("orders", {"id": int, "shop": int}, dd.Upsert(key="id"))
 >>> shops = flow.upserts("shops", {"shop": int, "city": str}, dd.Upsert(key="shop"))
 >>> pairs = orders.join(shops, on="shop")
->>> given, rests = split_rests(pairs, {"id": "id", "shop": "shop", "town": "city"}, [["id", "shop"]])
+>>> given, rests = split_rest_columns(pairs, {"id": "id", "shop": "shop", "town": "city"}, [["id", "shop"]])
 >>> given, rests
 ({'town': 'city'}, (RestColumns(at=0, path=(0,), without=(), begin='', now=''),))
->>> list(expand_rests(pairs, given, rests))
+>>> list(expand_rest_columns(pairs, given, rests))
 ['id', 'shop', 'town']
 """
 
@@ -39,16 +39,16 @@ class RestColumns(NamedTuple):
     now: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Write it as JSON; `read_rests` reads it."""
+        """Write it as JSON; `read_rest_columns` reads it."""
         return self._asdict() | {"path": [*self.path], "without": [*self.without]}
 
-    def passed_columns(self, ways: Mapping[str, set[Path]]) -> dict[str, str]:
-        """Map the names here to the columns that it passes on.  ``ways``: see `find_origins`."""
-        mine = [name for name in ways if _has_path(self.path, ways[name]) and name not in self.without]
+    def map_passed_columns(self, ways: Mapping[str, set[Path]]) -> dict[str, str]:
+        """Map the names here to the columns that it passes on.  ``ways``: see `find_column_origins`."""
+        mine = [name for name in ways if _has_path_prefix(self.path, ways[name]) and name not in self.without]
         return {self.now + name[len(self.begin) :]: name for name in mine if name.startswith(self.begin)}
 
 
-def find_origins(of: Any) -> dict[str, set[Path]]:
+def find_column_origins(of: Any) -> dict[str, set[Path]]:
     """Map each column to the ways to its origins; equal columns have several.  O(nodes x columns)."""
     known: dict[Any, dict[str, set[Path]]] = {}
     ahead = [of]
@@ -71,7 +71,7 @@ def find_origins(of: Any) -> dict[str, set[Path]]:
     return known[of]
 
 
-def split_rests(
+def split_rest_columns(
     of: Any, columns: Mapping[str, str], groups: Sequence[Sequence[str]]
 ) -> tuple[dict[str, str], tuple[RestColumns, ...]]:
     """Split the columns of a projection into named ones and a `RestColumns` for each group.  O(nodes x columns).
@@ -79,17 +79,17 @@ def split_rests(
     ``groups``: names of columns, each group all columns shown of a part.  A group of several parts stays named.
     """
     ways, places, given, rests = (
-        find_origins(of),
+        find_column_origins(of),
         {n: i for i, n in enumerate(of.schema.names)},
         dict(columns),
         list[Any](),
     )
     for group in groups:
         sources = [_unquote_column(columns[name]) for name in group]
-        path = _find_smallest_part([ways.get(each, {()}) for each in sources])
+        path = _find_smallest_common_path([ways.get(each, {()}) for each in sources])
         if path is None:
             continue
-        begin, now = next((found for found in map(_differing_prefixes, sources, group) if any(found)), ("", ""))
+        begin, now = next((found for found in map(_find_differing_prefixes, sources, group) if any(found)), ("", ""))
         run = list[str]()
         for name, source in zip(reversed(group), reversed(sources), strict=True):
             alike = source.startswith(begin) and now + source[len(begin) :] == name
@@ -97,32 +97,32 @@ def split_rests(
                 break
             run.insert(0, source)
             del given[name]
-        without = [name for name in places if _has_path(path, ways[name]) and name not in run]
+        without = [name for name in places if _has_path_prefix(path, ways[name]) and name not in run]
         rests.append((group[-1], path, tuple(without), begin, now))
     order = list(columns)
     made = [RestColumns(sum(order.index(name) <= order.index(last) for name in given), *rest) for last, *rest in rests]
     return given, tuple(sorted(made, key=lambda each: each.at))
 
 
-def expand_rests(of: Any, given: Mapping[str, Any], rests: Sequence[RestColumns]) -> dict[str, Any]:
+def expand_rest_columns(of: Any, given: Mapping[str, Any], rests: Sequence[RestColumns]) -> dict[str, Any]:
     """List all columns of a projection, in their order.  O(nodes x columns)."""
-    ways, out, named = find_origins(of) if rests else {}, dict[str, Any](), [*given.items()]
+    ways, out, named = find_column_origins(of) if rests else {}, dict[str, Any](), [*given.items()]
     for at in range(len(named) + 1):
         for rest in rests:
             if rest.at == at:
-                shown = rest.passed_columns(ways).items()
+                shown = rest.map_passed_columns(ways).items()
                 out |= {name: source for name, source in shown if name not in out and name not in given}
         out |= dict(named[at : at + 1])
     return out
 
 
-def read_rests(record: JsonRecord) -> tuple[RestColumns, ...]:
+def read_rest_columns(record: JsonRecord) -> tuple[RestColumns, ...]:
     """Read the rests of a stored projection.  Raises `CorruptState`."""
     made = list[RestColumns]()
     for each in record.records("rests") if "rests" in record else []:
         path = JsonRecord({str(step): way for step, way in enumerate(each.list("path"))}, each.what)
-        way, without = tuple(map(path.whole, path.names())), tuple(each.texts("without"))
-        made.append(RestColumns(each.whole("at"), way, without, each.text("begin"), each.text("now")))
+        way, without = tuple(map(path.integer, path.names())), tuple(each.texts("without"))
+        made.append(RestColumns(each.integer("at"), way, without, each.text("begin"), each.text("now")))
     return tuple(made)
 
 
@@ -130,22 +130,22 @@ def _unquote_column(formula: str) -> str:
     return formula[1:-1].replace("``", "`") if formula.startswith("`") and formula.endswith("`") else formula
 
 
-def _differing_prefixes(source: str, name: str) -> tuple[str, str]:
+def _find_differing_prefixes(source: str, name: str) -> tuple[str, str]:
     """Return the prefixes in which two names differ, one of which is empty."""
     if source.endswith(name):
         return source[: len(source) - len(name)], ""
     return "", name[: len(name) - len(source)] if name.endswith(source) else ""
 
 
-def _has_path(path: Path, ways: set[Path]) -> bool:
+def _has_path_prefix(path: Path, ways: set[Path]) -> bool:
     return any(way[: len(path)] == path for way in ways)
 
 
-def _find_smallest_part(ways: Sequence[set[Path]]) -> Path | None:
+def _find_smallest_common_path(ways: Sequence[set[Path]]) -> Path | None:
     """Find the smallest part that contains some columns; None if several could."""
     for length in range(max(map(len, ways[0])), -1, -1):
         found = {way[:length] for way in ways[0] if len(way) >= length}
-        found = {path for path in found if all(_has_path(path, each) for each in ways)}
+        found = {path for path in found if all(_has_path_prefix(path, each) for each in ways)}
         if found:
             return found.pop() if len(found) == 1 else None
     return None

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic
 
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import SpecError
-from ddflow.plan.verbs.family import Made, VerbFamily, check_flow
+from ddflow.plan.verbs.family import Made, VerbFamily, check_same_flow
 
 Formula = Any
 """An SQL string, a ``pyarrow.compute.Expression``, or a function from a record batch to an array."""
@@ -49,7 +49,7 @@ class RowVerbs(VerbFamily[Made], Generic[Made]):
         -----
         O(n), for n updates of a step.
         """
-        return self._then("filter", predicate)
+        return self._apply_verb("filter", predicate)
 
     def project(self, columns: str | Sequence[str] | Mapping[str, Formula]) -> Made:
         """Map the rows to other columns.  Multiplicities stay.
@@ -75,7 +75,7 @@ class RowVerbs(VerbFamily[Made], Generic[Made]):
         -----
         O(n), for n updates of a step.
         """
-        return self._then("project", columns)
+        return self._apply_verb("project", columns)
 
     def unnest(self, column: str) -> Made:
         """Make a row for each element of a column of lists.
@@ -99,7 +99,7 @@ class RowVerbs(VerbFamily[Made], Generic[Made]):
         -----
         O(e), for e elements of a step.
         """
-        return self._then("unnest", column)
+        return self._apply_verb("unnest", column)
 
 
 POSITIVE: Final = "greatest(n, 0)"
@@ -134,7 +134,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         -----
         O(n) expected, for n updates of a step.  It holds each row.
         """
-        return self._then("distinct")
+        return self._apply_verb("distinct")
 
     def threshold(self, formula: Formula) -> Made:
         """Give each row another multiplicity: a function of the one it has.
@@ -173,7 +173,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         ...     engine.step({"id": [1, 2, 3], "city": ["Bern", "Basel", "Bern"]}, time=0)["often"].to_pylist()
         [{'city': 'Bern', '_time': 0, '_diff': 1}]
         """
-        return self._then("threshold", formula)
+        return self._apply_verb("threshold", formula)
 
     def concat(self, *others: Made) -> Made:
         """Combine the rows of this and other collections; multiplicities are added.
@@ -197,7 +197,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         -----
         O(n), for n updates of a step.
         """
-        return self._then("concat", *others)
+        return self._apply_verb("concat", *others)
 
     def negate(self) -> Made:
         """Negate the multiplicities of the rows: ``a.concat(b.negate())`` is a without b.
@@ -211,7 +211,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         -----
         O(n), for n updates of a step.
         """
-        return self._then("negate")
+        return self._apply_verb("negate")
 
     def union(self, *others: Made, all: bool = False) -> Made:
         """Combine the rows that are in this collection or in another one.
@@ -240,7 +240,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         """
         first, *rest = _prepare_operands("union", [self, *others], at_least=False)
         added: Any = first.concat(*rest) if rest else first
-        made: Made = added if all else _make_unique(added)
+        made: Made = added if all else _make_rows_unique(added)
         return made
 
     def except_(self, *others: Made, all: bool = False) -> Made:
@@ -306,12 +306,12 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return every
 
 
-def check_sides(verb: str, sides: Sequence[Any]) -> None:
+def check_compatible_sides(verb: str, sides: Sequence[Any]) -> None:
     """Refuse collections of several flows, or of other columns than the first has.  Raises `SpecError`."""
     first = sides[0]
     columns = {field.name: field.type for field in first.schema}
     for side in sides[1:]:
-        check_flow(verb, first, side)
+        check_same_flow(verb, first, side)
         other = {field.name: field.type for field in side.schema}
         if list(other.items()) == list(columns.items()):
             continue
@@ -328,11 +328,11 @@ def _prepare_operands(verb: str, sides: Sequence[Any], once: bool = False, at_le
     """Prepare the operands: no multiplicity below zero, or with ``once`` each row once."""
     if at_least and len(sides) < 2:
         raise SpecError(verb, "no other collection is given", f"write a.{verb}(b)")
-    check_sides(verb, sides)
-    return [_make_unique(side) if once else side if side.positive else side.threshold(POSITIVE) for side in sides]
+    check_compatible_sides(verb, sides)
+    return [_make_rows_unique(side) if once else side if side.positive else side.threshold(POSITIVE) for side in sides]
 
 
-def _make_unique(side: Any) -> Any:
+def _make_rows_unique(side: Any) -> Any:
     return side if side.unique else side.distinct()
 
 

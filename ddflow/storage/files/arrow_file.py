@@ -5,7 +5,7 @@ Arrow sees the file. Offsets and lengths stay within the bytes. Compressed buffe
 metadata says.
 
 >>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [1, 2]})
->>> with new_file(sink, batch.schema) as writer:
+>>> with open_file_writer(sink, batch.schema) as writer:
 ...     writer.write_batch(batch)
 >>> [read.to_pydict() for read in read_batches(sink.getvalue(), batch.schema, 2, "the file x")]
 [{'n': [1, 2]}]
@@ -28,7 +28,7 @@ import pyarrow.types as pat
 from ddflow.columns.widening import fill_columns
 from ddflow.columns.wider import find_widening
 from ddflow.errors import Command, CorruptState, Phrase
-from ddflow.storage.files.flatbuffer import FlatTable, Malformed, root
+from ddflow.storage.files.flatbuffer import FlatTable, MalformedMetadata, read_root_table
 
 _LISTS: Final = {12, 16, 17, 21}
 """Types of a schema whose child may be called anything: list, fixed-size list, map, large list."""
@@ -75,20 +75,20 @@ _DEFAULTS: Final = {(7, 2): 128, (8, 0): 1, (9, 0): 1, (9, 1): 32, (18, 0): 1}
 def match_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.Schema:
     """Return the schema of a file, without metadata: the expected one, or one of narrower types with the same hashes.
 
-    Raises `Malformed` for any other.
+    Raises `MalformedMetadata` for any other.
 
     >>> sink = pa.BufferOutputStream()
     >>> with pa.ipc.new_file(sink, pa.schema({"n": pa.int32()})) as writer:
     ...     writer.write_table(pa.table({"n": pa.array([1], pa.int32())}))
     >>> data = memoryview(sink.getvalue()).cast("B")
-    >>> match_schema(root(data[16:]), data, pa.schema({"n": pa.int64()})).field("n").type
+    >>> match_schema(read_root_table(data[16:]), data, pa.schema({"n": pa.int64()})).field("n").type
     DataType(int32)
     """
     expected = memoryview(schema.serialize()).cast("B")
     # The bytes are the same where the same version of Arrow wrote them.
     if data[8 : 8 + len(expected)] == expected:
         return schema
-    found, wanted = message.read_table(2), root(expected[8:]).read_table(2)
+    found, wanted = message.read_table(2), read_root_table(expected[8:]).read_table(2)
     assert wanted is not None
     if found is not None and found.read_number(0, "h") == wanted.read_number(0, "h"):
         if _has_same_fields(found, wanted, 1, True):
@@ -99,7 +99,7 @@ def match_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.
             if len(kinds) == len(schema) and all(one.read_text(0) == other.read_text(0) for one, other, _ in pairs):
                 return pa.schema([field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)])
     columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
-    raise Malformed(f"its columns are not those expected ({columns})")
+    raise MalformedMetadata(f"its columns are not those expected ({columns})")
 
 
 def _match_type(found: FlatTable, wanted: pa.DataType) -> pa.DataType | None:
@@ -119,13 +119,13 @@ def _match_type(found: FlatTable, wanted: pa.DataType) -> pa.DataType | None:
         kind = _FLOATS.get(type_.read_number(0, "h")) if number == _FLOAT else _BYTES.get(number)
     if kind is not None and (kind == wanted or find_widening(kind, wanted) == "read"):
         return kind
-    expected = root(memoryview(pa.schema([("", wanted)]).serialize()).cast("B")[8:]).read_table(2)
+    expected = read_root_table(memoryview(pa.schema([("", wanted)]).serialize()).cast("B")[8:]).read_table(2)
     assert expected is not None
     (other,) = expected.read_tables(1)
     same = (
         number == other.read_number(2, "B")
         and found.read_table(4) is None
-        and _same_type(type_, other.read_table(3), number)
+        and _is_same_type(type_, other.read_table(3), number)
     )
     return wanted if same and _has_same_fields(found, other, 5, number not in _LISTS) else None
 
@@ -162,14 +162,14 @@ def _has_same_fields(found: FlatTable, wanted: FlatTable, slot: int, named: bool
             or (named and one.read_text(0) != other.read_text(0))
         ):
             return False
-        if not _same_type(one.read_table(3), other.read_table(3), kind) or not _has_same_fields(
+        if not _is_same_type(one.read_table(3), other.read_table(3), kind) or not _has_same_fields(
             one, other, 5, kind not in _LISTS
         ):
             return False
     return True
 
 
-def _same_type(found: FlatTable | None, wanted: FlatTable | None, kind: int) -> bool:
+def _is_same_type(found: FlatTable | None, wanted: FlatTable | None, kind: int) -> bool:
     """Return whether the tables of two types of one kind say the same."""
     if found is None or wanted is None:
         return found is wanted
@@ -197,13 +197,13 @@ _PLAIN: Final = -1
 
 
 def check_compression(compression: FlatTable) -> None:
-    """Raise `Malformed` for the header of a batch that is compressed in another way.  O(1)."""
+    """Raise `MalformedMetadata` for the header of a batch that is compressed in another way.  O(1)."""
     if compression.read_number(0, "b") or compression.read_number(1, "b"):
-        raise Malformed("a batch is compressed, and not by LZ4, buffer by buffer")
+        raise MalformedMetadata("a batch is compressed, and not by LZ4, buffer by buffer")
 
 
-def decompress(buffer: pa.Buffer) -> pa.Buffer:
-    """Decompress a buffer.  O(bytes).  Raises `Malformed`.
+def decompress_buffer(buffer: pa.Buffer) -> pa.Buffer:
+    """Decompress a buffer.  O(bytes).  Raises `MalformedMetadata`.
 
     >>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [7] * 1000})
     >>> with pa.ipc.new_file(sink, batch.schema, options=OPTIONS) as writer:
@@ -211,32 +211,32 @@ def decompress(buffer: pa.Buffer) -> pa.Buffer:
     >>> sink.getvalue().size < 1000
     True
     >>> body = pa.Codec("lz4").compress(bytes(1000))
-    >>> decompress(pa.py_buffer((1000).to_bytes(8, "little") + body.to_pybytes())).size
+    >>> decompress_buffer(pa.py_buffer((1000).to_bytes(8, "little") + body.to_pybytes())).size
     1000
-    >>> decompress(pa.py_buffer((1001).to_bytes(8, "little") + body.to_pybytes()))
+    >>> decompress_buffer(pa.py_buffer((1001).to_bytes(8, "little") + body.to_pybytes()))
     Traceback (most recent call last):
         ...
-    ddflow.storage.files.flatbuffer.Malformed: a buffer says that it holds 1,001 bytes, and holds fewer
+    ddflow.storage.files.flatbuffer.MalformedMetadata: a buffer says that it holds 1,001 bytes, and holds fewer
     """
     if buffer.size == 0:
         return buffer
     if buffer.size < 8:
-        raise Malformed(f"a buffer of {buffer.size} bytes does not say what it holds")
+        raise MalformedMetadata(f"a buffer of {buffer.size} bytes does not say what it holds")
     claim, body = int.from_bytes(memoryview(buffer)[:8], "little", signed=True), buffer.slice(8)
     if claim == _PLAIN:
         return body
     if not 0 < claim <= MOST * body.size:
-        raise Malformed(f"a buffer of {buffer.size:,} bytes says that it holds {claim:,}")
+        raise MalformedMetadata(f"a buffer of {buffer.size:,} bytes says that it holds {claim:,}")
     try:
         out = _CODEC.decompress(body, decompressed_size=claim)
     except OSError as error:
-        raise Malformed(f"a buffer that holds {claim:,} bytes is not LZ4: {error}") from None
-    if not _overflows(body, claim - 1):
-        raise Malformed(f"a buffer says that it holds {claim:,} bytes, and holds fewer")
+        raise MalformedMetadata(f"a buffer that holds {claim:,} bytes is not LZ4: {error}") from None
+    if not _is_longer_than(body, claim - 1):
+        raise MalformedMetadata(f"a buffer says that it holds {claim:,} bytes, and holds fewer")
     return out
 
 
-def _overflows(body: pa.Buffer, room: int) -> bool:
+def _is_longer_than(body: pa.Buffer, room: int) -> bool:
     """Return whether a buffer holds more bytes than ``room``."""
     try:
         _CODEC.decompress(body, decompressed_size=room)
@@ -257,8 +257,8 @@ _V5, _SCHEMA, _BATCH = 4, 1, 3
 def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> list[pa.RecordBatch]:
     """Read the record batches of an Arrow file.  They refer to its bytes, or to the bytes of its decompressed buffers.
 
-    ``schema``: of every batch, all of its types `readable`.  ``rows``: of all batches together; None: any.  ``what``:
-    the file, for messages.  O(bytes of text and offsets + columns times batches).  Raises `CorruptState`.
+    ``schema``: of every batch, all of its types `is_readable_type`.  ``rows``: of all batches together; None: any.
+    ``what``: the file, for messages.  O(bytes of text and offsets + columns times batches).  Raises `CorruptState`.
     """
     try:
         data = memoryview(whole).cast("B") if whole.size else memoryview(b"")
@@ -283,7 +283,7 @@ def read_batch(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str)
     return batches[0]
 
 
-def new_file(sink: Any, schema: pa.Schema, compresses: bool = False) -> pa.ipc.RecordBatchFileWriter:
+def open_file_writer(sink: Any, schema: pa.Schema, compresses: bool = False) -> pa.ipc.RecordBatchFileWriter:
     """Open a writer of files that `read_batches` reads, whatever the environment says of Arrow's formats.  O(columns).
 
     ``compresses``: whether it compresses buffers with LZ4."""
@@ -299,14 +299,14 @@ def restore_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 @cache
-def readable(kind: pa.DataType) -> bool:
+def is_readable_type(kind: pa.DataType) -> bool:
     """Return whether a file may have columns of a type: the types, at every level, that
-    `ddflow.columns.schema.normal_type` does not change."""
+    `ddflow.columns.schema.normalize_type` does not change."""
     if isinstance(kind, pa.BaseExtensionType):
-        return readable(kind.storage_type)
+        return is_readable_type(kind.storage_type)
     if pat.is_nested(kind):
         known = pat.is_struct(kind) or pat.is_union(kind) or _is_list(kind)
-        return known and all(readable(kind.field(i).type) for i in range(kind.num_fields))
+        return known and all(is_readable_type(kind.field(i).type) for i in range(kind.num_fields))
     return not (pat.is_dictionary(kind) or pat.is_run_end_encoded(kind) or kind in (pa.string_view(), pa.binary_view()))
 
 
@@ -318,68 +318,72 @@ def _read_messages(data: memoryview) -> Iterator[tuple[FlatTable, int, int]]:
     """Yield each message of a file with the position and the length of its body, in the order of the file."""
     end = len(data) - len(MAGIC) - 4
     if end < 24 or bytes(data[:8]) != MAGIC + b"\0\0" or bytes(data[-len(MAGIC) :]) != MAGIC:
-        raise Malformed("it is no Arrow file")
+        raise MalformedMetadata("it is no Arrow file")
     at, kind = 8, _SCHEMA
     while True:
         if bytes(data[at : at + 4]) != _MORE or at + 8 > end:
-            raise Malformed(f"there is no message at byte {at:,}")
+            raise MalformedMetadata(f"there is no message at byte {at:,}")
         size = int.from_bytes(data[at + 4 : at + 8], "little", signed=True)
         at += 8
         if size == 0:
             break
         if size < 0 or size % 8 or at + size > end:
-            raise Malformed(f"the metadata at byte {at:,} have {size:,} bytes")
-        message = root(data[at : at + size])
+            raise MalformedMetadata(f"the metadata at byte {at:,} have {size:,} bytes")
+        message = read_root_table(data[at : at + size])
         body, at = message.read_number(3, "q"), at + size
         if message.read_number(0, "h") != _V5 or message.read_number(1, "B") != kind:
-            raise Malformed(f"the message before byte {at:,} is neither schema nor batch, or of another version")
+            raise MalformedMetadata(
+                f"the message before byte {at:,} is neither schema nor batch, or of another version"
+            )
         if body < 0 or body % 8 or at + body > end or (kind == _SCHEMA and body):
-            raise Malformed(f"the message at byte {at:,} has {body:,} bytes")
+            raise MalformedMetadata(f"the message at byte {at:,} has {body:,} bytes")
         yield message, at, body
         at, kind = at + body, _BATCH
     footer = int.from_bytes(data[end : end + 4], "little", signed=True)
     if kind == _SCHEMA or at + footer != end:
-        raise Malformed(f"its footer has {footer:,} bytes, and {end - at:,} are there")
+        raise MalformedMetadata(f"its footer has {footer:,} bytes, and {end - at:,} are there")
 
 
-class _Body:
+class _BatchBody:
     """The declarations of a batch's message: its ``nodes`` (length, nulls) and buffers, taken in order."""
 
     def __init__(self, whole: pa.Buffer, message: FlatTable, begin: int, size: int) -> None:
         header = message.read_table(2)
         if header is None:
-            raise Malformed("a message has no header")
+            raise MalformedMetadata("a message has no header")
         if header.field_position(4):
-            raise Malformed("a batch has views, which no state has")
+            raise MalformedMetadata("a batch has views, which no state has")
         compression = header.read_table(3)
         self.rows, most = header.read_number(0, "q"), RATIO * whole.size
         nodes, buffers = header.read_numbers(1, np.int64, 2), header.read_numbers(2, np.int64, 2)
         self.nodes = list(zip(nodes[::2], nodes[1::2], strict=True))
         places = list(zip(buffers[::2], buffers[1::2], strict=True))
         if not 0 <= self.rows <= most or any(not 0 <= nulls <= n <= most for n, nulls in self.nodes):
-            raise Malformed(f"a batch of {self.rows:,} rows has columns of other lengths, or more than {most:,} rows")
+            raise MalformedMetadata(
+                f"a batch of {self.rows:,} rows has columns of other lengths, or more than {most:,} rows"
+            )
         last = 0
         for offset, length in places:
             if length < 0 or offset % 8 or offset < last or offset + length > size:
-                raise Malformed(f"a buffer of {length:,} bytes at {offset:,} of {size:,}, after {last:,}")
+                raise MalformedMetadata(f"a buffer of {length:,} bytes at {offset:,} of {size:,}, after {last:,}")
             last = offset + length
         self.buffers = [whole.slice(begin + offset, length) for offset, length in places]
         if compression is not None:
             check_compression(compression)
-            self.buffers = [decompress(buffer) for buffer in self.buffers]
+            self.buffers = [decompress_buffer(buffer) for buffer in self.buffers]
         self.node = self.buffer = 0
 
     def next_node(self) -> tuple[int, int]:
         """Take the next array's length and number of nulls."""
         if self.node == len(self.nodes):
-            raise Malformed("a batch has too few arrays")
+            raise MalformedMetadata("a batch has too few arrays")
         self.node += 1
         return self.nodes[self.node - 1]
 
     def next_buffer(self) -> pa.Buffer:
         """Take the next buffer."""
         if self.buffer == len(self.buffers):
-            raise Malformed("a batch has too few buffers")
+            raise MalformedMetadata("a batch has too few buffers")
         self.buffer += 1
         return self.buffers[self.buffer - 1]
 
@@ -387,28 +391,28 @@ class _Body:
 def _read_record_batch(
     whole: pa.Buffer, message: FlatTable, begin: int, size: int, schema: pa.Schema
 ) -> pa.RecordBatch:
-    body = _Body(whole, message, begin, size)
+    body = _BatchBody(whole, message, begin, size)
     columns = []
     for field in schema:
-        start, kind = (body.node, body.buffer), _physical(field.type)
+        start, kind = (body.node, body.buffer), _validation_type(field.type)
         plain = kind == field.type
-        column = _array(body, field.type if plain else kind)
+        column = _build_array(body, field.type if plain else kind)
         if len(column) != body.rows:
-            raise Malformed(f"the column {field.name} has {len(column):,} rows of {body.rows:,}")
+            raise MalformedMetadata(f"the column {field.name} has {len(column):,} rows of {body.rows:,}")
         column.validate(full=True)
         if not plain:
             body.node, body.buffer = start
-            column = _array(body, field.type)
+            column = _build_array(body, field.type)
         columns.append(column)
     if body.node != len(body.nodes) or body.buffer != len(body.buffers) or (body.rows and not columns):
-        raise Malformed("a batch has more arrays, buffers or rows than columns")
+        raise MalformedMetadata("a batch has more arrays, buffers or rows than columns")
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _array(body: _Body, kind: pa.DataType) -> pa.Array:
-    """Build the next array, of any `readable` type.  Checks only its sizes."""
+def _build_array(body: _BatchBody, kind: pa.DataType) -> pa.Array:
+    """Build the next array, of any `is_readable_type` type.  Checks only its sizes."""
     if isinstance(kind, pa.BaseExtensionType):
-        return kind.wrap_array(_array(body, kind.storage_type))
+        return kind.wrap_array(_build_array(body, kind.storage_type))
     rows, nulls = body.next_node()
     if pat.is_null(kind):
         return pa.nulls(rows)
@@ -417,28 +421,28 @@ def _array(body: _Body, kind: pa.DataType) -> pa.Array:
         nulls = 0
     else:
         bits = body.next_buffer()
-        more = 0 if pat.is_struct(kind) or pat.is_fixed_size_list(kind) else 2 if _is_bytes(kind) else 1
+        more = 0 if pat.is_struct(kind) or pat.is_fixed_size_list(kind) else 2 if _is_text_or_binary(kind) else 1
         own = [bits if nulls else None, *(body.next_buffer() for _ in range(more))]
-    children = [_array(body, kind.field(i).type) for i in range(kind.num_fields)]
+    children = [_build_array(body, kind.field(i).type) for i in range(kind.num_fields)]
     if pat.is_map(kind) and (children[0].null_count or children[0].field(0).null_count):
         # Arrow would abort the process.
-        raise Malformed("a map has a key that is null")
+        raise MalformedMetadata("a map has a key that is null")
     return pa.Array.from_buffers(kind, rows, own, nulls, children=children or None)
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def _is_text_or_binary(kind: pa.DataType) -> bool:
     return bool(pat.is_string(kind) or pat.is_large_string(kind) or pat.is_binary(kind) or pat.is_large_binary(kind))
 
 
 @cache
-def _physical(kind: pa.DataType) -> pa.DataType:
+def _validation_type(kind: pa.DataType) -> pa.DataType:
     """Return the type by which an array is validated.
 
     Arrow would refuse days that are not whole, times past midnight and decimals of too many digits, though
     a step accepts all of these: it reads them as numbers.
     """
     if isinstance(kind, pa.BaseExtensionType):
-        return _physical(kind.storage_type)
+        return _validation_type(kind.storage_type)
     if pat.is_date64(kind) or pat.is_time(kind):
         return pa.int32() if kind.bit_width == 32 else pa.int64()
     if pat.is_decimal(kind):
@@ -446,7 +450,7 @@ def _physical(kind: pa.DataType) -> pa.DataType:
     if not pat.is_nested(kind):
         return kind
     own = [kind.field(i) for i in range(kind.num_fields)]
-    fields = [field.with_type(_physical(field.type)) for field in own]
+    fields = [field.with_type(_validation_type(field.type)) for field in own]
     if all(new.type == old.type for new, old in zip(fields, own, strict=True)) and not pat.is_map(kind):
         return kind
     if pat.is_struct(kind):

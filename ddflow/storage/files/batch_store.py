@@ -11,7 +11,7 @@ descriptor stays open.
 >>> from ddflow.storage.memory import MemoryStore
 >>> batches = BatchStore(MemoryStore())
 >>> kept = batches.write(pa.record_batch({"n": [1, 2]}))
->>> len(batches.store.list_blobs()), batches.table(kept.blob, pa.schema({"n": pa.int64()}), 2).to_pylist()
+>>> len(batches.store.list_blobs()), batches.read_table(kept.blob, pa.schema({"n": pa.int64()}), 2).to_pylist()
 (1, [{'n': 1}, {'n': 2}])
 >>> kept.drop()  # a manifest may name it by now, since it was asked for by its name
 >>> other = batches.write(pa.record_batch({"n": [3]}))
@@ -33,10 +33,10 @@ import pyarrow as pa
 
 from ddflow.columns.schema import empty_table
 from ddflow.errors import CorruptState, DdflowError
-from ddflow.storage.closing import Closing, on_failure
-from ddflow.storage.files.arrow_file import new_file, read_batch, read_batches, restore_types
+from ddflow.storage.closing import Closing, undo_on_failure
+from ddflow.storage.files.arrow_file import open_file_writer, read_batch, read_batches, restore_types
 from ddflow.storage.folder.disk import FileWriter
-from ddflow.storage.protocol import Blob, Blobs, verify_bytes
+from ddflow.storage.protocol import Blob, BlobStore, verify_bytes
 
 SMALL: Final = 1 << 16
 """Bytes of a file that is put together in memory before it is written."""
@@ -47,7 +47,7 @@ class StoredBlob:
 
     def __init__(self, batches: BatchStore, blob: Blob, compressed: bool = False) -> None:
         self.blob, self.nbytes, self.compressed = blob, blob.length, compressed
-        self._end = weakref.finalize(self, batches.forget, blob.name)
+        self._end = weakref.finalize(self, batches.delete_unnamed, blob.name)
         self._end.atexit = False  # what a crash would leave, an end may leave; scratch removes itself
 
     def drop(self) -> None:
@@ -88,11 +88,11 @@ class FileVerifier(threading.Thread):
             self.error = error
 
 
-def bytes_of(batch: pa.RecordBatch) -> int:
+def count_batch_bytes(batch: pa.RecordBatch) -> int:
     """Return the bytes of a batch's rows; if its buffers are small, the bytes of those, which Arrow tells in a fiftieth
     of the time.
 
-    >>> bytes_of(pa.record_batch({"n": range(3)}).slice(1))
+    >>> count_batch_bytes(pa.record_batch({"n": range(3)}).slice(1))
     24
     """
     whole = int(batch.get_total_buffer_size())
@@ -104,7 +104,7 @@ class BatchStore(Closing):
     ``lazy``: whether files that are opened are verified behind the caller's back, and `settle` tells what came of it.
     """
 
-    def __init__(self, store: Blobs, compresses: bool = False) -> None:
+    def __init__(self, store: BlobStore, compresses: bool = False) -> None:
         self.store, self.compresses, self.commits = store, compresses, 0
         self._named: dict[str, int] = {}
         self._most = 1 << 16
@@ -119,10 +119,10 @@ class BatchStore(Closing):
     def write(self, batch: pa.RecordBatch) -> StoredBatch:
         """Write a batch of any types to a new blob, and map it.  O(bytes); no second copy in memory.
 
-        Raises what `Blobs.put` does; nothing is left then.
+        Raises what `BlobStore.put` does; nothing is left then.
         """
-        blob = self._write_blob(_release_after_each([batch]), batch.schema, False)
-        with on_failure(self.forget, blob.name):
+        blob = self._write_blob(_release_memory_after_each([batch]), batch.schema, False)
+        with undo_on_failure(self.delete_unnamed, blob.name):
             whole = self.store.map(blob)
             return StoredBatch(self, blob, whole, _read_own_file(whole, batch.schema)[0], False)
 
@@ -133,37 +133,37 @@ class BatchStore(Closing):
         ``schema``: of every batch, whose dictionaries must be the same throughout (a file holds one a column).  Raises
         as `write` does.
         """
-        blob = self._write_blob(_release_after_each(batches), schema, False)
+        blob = self._write_blob(_release_memory_after_each(batches), schema, False)
         try:
             mapped = _read_own_file(self.store.map(blob), schema)
         finally:
-            self.forget(blob.name)
+            self.delete_unnamed(blob.name)
         return pa.Table.from_batches(mapped, schema) if mapped else empty_table(schema)
 
-    def save(self, batch: pa.RecordBatch) -> StoredBlob:
+    def write_unmapped(self, batch: pa.RecordBatch) -> StoredBlob:
         """Write a batch that stays in memory, too.  O(bytes).  Raises as `write` does."""
-        return StoredBlob(self, self.put([batch], batch.schema), self.compresses)
+        return StoredBlob(self, self.write_table([batch], batch.schema), self.compresses)
 
-    def put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Blob:
+    def write_table(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Blob:
         """Write a table, batch by batch, to a blob that is not read here.  O(bytes).  Raises as `write` does."""
         return self._write_blob(batches, schema, self.compresses)
 
     def _write_blob(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
         # Arrow writes twenty pieces a batch; of a small one they are put together where that costs no Python.
-        small = isinstance(batches, list) and sum(map(bytes_of, batches)) <= SMALL
+        small = isinstance(batches, list) and sum(map(count_batch_bytes, batches)) <= SMALL
 
         def arrow(sink: FileWriter) -> None:
             buffered = pa.BufferOutputStream() if small else None
-            with new_file(sink if buffered is None else buffered, schema, compresses) as writer:
+            with open_file_writer(sink if buffered is None else buffered, schema, compresses) as writer:
                 for batch in batches:
-                    sink.wanted += bytes_of(batch)
+                    sink.wanted += count_batch_bytes(batch)
                     writer.write_batch(batch)
             if buffered is not None:
                 sink.write(buffered.getvalue())
 
         return self.store.put("arrow", arrow)
 
-    def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
+    def open_batch(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
         """Map a batch that a manifest names, verify it, and read it with suspicion.  O(bytes).
 
         ``schema``, ``rows``: the expected ones.  ``compressed``: whether its buffers are, which it remembers.  Raises
@@ -177,20 +177,20 @@ class BatchStore(Closing):
         what = f"the file {blob.name} of {self.store.where}"
         return StoredBatch(self, blob, whole, read_batch(whole, schema, rows, what), compressed)
 
-    def table(self, blob: Blob, schema: pa.Schema, rows: int | None) -> pa.Table:
+    def read_table(self, blob: Blob, schema: pa.Schema, rows: int | None) -> pa.Table:
         """Read a table that `put` wrote, with ``rows`` rows, or any number if None.  O(bytes).  Raises `CorruptState`,
         naming the file."""
         self._named[blob.name] = self.commits
         what = f"the file {blob.name} of {self.store.where}"
         return pa.Table.from_batches(read_batches(self.store.map(blob), schema, rows, what), schema)
 
-    def begin(self) -> None:
+    def start_verification(self) -> None:
         """Begin to verify, in a thread, the files that were opened lazily.  O(1)."""
         self.lazy = False
         if self._behind is not None:
             self._behind.start()
 
-    def settle(self) -> None:
+    def finish_verification(self) -> None:
         """Wait until all opened files are verified.  Raises `CorruptState`, naming the file."""
         if self._behind is not None:
             self._behind.join()
@@ -198,7 +198,7 @@ class BatchStore(Closing):
                 raise self._behind.error
             self._behind = None
 
-    def name(self, names: Iterable[str]) -> None:
+    def register_named_files(self, names: Iterable[str]) -> None:
         """Note that a manifest that is about to be published names these.  Amortised O(names).
 
         Names are kept for 1,000 commits after the last that named them, even if their files are not in use.
@@ -209,14 +209,14 @@ class BatchStore(Closing):
             self._named = {name: at for name, at in self._named.items() if at + 1000 >= self.commits}
             self._most = max(2 * len(self._named), 1 << 16)
 
-    def forget(self, name: str) -> None:
+    def delete_unnamed(self, name: str) -> None:
         """Delete a blob that no manifest names.  Never fails: what stays is garbage."""
         if name not in self._named and os.getpid() == self._process:
             with suppress(DdflowError):
                 self.store.delete(name)
 
 
-def _release_after_each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _release_memory_after_each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the same batches, and release memory after each.  The writer is short of memory, and Arrow's allocator
     keeps freed pages."""
     for batch in batches:

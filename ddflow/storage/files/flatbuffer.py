@@ -1,17 +1,17 @@
 """A flatbuffer, read with suspicion: the metadata of an Arrow file before Arrow itself looks at it.
 
-Invariant: a value that comes out lies within the bytes that were given; what would lie outside is `Malformed`. A
-flatbuffer is offsets all the way down, each of which may point anywhere, backwards too, and two of them at the same
+Invariant: a value that comes out lies within the bytes that were given; what would lie outside is `MalformedMetadata`.
+A flatbuffer is offsets all the way down, each of which may point anywhere, backwards too, and two of them at the same
 place; so nothing here recurs by itself, and whoever walks a tree brings its shape. It knows tables, vectors and texts,
 no schema; it copies vectors of structs and texts, nothing else.
 
 >>> data = memoryview(bytes([10, 0, 0, 0, 6, 0, 5, 0, 4, 0, 6, 0, 0, 0, 9]))  # a table of one field, a byte
->>> root(data).read_number(0, "B"), root(data).read_number(1, "q", 7)
+>>> read_root_table(data).read_number(0, "B"), read_root_table(data).read_number(1, "q", 7)
 (9, 7)
->>> root(data).read_number(0, "q")
+>>> read_root_table(data).read_number(0, "q")
 Traceback (most recent call last):
     ...
-ddflow.storage.files.flatbuffer.Malformed: 8 bytes at 14 of 15
+ddflow.storage.files.flatbuffer.MalformedMetadata: 8 bytes at 14 of 15
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from collections.abc import Iterator
 import numpy as np
 
 
-class Malformed(ValueError):
+class MalformedMetadata(ValueError):
     """Metadata that breaks its format; the reader of a file words the error."""
 
 
 class FlatTable:
-    """The table at position ``at`` of ``data``.  Every method is O(1) unless it says otherwise; raises `Malformed`."""
+    """The table at position ``at`` of ``data``.  Methods are O(1) unless they say so; raise `MalformedMetadata`."""
 
     __slots__ = ("_fields", "_vtable", "at", "data")
 
     def __init__(self, data: memoryview, at: int) -> None:
         self.data, self.at = data, at
-        self._vtable = at - _unpack(data, at, "i")
-        size = _unpack(data, self._vtable, "H")
+        self._vtable = at - _unpack_number(data, at, "i")
+        size = _unpack_number(data, self._vtable, "H")
         if size < 4 or self._vtable + size > len(data):
-            raise Malformed(f"a vtable of {size} bytes at {self._vtable} of {len(data)}")
+            raise MalformedMetadata(f"a vtable of {size} bytes at {self._vtable} of {len(data)}")
         self._fields = size // 2 - 2
 
     def field_position(self, slot: int) -> int:
         """Return the position of a field, 0 if it is absent."""
         if slot >= self._fields:
             return 0
-        offset = _unpack(self.data, self._vtable + 4 + 2 * slot, "H")
+        offset = _unpack_number(self.data, self._vtable + 4 + 2 * slot, "H")
         return self.at + offset if offset else 0
 
     def read_number(self, slot: int, kind: str, default: int = 0) -> int:
         """Read a number field.  ``kind``: its format in the module ``struct``."""
         at = self.field_position(slot)
-        return _unpack(self.data, at, kind) if at else default
+        return _unpack_number(self.data, at, kind) if at else default
 
     def read_table(self, slot: int) -> FlatTable | None:
         """Read a table field; None if it is absent."""
@@ -77,7 +77,7 @@ class FlatTable:
             yield FlatTable(self.data, self._follow_offset(begin + 4 * i))
 
     def _follow_offset(self, at: int) -> int:
-        return at + _unpack(self.data, at, "I")
+        return at + _unpack_number(self.data, at, "I")
 
     def _find_vector(self, slot: int, wide: int) -> tuple[int, int]:
         """Return the position of a vector's first item and the number of items; all are within the bytes."""
@@ -85,19 +85,19 @@ class FlatTable:
         if not at:
             return 0, 0
         begin = self._follow_offset(at)
-        count = _unpack(self.data, begin, "I")
+        count = _unpack_number(self.data, begin, "I")
         if begin + 4 + count * wide > len(self.data):
-            raise Malformed(f"a vector of {count} times {wide} bytes at {begin} of {len(self.data)}")
+            raise MalformedMetadata(f"a vector of {count} times {wide} bytes at {begin} of {len(self.data)}")
         return begin + 4, count
 
 
-def root(data: memoryview) -> FlatTable:
+def read_root_table(data: memoryview) -> FlatTable:
     """Return the root table of a flatbuffer."""
-    return FlatTable(data, _unpack(data, 0, "I"))
+    return FlatTable(data, _unpack_number(data, 0, "I"))
 
 
-def _unpack(data: memoryview, at: int, kind: str) -> int:
+def _unpack_number(data: memoryview, at: int, kind: str) -> int:
     wide = struct.calcsize(f"<{kind}")
     if at < 0 or at + wide > len(data):
-        raise Malformed(f"{wide} bytes at {at} of {len(data)}")
+        raise MalformedMetadata(f"{wide} bytes at {at} of {len(data)}")
     return int(struct.unpack_from(f"<{kind}", data, at)[0])

@@ -28,7 +28,7 @@ NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Status(NamedTuple):
+class FileStatus(NamedTuple):
     """The status of a path.  ``kind``: "folder", "file" or "other".  ``changed``: the time of its last write, in
     seconds."""
 
@@ -46,11 +46,11 @@ class Disk:
         """Return a path as an absolute path without symbolic links.  O(parts)."""
         return os.path.realpath(path)
 
-    def status(self, path: str, follow: bool = False) -> Status:
+    def status(self, path: str, follow: bool = False) -> FileStatus:
         """Return the kind, mode, user, size and time of change of a path.  O(1)."""
         found = os.stat(path, follow_symlinks=follow)
         kind = "folder" if stat.S_ISDIR(found.st_mode) else "file" if stat.S_ISREG(found.st_mode) else "other"
-        return Status(kind, stat.S_IMODE(found.st_mode), found.st_uid, found.st_size, found.st_mtime)
+        return FileStatus(kind, stat.S_IMODE(found.st_mode), found.st_uid, found.st_size, found.st_mtime)
 
     def mkdir(self, path: str, mode: int) -> None:
         """Create a folder with exactly this mode, whatever the umask.  O(1)."""
@@ -147,7 +147,7 @@ class Disk:
         return found.f_bavail * found.f_frsize
 
     def now(self) -> float:
-        """Return the time of the clock that sets `Status.changed`, in seconds."""
+        """Return the time of the clock that sets `FileStatus.changed`, in seconds."""
         return time.time()
 
 

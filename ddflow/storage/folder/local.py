@@ -33,9 +33,9 @@ import pyarrow as pa
 
 from ddflow.errors import Command, CorruptState, EngineClosed, OutcomeUnknown, Phrase, StorageFailed, StorageFull
 from ddflow.storage.folder.disk import Disk
-from ddflow.storage.folder.scratch import BlobFolder, ScratchStore, sweep
+from ddflow.storage.folder.scratch import BlobFolder, ScratchStore, remove_stale_folders
 from ddflow.storage.folder.site import INSIDE, StateFolder
-from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, BlobEntry, Store, parse_numbers
+from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, BlobEntry, Store, parse_manifest_numbers
 
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
@@ -71,23 +71,23 @@ class LocalStore(BlobFolder, Store):
         self._marked = -1
         """The number that this writer has marked last: its mark is renamed, so that there is always one."""
         if not readonly:
-            self.site.prove(self.nonce)
-            self.site.sweep(self.site.below("manifests"))
+            self.site.prove_exclusive_publish(self.nonce)
+            self.site.remove_stale_temporaries(self.site.child_path("manifests"))
             with self.site.translate_disk_errors("remove what a crash left"):
                 if "spill" in disk.names(self.where):
-                    sweep(self.site.below("spill"))
+                    remove_stale_folders(self.site.child_path("spill"))
 
     def sync_names(self) -> None:
         """Sync the folder of blobs, once."""
         self._check_writable()
         try:
             with self.site.translate_disk_errors("sync its files"):
-                self.disk.sync_dir(self.site.below("blobs"))
+                self.disk.sync_dir(self.site.child_path("blobs"))
         except (StorageFailed, StorageFull):
             self._broken = "a sync of its files failed"
             raise
 
-    def ahead(self, names: Iterable[str]) -> None:
+    def pin_blobs(self, names: Iterable[str]) -> None:
         """Map blobs now; `map` checks their bytes later.  O(blobs)."""
         for name in names:
             with contextlib.suppress(OSError):
@@ -97,11 +97,11 @@ class LocalStore(BlobFolder, Store):
         """List all blobs, with their ages by this machine's clock.  O(blobs), a call each."""
         now, found = self.disk.now(), []
         with self.site.translate_disk_errors("list its files"), contextlib.suppress(FileNotFoundError):
-            found = self.disk.scan(self.site.below("blobs"))
+            found = self.disk.scan(self.site.child_path("blobs"))
         return [BlobEntry(name, size, max(0.0, now - changed)) for name, size, changed in found if NAME.fullmatch(name)]
 
-    def sizes(self, names: list[str]) -> dict[str, int]:
-        """Return lengths as `Store.sizes` does; one call for each name."""
+    def find_blob_sizes(self, names: list[str]) -> dict[str, int]:
+        """Return lengths as `Store.find_blob_sizes` does; one call for each name."""
         out: dict[str, int] = {}
         with self.site.translate_disk_errors("look for its files"):
             for name in names:
@@ -110,11 +110,11 @@ class LocalStore(BlobFolder, Store):
                     out |= {name: found.size} if found.kind == "file" else {}
         return out
 
-    def discard(self, names: Iterable[str]) -> None:
+    def delete_many(self, names: Iterable[str]) -> None:
         """Unlink blobs.  O(names); some file systems take 3 ms for one, and the same time for eight at once."""
         few = [*names]
         if len(few) < FEW:
-            super().discard(few)
+            super().delete_many(few)
             return
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self.delete, few))
@@ -126,7 +126,7 @@ class LocalStore(BlobFolder, Store):
     def is_published(self, number: int) -> bool:
         """Return whether a manifest has this number.  O(1)."""
         with self.site.translate_disk_errors(f"look for manifest {number}"):
-            return self.site.is_there(self._number_path("manifests", number))
+            return self.site.is_existing_path(self._number_path("manifests", number))
 
     def read_manifest(self, number: int) -> bytes:
         """Read the bytes of a manifest.  O(bytes).  See `Store.read_manifest`."""
@@ -141,14 +141,14 @@ class LocalStore(BlobFolder, Store):
         """Link a manifest to its number.  O(bytes) and two syncs.  See `Store.publish`."""
         self._check_writable()
         what, target = f"publish manifest {number}", self._number_path("manifests", number)
-        temporary = self.site.below("manifests", f".{self.nonce}-{next(self._numbers)}.part")
+        temporary = self.site.child_path("manifests", f".{self.nonce}-{next(self._numbers)}.part")
         self.site.write_file(temporary, what, lambda sink: sink.write(data))
         self._broken = f"it is unknown whether manifest {number} was published"
         try:
             won = self._link_manifest(temporary, target, data)
             self.site.try_unlink(temporary)
             if won:
-                self.disk.sync_dir(self.site.below("manifests"))
+                self.disk.sync_dir(self.site.child_path("manifests"))
         except OSError as error:
             self.site.try_unlink(temporary)
             why = error.strerror or str(error)
@@ -160,7 +160,7 @@ class LocalStore(BlobFolder, Store):
         self._broken = ""
         return won
 
-    def expire(self, number: int) -> None:
+    def delete_manifest(self, number: int) -> None:
         """Unlink a manifest.  O(1); not synced."""
         self._check_writable()
         self.site.unlink(self._number_path("manifests", number), f"delete manifest {number}")
@@ -180,26 +180,26 @@ class LocalStore(BlobFolder, Store):
                 if other < number:
                     self.site.unlink(self._number_path("marks", other), f"mark {number}")
 
-    def last_mark(self) -> int:
+    def find_last_mark(self) -> int:
         """Return the greatest number marked, or -1.  O(marks); there is one as a rule."""
         return max(self._list_numbers("marks"), default=-1)
 
-    def scratch(self) -> ScratchStore:
-        """Open a scratch store as `Store.scratch` does, below ``spill/``.  O(1).  Raises `StorageFull`, `StorageFailed`
-        too."""
+    def open_scratch_store(self) -> ScratchStore:
+        """Open a scratch store as `Store.open_scratch_store` does, below ``spill/``.  O(1).  Raises `StorageFull`,
+        `StorageFailed` too."""
         self._check_writable()
         with self.site.translate_disk_errors("make a folder to spill to"):
             with contextlib.suppress(FileExistsError):
-                self.disk.mkdir(self.site.below("spill"), self.site.folder_mode)
-            return ScratchStore.create_below(self.site.below("spill"))
+                self.disk.mkdir(self.site.child_path("spill"), self.site.folder_mode)
+            return ScratchStore.create_below(self.site.child_path("spill"))
 
-    def abandon(self, whole: bool) -> None:
+    def remove_new_state(self, whole: bool) -> None:
         """Remove a state that was only just made, with its folder if ``whole``.  Never fails: what stays is garbage."""
-        for path in [self.where] if whole else [self.site.below(name) for name in (*INSIDE, "spill")]:
+        for path in [self.where] if whole else [self.site.child_path(name) for name in (*INSIDE, "spill")]:
             shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the store, as `Blobs.close` does."""
+        """Close the store, as `BlobStore.close` does."""
         super().close()
         self._held.clear()
 
@@ -231,13 +231,13 @@ class LocalStore(BlobFolder, Store):
         """List the numbers that are names in a folder, ascending."""
         names: list[str] = []
         with self.site.translate_disk_errors(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
-            names = self.disk.names(self.site.below(folder))
-        return parse_numbers(folder, names, self.where)
+            names = self.disk.names(self.site.child_path(folder))
+        return parse_manifest_numbers(folder, names, self.where)
 
     def _number_path(self, folder: str, number: int) -> str:
         if not 0 <= number < 10**DIGITS:
             raise ValueError(f"{number} is no number of a manifest")
-        return self.site.below(folder, f"{number:0{DIGITS}d}")
+        return self.site.child_path(folder, f"{number:0{DIGITS}d}")
 
     def _map_file(self, name: str) -> pa.Buffer:
         return self._held.pop(name, None) or super()._map_file(name)

@@ -30,15 +30,15 @@ import pyarrow as pa
 from ddflow.errors import CorruptState, DdflowError, EngineClosed, SpillFailed, SpillFull, SpillInUse, SpillRefused
 from ddflow.storage import address
 from ddflow.storage.folder.disk import NO_ROOM, Disk, describe_full_disk
-from ddflow.storage.folder.site import Site
-from ddflow.storage.protocol import NAME, Blob, Blobs, Write, check_length, missing_error, verify_bytes
+from ddflow.storage.folder.site import ManagedFolder
+from ddflow.storage.protocol import NAME, Blob, BlobStore, Write, check_length, missing_file_error, verify_bytes
 
 
-class BlobFolder(Blobs):
+class BlobFolder(BlobStore):
     """Blobs in a folder of the local disk, each a file that is written once and mapped.
 
-    A file is whole, and durable where the folder is (`Site.durable`), when `put` returns; one that fails leaves no
-    file. A state's folder and a scratch folder are both of this kind.
+    A file is whole, and durable where the folder is (`ManagedFolder.durable`), when `put` returns; one that fails
+    leaves no file. A state's folder and a scratch folder are both of this kind.
 
     ``site``: the folder, open, and what refusals are called there.  ``below``: where in it the files are.
 
@@ -47,9 +47,9 @@ class BlobFolder(Blobs):
 
     pattern: ClassVar[re.Pattern[str]] = NAME
 
-    def __init__(self, site: Site, *below: str, first: int = 0) -> None:
+    def __init__(self, site: ManagedFolder, *below: str, first: int = 0) -> None:
         super().__init__(site.path, first)
-        self.site, self._folder = site, site.below(*below)
+        self.site, self._folder = site, site.child_path(*below)
 
     @property
     def disk(self) -> Disk:
@@ -57,14 +57,16 @@ class BlobFolder(Blobs):
         return self.site.disk
 
     def put(self, ending: str, write: Write) -> Blob:
-        """Write a new blob to a new file.  O(bytes); no second copy of them.  See `Blobs.put`."""
-        name = self._new_name(ending)
+        """Write a new blob to a new file.  O(bytes); no second copy of them.  See `BlobStore.put`."""
+        name = self._make_blob_name(ending)
         sink = self.site.write_file(self._blob_path(name), f"write the file {name}", write)
         return Blob(name, sink.size, sink.state.digest())
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """Map the file of a blob.  O(bytes), for the checksum; no descriptor stays open.  See `Blobs.map`."""
-        with self.site.translate_read_errors(f"file {blob.name}", missing_error(blob.name, self.where), self.remedy):
+        """Map the file of a blob.  O(bytes), for the checksum; no descriptor stays open.  See `BlobStore.map`."""
+        with self.site.translate_read_errors(
+            f"file {blob.name}", missing_file_error(blob.name, self.where), self.remedy
+        ):
             whole = self._map_file(blob.name)
             return (
                 verify_bytes(whole, blob, self.where, self.remedy) if check else check_length(whole, blob, self.where)
@@ -150,7 +152,7 @@ class FolderLock:
             with suppress(OSError):
                 os.rmdir(self.path)
 
-    def disown(self) -> None:
+    def release_in_child(self) -> None:
         """Let go without touching the folder, in a forked child whose parent goes on."""
         if self.held:
             self.held = False
@@ -167,7 +169,7 @@ class FolderLock:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Its last holder may have unlinked it between our opening and our locking it.
-                if self._is_current(file):
+                if self._is_current_lock_file(file):
                     os.ftruncate(file, 0)
                     os.write(file, f"{os.getpid()}\n".encode())
                     return file
@@ -187,11 +189,11 @@ class FolderLock:
     def _unlock(self, file: int) -> None:
         """Remove the lock file while it is still locked, then close it."""
         with suppress(OSError):
-            if self._is_current(file):
+            if self._is_current_lock_file(file):
                 os.unlink(self._name)
         os.close(file)
 
-    def _is_current(self, file: int) -> bool:
+    def _is_current_lock_file(self, file: int) -> bool:
         try:
             return os.path.samestat(os.fstat(file), os.stat(self._name, follow_symlinks=False))
         except FileNotFoundError:
@@ -242,12 +244,12 @@ def _folder_error(given: Any, error: Exception) -> SpillRefused:
     return SpillRefused(asked, f"it cannot be used ({why})", "give a folder that you may read and write")
 
 
-def _after_fork() -> None:
+def _release_locks_after_fork() -> None:
     for lock in list(_locks):
-        lock.disown()
+        lock.release_in_child()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_release_locks_after_fork)
 
 
 TRIES: Final = 5
@@ -269,7 +271,7 @@ class ScratchStore(BlobFolder):
     def __init__(self, path: Any, whole: bool = False) -> None:
         self._lock = FolderLock(path, whole)
         self._end = weakref.finalize(self, self._lock.release)
-        super().__init__(_ScratchSite(_DISK, self._lock.path, "owner", "the spill folder", durable=False))
+        super().__init__(_ScratchFolder(_DISK, self._lock.path, "owner", "the spill folder", durable=False))
 
     @classmethod
     def create_below(cls, spill: str) -> Self:
@@ -292,7 +294,7 @@ class ScratchStore(BlobFolder):
         self._lock.check_held()
 
 
-def sweep(spill: str) -> None:
+def remove_stale_folders(spill: str) -> None:
     """Remove the scratch folders of stores that are gone.  Never fails: a later call tries again.  O(files)."""
     for name in os.listdir(spill):
         if _FOLDER.fullmatch(name):
@@ -300,7 +302,7 @@ def sweep(spill: str) -> None:
                 FolderLock(os.path.join(spill, name), whole=True).release()
 
 
-class _ScratchSite(Site):
+class _ScratchFolder(ManagedFolder):
     """A folder that the state does not depend on, so that a call may be repeated."""
 
     def build_failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:

@@ -5,11 +5,11 @@ renames, exclusive creation) before the first commit.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as above:
-...     site = Site(Disk(), os.path.join(above, "all", "orders"), "owner", "the state")
+...     site = ManagedFolder(Disk(), os.path.join(above, "all", "orders"), "owner", "the state")
 ...     site.create_folder()
-...     sink = site.write_file(site.below("a"), "write a", lambda sink: sink.write(b"four"))
+...     sink = site.write_file(site.child_path("a"), "write a", lambda sink: sink.write(b"four"))
 ...     site.disk.sync_dir(site.path)
-...     site.check_folder(site.path), site.disk.read(site.below("a"), 10), sink.size
+...     site.check_folder(site.path), site.disk.read(site.child_path("a"), 10), sink.size
 (None, b'four', 4)
 """
 
@@ -45,13 +45,13 @@ NOT_OURS: Final = {
 _NO_FILE = {errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG}
 
 
-class DiskErrors:
+class DiskErrorTranslator:
     """A block that turns refusals of the disk into errors of ddflow; no generator, because a commit has twenty of
     them."""
 
     __slots__ = ("opening", "site", "what")
 
-    def __init__(self, site: Site, what: str, opening: bool) -> None:
+    def __init__(self, site: ManagedFolder, what: str, opening: bool) -> None:
         self.site, self.what, self.opening = site, what, opening
 
     def __enter__(self) -> None:
@@ -66,7 +66,7 @@ class DiskErrors:
         raise self.site.build_failure(self.what, error) from None
 
 
-class Site:
+class ManagedFolder:
     """``path``: of the folder, absolute.  ``trust``: "owner", or "group" where others may write too.  ``what``: it is,
     for messages.  ``durable``: whether files are synced."""
 
@@ -82,7 +82,7 @@ class Site:
             raise self.build_refusal(f"trust is {trust!r}", "give 'owner' or 'group'")
         self.folder_mode, self.file_mode = (0o770, 0o660) if trust == "group" else (0o700, 0o600)
 
-    def below(self, *names: str) -> str:
+    def child_path(self, *names: str) -> str:
         """Return the path of something in the folder."""
         return "/".join((self.path, *names))
 
@@ -90,10 +90,10 @@ class Site:
         """Build the error for a folder that cannot be opened."""
         return StateRefused(f"open {self.what} {self.path}", found, remedy)
 
-    def translate_disk_errors(self, what: str, opening: bool = False) -> DiskErrors:
+    def translate_disk_errors(self, what: str, opening: bool = False) -> DiskErrorTranslator:
         """Return a block for ``with`` that raises ddflow's error for a refusal of the disk; other errors pass
         through."""
-        return DiskErrors(self, what, opening)
+        return DiskErrorTranslator(self, what, opening)
 
     def build_failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
         """Build the error for a disk that refuses ``what``, which needs ``wanted`` bytes."""
@@ -173,7 +173,7 @@ class Site:
         with contextlib.suppress(OSError):
             self.disk.unlink(path)
 
-    def sweep(self, folder: str) -> None:
+    def remove_stale_temporaries(self, folder: str) -> None:
         """Remove temporary files of writers that are gone.  Never fails; O(names)."""
         with contextlib.suppress(OSError):
             if any(TEMPORARY.fullmatch(name) for name in self.disk.names(folder)):
@@ -184,18 +184,18 @@ class Site:
     def create_folder(self) -> None:
         """Create the folder and its missing parents, each durable before the next, except the last.
 
-        O(parts).  Raises `OSError`, as `check_folder` and `sync_above` do.
+        O(parts).  Raises `OSError`, as `check_folder` and `sync_parent_folder` do.
         """
         missing, path = list[str](), self.path
-        while not self.is_there(path):
+        while not self.is_existing_path(path):
             missing.append(path)
             path = os.path.dirname(path)
         for path in reversed(missing):
-            self.sync_above(os.path.dirname(path))  # whoever made that one may have died before he did
+            self.sync_parent_folder(os.path.dirname(path))  # whoever made that one may have died before he did
             with contextlib.suppress(FileExistsError):
                 self.disk.mkdir(path, self.folder_mode)
 
-    def is_there(self, path: str) -> bool:
+    def is_existing_path(self, path: str) -> bool:
         """Return whether a path exists.  O(1)."""
         try:
             self.disk.status(path)
@@ -203,7 +203,7 @@ class Site:
             return False
         return True
 
-    def sync_above(self, path: str) -> None:
+    def sync_parent_folder(self, path: str) -> None:
         """Sync the parent folder if that is possible: it may belong to another user, on another disk."""
         try:
             self.disk.sync_dir(os.path.dirname(path))
@@ -228,7 +228,7 @@ class Site:
 INSIDE: Final = ("blobs", "marks", "manifests")
 
 
-class StateFolder(Site):
+class StateFolder(ManagedFolder):
     """``path``: of the folder, absolute once entered.  ``trust``: "owner", or "group" where others may write too.
 
     >>> import os, tempfile
@@ -249,27 +249,27 @@ class StateFolder(Site):
         """
         with self.translate_disk_errors("open it", opening=True):
             self.path = self.disk.real(self.path)
-            if not self.is_there(self.path):
-                self._refuse_missing(create and not readonly)
+            if not self.is_existing_path(self.path):
+                self._refuse_missing_state(create and not readonly)
                 self.create_folder()
             self.check_folder(self.path)
             names = self.disk.names(self.path)
             if "manifests" not in names:
-                self._refuse_missing(create and not readonly)
-                self._refuse_full(names)
+                self._refuse_missing_state(create and not readonly)
+                self._refuse_nonempty_folder(names)
             for name in names:
                 if name in (*INSIDE, "spill"):
-                    self.check_folder(self.below(name))
+                    self.check_folder(self.child_path(name))
             if not readonly:
                 self._create_subfolders(names)
 
-    def prove(self, nonce: str) -> None:
+    def prove_exclusive_publish(self, nonce: str) -> None:
         """Publish twice under one name, which must fail, so that only one of two writers can win.  O(1).
 
         Earlier manifests are durable afterwards, even if their writer died before its sync.
         Raises `StateRefused` if it cannot be done, `StorageFull`, `StorageFailed`.
         """
-        folder = self.below("manifests")
+        folder = self.child_path("manifests")
         first, second, target = (f"{folder}/.{nonce}-{i}.part" for i in range(3))
         remedy = "give a folder on a local file system, or another kind of store"
         try:
@@ -292,13 +292,13 @@ class StateFolder(Site):
         with self.translate_disk_errors("sync its manifests"):
             self.disk.sync_dir(folder)
 
-    def _refuse_missing(self, wanted: bool) -> None:
+    def _refuse_missing_state(self, wanted: bool) -> None:
         if not wanted:
             raise self.build_refusal("there is no state", "give the folder of one, or create it first")
 
-    def _refuse_full(self, names: list[str]) -> None:
+    def _refuse_nonempty_folder(self, names: list[str]) -> None:
         """Raise `StateRefused` unless the folder is empty, or holds what a crash left while it was made."""
-        full = [name for name in names if name not in INSIDE or self.disk.names(self.below(name))]
+        full = [name for name in names if name not in INSIDE or self.disk.names(self.child_path(name))]
         if full and "manifests" not in self.disk.names(self.path):  # unless another has just made it
             raise self.build_refusal(
                 f"there is no state, and it is not empty ({', '.join(sorted(full)[:3])})",
@@ -313,7 +313,7 @@ class StateFolder(Site):
         missing = [name for name in INSIDE if name not in names]
         for name in missing:
             with contextlib.suppress(FileExistsError):
-                self.disk.mkdir(self.below(name), self.folder_mode)
-        if missing or all(name.startswith(".") for name in self.disk.names(self.below("manifests"))):
+                self.disk.mkdir(self.child_path(name), self.folder_mode)
+        if missing or all(name.startswith(".") for name in self.disk.names(self.child_path("manifests"))):
             self.disk.sync_dir(self.path)
-            self.sync_above(self.path)
+            self.sync_parent_folder(self.path)

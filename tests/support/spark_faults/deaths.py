@@ -11,7 +11,7 @@ import pytest
 from ddflow.partitions.commit import EpochDriver
 from ddflow.storage.manifest_log import ManifestLog
 from spark_bridge.job import Job
-from spark_bridge.streams import Feeder
+from spark_bridge.streams import BatchFeeder
 
 POINTS = ("before tasks", "after tasks", "after publish", "after outputs", "before Spark's commit")
 
@@ -24,17 +24,22 @@ class Killed(RuntimeError):
 def dies(point: str, batch: int, die: Callable[[], Any]) -> Iterator[None]:
     """Die at a point of a batch; at "" never.  -1 is the batch of no rows that closes all times.
 
-    A driver that dies after its outputs were shown, or given to a function, has not left `Feeder` yet; one that dies
-    before Spark's own commit has.
+    A driver that dies after its outputs were shown, or given to a function, has not left `BatchFeeder` yet; one that
+    dies before Spark's own commit has.
     """
     now = [-1]
-    feeder, tasks, finished, commit = Feeder.__call__, Job._collect_receipts, EpochDriver.finish, ManifestLog.commit
+    feeder, tasks, finished, commit = (
+        BatchFeeder.__call__,
+        Job._collect_receipts,
+        EpochDriver.finish,
+        ManifestLog.commit,
+    )
 
     def at(here: str) -> None:
         if here == point and now[0] == batch:
             die()
 
-    def fed(self: Feeder, packed: Any, number: int) -> None:
+    def fed(self: BatchFeeder, packed: Any, number: int) -> None:
         now[0] = number
         feeder(self, packed, number)
         at("before Spark's commit")
@@ -56,7 +61,7 @@ def dies(point: str, batch: int, die: Callable[[], Any]) -> Iterator[None]:
         return manifest
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Feeder, "__call__", fed)
+        patch.setattr(BatchFeeder, "__call__", fed)
         patch.setattr(Job, "_collect_receipts", receipts)
         patch.setattr(EpochDriver, "finish", finishing)
         patch.setattr(ManifestLog, "commit", committing)

@@ -20,14 +20,14 @@ from ddflow.columns.hashing import Secret
 from ddflow.errors import StorageFull
 from ddflow.partitions.chunks import PACKED, RECEIPT
 from ddflow.partitions.commit import DriverOptions, EpochDriver
-from ddflow.partitions.epoch_start import Version
+from ddflow.partitions.epoch_start import StateVersion
 from ddflow.partitions.partitioner import Partitioner
-from ddflow.partitions.receipt import Committed, Receipt
+from ddflow.partitions.receipt import EpochResult, Receipt
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.local import LocalStore
 from spark_bridge import tasks
 from spark_bridge.part_cache import CacheLimit, PartCache
-from spark_bridge.tasks import EpochStage, Route
+from spark_bridge.tasks import EpochStage, RouteTask
 
 Chunks = list[pa.RecordBatch]
 FAILS = ("left", "cut off", "full disk", "late")
@@ -63,7 +63,7 @@ class Hands:
             worker.clear()
         self.coordinator.close()
 
-    def epoch(self, inputs: Mapping[str, pa.Table]) -> tuple[Committed, dict[str, pa.Table]]:
+    def epoch(self, inputs: Mapping[str, pa.Table]) -> tuple[EpochResult, dict[str, pa.Table]]:
         """One epoch: what was committed, and what its files hold."""
         start = self.coordinator.begin()
         columns = {name: tuple(input.bound.schema.names) for name, input in self.flow.inputs.items()}
@@ -140,11 +140,11 @@ class Hands:
     def _routed(self, inputs: Mapping[str, pa.Table]) -> list[pa.Table]:
         """Rows as chunks, from three tasks an input; each was begun once before, and left."""
         manifest, out = self.coordinator.manifest, []
-        sight = Version(self.state, "owner", manifest.number, self.coordinator.log.manifest_log.digest)
+        sight = StateVersion(self.state, "owner", manifest.number, self.coordinator.log.manifest_log.digest)
         for name, table in inputs.items():
             columns = tuple(table.column_names)
             router = Partitioner(self.flow, name, self.coordinator.partitions, Secret(*manifest.secret), columns)
-            task, third = Route(router, sight, columns), -(-table.num_rows // 3)
+            task, third = RouteTask(router, sight, columns), -(-table.num_rows // 3)
             for origin in range(3):
                 rows = table.slice(origin * third, third).to_batches(max_chunksize=7)
                 with as_task(self.workers[0], origin):
@@ -163,7 +163,7 @@ class Hands:
         batches: Chunks = mine.take(pa.array(order, pa.int64())).combine_chunks().to_batches(max_chunksize=3)
         return batches
 
-    def _outputs(self, committed: Committed) -> dict[str, pa.Table]:
+    def _outputs(self, committed: EpochResult) -> dict[str, pa.Table]:
         batch_store = BatchStore(self.coordinator.log.manifest_log.store)
         schemas = {name: node.updates_schema(self.flow.time_type) for name, node in self.flow.outputs.items()}
         return {
@@ -171,7 +171,7 @@ class Hands:
                 [
                     schema.empty_table(),
                     *(
-                        batch_store.table(blob, schema, None)
+                        batch_store.read_table(blob, schema, None)
                         for blob in (committed.outputs[name].blobs if name in committed.outputs else ())
                     ),
                 ]
