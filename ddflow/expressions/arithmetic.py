@@ -92,7 +92,7 @@ def extract_duration_part(field: str, node: Node) -> Node:
     """Extract a part of a duration by its name in ``FIELDS``: a signed whole number, or all seconds as a double."""
     second = 1000 ** UNITS.index(node.type.unit)
     if field == "EPOCH":
-        return apply(lambda values: pc.divide(values.cast(INT64).cast(DOUBLE, safe=False), float(second)), node)
+        return apply(accept_scalars(lambda values: _divide_to_double(values.cast(INT64), second)), node)
     seconds, most = _PARTS[field]
 
     def compute(values: pa.Array) -> pa.Array:
@@ -100,6 +100,20 @@ def extract_duration_part(field: str, node: Node) -> Node:
         return whole if most is None else pc.subtract(whole, pc.multiply(pc.divide(whole, most), most))
 
     return apply(compute, node)
+
+
+def _divide_to_double(values: pa.Array, by: int) -> pa.Array:
+    """Divide int64 by a number below 2**53; each result is the double nearest to the quotient.  O(n).
+
+    >>> _divide_to_double(pa.array([9_999_999_999_999_999, None, -(2**63)]), 10**6).to_pylist()
+    [9999999999.999998, None, -9223372036854.775]
+    """
+    out = pc.divide(values.cast(DOUBLE, safe=False), float(by))
+    # Doubles do not hold all integers beyond 2**53, and two roundings are not one; Python divides integers exactly.
+    large = pc.greater(pc.max_element_wise(values, pc.negate(values)), 2**53).fill_null(False)
+    if not pc.any(large).as_py():
+        return out
+    return pc.replace_with_mask(out, large, pa.array([each / by for each in values.filter(large).to_pylist()], DOUBLE))
 
 
 def _is_date_or_timestamp(node: Node) -> bool:

@@ -12,7 +12,7 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from messages import raises
 from pyspark.sql import Column
 
@@ -83,6 +83,7 @@ def test_differences_of_times_are_as_in_duckdb(pairs: list[Any]) -> None:
         assert values(text, **columns) == [row[f"e{number}"] for row in right], text
 
 
+@example([9_999_999_999_999_999, 2**53 + 1, -(2**63) + 1])
 @given(st.lists(st.integers(-(2**63) + 1, 2**63 - 1), min_size=1))
 def test_the_seconds_of_a_duration_are_the_nearest_number(microseconds: list[int]) -> None:
     """DuckDB's are the next one here and there."""
