@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from programs import run_ddflow
 from test_cli import folder, read, refused, rows, run
 
@@ -65,6 +66,7 @@ def test_a_wrong_delimiter_is_recognised_and_options_of_text_hold_for_every_verb
     assert len(rows(run("diff", "b", "--key", "id", *text, "--format", "csv.gz", "-o", "-"))) == 2
 
 
+@mid_test
 def test_rows_come_from_standard_input() -> None:
     with subprocess.Popen(["cat", "1.csv"], stdout=subprocess.PIPE) as cat:
         shown = run_ddflow("diff", "-", "--key", "id", "-o", "-", stdin=cat.stdout).stdout
@@ -181,6 +183,7 @@ def test_a_refusal_of_rows_in_hold_back_mode_stops_also_under_skip() -> None:
     assert "null.csv: rows for 'input': the key ['id'] is null" in said
 
 
+@mid_test
 @pytest.mark.parametrize("mode", [[], ["--time", "at"]])
 def test_the_last_file_may_be_the_bad_one_and_all_may_be(mode: list[str]) -> None:
     Path("a.csv").write_text("id,at\n1,1\n")

@@ -21,6 +21,7 @@ from runpy import run_path
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
+from chance import mid_test
 from local_postgres import missing
 from postgres_server import Server
 from s3_server import Moto, forward, moto
@@ -170,6 +171,7 @@ def test_every_verb_has_an_example(verb: str) -> None:
     assert examples(verb) and all(f"ddflow {verb}" in line for line in examples(verb))
 
 
+@mid_test
 @pytest.mark.parametrize("which", EXAMPLES)
 def test_it_runs(
     which: str, prepared: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chance import sample
+from chance import mid_test, sample
 from test_cli import folder, run
 
 import ddflow as dd
@@ -140,6 +140,7 @@ def accumulated(outputs: list[str]) -> Counter[tuple[Any, ...]]:
 FEEDS = [*product(CHANGES, [".csv", ".jsonl"], ["diff", "replace"])]
 
 
+@mid_test
 @pytest.mark.sampled
 @pytest.mark.parametrize(("change", "ending", "verb"), sample(FEEDS, 6, __name__))
 def test_a_feed_that_changes_ends_as_a_dict_does(change: str, ending: str, verb: str) -> None:
@@ -236,6 +237,7 @@ def test_only_what_works_is_named_for_a_text_among_numbers() -> None:
     assert {row["kwh"] for row in dd.read("d", "output").to_pylist()} == {"k.A."}
 
 
+@mid_test
 def test_a_state_that_grew_is_verified_by_all_of_its_files() -> None:
     for change in ("added", "renamed", "dropped", "moved"):
         files, state = Feed(change, 4).write(".csv"), f"s-{change}"

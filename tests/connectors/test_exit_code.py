@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 import pytest
-from chance import SOAK
+from chance import SOAK, mid_test
 from confluent_kafka import Producer
 from deltalake.fs import DeltaStorageHandler
 from kafka_cluster import Cluster
@@ -112,6 +112,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@mid_test
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("end", ["csv", "csv.gz"])
 def test_no_thread_has_a_file_of_python_once_it_was_read(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from hypothesis import example, given, strategies as st
 from messages import raises
 from test_cli import run
@@ -298,6 +299,7 @@ def test_files_whose_types_no_type_holds_are_refused_at_once(tmp_path: Path) -> 
         open_files([tmp_path / "e.jsonl"])
 
 
+@mid_test
 def test_whole_numbers_that_a_double_rounds_and_quoted_codes_are_refused_in_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     rows = '{"id": 1.5, "x": 0.30000000000000004}\n{"id": 1e300}\n'

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from hypothesis import given, settings, strategies as st
 from messages import raises
 
@@ -93,6 +94,7 @@ def fed(format: Any, message: str, kind: pa.DataType) -> Any:
         return row["v"]
 
 
+@mid_test
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_number_counts_to_its_last_digit(name: str) -> None:
     format, written = WRITTEN[name]
@@ -187,6 +189,7 @@ class Number(str):
     """A number of JSON, as it is written."""
 
 
+@mid_test
 @given(st.lists(st.tuples(VALUES, TEXTS), min_size=1, max_size=10))
 @settings(max_examples=100)
 def test_members_of_json_are_those_of_python(values: list[tuple[str, str]]) -> None:

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from chance import mid_test
 from messages import raises
 from programs import run_python
 from simdisk import Faulty
@@ -497,6 +498,7 @@ with flow.open("state", outputs="changes") as engine:
 """
 
 
+@mid_test
 def test_outputs_are_read_in_the_thread_that_asks(tmp_path: Path) -> None:
     """Else one of Arrow's may hold our bytes while Python ends, and then abort the process, once in a hundred runs."""
     flow = dd.Flow()

@@ -14,6 +14,7 @@ from typing import Any
 import obstore
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from hypothesis import given, strategies as st
 from messages import raises
 from programs import PIPE, Program
@@ -313,6 +314,7 @@ def put(moto: Moto, bucket: str, key: str, data: bytes) -> None:
     obstore.put(store, key, data)
 
 
+@mid_test
 def test_objects_are_read_as_files_are(moto: Moto, bucket: str, tmp_path: Path) -> None:
     table = pa.table({"id": range(80_000), "text": [f"{n:050}" for n in range(80_000)]})  # several pieces
     for ending in (".csv", ".jsonl.gz", ".tsv.zst", ".json", ".parquet", ".arrow", ".arrows"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chance import mid_test
 from messages import raises
 from postgres_server import Server
 from test_postgres_source import FORMAT, ask
@@ -270,6 +271,7 @@ def test_another_slot_than_that_of_the_state_is_no_loss(server: Server, tmp_path
         refused(server, tmp_path / "s", SpecError, "reads the slot 'shop'; write slot=shop$", "shop", slot, fa="fa")
 
 
+@mid_test
 def test_a_server_that_was_set_back_is_not_followed(tmp_path: Path) -> None:
     """Its files are restored from a copy, with the slot; a server of the test's own."""
     with Server() as set_back:

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from messages import raises
 from postgres_server import Server
 from tcp_proxy import Proxy
@@ -228,6 +229,7 @@ def emptied(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
 NUMBERS = {"id": pa.int64(), "n": pa.int64()}
 
 
+@mid_test
 def test_a_source_behind_a_network_that_went_silent_is_warned_of_and_lets_a_run_end(
     emptied: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +322,7 @@ def test_a_slot_that_loses_its_log_within_a_run_ends_it(tmp_path: Path) -> None:
             opened.open({"t": schema}, came.position)
 
 
+@mid_test
 def test_a_first_copy_that_fails_half_way_each_time_is_given_up_in_time(
     emptied: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

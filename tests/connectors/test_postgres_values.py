@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from messages import raises
 from postgres_server import Server
 from test_postgres_source import FORMAT, ask
@@ -150,6 +151,7 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+@mid_test
 def test_every_type_has_one_text_in_copies_and_in_changes(server: Server, tmp_path: Path) -> None:
     """Also in arrays, ranges, composites and domains."""
     ask(server, *OWN)

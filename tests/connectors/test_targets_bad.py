@@ -22,6 +22,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chance import mid_test
 from messages import raises
 from pyiceberg.catalog import load_catalog
 from test_run import FIRST, SECOND, flow, land, landing, of_sqlite, rows_of
@@ -190,6 +191,7 @@ def drop(kind: str, place: Path) -> None:
         shutil.rmtree(place / "out")
 
 
+@mid_test
 @pytest.mark.parametrize("kind", LAKES)
 def test_a_table_that_was_dropped_is_made_anew_by_sync_alone(kind: str, tmp_path: Path) -> None:
     gone, to = r"it is gone, though epoch \d+ was written into it; ddflow sync makes it anew", sink(kind, tmp_path)

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chance import long_test, sample
+from chance import long_test, mid_test, sample
 from every_operator import NARROW, missing, plan, schema
 from typer.testing import CliRunner
 
@@ -180,6 +180,7 @@ def arrangements(state: Path) -> dict[str, list[str]]:
     return out
 
 
+@mid_test
 @pytest.mark.sampled
 def test_fsck_names_damage_in_the_arrangement_of_every_operator(state: Path) -> None:
     whole(state)
@@ -207,6 +208,7 @@ def one_of_each(verbs: dict[int, str]) -> list[int]:
     return [n for verb in sorted({*verbs.values()}) for n in sample([n for n in verbs if verbs[n] == verb], 1, verb)]
 
 
+@mid_test
 @pytest.mark.sampled
 def test_verify_names_the_operator_whose_rows_are_not_those_of_its_input() -> None:
     """One at a time misses a step; files and hashes are right, and only what it holds is wrong."""
@@ -262,6 +264,7 @@ def test_migrate_gives_the_same_and_another_output(state: Path, tmp_path: Path) 
     whole(tmp_path / "new")
 
 
+@mid_test
 def test_a_state_that_was_rolled_back_goes_on(state: Path, truth: dd.Engine, steps: list[dd.Step]) -> None:
     with flow().open(state, retain=FOREVER) as engine:
         fed(engine, len(LOG) - 1, len(LOG) - 1)
@@ -288,6 +291,7 @@ def secrets(state: Path) -> list[str]:
     return [str(path) for path in state.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
+@mid_test
 def test_what_was_forgotten_is_in_no_file_of_any_operator(
     state: Path, truth: dd.Engine, before_last: dd.Engine, steps: list[dd.Step]
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from messages import raises
 
 import ddflow as dd
@@ -224,6 +225,7 @@ def test_junk_is_left_and_hidden_outputs_of_failed_commits_go(tmp_path: Path) ->
     assert load_newest(LocalStore(state, readonly=True)).epoch == 3  # type: ignore[union-attr]
 
 
+@mid_test
 def test_random_lives_of_a_state_lose_nothing(seed: int = 7) -> None:
     """Commits, crashes, collections with any grace, rollbacks, compactions: every version stays whole."""
     choice = random.Random(seed)

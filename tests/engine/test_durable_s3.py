@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from s3_server import Moto, Proxy, moto, options, proxy
 
 import ddflow as dd
@@ -45,6 +46,7 @@ def held(engine: Any) -> list[set[str]]:
     return [{str(row) for row in engine.read(name).to_pylist()} for name in ("people", "by_city")]
 
 
+@mid_test
 @pytest.mark.parametrize("memory", [None, "16MB"])
 def test_a_state_in_a_bucket_goes_on_as_one_in_memory(moto: Moto, tmp_path: Path, memory: str | None) -> None:
     url, flow = f"s3://{moto.bucket()}/states/people", plan()

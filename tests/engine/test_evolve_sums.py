@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from chance import effort
+from chance import effort, mid_test
 from hypothesis import given, strategies as st
 from messages import raises
 from test_evolve import FOREVER, one, same, told
@@ -87,6 +87,7 @@ def aggregates(narrow: pa.DataType, wide: pa.DataType) -> dict[str, str]:
 rows = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["a", "b", None]), st.none() | NUMBERS), max_size=5)
 
 
+@mid_test
 @effort(30)
 @given(
     st.sampled_from(list(WIDER)),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import effort
+from chance import effort, mid_test
 from hypothesis import example, given, strategies as st
 from messages import raises
 from proof_case import ARRIVAL, BERN, EPOCH, HELD, SCHEMA, WIDE, one, plan, replaced
@@ -120,6 +120,7 @@ def made(spec: dd.Upsert, ways: Calls, chance: random.Random, store: MemoryStore
     return log
 
 
+@mid_test
 @effort(120)
 @given(st.sampled_from(sorted(SPECS)), calls, st.integers(0, 2**32))
 @example(

@@ -15,7 +15,7 @@ import local_postgres
 import psycopg
 import pytest
 import shop
-from chance import long_test
+from chance import long_test, mid_test
 from postgres_server import Server
 
 
@@ -45,6 +45,7 @@ def test_a_view_is_right_at_every_transaction_over_a_kill(
     assert "kill -9" in said and "all equal" in said and "the view is what Postgres answers now" in said
 
 
+@mid_test
 def test_the_command_works_as_written_and_a_wrong_row_is_seen(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

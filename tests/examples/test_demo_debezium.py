@@ -12,6 +12,7 @@ from pathlib import Path
 import live_debezium
 import polars as pl
 import pytest
+from chance import mid_test
 
 
 def land(place: Path, table: str, *messages: dict[str, object]) -> None:
@@ -21,6 +22,7 @@ def land(place: Path, table: str, *messages: dict[str, object]) -> None:
     (folder / "1.jsonl").write_text("".join(json.dumps(each) + "\n" for each in messages))
 
 
+@mid_test
 def test_the_command_works_as_written(tmp_path: Path) -> None:
     made = {"op": "c", "source": {"lsn": 1}, "after": {"id": 1, "customer": 7, "amount": "AJY="}}
     gone = {"op": "d", "source": {"lsn": 3}, "before": {"id": 2}, "after": None}

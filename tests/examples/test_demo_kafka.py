@@ -13,6 +13,7 @@ from pathlib import Path
 import broker
 import pages
 import pytest
+from chance import mid_test
 
 import ddflow as dd
 from ddflow.errors import DdflowError
@@ -41,6 +42,7 @@ def waits_for(state: Path, expected: dict[str, int]) -> None:
         time.sleep(0.1)
 
 
+@mid_test
 def test_what_is_typed_arrives(tmp_path: Path) -> None:
     demo = started(f"{sys.executable} {broker.__file__}", tmp_path)
     assert demo.stdin is not None and demo.stdout is not None

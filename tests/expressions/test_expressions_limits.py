@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
-from chance import SOAK
+from chance import SOAK, mid_test
 from messages import raises
 
 import ddflow as dd
@@ -318,6 +318,7 @@ def test_a_state_with_a_long_filter_opens_from_deep_down(tmp_path: Path) -> None
         assert deep(frames, lambda time=frames: step(time)) == 2  # type: ignore[misc]
 
 
+@mid_test
 def test_a_plan_of_a_thousand_collections_is_read(tmp_path: Path) -> None:
     flow = dd.Flow()
     rows: Any = flow.upserts("s", BATCH.schema, dd.Upsert(key="id"))

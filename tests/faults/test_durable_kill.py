@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import tight
-from chance import seeded
+from chance import mid_test, seeded
 from doors import plain
 from durable_case import SMALL, TIGHT, Case
 
@@ -153,6 +153,7 @@ def every_point(case: Case, tmp_path: Path, medium: Any, kind: str, stride: int 
 MEDIA = pytest.mark.parametrize("medium", [None, TIGHT], ids=["in memory", "in files"])
 
 
+@mid_test
 def test_killed_at_some_call_it_reopens_at_the_last_epoch_or_the_next(tmp_path: Path) -> None:
     assert every_point(SMALL["epochs"], tmp_path, TIGHT, "before", stride=5, at=seeded(__name__).randrange(5)) > 150
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import seeded
+from chance import mid_test, seeded
 from simdisk import Killed, SimDisk, Story, killing
 
 import ddflow as dd
@@ -129,6 +129,7 @@ def told_whole(seed: int) -> str | None:
     return found and f"scenario {seed}, {found}"
 
 
+@mid_test
 def test_every_image_holds_the_columns_before_or_after() -> None:
     assert told_whole(seeded(__name__, 0).randrange(1000)) is None
 

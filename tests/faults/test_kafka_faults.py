@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import long_test
+from chance import long_test, mid_test
 from confluent_kafka import Producer
 from kafka_cluster import Cluster
 from messages import raises
@@ -301,6 +301,7 @@ def test_a_topic_is_not_written_in_another_mode(
     keeps_its_mode(tmp_path, made, first, then, messages)
 
 
+@mid_test
 def test_topics_that_are_not_ours_are_refused_and_a_rollback_is_mended(
     servers: str, topic: str, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chance import sample, seeded
+from chance import mid_test, sample, seeded
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 import ddflow as dd
@@ -340,6 +340,7 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@mid_test
 @pytest.mark.sampled
 @pytest.mark.parametrize("bug", sample(list(PLANTED), 4, __name__))
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:

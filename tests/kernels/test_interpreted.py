@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chance import long_test
+from chance import long_test, mid_test
 from test_cli import program_on_a_terminal
 
 from ddflow.kernels import cache
@@ -154,6 +154,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@mid_test
 def test_the_process_that_fills_the_cache_is_niced_and_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
     environment = os.environ | {"DDFLOW_CACHE_DIR": str(tmp_path), "DDFLOW_BACKGROUND": "1"}
     command = [sys.executable, "-c", FIRST, "2", "and wait"]

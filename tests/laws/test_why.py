@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from chance import effort
+from chance import effort, mid_test
 from doors import EngineDoor, plain, plan
 from hypothesis import event, given, strategies as st
 from strategies import scenarios
@@ -92,6 +92,7 @@ def one_chain(nodes: list[Collection], held: Mapping[Collection, pa.Table]) -> b
     return {node.verb for node in nodes} <= CHAIN and len(nodes) == len(set(nodes))
 
 
+@mid_test
 @effort(320)
 @given(data=st.data())
 def test_the_rows_that_are_named_make_the_rows_again(data: st.DataObject) -> None:
@@ -143,6 +144,7 @@ def test_the_rows_that_are_named_make_the_rows_again(data: st.DataObject) -> Non
     door.close()
 
 
+@mid_test
 @effort(350)
 @given(data=st.data())
 def test_between_two_times_it_is_what_changed_in_the_rows_named_at_either(data: st.DataObject) -> None:

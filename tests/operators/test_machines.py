@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from chance import effort
+from chance import effort, mid_test
 from doors import SECRET
 from hypothesis import given, strategies as st
 from messages import raises
@@ -305,6 +305,7 @@ def stories(draw: st.DrawFn) -> tuple[str, str, list[list[dict[str, Any]]]]:
     return name, spec, calls
 
 
+@mid_test
 @given(stories(), st.booleans())
 @effort(150)
 def test_every_call_gives_what_the_obvious_machine_gives(story: Any, durable: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import effort
+from chance import effort, mid_test
 from hypothesis import given, strategies as st
 from messages import raises
 
@@ -80,6 +80,7 @@ def expected(rows: Counter[Any]) -> Counter[Any]:
     return out
 
 
+@mid_test
 @given(steps=STEPS)
 @effort(40)
 def test_results_are_those_of_the_rows_that_are_there(steps: list[list[Any]]) -> None:
@@ -106,6 +107,7 @@ def test_what_came_and_went_leaves_nothing() -> None:
         assert engine.dataflow.graph.arrangements["agg 0 by ['g']"].keys == 0
 
 
+@mid_test
 def test_it_stands_beside_extremes_and_is_asked_for_twice_and_held_once() -> None:
     flow = flow_of()
     rows = flow.inputs["rows"]

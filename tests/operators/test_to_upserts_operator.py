@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chance import effort
+from chance import effort, mid_test
 from doors import FOREVER, SECRET, TwinDoor, plain, plan, schema_of, spec_of, to_arrow
 from hypothesis import given, strategies as st
 from messages import raises
@@ -197,6 +197,7 @@ def test_a_restart_anywhere_and_steps_in_pieces_change_nothing(story: Any, data:
             assert Counter(plain(snapshot.read("upserts"))) == Counter(plain(dd.read(store, "upserts")))
 
 
+@mid_test
 @pytest.mark.parametrize(("n", "together"), [(60, 3), (6000, 1000)])
 def test_pieces_of_a_step_are_told_as_one_table(tmp_path: Path, n: int, together: int) -> None:
     """Ranges of keys, files and several times all happen; and scratch is used again, which few rows have none of."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from messages import raises
 from parts_by_hand import Hands
 
@@ -139,6 +140,7 @@ def test_epochs_are_kept_until_sinks_have_them(place: Place) -> None:
     assert [each.epoch for each in place.manifest().receipts] == list(range(8, 16))
 
 
+@mid_test
 def test_a_driver_keeps_a_long_backlog_in_files_of_its_own(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "FAN", 2)
     place.day(DAYS[0])

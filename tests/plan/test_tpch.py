@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from accumulated import Accumulated, duck, rows_of, same
-from chance import sample
+from chance import mid_test, sample
 from tpch_feed import Feed, files, flow_with
 from tpch_queries import KEYS, QUERIES, TYPES, text
 
@@ -59,6 +59,7 @@ def proved(
     assert seen == set(numbers), "a query found nothing, so it showed nothing"
 
 
+@mid_test
 @pytest.mark.sampled
 @pytest.mark.parametrize("number", sample(NUMBERS, 4, __name__))
 def test_a_query_gives_what_duckdb_gives(folder: Path, number: int) -> None:

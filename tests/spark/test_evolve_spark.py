@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chance import long_on_spark
+from chance import long_on_spark, mid_on_spark
 from messages import raises
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -68,6 +68,7 @@ def test_a_state_is_rewritten_by_a_job_and_goes_on(
             assert counted(dd.read(state, name)) == counted(twin.read(name)), name
 
 
+@mid_on_spark
 def test_wider_integers_are_taken_when_a_state_is_opened(spark: SparkSession, tmp_path: Path) -> None:
     state, wide = str(tmp_path / "state"), NARROW | {"n": pa.int64(), "city": pa.large_string()}
     spark_bridge.run(plan(NARROW), {"a": frame_of(spark, rows(0, 9))}, 2, state=state)
@@ -81,6 +82,7 @@ def test_wider_integers_are_taken_when_a_state_is_opened(spark: SparkSession, tm
             assert counted(dd.read(state, name)) == counted(twin.read(name)), name
 
 
+@mid_on_spark
 def test_what_tells_rows_apart_by_a_new_column_moves_them(spark: SparkSession, tmp_path: Path) -> None:
     state, wide = str(tmp_path / "state"), NARROW | {"new": pa.string()}
     frames = {"a": frame_of(spark, rows(0, 9)), "b": frame_of(spark, rows(2, 9))}
@@ -138,6 +140,7 @@ def test_a_batch_that_a_query_gives_again_after_a_change_is_the_one_it_was(spark
             assert counted(dd.read(state, name)) == counted(twin.read(name)), name
 
 
+@mid_on_spark
 def test_an_input_is_taken_out_between_two_runs(spark: SparkSession, tmp_path: Path) -> None:
     state, frame = str(tmp_path / "state"), frame_of(spark, rows(0, 9))
     spark_bridge.run(plan(NARROW, True), {"a": frame, "b": frame}, 3, state=state)
@@ -155,6 +158,7 @@ def test_an_input_is_taken_out_between_two_runs(spark: SparkSession, tmp_path: P
             assert counted(dd.read(state, name)) == counted(twin.read(name)), name
 
 
+@mid_on_spark
 def test_an_output_is_taken_out_between_two_runs(spark: SparkSession, tmp_path: Path) -> None:
     def fewer() -> dd.Flow:
         flow = plan(NARROW)

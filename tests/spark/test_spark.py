@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chance import long_on_spark
+from chance import long_on_spark, mid_on_spark
 from messages import raises
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, functions as F
@@ -68,6 +68,7 @@ def orders(spark: SparkSession) -> DataFrame:
     return frame_of(spark, *halves(orders_of(400))).cache()
 
 
+@mid_on_spark
 @pytest.mark.parametrize("partitions", [1, 3, pytest.param(8, marks=pytest.mark.soak)])
 def test_any_number_of_partitions_gives_the_rows_of_the_local_engine(orders: DataFrame, partitions: int) -> None:
     flow = city_flow()
@@ -149,6 +150,7 @@ NESTED = {
 }
 
 
+@mid_on_spark
 def test_every_type_that_spark_sends_goes_through_as_payload(spark: SparkSession) -> None:
     columns = [f"if(id % 3 = 0, null, {sql}) as `{name}`" for name, sql in (SQL_TYPES | NESTED).items()]
     frame = spark.range(0, 12, 1, 3).selectExpr("id % 5 as k", *columns)
@@ -369,6 +371,7 @@ def test_settings_of_the_session_change_nothing(
         assert_same({n: frames[n] for n in few}, {n: expected[n] for n in few})
 
 
+@mid_on_spark
 def test_shuffles_have_the_partitions_asked_for_with_adaptive_execution_too(orders: DataFrame) -> None:
     frames = spark_bridge.run(city_flow(), {"orders": orders}, partitions=5)
     where = [set(), set()]  # type: list[set[int]]
@@ -380,6 +383,7 @@ def test_shuffles_have_the_partitions_asked_for_with_adaptive_execution_too(orde
     assert default["paid"].rdd.getNumPartitions() == 2  # what the session's settings say
 
 
+@mid_on_spark
 def test_a_frame_may_be_read_in_part_and_again(orders: DataFrame) -> None:
     flow = city_flow()
     frames = spark_bridge.run(flow, {"orders": orders}, partitions=2)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chance import long_on_spark
+from chance import long_on_spark, mid_on_spark
 from messages import raises
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -143,7 +143,7 @@ def test_messages_of_two_tables_are_refused_whichever_task_reads_them(
 def test_decoded_messages_of_another_table_in_a_later_batch_are_bad(on_bad: Any) -> None:
     bound: Any = flow_of(on_bad=on_bad).inputs["t"].bound
     given = [batch for table in ("a", "b", "a") for batch in of_table(table, 1).to_batches()]
-    rows = DecodeTask(bound.format, bound.target, ("value",), ())(given)
+    rows = DecodeTask(bound.format, bound.message_target, ("value",), ())(given)
     if on_bad == "stop":
         with raises(dd.errors.BadMessage):
             list(rows)
@@ -152,6 +152,7 @@ def test_decoded_messages_of_another_table_in_a_later_batch_are_bad(on_bad: Any)
     assert [each and each[:17] for each in reasons] == [None, "its table is 'b',", None]
 
 
+@mid_on_spark
 def test_a_column_that_no_message_has_is_told_by_the_driver_once(spark: SparkSession, tmp_path: Path) -> None:
     """Whichever task reads the message that has it, if there is one; and a table is known to a state of one engine."""
     flow, state = dd.Flow(), str(tmp_path / "state")
@@ -215,6 +216,7 @@ def test_decoded_rows_are_those_that_an_input_is_given(spark: SparkSession, tmp_
         assert counted(dd.read(state, "by_v")) == counted(engine.read("by_v"))
 
 
+@mid_on_spark
 def test_history_of_a_topic_as_an_engine_and_of_decoded_rows(spark: SparkSession, tmp_path: Path) -> None:
     """With ``before`` in the messages, cut into epochs, some of them read twice; and lazily, and of frames of rows."""
     delete, order = dd.tombstone("_deleted"), ["_position", "_row"]

@@ -12,7 +12,7 @@ from typing import Any
 import merging_strategies
 import pyarrow as pa
 import pytest
-from chance import effort
+from chance import effort, mid_on_spark
 from doors import plan, schema_of, spec_of, to_arrow
 from hypothesis import given, note, strategies as st
 from pyspark.sql import SparkSession
@@ -73,6 +73,7 @@ def opened(case: Case) -> tuple[dd.Flow, Parts, dict[str, pa.Table]]:
     return flow, given_, locally(flow, {name: pa.concat_tables(tables) for name, tables in given_.items()})
 
 
+@mid_on_spark
 @effort(120)
 @given(case=shuffled_more())
 def test_stages_by_hand_give_what_the_local_engine_gives(case: Case) -> None:
@@ -104,6 +105,7 @@ def test_stages_by_hand_merge_as_the_local_engine_does(case: Case) -> None:
         assert counted(from_spark(found[name], make_nullable(table.schema), name)) == counted(table), name
 
 
+@mid_on_spark
 @effort(10)
 @given(case=cases())
 def test_a_plan_on_spark_gives_what_the_local_engine_gives(spark: SparkSession, case: Case) -> None:

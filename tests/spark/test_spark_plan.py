@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from chance import mid_on_spark
 from doors import TYPES, plain
 from messages import raises
 from pyspark.sql import SparkSession, types as T
@@ -216,6 +217,7 @@ def test_a_value_that_does_not_fit_its_column_is_refused_and_never_rounded() -> 
         from_spark(table, pa.schema({"n": pa.uint8()}), "rows for 's'")
 
 
+@mid_on_spark
 @pytest.mark.parametrize(
     "kind",
     [

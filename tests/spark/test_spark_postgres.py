@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from chance import mid_on_spark
 from postgres_server import Server
 from pyspark.sql import SparkSession
 from test_spark_kafka import flow, held, people
@@ -18,6 +19,7 @@ import spark_bridge
 pytestmark = pytest.mark.together("spark")
 
 
+@mid_on_spark
 def test_a_table_of_postgres_gets_each_epoch_once(spark: SparkSession, tmp_path: Path) -> None:
     """As of an epoch that its server took and did not answer."""
     rows = [people(*range(6)), people(1, 2, city="Chur"), people(3, city="Genf")]

@@ -13,7 +13,7 @@ import deltalake
 import polars as pl
 import pyarrow as pa
 import pytest
-from chance import long_on_spark
+from chance import long_on_spark, mid_on_spark
 from messages import raises
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -162,6 +162,7 @@ def streamed(spark: SparkSession, tmp_path: Path, sinks: Any, **more: Any) -> An
     return spark_bridge.stream(flow(), {"orders": frame}, state=state, sinks=sinks, **more)
 
 
+@mid_on_spark
 def test_a_stream_gives_each_batch_to_its_sinks_once(spark: SparkSession, tmp_path: Path, monkeypatch: Any) -> None:
     sinks = {
         "by_city": dd.sinks.sqlite(tmp_path / "out.db", "by_city"),

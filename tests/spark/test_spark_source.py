@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from chance import long_on_spark
+from chance import long_on_spark, mid_on_spark
 from messages import raises
 from parts_by_hand import Hands
 from pyspark.errors import PySparkException
@@ -323,6 +323,7 @@ def test_a_stream_adds_up_to_the_contents(
     hands.close()
 
 
+@mid_on_spark
 @pytest.mark.parametrize("grace", [0, 60])
 def test_a_batch_that_is_read_again_is_the_same(state: str, grace: float) -> None:
     hands = hands_of(state, 3, grace=grace)

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chance import mid_on_spark
 from messages import raises
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -155,6 +156,7 @@ NEITHER = [
 """Queries that Spark refuses, too."""
 
 
+@mid_on_spark
 def test_clauses_mean_what_they_mean_to_spark(spark: SparkSession) -> None:
     tables = {
         "a": pa.table({"x": [1, 2, None], "y": [5, 6, 7]}),
@@ -184,6 +186,7 @@ def test_clauses_mean_what_they_mean_to_spark(spark: SparkSession) -> None:
             spark.sql(query).collect()
 
 
+@mid_on_spark
 def test_a_query_over_frames_of_a_state_goes_on_where_it_stopped(
     spark: SparkSession, tmp_path: Path, steps: list[Any]
 ) -> None:
@@ -207,6 +210,7 @@ def test_a_bare_frame_is_rows_that_are_appended(spark: SparkSession, steps: list
     assert found == {(b, f"{2 * counts[b]}"): 1 for b in ("paid", "Bern") if counts[b]}
 
 
+@mid_on_spark
 def test_an_aggregate_without_groups_waits_for_an_event_on_spark_too(spark: SparkSession, tmp_path: Path) -> None:
     query, state = "select count(*) n, sum(a) s from t where a > 1", str(tmp_path / "state")
     schema = pa.schema([*TABLES["t"][0].items()])
@@ -217,6 +221,7 @@ def test_an_aggregate_without_groups_waits_for_an_event_on_spark_too(spark: Spar
     assert told == [{}, {("0", None): 1}, {("0", None): -1, ("1", "5"): 1}]
 
 
+@mid_on_spark
 def test_a_stream_into_a_join_and_a_sum(spark: SparkSession, tmp_path: Path, steps: list[Any]) -> None:
     query, folder, state = "select name, sum(a) s from t join c on k = id group by name", tmp_path / "in", "state"
     told, c = Counter[Any](), pa.table({"id": pa.array([1, 2, 3], pa.int32()), "name": ["x", "x", "y"]})

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import test_spark
-from chance import long_on_spark
+from chance import long_on_spark, mid_on_spark
 from messages import raises
 from pyspark.sql import SparkSession
 from spark_session import assert_same, counted, frame_of, locally, setting
@@ -74,6 +74,7 @@ def same_state(state: str, flow: dd.Flow, engine: dd.Engine) -> None:
         assert counted(dd.read(state, name)) == counted(engine.read(name)), name
 
 
+@mid_on_spark
 @pytest.mark.parametrize(
     ("partitions", "adaptive"),
     [(3, "false"), *(pytest.param(number, "true", marks=pytest.mark.soak) for number in (1, 8))],
@@ -114,6 +115,7 @@ def test_an_epoch_is_read_from_its_files_and_computed_once(spark: SparkSession, 
     assert "by_city: 4 updates" in repr(ran) and len(ran) == 6
 
 
+@mid_on_spark
 def test_outputs_in_a_folder_are_parquet_of_committed_epochs(spark: SparkSession, state: str, tmp_path: Path) -> None:
     flow, folder = city_flow(), tmp_path / "outputs"
     with flow.open() as engine:
@@ -142,6 +144,7 @@ def test_an_epoch_that_is_given_again_returns_what_it_did(spark: SparkSession, s
         spark_bridge.run(flow, {"orders": frame}, 3, state=state, epoch=3)
 
 
+@mid_on_spark
 def test_hold_back_events_wait_until_they_are_closed(spark: SparkSession, state: str) -> None:
     flow = dd.Flow()
     schema = {"id": pa.int64(), "t": pa.int64(), "v": pa.string()}
@@ -226,6 +229,7 @@ def test_a_frame_after_a_window_function_is_as_good_as_any(spark: SparkSession, 
     same_epoch(ran, step, "paid")
 
 
+@mid_on_spark
 def test_a_state_is_rescaled_when_that_is_asked_for_and_never_by_opening_it(
     spark: SparkSession, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +267,7 @@ def growing_flow(more: bool) -> dd.Flow:
     return flow
 
 
+@mid_on_spark
 def test_outputs_and_inputs_that_are_new_are_made_of_what_the_state_holds(spark: SparkSession, state: str) -> None:
     orders = [
         pa.table({"id": range(n, n + 9), "city": ["Bern", "Chur", "Thun"] * 3, "n": [0, 1, 2] * 3}) for n in (0, 5)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from chance import mid_on_spark
 from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.sql import SparkSession
 from test_spark_stream import FIRST, SECOND, THIRD, WatchedStream
@@ -73,6 +74,7 @@ def descriptions(spark: SparkSession) -> list[str]:
     return [each.get() for each in found if each.isDefined()]
 
 
+@mid_on_spark
 def test_the_figures_of_batches_are_those_of_the_local_engine_and_add_up(
     fed: WatchedStream, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_query_gives_the_figures_of_each_epoch_to_metrics(fed: WatchedStream) 
     assert len(calls) == 2 and calls[0].rows == {"orders": FIRST.num_rows}
 
 
+@mid_on_spark
 def test_what_is_given_again_is_marked_and_counts_once(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     fed.run()
@@ -143,6 +146,7 @@ def test_what_is_given_again_is_marked_and_counts_once(fed: WatchedStream) -> No
     assert fed.run().ddflow.stats() == []
 
 
+@mid_on_spark
 def test_a_listener_joins_each_query_with_its_own_figures(
     spark: SparkSession, tmp_path: Path, listening: Callable[[Any], Any]
 ) -> None:

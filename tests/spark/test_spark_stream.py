@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chance import mid_on_spark
 from messages import raises
 from pyspark.sql import DataFrame, SparkSession, functions as F
 from spark_session import counted
@@ -106,6 +107,7 @@ SECOND = rows_of((2, "Bern", 2), (4, "Chur", 1), (3, "Bern", 1))
 THIRD = rows_of((1, "Bern", 0), (4, None, 5), (5, "Basel", 1))
 
 
+@mid_on_spark
 def test_a_batch_is_an_epoch_and_a_stopped_query_goes_on(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     query = fed.run()
@@ -121,6 +123,7 @@ def test_a_batch_is_an_epoch_and_a_stopped_query_goes_on(fed: WatchedStream) -> 
     fed.check()
 
 
+@mid_on_spark
 def test_a_batch_that_is_given_again_is_told_again(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     fed.run()
@@ -136,6 +139,7 @@ def test_a_batch_that_is_given_again_is_told_again(fed: WatchedStream) -> None:
     fed.check()
 
 
+@mid_on_spark
 def test_a_batch_that_is_given_again_with_other_rows_stops_the_query(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     fed.run()
@@ -148,6 +152,7 @@ def test_a_batch_that_is_given_again_with_other_rows_stops_the_query(fed: Watche
     fed.check()
 
 
+@mid_on_spark
 def test_a_checkpoint_and_a_state_belong_together(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     fed.run()
@@ -166,6 +171,7 @@ def test_a_checkpoint_and_a_state_belong_together(fed: WatchedStream) -> None:
     assert fed.run().ddflow.stats()[0].epoch == 5
 
 
+@mid_on_spark
 def test_a_checkpoint_that_is_older_or_newer_than_the_state_is_told(fed: WatchedStream) -> None:
     fed.give(FIRST)
     fed.run()
@@ -179,6 +185,7 @@ def test_a_checkpoint_that_is_older_or_newer_than_the_state_is_told(fed: Watched
         fed.run()
 
 
+@mid_on_spark
 def test_what_a_step_refuses_ends_the_query_with_the_same_error(fed: WatchedStream) -> None:
     fed.give(FIRST, rows_of((None, "Bern", 1)))
     query = fed.stream(trigger=None).start()
@@ -190,6 +197,7 @@ def test_what_a_step_refuses_ends_the_query_with_the_same_error(fed: WatchedStre
     assert [each.epoch for each in fed.run().ddflow.stats()] == [2]
 
 
+@mid_on_spark
 def test_a_query_that_runs_on_is_stopped_by_hand(fed: WatchedStream) -> None:
     fed.give(FIRST)
     query = fed.stream(trigger={"processingTime": "100 milliseconds"}, name="orders").start()
@@ -211,6 +219,7 @@ def test_outputs_appear_in_a_folder(fed: WatchedStream) -> None:
     assert counted(found) == counted(pa.concat_tables(steps))
 
 
+@mid_on_spark
 def test_a_stream_with_a_watermark_and_state_of_sparks_own_before_it(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     marked = fed.frame().withColumn("moment", F.timestamp_seconds("at")).withWatermark("moment", "1 second")
@@ -229,6 +238,7 @@ def test_a_stream_with_a_watermark_and_state_of_sparks_own_before_it(fed: Watche
                 assert counted(dd.read(state, name)) == counted(engine.read(name))
 
 
+@mid_on_spark
 def test_several_inputs_and_times_that_close_at_the_end(spark: SparkSession, tmp_path: Path) -> None:
     flow = dd.Flow()
     spec = dd.Upsert("id", time="at", lateness=3)
@@ -333,6 +343,7 @@ def test_settings_are_offered_and_explained(capsys: pytest.CaptureFixture[str]) 
     assert len(capsys.readouterr().out.splitlines()) == len(SETTINGS) + 1
 
 
+@mid_on_spark
 def test_the_order_of_frames_does_not_matter_to_a_checkpoint_and_their_names_do(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from chance import sample
+from chance import mid_test, sample
 from kinds import ENCODED, PLAIN
 from messages import raises
 from test_manifest import WHERE, body_of, encoded, typical
@@ -372,6 +372,7 @@ def outcome(kind: str, first: int, count: int) -> dict[str, int]:
     return seen
 
 
+@mid_test
 @pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "first", "count"), FOUND + sample(CHUNKS, 2, __name__))
 def test_mutants_are_errors_or_values(kind: str, first: int, count: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from hypothesis import given, strategies as st
 from kinds import ENCODED, PLAIN
 from messages import raises
@@ -333,6 +334,7 @@ def test_what_a_killed_engine_left_is_gone_at_the_next_open_and_nothing_else(tmp
         assert files(tmp_path) == sorted([*theirs, "ddflow-0123456789abcdef-7.arrow"])
 
 
+@mid_test
 def test_a_forked_child_touches_nothing_and_does_not_keep_the_folder(tmp_path: Path) -> None:
     out = finished(
         python(

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from messages import raises
 from simdisk import Faulty, SimDisk
 
@@ -376,6 +377,7 @@ for writer in range(8):
 """
 
 
+@mid_test
 def test_of_eight_writers_one_wins_each_of_a_thousand_rounds(place: Path) -> None:
     subprocess.run([sys.executable, "-c", RACE, place, "1000"], check=True, timeout=120)
     told = [(place.parent / f"orders.{i}").read_text() for i in range(8)]

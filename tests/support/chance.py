@@ -38,6 +38,12 @@ long_on_spark = pytest.mark.drawn(9, of="long tests on Spark")
 """Marks such a test on Spark. A run draws nine of their cases."""
 
 
+mid_test = pytest.mark.drawn(18, of="tests of some seconds")
+"""Marks a test of three to nine seconds. A run draws eighteen of their cases; a soak takes all."""
+mid_on_spark = pytest.mark.drawn(14, of="tests of some seconds on Spark")
+"""Marks such a test on Spark. A run draws fourteen of their cases."""
+
+
 def seeded(*names: object) -> Random:
     """A generator for one purpose, the same in each run of this seed."""
     return Random(f"{SEED} {' '.join(map(str, names))}")

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv
 import pytest
+from chance import mid_test
 from messages import raises
 from msgspec.structs import replace
 from typer.testing import CliRunner
@@ -116,6 +117,7 @@ def test_inspect_tells_which_columns_of_a_source_are_left_out_and_which_came(tmp
     assert any(line.split()[-2:] == ["secret", "amount"] for line in said("inspect", tmp_path / "state").splitlines())
 
 
+@mid_test
 def test_fsck_looks_at_what_waits_and_at_what_sinks_say(place: Path) -> None:
     state = place / "state"
     assert fsck(state).ok

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from chance import sample
+from chance import mid_test, sample
 from msgspec.structs import replace
 from proof_case import EPOCH, HELD, WIDE, events, feed, files, lie, named, plan, rewritten
 
@@ -189,6 +189,7 @@ def test_all_that_is_wrong_is_told_at_once(whole: Path, tmp_path: Path) -> None:
     assert report.garbage is None and "not known" in str(report)
 
 
+@mid_test
 @pytest.mark.sampled
 def test_flipped_bits_anywhere_are_told(whole: Path, tmp_path: Path) -> None:
     rng, state = random.Random(SEED), tmp_path / "state"

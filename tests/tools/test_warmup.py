@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from chance import long_test
+from chance import long_test, mid_test
 from msgspec.json import Decoder
 from terminals import on_a_terminal
 from test_cli import DDFLOW
@@ -138,6 +138,7 @@ def first(where: dict[str, str]) -> Any:
     return python(WARM, **where)
 
 
+@mid_test
 def test_every_kernel_is_ready_in_one_form_and_those_compiled_are_told_of(first: Any, where: dict[str, str]) -> None:
     assert first["kernels"] == len(first["forms"]) > 20
     assert first["compiled"] == first["kernels"] or not where
@@ -148,11 +149,13 @@ def test_every_kernel_is_ready_in_one_form_and_those_compiled_are_told_of(first:
     assert len(told) == first["compiled"]
 
 
+@mid_test
 def test_a_kernel_that_is_not_kept_is_compiled_once_and_counted_once(tmp_path: Path) -> None:
     assert python(ONE, DDFLOW_CACHE_DIR=str(tmp_path)) == [1, 1]
     assert python(ONE, DDFLOW_CACHE_DIR=str(tmp_path)) == [1, 0]
 
 
+@mid_test
 def test_every_kernel_is_called_with_the_types_that_its_annotations_say(where: dict[str, str]) -> None:
     ran = python(FLOWS, **where)
     assert ran["called"] == ran["annotated"]
@@ -169,6 +172,7 @@ def test_afterwards_no_flow_compiles_anything(first: Any, where: dict[str, str])
     assert sum(map(len, drawn["types"].values())) > 20  # the flows did call the kernels
 
 
+@mid_test
 def test_the_verb_says_how_many_and_where_and_finds_them_again(first: Any, where: dict[str, str]) -> None:
     said = subprocess.run([DDFLOW, "warmup"], capture_output=True, text=True, env=os.environ | where, timeout=120)
     assert (said.returncode, said.stderr) == (0, "")
@@ -177,6 +181,7 @@ def test_the_verb_says_how_many_and_where_and_finds_them_again(first: Any, where
     assert first["directory"].startswith(where.get("DDFLOW_CACHE_DIR", ""))
 
 
+@mid_test
 def test_on_a_terminal_the_verb_shows_how_far_it_is(first: Any) -> None:
     code, shown = on_a_terminal("warmup")
     assert code == 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from chance import effort
+from chance import effort, mid_test
 from hypothesis import assume, given, strategies as st
 from messages import raises
 
@@ -406,6 +406,7 @@ def test_a_merge_whose_output_finds_no_place_leaves_all_as_it_was() -> None:
     twin.assert_reads_since()
 
 
+@mid_test
 @effort(10)
 @given(
     seed=st.integers(0, 2**32),
