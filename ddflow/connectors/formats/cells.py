@@ -293,7 +293,7 @@ def describe_misfit(cell: Any, kind: pa.DataType, how: CellForm) -> tuple[str, s
 def convert_by_halves(
     cells: pa.Array, kind: pa.DataType, make: Callable[[pa.Array], pa.Array]
 ) -> tuple[pa.Array, Bools | None]:
-    """Convert cells with ``make``, and mark those for which it fails, which become null; None if it never fails."""
+    """Convert cells with ``make``; mark and drop the values that it cannot convert.  No marks if it converts all."""
     try:
         return make(cells), None
     except _UNFIT:
