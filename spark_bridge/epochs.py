@@ -150,8 +150,8 @@ def run(
     flow, frames
         The plan; a DataFrame by input, whose columns are matched by name.  With one input its DataFrame will do.
     partitions : int, optional
-        Of each shuffle, by default ``spark.sql.shuffle.partitions``, and no more than the cores of a local master; or
-        of a new state.  A state of another number is refused.
+        Of each shuffle, by default ``spark.sql.shuffle.partitions``, and no more than the cores of a local master.  Of
+        a new state, by default the cores, at most ``spark.sql.shuffle.partitions``; another number is refused later.
     state : str, optional
         A folder that driver and executors see, or ``s3://bucket/prefix``.  All further parameters need it.
     epoch : int, optional

@@ -54,15 +54,15 @@ class SparkSyntax(FixSyntax):
     """Write the data of an error as it is typed on Spark."""
 
     def format_evolve(self, fix: EvolveFix) -> str:
-        """See `Words.format_evolve`."""
+        """See `FixSyntax.format_evolve`."""
         return super().format_evolve(fix).replace("dd.", "spark_bridge.", 1)
 
     def format_engine_evolve(self, fix: EvolveFix) -> str:
-        """See `Words.format_engine_evolve`: Spark has no open engine."""
+        """See `FixSyntax.format_engine_evolve`: Spark has no open engine."""
         return ""
 
     def format_verb(self, name: str) -> str:
-        """See `Words.format_verb`."""
+        """See `FixSyntax.format_verb`."""
         return f"spark_bridge.{name}" if name == "evolve" else super().format_verb(name)
 
 

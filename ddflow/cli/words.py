@@ -31,7 +31,7 @@ class ShellSyntax(FixSyntax):
         self.options, self.tables = options, tables
 
     def format_option(self, name: str, value: Any = ...) -> str:
-        """See `Words.format_option`."""
+        """See `FixSyntax.format_option`."""
         if name not in self.options:
             return super().format_option(name, value)
         if value is ... or value is None or isinstance(value, bool):
@@ -41,11 +41,11 @@ class ShellSyntax(FixSyntax):
         return f"{self.options[name]} {_quote_value(str(value))}"
 
     def format_types(self, types: Mapping[str, str]) -> str:
-        """See `Words.format_types`."""
+        """See `FixSyntax.format_types`."""
         return _format_types(types) if "types" in self.options else super().format_types(types)
 
     def format_input_types(self, input: str) -> str:
-        """See `Words.format_input_types`."""
+        """See `FixSyntax.format_input_types`."""
         return (
             f"{self.options['input']} {_quote_value(input)}"
             if "input" in self.options
@@ -53,7 +53,7 @@ class ShellSyntax(FixSyntax):
         )
 
     def format_evolve(self, fix: EvolveFix) -> str:
-        """See `Words.format_evolve`."""
+        """See `FixSyntax.format_evolve`."""
         given = [f"--input {shlex.quote(fix.input)}"] if fix.input else []
         given += [_format_types(fix.types)] if fix.types else []
         given += [
@@ -64,21 +64,21 @@ class ShellSyntax(FixSyntax):
         return f"ddflow evolve {' '.join(['STATE' if fix.state is None else shlex.quote(fix.state), *given])}"
 
     def format_migrate(self, fix: EvolveFix) -> str:
-        """See `Words.format_migrate`."""
+        """See `FixSyntax.format_migrate`."""
         if fix.state is None:
             return super().format_migrate(fix)
         return f"ddflow migrate {shlex.quote(fix.state)} NEW LOG... --whole {_format_types(fix.types)}"
 
     def format_engine_evolve(self, fix: EvolveFix) -> str:
-        """See `Words.format_engine_evolve`: a shell has no open engine."""
+        """See `FixSyntax.format_engine_evolve`: a shell has no open engine."""
         return ""
 
     def format_verb(self, name: str) -> str:
-        """See `Words.format_verb`."""
+        """See `FixSyntax.format_verb`."""
         return f"ddflow {name}"
 
     def format_file(self, path: str, options: Mapping[str, Any]) -> str:
-        """See `Words.format_file`: options of the verb, or an end of a file's or a source's name."""
+        """See `FixSyntax.format_file`: options of the verb, or an end of a file's or a source's name."""
         after = "".join(f":{name}={value}" for name, value in _flatten_options(options))
         if self.tables:
             return f"'NAME=FILE{after}'" if shlex.quote(after) == after else shlex.quote(f"NAME=FILE{after}")
@@ -89,7 +89,7 @@ class ShellSyntax(FixSyntax):
         return super().format_file(path, options)
 
     def format_tombstone(self, column: str, value: Any = None) -> str:
-        """See `Words.format_tombstone`."""
+        """See `FixSyntax.format_tombstone`."""
         rule = column if value is None else f"{column}={value}"
         if self.tables:
             return f":tombstone={rule}"

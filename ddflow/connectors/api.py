@@ -4,7 +4,7 @@ Invariant: a connector knows no engine, no plan and no step. A source is opened 
 it brings, the position after them; that is committed with the epoch that the rows made, so reading goes on behind the
 last commit whatever died. A sink takes an epoch after its commit, in its target's own transaction, together with a
 `TargetRecord`: whoever opens it next sees which epoch it has. What is declared (`dd.sources.*`, `dd.sinks.*`) can be
-copied and named in a manifest; what is open holds connections. A connector is one file with both.
+copied and named in a manifest; what is open holds connections. A connector is a file or a folder with both.
 
 What fails for a while raises `SourceFailed` or `SinkFailed`, after which both are opened anew; all else ends a run, but
 for a server that lets nobody in any more (`SourceNotLetIn`, `SinkNotLetIn`).

@@ -1,8 +1,8 @@
 """Sinks of `ddflow.Engine.run`: ``dd.sinks``.
 
 Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. Each is
-implemented in ``sink`` of its folder, or in a file of its name; their protocol is in ``api``, and ``modes`` converts
-rows for each mode. A library that one needs is imported when it is opened.
+implemented in ``sink`` of its folder (of Parquet in ``folder``), or in a file of its name; their protocol is in
+``api``, and ``modes`` converts rows for each mode. A library that one needs is imported when it is opened.
 
 >>> sqlite("shop.db", "by_city").mode
 'upsert'

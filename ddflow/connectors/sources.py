@@ -1,8 +1,8 @@
 """Sources of `ddflow.Engine.run`: ``dd.sources``.
 
 Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. Each is
-implemented in ``source`` of its folder, or in a file of its name; their protocol is in ``api``. A library that one
-needs is imported when it is opened.
+implemented in ``source`` of its folder (files in ``landing``), or in a file of its name; their protocol is in
+``api``. A library that one needs is imported when it is opened.
 
 >>> files("landing/*.csv").kind
 'files'

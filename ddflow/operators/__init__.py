@@ -1,7 +1,7 @@
 """Operators: updates in, updates out, one operator a file.
 
-``base`` has the protocol. A new operator is one file here, and a method of `Collection`; every file is loaded with the
-room, so that it is in the registry. ``upsert`` makes the updates of inputs, and is no operator on updates.
+``base`` has the protocol. A new operator is one file here, and a method in `ddflow.plan.verbs`; every file is loaded
+with the room, so that it is in the registry. ``upsert`` makes the updates of inputs, and is no operator on updates.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
 """Collections: the nodes of a plan, and what each says of itself.
 
 Invariant: a collection is immutable and knows its schema. Which operators there are is not known here: `Collection` has
-a method for each verb, from a file for each family (`row_verbs`, `set_verbs`, `group_verbs`, `join_verbs`), and the
-registry has its class. `ddflow.plan.plan.Plan` has the inputs, from which all others are made.
+a method for each verb, from a file for each family (`ddflow.plan.verbs`), and the registry has its class.
+`ddflow.plan.plan.Plan` has the inputs, from which all others are made.
 
 >>> from ddflow.plan.plan import Plan
 >>> from ddflow.plan.inputs.spec import Upsert

@@ -5,7 +5,8 @@ Invariant: a file is never changed after it was written, only unlinked, so a rea
 by a manifest, with its length and checksum: it is durable before the manifest is, and goes after the last manifest that
 names it.
 
-    protocol        what a store does, and what its failures mean: folder/ (local, scratch), s3, memory
+    protocol        what a store does, and what its failures mean: folder/ (local, scratch), s3 (all clouds), memory
+    object_store    buckets, and which clouds there are
     files/          batches as Arrow files in a store; the reader does not trust their bytes
     manifest        one version of a state; manifest_log: one after the other; inventory_text: the files that it names
     epochs, feeding the calls that a state remembers; backlog: rows that wait; fields: how records are read

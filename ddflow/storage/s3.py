@@ -114,7 +114,7 @@ class BlobCache:
     def write_part(self, what: str, write: Write) -> tuple[str, FileWriter]:
         """Write a new file that only this user may read; return its path and its writer.
 
-        Call `keep` or `drop_part` on the path.
+        Call `commit_part` or `drop_part` on the path.
 
         O(bytes).  Raises as `ManagedFolder.write_file` does, for ``what``; nothing is left then.
         """

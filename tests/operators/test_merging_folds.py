@@ -181,7 +181,7 @@ def within(strategy: Strategy, values: list[Any]) -> list[Any]:
 
 
 def column_of(pool: pa.Array, places: list[int | None]) -> pa.Array:
-    """HeldCells of a pool, in an array that does not begin at its first place."""
+    """PriorCells of a pool, in an array that does not begin at its first place."""
     places = [0, *(len(pool) if p is None else p for p in places)]
     return pa.concat_arrays([pool, pa.nulls(1, pool.type)]).take(pa.array(places)).slice(1)
 

@@ -46,7 +46,7 @@ _BEYOND: Final = [("^inf$", "Infinity"), ("^-inf$", "-Infinity"), ("^-?nan$", "N
 def format_json_lines(batch: pa.RecordBatch) -> Any:
     """Format the rows as JSON lines: a buffer of UTF-8 that ends with a newline.  O(bytes).
 
-    The text of a batch must stay below 2 GiB; `Output` cuts tables to batches of 64 Ki rows.
+    The text of a batch must stay below 2 GiB; `FileOutput` cuts tables to batches of 64 Ki rows.
 
     >>> table = pa.table({"id": [1, 2], "tags": [["a", 'b"'], None], "p": [{"x": 1.0}, {"x": None}]})
     >>> print(bytes(format_json_lines(table.to_batches()[0])).decode(), end="")

@@ -2,7 +2,7 @@
 
 Invariant: result types are Spark's: ``round`` keeps the type (decimals lose digits), ``floor`` and ``ceil`` of a double
 are bigints, logarithms of what has none are null. Halves go up by the digits that are written (see ``digits``), NaN is
-the greatest float, and ``greatest`` passes over nulls. Random functions are refused (in ``functions``): a row must
+the greatest float, and ``greatest`` passes over nulls. Random functions are refused (in ``catalog``): a row must
 always give the same result.
 
 >>> import pyarrow as pa

@@ -8,6 +8,8 @@ the same row however they are split into steps (docs/semantics.md, section 9).
 
     strategy   merge   expiry     what a spec may say of it (values: frozen, with a JSON form)
     checks   bound                what contradicts itself, and what is left of it when columns are known
+    machine  machines             state machines, as a spec names them and as a plan binds them
+    user_function                 functions of users, and digests of their code
 
 >>> from ddflow.plan.merge.strategy import last, sum
 >>> last().name, sum().name
