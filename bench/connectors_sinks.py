@@ -115,7 +115,7 @@ def _by_run(stack: ExitStack, engine: Any, sink: Any) -> Take:
 def _by_peer(place: Any, mode: str) -> Take:
     """The net of an epoch as a table, which is not timed, and the library's own call."""
     from ddflow.columns.hashing import Secret
-    from ddflow.connectors.modes import merge_deletes, to_table_changes
+    from ddflow.connectors.modes import merge_upserts_and_deletes, to_table_changes
 
     secret = Secret.fresh()
 
@@ -124,7 +124,7 @@ def _by_peer(place: Any, mode: str) -> Take:
         if mode == "changelog" or number == 0:
             rows = made.rows
             return lambda: place.append(rows)
-        merged = merge_deletes(made, ("id",), secret)
+        merged = merge_upserts_and_deletes(made, ("id",), secret)
         return lambda: place.merge(merged)
 
     return take

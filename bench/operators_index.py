@@ -43,13 +43,13 @@ def measured(entries: int, step: int) -> dict[str, Any]:
         at = np.lexsort((order, group))
         high, more = group[at], order[at].reshape(-1, 1)
         start = clock()
-        prior = index.seek(high, high, every, order=more)
+        prior = index.look_up_keys(high, high, every, order=more)
         middle = clock()
         index.write(IndexWrite(prior.place, index.built, every, high, high, ones, live, more, slot=number))
         end = clock()
         if 2 * begin >= entries:
             looked, wrote, counted = looked + middle - start, wrote + end - middle, counted + step
-        assert (index.seek(high, high, every, order=more).place >= 0).all()
+        assert (index.look_up_keys(high, high, every, order=more).place >= 0).all()
     asked = np.arange(groups, dtype=np.uint64)
     start = clock()
     first = index.find_group_rows(asked, asked, most=FIRST)

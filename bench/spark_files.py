@@ -161,7 +161,7 @@ def _ddflow(folder: str) -> int:
     """Of a state whose outputs are elsewhere."""
     from ddflow.engine.garbage import list_version_blobs
     from ddflow.storage.inventory_text import is_state_file
-    from ddflow.storage.manifest import load_newest as newest_manifest
+    from ddflow.storage.manifest import load_newest_manifest as newest_manifest
     from ddflow.storage.opening import open_store
 
     store = open_store(folder, create=False, readonly=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddflow.columns.declared import to_schema
+from ddflow.columns.declared import to_arrow_schema
 from ddflow.columns.hashing import Secret, compute_value_hashes
 from ddflow.columns.rows import row_values
 from ddflow.connectors.to_arrow import to_table
@@ -78,7 +78,7 @@ def invariance(
         )
     spec = replace(spec, lateness=None) if spec.lateness is not None else spec  # what is late depends on calls
     table = to_table(events, repr(INPUT), pa.schema([]))
-    declared = to_schema(table.schema if schema is None else schema, f"the schema of {INPUT!r}")
+    declared = to_arrow_schema(table.schema if schema is None else schema, f"the schema of {INPUT!r}")
     trial = _Trial(spec, declared, table, collection or (lambda flow: flow.upserts(INPUT, declared, spec)))
     draw, n = Random(seed), table.num_rows
     rows = list(range(n))
@@ -124,7 +124,7 @@ class _Trial:
             raise AssertionError("differences do not add up to the collection: a bug of ddflow")
         return kept
 
-    def gives_difference(self, calls: Sequence[Sequence[int]]) -> bool:
+    def has_different_outcome(self, calls: Sequence[Sequence[int]]) -> bool:
         """Return whether these calls, and one call with all rows in the table's order, give different collections."""
         return self.compute_outcome(calls) != self.compute_outcome([sorted(row for rows in calls for row in rows)])
 
@@ -143,7 +143,7 @@ def _raise_smallest_example(trial: _Trial, calls: list[list[int]], how: str) -> 
         for begin in range(0, len(every), size):
             without = set(every[begin : begin + size])
             fewer = [left for rows in calls if (left := [row for row in rows if row not in without])]
-            if fewer and trial.gives_difference(fewer):
+            if fewer and trial.has_different_outcome(fewer):
                 calls = fewer
                 break
         else:

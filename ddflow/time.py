@@ -15,7 +15,7 @@ a column or of steps, the int64 is in that type's unit, and a person reads and w
 Traceback (most recent call last):
     ...
 ddflow.errors.TimeWentBack: cannot advance to 4: the frontier is already 7; times may not go back
->>> Description(0, 5, 0).meets(Description(5, 9, 3))
+>>> BatchDescription(0, 5, 0).is_followed_by(BatchDescription(5, 9, 3))
 True
 >>> format_time(19725, pa.date32()), time_to_int64("read", date(2024, 1, 3), CLOSED, pa.date32())
 ('2024-01-03', 19725)
@@ -46,21 +46,21 @@ _DAY: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class Description(NamedTuple):
+class BatchDescription(NamedTuple):
     """The times that a batch covers (``lower <= t < upper``), and the first that it distinguishes (``since``)."""
 
     lower: int
     upper: int
     since: int
 
-    def meets(self, later: Description) -> bool:
+    def is_followed_by(self, later: BatchDescription) -> bool:
         """Whether ``later`` begins exactly at the end of this one."""
         return self.upper == later.lower
 
-    def merge_with(self, later: Description) -> Description:
+    def merge_with(self, later: BatchDescription) -> BatchDescription:
         """Describe both batches merged: from the lower of one to the upper of the other."""
-        assert self.meets(later), f"{self} and {later} do not meet"
-        return Description(self.lower, later.upper, max(self.since, later.since))
+        assert self.is_followed_by(later), f"{self} and {later} do not meet"
+        return BatchDescription(self.lower, later.upper, max(self.since, later.since))
 
 
 def advance_frontier(frontier: int, to: int, kind: pa.DataType = INT64) -> int:

@@ -25,11 +25,11 @@ def preload_kernels() -> None:
     """
     try:
         import spark_bridge.tasks  # noqa: F401
-        from ddflow.kernels.cache import is_filled
+        from ddflow.kernels.cache import is_cache_filled
         from ddflow.kernels.compile import cache_directory
         from ddflow.tools.warmup import compile_all_kernels
 
-        if is_filled(cache_directory()):
+        if is_cache_filled(cache_directory()):
             compile_all_kernels()
         # Spark collects garbage after every task, and what is loaded here never is any.
         gc.collect()

@@ -25,7 +25,7 @@ from ddflow.errors import SpecError
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.plan.inputs.spec import Upsert
 from spark_bridge.job import map_arrow
-from spark_bridge.tasks import Batches, Task, batches_for_spark
+from spark_bridge.tasks import Batches, Task, to_spark_batches
 from spark_bridge.types import arrow_schema, spark_schema
 
 NAME: Final = "messages"
@@ -55,7 +55,7 @@ class DecodeTask(Task):
             for name in self.beside:
                 rows = rows.append_column(name, given.column(name).take(at))
             first += given.num_rows
-            yield from batches_for_spark(rows, NAME)
+            yield from to_spark_batches(rows, NAME)
 
 
 def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep: Sequence[str] = ()) -> DataFrame:

@@ -50,8 +50,8 @@ from spark_bridge.job import (
     union_chunks,
 )
 from spark_bridge.monitoring import EpochStats, report_epoch
-from spark_bridge.session import context_of
-from spark_bridge.tasks import SingleStage, StatelessStage
+from spark_bridge.session import get_spark_context
+from spark_bridge.tasks import SingleStageTask, StatelessStageTask
 from spark_bridge.types import arrow_schema, build_output_schemas, map_frames_to_inputs
 
 _NAMES = "name string, length bigint, digest binary"
@@ -70,7 +70,9 @@ class Ran(Mapping[str, DataFrame]):
 
     def __init__(self, job: Job, session: Any, done: EpochResult) -> None:
         self._shapes, self._done, self._session = job.shapes, done, session
-        self._readers = {name: job.file_reader(done.epoch, name, shape.arrow) for name, shape in job.shapes.items()}
+        self._readers = {
+            name: job.make_file_reader(done.epoch, name, shape.arrow) for name, shape in job.shapes.items()
+        }
         self.epoch, self.time, self.frontier, self.replayed = done.epoch, done.time, done.frontier, done.replayed
         self.verdicts = Verdicts.of(done.counts, done.figures.get("pending", 0))
         self.rows, self.figures, self.sinks = done.rows, done.figures, job.sinks.delivered_epochs
@@ -196,7 +198,7 @@ def run(
     return _run_epoch(flow, frames, options, epoch, close)
 
 
-def stage(flow: Flow) -> SingleStage:
+def stage(flow: Flow) -> SingleStageTask:
     """Return the one stage of a flow as a function for ``mapInArrow``. You bring each key into one partition.
 
     Parameters
@@ -221,7 +223,7 @@ def stage(flow: Flow) -> SingleStage:
 
         df.repartition(8, "id").mapInArrow(spark_bridge.stage(flow), schema=spark_bridge.schema(flow))
     """
-    return SingleStage(_cut_single_stage(flow.frozen()), Secret.fresh())
+    return SingleStageTask(_cut_single_stage(flow.frozen()), Secret.fresh())
 
 
 def schema(flow: Flow) -> StructType:
@@ -313,7 +315,7 @@ def _run_lazily(
             last = stage == stages.stages - 1
             key = (*key, stages.active[stage], *([name] if last else stages.list_exchanges(stage)))
             if key not in known:
-                task = StatelessStage(stages, stage, secret, wide, columns, name if last else None)
+                task = StatelessStageTask(stages, stage, secret, wide, columns, name if last else None)
                 known[key] = map_arrow(frame.repartitionById(wide, "to"), task, shape.spark if last else ROWS)
             frame = known[key]
         out[name] = frame
@@ -329,7 +331,7 @@ def _list_inputs(flow: Plan, name: str) -> tuple[Any, ...]:
 def _choose_partitions(given: int | None, frame: DataFrame) -> int:
     """Return the number of partitions of a shuffle: as given, or by Spark's settings. Raises `SpecError`."""
     if given is None:
-        most, context = int(frame.sparkSession.conf.get(SHUFFLES) or 0), context_of(frame.sparkSession)
+        most, context = int(frame.sparkSession.conf.get(SHUFFLES) or 0), get_spark_context(frame.sparkSession)
         local = context is not None and str(context.master).startswith("local")
         return min(most, max(int(context.defaultParallelism), 1)) if local else most
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
@@ -353,7 +355,7 @@ def _run_epoch(
             "leave close= out",
         )
     columns = {name: check_columns(flow, name, frame, streaming=False) for name, frame in frames.items()}
-    session = session_of(frames)
+    session = find_session(frames)
     with closing(Job(flow, columns, options, session)) as job:
         job.sinks.deliver_waiting_epochs()  # before the epoch: a sink may refuse
         job.sinks.reduce_backlog()
@@ -366,7 +368,7 @@ def _run_epoch(
         return Ran(job, session, committed)
 
 
-def session_of(frames: Mapping[str, DataFrame]) -> Any:
+def find_session(frames: Mapping[str, DataFrame]) -> Any:
     """Return the session of some frames; without any, the active one. Raises `SpecError` if there is none."""
     for frame in frames.values():
         return frame.sparkSession

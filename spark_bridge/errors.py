@@ -25,25 +25,25 @@ from pyspark.sql import SparkSession
 
 from ddflow import errors
 from ddflow.errors import (
-    Command,
+    CommandFix,
     DdflowError,
     DeclareFix,
-    DeleteRule,
     EvolveFix,
     FileFix,
     FixSyntax,
-    InputTypes,
+    InputTypesFix,
     Option,
     Phrase,
     PhrasePart,
     Row,
+    TombstoneFix,
     WidenFix,
 )
-from ddflow.errors.base import replace_texts, set_error_row_names
+from ddflow.errors.base import replace_error_texts, set_error_row_names
 
 PARTS: Final = {
     each.__name__: each
-    for each in (Row, Option, DeclareFix, InputTypes, EvolveFix, WidenFix, Command, FileFix, DeleteRule)
+    for each in (Row, Option, DeclareFix, InputTypesFix, EvolveFix, WidenFix, CommandFix, FileFix, TombstoneFix)
 }
 """What a text may have in it."""
 WHERE: Final = ("input", "file", "offset", "column", "row")
@@ -53,12 +53,12 @@ MARK: Final = "as an error of ddflow: "
 class SparkSyntax(FixSyntax):
     """Write the data of an error as it is typed on Spark."""
 
-    def format_evolve(self, fix: EvolveFix) -> str:
-        """See `FixSyntax.format_evolve`."""
-        return super().format_evolve(fix).replace("dd.", "spark_bridge.", 1)
+    def format_evolve_call(self, fix: EvolveFix) -> str:
+        """See `FixSyntax.format_evolve_call`."""
+        return super().format_evolve_call(fix).replace("dd.", "spark_bridge.", 1)
 
-    def format_engine_evolve(self, fix: EvolveFix) -> str:
-        """See `FixSyntax.format_engine_evolve`: Spark has no open engine."""
+    def format_engine_evolve_call(self, fix: EvolveFix) -> str:
+        """See `FixSyntax.format_engine_evolve_call`: Spark has no open engine."""
         return ""
 
     def format_verb(self, name: str) -> str:
@@ -81,21 +81,21 @@ def attach_error_notes() -> Iterator[None]:
     except DdflowError as error:
         found = error.found
         set_error_row_names(error, lambda row: "").row = None
-        replace_texts(
+        replace_error_texts(
             error, found=error.found + f", such as {error.cells}" if error.cells and found != error.found else None
         )
-        _attach_note(error)
+        _attach_error_note(error)
         raise
 
 
-def _attach_note(error: Exception) -> None:
+def _attach_error_note(error: Exception) -> None:
     if isinstance(error, DdflowError) and not any(each.startswith(MARK) for each in getattr(error, "__notes__", ())):
-        texts = [[_part_to_json(part) for part in text.parts] for text in error.args]
+        texts = [[_encode_phrase_part(part) for part in text.parts] for text in error.args]
         where = {name: getattr(error, name) for name in WHERE}
         error.add_note(MARK + json.dumps([type(error).__name__, texts, where], default=str))
 
 
-def _part_to_json(part: str | PhrasePart) -> Any:
+def _encode_phrase_part(part: str | PhrasePart) -> Any:
     """Convert a piece of a text to JSON: a part becomes the name of its class and its arguments."""
     if isinstance(part, str):
         return part
@@ -124,7 +124,7 @@ def fail_query(session: SparkSession, query: Any, error: Exception) -> None:
 
     If Spark does not accept an error this way, the query is stopped instead, without a failure. O(1).
     """
-    _attach_note(error)
+    _attach_error_note(error)
     text = "".join(traceback.format_exception_only(error)).strip()
     try:
         java: Any = session.sparkContext._jvm
@@ -139,11 +139,11 @@ def parse_error(text: str) -> DdflowError | None:
     for line in text.splitlines():
         _, mark, rest = line.partition(MARK)
         if mark:
-            found = _restore_error(rest) or found
+            found = _decode_error(rest) or found
     return found
 
 
-def _restore_error(text: str) -> DdflowError | None:
+def _decode_error(text: str) -> DdflowError | None:
     try:
         given: Any = json.JSONDecoder().raw_decode(text)[0]
     except ValueError:
@@ -154,13 +154,13 @@ def _restore_error(text: str) -> DdflowError | None:
     if not (isinstance(kind, type) and issubclass(kind, DdflowError)):
         return None
     try:
-        asked, found, fix = (Phrase(*map(_part_from_json, each)) for each in texts)
+        asked, found, fix = (Phrase(*map(_decode_phrase_part, each)) for each in texts)
         return kind(asked, found, fix, **{name: where[name] for name in WHERE})
     except (TypeError, ValueError, KeyError):
         return None
 
 
-def _part_from_json(given: Any) -> str | PhrasePart:
+def _decode_phrase_part(given: Any) -> str | PhrasePart:
     """Restore a piece of a text from JSON. Raises `TypeError`, `KeyError` and `ValueError` for anything else."""
     if isinstance(given, str):
         return given

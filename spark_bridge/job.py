@@ -28,13 +28,13 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform_to_schema
 from ddflow.connectors.api import TableSink
-from ddflow.connectors.parquet.sink import check_target
+from ddflow.connectors.parquet.sink import check_outputs_path
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.engine import Flow
 from ddflow.engine.run.delivery import Deliveries, Delivery, warn_of_missing_sinks
 from ddflow.engine.run.options import RunOptions
 from ddflow.errors import DdflowError, MissingExtra, Option, Phrase, SchemaMismatch, SpecError, WrongMode
-from ddflow.errors.base import replace_texts
+from ddflow.errors.base import replace_error_texts
 from ddflow.kernels import cache
 from ddflow.kernels.compile import cache_directory
 from ddflow.metrics import Metrics
@@ -53,15 +53,15 @@ from ddflow.storage.manifest import Epoch
 from ddflow.storage.opening import check_state_address
 from ddflow.storage.protocol import Blob
 from spark_bridge.errors import translate_errors
-from spark_bridge.monitoring import LOG, watch_jobs
+from spark_bridge.monitoring import LOG, show_job_progress
 from spark_bridge.part_cache import AUTO, WATCH, CacheLimit
-from spark_bridge.session import context_of, describe_jobs, set_batch_sizes
-from spark_bridge.tasks import ConvertFilesTask, EpochStage, ReadFilesTask, RedigestTask, RouteTask
+from spark_bridge.session import describe_jobs, get_spark_context, set_batch_sizes
+from spark_bridge.tasks import ConvertFilesTask, EpochStageTask, ReadFilesTask, RedigestTask, RouteTask
 from spark_bridge.types import (
     arrow_schema,
     build_output_schemas,
     describe_type_difference,
-    from_spark,
+    from_spark_types,
     make_nullable,
     spark_schema,
 )
@@ -106,7 +106,7 @@ def check_address(state: Any, outputs: Any = None) -> str:
 
     Raises `SpecError`, `StateRefused` for a scheme that is not supported.
     """
-    check_target(outputs)
+    check_outputs_path(outputs)
     if not isinstance(state, str | os.PathLike):
         raise SpecError(
             Phrase(Option("state"), f" a {type(state).__name__}"),
@@ -135,7 +135,7 @@ class Job:
                 partitions=options.partitions,
                 outputs=options.outputs,
                 trust=options.trust,
-                default_partitions=_default_partitions(session),
+                default_partitions=_choose_default_partitions(session),
                 memory=self.memory,
                 keep=options.keep,
                 checkpoint=options.checkpoint,
@@ -164,7 +164,7 @@ class Job:
         self.sinks.drain()
         self.epochs.publish_connector_positions()
 
-    def file_reader(self, epoch: int, name: str, schema: pa.Schema) -> ReadFilesTask:
+    def make_file_reader(self, epoch: int, name: str, schema: pa.Schema) -> ReadFilesTask:
         """Make the reader of an epoch's files of an output."""
         past, folder = self.coordinator.log.find_past_schemas(epoch), self.coordinator.manifest.folder
         there = None if past is None else past.outputs.get(name)
@@ -174,7 +174,9 @@ class Job:
         self, receipt: Epoch, name: str, blobs: tuple[Blob, ...], make: Callable[[pa.Table], bytes]
     ) -> list[bytes]:
         """Run a task for each file of an output's updates."""
-        task = ConvertFilesTask(self.file_reader(receipt.epoch, name, self.epochs.output_schema(name)), blobs, make)
+        task = ConvertFilesTask(
+            self.make_file_reader(receipt.epoch, name, self.epochs.output_schema(name)), blobs, make
+        )
         numbers = self.session.range(0, len(blobs), 1, len(blobs))
         with self.job_context(self.session, f"epoch {receipt.epoch}, files for the sink of {name}"):
             collected = numbers.mapInArrow(task, "made binary").collect()
@@ -235,7 +237,7 @@ class Job:
         chunks: list[Any] = []
         past = self.coordinator.log.find_past_schemas(epoch.epoch)
         if packed is not None and past is not None:
-            packed = map_arrow(packed, RedigestTask(self._past_digests(past)))
+            packed = map_arrow(packed, RedigestTask(self._make_past_digester(past)))
         if packed is not None:
             with self.job_context(session, f"epoch {epoch.epoch}, again"):
                 chunks = packed.select("what", "rows", "digest").collect()
@@ -247,7 +249,7 @@ class Job:
             digests[name] = add_digests(digests.get(name, bytes(16)), bytes(digest))
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
 
-    def _past_digests(self, past: PastSchemas) -> PastSchemaDigests:
+    def _make_past_digester(self, past: PastSchemas) -> PastSchemaDigests:
         """Make the function that digests chunks by the columns of an earlier epoch."""
         now = {
             name: select_chunk_schema(each.bound.schema, self.columns.get(name))
@@ -276,7 +278,7 @@ class Job:
         """Run all stages; the receipts of their tasks."""
         frame = packed
         for stage in range(self.coordinator.cut.stages):
-            task = EpochStage(self.coordinator.cut, start, stage, self.columns, self.stamp, self.part_cache)
+            task = EpochStageTask(self.coordinator.cut, start, stage, self.columns, self.stamp, self.part_cache)
             frame = map_arrow(frame.repartitionById(start.partitions, "to"), task)
         collected = frame.select("payload").collect()
         return [Receipt.from_json(bytes(row[0]), "the receipt of a task") for row in collected]
@@ -292,7 +294,9 @@ class Job:
     def job_context(self, session: Any, what: str) -> Iterator[None]:
         """Set the settings and the description of a job of ddflow, and translate its errors."""
         text = f"ddflow {self.name}: {what}"
-        watched = watch_jobs(session, text.partition(", stage")[0])  # ours are not Spark's, which are counted there
+        watched = show_job_progress(
+            session, text.partition(", stage")[0]
+        )  # ours are not Spark's, which are counted there
         with set_batch_sizes(session, self.memory), describe_jobs(session, text), watched, translate_errors():
             yield
 
@@ -308,7 +312,7 @@ def make_partitioner(
 ) -> Partitioner:
     """Make the partitioner of an input's rows, in Spark's types."""
     came = make_nullable(flow.inputs[name].bound.schema)
-    restore: Any = partial(from_spark, schema=came, what=f"rows for {name!r}")
+    restore: Any = partial(from_spark_types, schema=came, what=f"rows for {name!r}")
     return Partitioner(flow, name, partitions, secret, columns, limits, restore, heard)
 
 
@@ -329,7 +333,7 @@ def map_arrow(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFra
     The driver compiles missing kernels at the same time, because tasks start no processes. Raises `MissingExtra` if
     PySpark cannot do that here: if pandas is missing or does not fit.
     """
-    cache.start_filler(cache_directory())
+    cache.start_fill_process(cache_directory())
     try:
         return frame.mapInArrow(task, schema)
     except ImportError as error:
@@ -355,11 +359,11 @@ def check_columns(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[s
     own = given.empty_table().drop_columns(find_arrival_columns(given, bound.schema))
     declared = pa.schema([field.with_nullable(True) for field in make_nullable(bound.schema)])
     try:
-        conform_to_schema(from_spark(own, declared, what), declared, repr(name), bound.needed_columns)
+        conform_to_schema(from_spark_types(own, declared, what), declared, repr(name), bound.required_columns)
     except SchemaMismatch as error:
         for field in declared:
             if error.asked == f"column {field.name!r} of {what}":
-                replace_texts(
+                replace_error_texts(
                     error, found=error.found + describe_type_difference(frame.schema[field.name].dataType, field)
                 )
         raise
@@ -370,7 +374,7 @@ def choose_cache_limit(given: str | int | None, session: Any) -> CacheLimit:
     """How much of the parts a worker keeps open: as given, or by Spark's memory of workers.  Raises `SpecError`."""
     if given != AUTO:
         return CacheLimit(parse_size(given, "part_cache=") or 0)
-    master, context = str(session.conf.get("spark.master", "local")), context_of(session)
+    master, context = str(session.conf.get("spark.master", "local")), get_spark_context(session)
     local = context is not None and master.startswith("local")
     workers = context.defaultParallelism if local else session.conf.get("spark.executor.cores", None)
     names = ("spark.executor.pyspark.memory", "spark.executor.memoryOverhead")
@@ -391,12 +395,12 @@ def _parse_mebibytes(size: str) -> int:
     return (int(number.rstrip("kmgt")) << {"k": 10, "g": 30, "t": 40}.get(number[-1], 20)) >> 20
 
 
-def _default_partitions(session: Any) -> int:
+def _choose_default_partitions(session: Any) -> int:
     """Choose the number of partitions of a new state: the cluster's cores, if Spark knows them.
 
     It is at most the number of partitions of a Spark shuffle.
     """
-    context, most = context_of(session), int(session.conf.get(SHUFFLES) or 1)
+    context, most = get_spark_context(session), int(session.conf.get(SHUFFLES) or 1)
     return most if context is None else max(min(int(context.defaultParallelism), most), 1)
 
 

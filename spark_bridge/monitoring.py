@@ -31,11 +31,11 @@ from ddflow.dataflow.result import PRINTED, Verdicts
 from ddflow.metrics import CallMetrics, Metrics, SinkLag, publish_call_metrics
 from ddflow.partitions.receipt import ROWS, EpochResult
 from ddflow.plan.text.codec import read_time_type
-from ddflow.storage.manifest import Epoch, load_newest
+from ddflow.storage.manifest import Epoch, load_newest_manifest
 from ddflow.storage.opening import open_existing_store
 from ddflow.terminal import StatusLine, escape_text, format_count, format_size, html_table, text_table
 from ddflow.time import INT64, NEVER, format_time
-from spark_bridge.session import context_of
+from spark_bridge.session import get_spark_context
 
 LINES: Final = 10
 """How many of them a table shows."""
@@ -94,7 +94,7 @@ class EpochStats(NamedTuple):
                 epoch.epoch, call.time, call.frontier, call.counts, rows, call.outputs, call.figures, False
             )
             each.append(cls.from_commit(done, epoch.batch, time_type))
-        return sum_epochs(each)
+        return sum_epoch_stats(each)
 
     @property
     def cached(self) -> tuple[int, int]:
@@ -162,7 +162,7 @@ class EpochStats(NamedTuple):
         )
 
 
-def sum_epochs(batches: Iterable[EpochStats]) -> EpochStats:
+def sum_epoch_stats(batches: Iterable[EpochStats]) -> EpochStats:
     """Add up several batches; epoch, frontier and pending events are those of the last one. O(names). Pure."""
     total = NOTHING
     for each in batches:
@@ -218,12 +218,12 @@ class QueryStats(tuple[EpochStats, ...]):
         ``trust``: as in `Flow.open`. Raises `StateRefused`, `CorruptState`, and the errors of the store.
         """
         with open_existing_store(state, trust=trust) as store:
-            manifest = load_newest(store)
+            manifest = load_newest_manifest(store)
         if manifest is None:
             return cls([], NOTHING, 0)
         kind = read_time_type(manifest.plan, state)
         batches = [EpochStats.from_state(epoch, kind) for epoch in manifest.receipts]
-        return cls(batches, sum_epochs(batches), len(batches))
+        return cls(batches, sum_epoch_stats(batches), len(batches))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple.__eq__(self, tuple(other))
@@ -253,7 +253,7 @@ class QueryStats(tuple[EpochStats, ...]):
         )
 
     def _format_footer(self) -> list[str]:
-        known = sum_epochs(self).stages
+        known = sum_epoch_stats(self).stages
         driver, tasks = ([name for name in names if name in known] for names in (DRIVER, TASKS))
         clock = [f"{', '.join(driver)} by the driver's clock"] if driver else []
         if tasks:
@@ -263,7 +263,7 @@ class QueryStats(tuple[EpochStats, ...]):
     def _build_table(self) -> list[list[str]]:
         """Build a row for each of the last batches, then the total; leave out empty columns of verdicts and outputs."""
         last = self[-LINES:]
-        all_of = sum_epochs((*last, self.total))
+        all_of = sum_epoch_stats((*last, self.total))
         verdicts = [name for name in (*PRINTED, "absent") if all_of.counts.get(name)]
         waits = any(each.pending for each in last)
         outputs, stages = list(all_of.updates), [name for name in (*DRIVER, *TASKS) if name in all_of.stages]
@@ -386,7 +386,7 @@ class QueryHistory:
         """Take in an epoch that is committed; one that was before counts in no total.  O(names)."""
         self._batches.append(batch)
         if not batch.replayed:
-            self._total, self._epochs = sum_epochs((self._total, batch)), self._epochs + 1
+            self._total, self._epochs = sum_epoch_stats((self._total, batch)), self._epochs + 1
 
     def stats(self) -> QueryStats:
         """Return a copy of the current record. O(batches)."""
@@ -453,13 +453,15 @@ def format_progress(what: str, stages: Iterable[StageProgress], seconds: float) 
 
 
 @contextmanager
-def watch_jobs(session: Any, what: str) -> Iterator[None]:
+def show_job_progress(session: Any, what: str) -> Iterator[None]:
     """Show how the jobs of a block go, on a terminal only, once they take longer than `SILENT`.
 
     It leaves the line to Spark if that shows its own.  On Spark Connect the server says what it knows.
     """
     line, began, ended = StatusLine(True), monotonic(), Event()
-    of_spark = context_of(session) is not None and session.conf.get("spark.ui.showConsoleProgress", "false") == "true"
+    of_spark = (
+        get_spark_context(session) is not None and session.conf.get("spark.ui.showConsoleProgress", "false") == "true"
+    )
     if not line.shows or of_spark:
         yield
         return
@@ -486,7 +488,7 @@ def watch_jobs(session: Any, what: str) -> Iterator[None]:
 @contextmanager
 def _watch_stages(session: Any) -> Iterator[Callable[[], list[StageProgress]]]:
     """Yield a function that lists the stages of the jobs that this thread runs in the block."""
-    context, seen, tag = context_of(session), list[StageProgress](), f"ddflow-{uuid4().hex}"
+    context, seen, tag = get_spark_context(session), list[StageProgress](), f"ddflow-{uuid4().hex}"
     if context is None:
 
         def handle(stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:

@@ -35,7 +35,7 @@ _ROWS_SETTING, _BYTES_SETTING = (f"spark.sql.execution.arrow.max{what}PerBatch" 
 _DESCRIPTION: Final = "spark.job.description"
 
 
-class Setting(NamedTuple):
+class SparkSetting(NamedTuple):
     """A setting of Spark's, its value, and what it is good for."""
 
     name: str
@@ -44,19 +44,21 @@ class Setting(NamedTuple):
 
 
 SETTINGS: Final = (
-    Setting(
+    SparkSetting(
         _ROWS_SETTING,
         str(BATCH_ROWS),
         "rows reach Python in batches of 100,000, not 10,000: half the time for narrow rows",
     ),
-    Setting(_BYTES_SETTING, str(BATCH_BYTES), "and of 64 MB at most, however wide they are"),
-    Setting(
+    SparkSetting(_BYTES_SETTING, str(BATCH_BYTES), "and of 64 MB at most, however wide they are"),
+    SparkSetting(
         "spark.python.daemon.module",
         "spark_bridge.daemon",
         "workers are forked from a process that has ddflow and its kernels loaded: a fresh one starts in "
         "milliseconds, not half a second; ddflow must be installed on the executors",
     ),
-    Setting("spark.python.worker.reuse", "true", "a worker serves many tasks, and keeps open what it has of a state"),
+    SparkSetting(
+        "spark.python.worker.reuse", "true", "a worker serves many tasks, and keeps open what it has of a state"
+    ),
 )
 
 
@@ -81,7 +83,7 @@ def configure(builder: Any, *, cache: str | None = None, explain: bool = False) 
     place = cache or os.environ.get(CACHE)
     if place:
         why = "kernels are compiled once a machine, and kept there"
-        chosen.append(Setting(f"spark.executorEnv.{CACHE}", place, why))
+        chosen.append(SparkSetting(f"spark.executorEnv.{CACHE}", place, why))
     known = getattr(builder, "_options", {})
     for setting in chosen:
         if setting.name not in known:
@@ -147,7 +149,7 @@ def local_session(name: str, cores: int | None = None, memory: str = "2g") -> It
             session.stop()
 
 
-def context_of(session: Any) -> Any:
+def get_spark_context(session: Any) -> Any:
     """Return the session's SparkContext; None on Spark Connect."""
     try:
         return session.sparkContext
@@ -175,7 +177,7 @@ def set_batch_sizes(session: Any, memory: int | None) -> Iterator[None]:
 @contextmanager
 def describe_jobs(session: Any, text: str) -> Iterator[None]:
     """Describe the jobs of a block on Spark's pages. Does nothing on Spark Connect, which has no place for it."""
-    context = context_of(session)
+    context = get_spark_context(session)
     if context is None:
         yield
         return

@@ -34,11 +34,11 @@ from ddflow.partitions.receipt import EpochResult
 from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.manifest import Feed
 from ddflow.time import CLOSED
-from spark_bridge.epochs import Ran, session_of
+from spark_bridge.epochs import Ran, find_session
 from spark_bridge.errors import attach_error_notes, fail_query, translate_errors
 from spark_bridge.job import KEEP, Job, StateOptions, check_address, check_columns
 from spark_bridge.monitoring import ACCOUNTS, EpochStats, QueryHistory, QueryStats, report_epoch
-from spark_bridge.session import context_of, set_batch_sizes
+from spark_bridge.session import get_spark_context, set_batch_sizes
 from spark_bridge.types import map_frames_to_inputs
 
 Then = Callable[[Mapping[str, DataFrame], int], Any]
@@ -93,7 +93,7 @@ class BatchFeeder:
     def _commit_batch(self, packed: DataFrame, batch: int) -> None:
         """Commit a batch as an epoch, or recognise it as a committed one."""
         session = packed.sparkSession
-        context = context_of(session)
+        context = get_spark_context(session)
         query = "" if context is None else context.getLocalProperty(_QUERY) or ""
         feed = Feed(query, batch, tuple(sorted(self.columns)))
         if self.failure is not None:
@@ -363,10 +363,10 @@ class Stream:
             What Spark raises, such as for a span of time that it cannot read.
         """
         # Of this query alone: an earlier one may still be at its end.
-        session, feeder = session_of(self.frames), copy(self.feeder)
+        session, feeder = find_session(self.frames), copy(self.feeder)
         feeder.options = self.feeder.options  # with metrics=, which a copy for another process leaves out
         with undo_on_failure(feeder.close_job):
-            job, elsewhere = feeder.open_job(session), context_of(session) is None
+            job, elsewhere = feeder.open_job(session), get_spark_context(session) is None
             if not elsewhere:
                 feeder.write_to_sinks(session)  # before the first batch: a sink may refuse
             writer = job.route_frames(self.frames).writeStream.foreachBatch(feeder)
@@ -441,8 +441,8 @@ class Query:
     def __init__(self, started: Any, feeder: BatchFeeder, session: Any, close: bool) -> None:
         self._query, self._feeder, self._session, self._close = started, feeder, session, close
         self._stopped = False
-        self.ddflow = Epochs(feeder, elsewhere=context_of(session) is None)
-        ACCOUNTS.add_query(str(started.id), self.ddflow if context_of(session) is None else feeder.account)
+        self.ddflow = Epochs(feeder, elsewhere=get_spark_context(session) is None)
+        ACCOUNTS.add_query(str(started.id), self.ddflow if get_spark_context(session) is None else feeder.account)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._query, name)
@@ -490,7 +490,7 @@ class Query:
         if self._close:
             self._close = False
             self._feeder.close_open_times(self._session)
-        if context_of(self._session) is not None and not self._stopped:
+        if get_spark_context(self._session) is not None and not self._stopped:
             self._feeder.drain_sinks(self._session)
 
     def processAllAvailable(self) -> None:

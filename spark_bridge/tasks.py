@@ -29,8 +29,8 @@ from msgspec.structs import replace
 from pyspark import TaskContext
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.widening import fill_columns
-from ddflow.connectors.parquet.sink import Fragment, open_outputs
+from ddflow.columns.widening import conform_to_wider_schema
+from ddflow.connectors.parquet.sink import Fragment, open_output_folder
 from ddflow.errors import SnapshotExpired
 from ddflow.partitions.chunks import ShuffleReader, pack_exchange_sums, pack_receipts
 from ddflow.partitions.epoch_start import EpochStart, StateVersion
@@ -45,7 +45,7 @@ from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob
 from spark_bridge.errors import attach_error_notes
 from spark_bridge.part_cache import PARTS, CacheLimit, close_part, measure_machine_memory
-from spark_bridge.types import from_spark, make_nullable, to_spark
+from spark_bridge.types import from_spark_types, make_nullable, to_spark_types
 
 Batches = Iterable[pa.RecordBatch]
 BATCH_ROWS, BATCH_BYTES = 65_536, 32 << 20
@@ -111,7 +111,7 @@ class RedigestTask(Task):
 
 
 @dataclass(frozen=True)
-class EpochStage(Task):
+class EpochStageTask(Task):
     """One part's share of an epoch: chunks in, sums for later stages and receipts out.
 
     ``columns``: by input, the columns of its rows. ``stamp``: equal for flows that may share open parts, apart from
@@ -128,10 +128,10 @@ class EpochStage(Task):
 
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Compute the part's share."""
-        freeze_objects()
+        freeze_gc_objects()
         start, number, began = self.start, _task_number(), perf_counter_ns()
         with ExitStack() as stack:
-            scratch = None if start.memory is None else stack.enter_context(_make_scratch())
+            scratch = None if start.memory is None else stack.enter_context(_make_scratch_folder())
             shuffle = stack.enter_context(
                 ShuffleReader(self.cut, self.stage, number, start.memory, scratch, self.columns)
             )
@@ -184,12 +184,12 @@ class EpochStage(Task):
 
 
 @dataclass(frozen=True)
-class StatelessStage(Task):
+class StatelessStageTask(Task):
     """One partition of a stage of a run without a state: chunks in, sums for later stages out, or updates.
 
     ``output``: the output of the last stage, whose updates come in types that travel; None for stages before it.
-    ``columns``: as of `EpochStage`. O(rows and updates). Raises the errors of `compute_stage`, and `SchemaMismatch` for
-    values that Spark cannot take.
+    ``columns``: as of `EpochStageTask`. O(rows and updates). Raises the errors of `compute_stage`, and `SchemaMismatch`
+    for values that Spark cannot take.
     """
 
     cut: Stages
@@ -201,7 +201,7 @@ class StatelessStage(Task):
 
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Compute the partition."""
-        freeze_objects()
+        freeze_gc_objects()
         batches = (batch for batch in batches if batch.num_rows)
         for first in batches:
             # The rows say which partition it is: the caller may have joined tasks, or put others before them.
@@ -218,14 +218,14 @@ class StatelessStage(Task):
         if self.output is None:
             yield from pack_exchange_sums(done.sent, self.cut, self.partitions, self.secret)
         else:
-            yield from batches_for_spark(done.outputs[self.output], self.output)
+            yield from to_spark_batches(done.outputs[self.output], self.output)
 
 
 @dataclass(frozen=True)
-class SingleStage(Task):
+class SingleStageTask(Task):
     """The stage of a flow that has one, of one input and one output: rows in, updates out.
 
-    Each key is in one partition, and columns have their names.  O(rows) expected.  Raises as `StatelessStage`.
+    Each key is in one partition, and columns have their names.  O(rows) expected.  Raises as `StatelessStageTask`.
     """
 
     cut: Stages
@@ -239,10 +239,10 @@ class SingleStage(Task):
             return
         bound, table = flow.inputs[name].bound, pa.Table.from_batches(parts)
         if bound.format is None:
-            table = from_spark(table, make_nullable(bound.schema), f"rows for {name!r}")
+            table = from_spark_types(table, make_nullable(bound.schema), f"rows for {name!r}")
         rows = {name: table}
         del parts
-        yield from batches_for_spark(compute_stage(self.cut, 0, self.secret, rows, {}).outputs[output], output)
+        yield from to_spark_batches(compute_stage(self.cut, 0, self.secret, rows, {}).outputs[output], output)
 
 
 @dataclass(frozen=True)
@@ -267,8 +267,8 @@ class UpdatesFile:
         if self.folder is None:
             table = store().read_table(self.blob, there, None)
         else:
-            table = open_outputs(self.folder).read_fragment(self.epoch, Fragment(output, self.blob), there)
-        return table if self.columns is None else pa.Table.from_batches([fill_columns(table, schema)])
+            table = open_output_folder(self.folder).read_fragment(self.epoch, Fragment(output, self.blob), there)
+        return table if self.columns is None else pa.Table.from_batches([conform_to_wider_schema(table, schema)])
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ class ReadFilesTask(Task):
         """Read the files."""
         named = (zip(*(column.to_pylist() for column in batch.columns), strict=True) for batch in batches)
         for table in self.read_tables(Blob(*each) for batch in named for each in batch):
-            yield from batches_for_spark(table, self.name)
+            yield from to_spark_batches(table, self.name)
 
     def read_tables(self, blobs: Iterable[Blob]) -> Iterator[pa.Table]:
         """Read the rows of files, one after the other."""
@@ -318,7 +318,7 @@ class ConvertFilesTask(Task):
 
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Make the bytes."""
-        freeze_objects()
+        freeze_gc_objects()
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
         for table in self.read.read_tables(self.blobs[number] for number in numbers):
             made = pa.array([self.make(table)], pa.binary())
@@ -336,14 +336,14 @@ def _read_chunks(
     return inputs, {number: table for number in here if (table := shuffle.read_exchange_sums(number)).num_rows}
 
 
-def batches_for_spark(table: pa.Table, output: str) -> Iterator[pa.RecordBatch]:
+def to_spark_batches(table: pa.Table, output: str) -> Iterator[pa.RecordBatch]:
     """Convert updates to types that travel, in batches of bounded size; none for no rows. O(rows that are cast)."""
     width = max(table.nbytes // max(table.num_rows, 1), 1)
     for batch in table.to_batches(max_chunksize=max(min(BATCH_ROWS, BATCH_BYTES // width), 1)):
-        yield to_spark(batch, f"output {output!r}")
+        yield to_spark_types(batch, f"output {output!r}")
 
 
-def freeze_objects() -> None:
+def freeze_gc_objects() -> None:
     """Exempt permanent objects from this worker's garbage collector.
 
     Spark calls the collector after every task, which took 0.1 s with all imports. Runs twice in a process: the second
@@ -364,7 +364,7 @@ def _task_number() -> int:
     return 0 if context is None else int(context.partitionId())
 
 
-def _make_scratch() -> tempfile.TemporaryDirectory[str]:
+def _make_scratch_folder() -> tempfile.TemporaryDirectory[str]:
     """Make a folder for the task on the executor's disk, in Spark's place for spilled data."""
     places = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return tempfile.TemporaryDirectory(prefix="ddflow-", dir=next((p for p in places if os.path.isdir(p)), None))

@@ -1,13 +1,14 @@
 """Convert types, rows and columns between a flow and Spark.
 
-``from_spark(to_spark(rows)) == rows``, and a type has a carrier only if its values come back unchanged. Spark has no
-unsigned integers, one unit of time and no fixed widths. A type that cannot travel is an error that names the column,
-before a job runs, because ``mapInArrow`` fails late. Nested fields are nullable: a null struct has no children.
+``from_spark_types(to_spark_types(rows)) == rows``, and a type has a carrier only if its values come back unchanged.
+Spark has no unsigned integers, one unit of time and no fixed widths. A type that cannot travel is an error that names
+the column, before a job runs, because ``mapInArrow`` fails late. Nested fields are nullable: a null struct has no
+children.
 
 >>> find_transfer_type(pa.struct({"n": pa.uint64(), "at": pa.timestamp("s", "Europe/Zurich")}))
 StructType(struct<n: decimal128(20, 0), at: timestamp[us, tz=UTC]>)
->>> there = to_spark(pa.record_batch({"n": pa.array([2**64 - 1], pa.uint64())}), "the example")
->>> there.column(0).type, from_spark(pa.table(there), pa.schema({"n": pa.uint64()}), "the example").to_pylist()
+>>> there = to_spark_types(pa.record_batch({"n": pa.array([2**64 - 1], pa.uint64())}), "the example")
+>>> there.column(0).type, from_spark_types(pa.table(there), pa.schema({"n": pa.uint64()}), "the example").to_pylist()
 (Decimal128Type(decimal128(20, 0)), [{'n': 18446744073709551615}])
 """
 
@@ -21,7 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import TimeType  # noqa: F401  (where it is missing, PySpark is too old: an ImportError)
 
 from ddflow.columns.declared import parse_spark_type
-from ddflow.columns.schema import cast_losslessly, updates_schema
+from ddflow.columns.schema import build_updates_schema, cast_losslessly
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
 from ddflow.plan.plan import Plan
 
@@ -108,14 +109,14 @@ def build_transfer_schema(schema: pa.Schema, what: str) -> pa.Schema:
     return pa.schema(fields)
 
 
-def to_spark(batch: pa.RecordBatch, what: str) -> pa.RecordBatch:
+def to_spark_types(batch: pa.RecordBatch, what: str) -> pa.RecordBatch:
     """Convert a batch to the types that travel. O(rows) for the columns that need it. Raises `SchemaMismatch`."""
     schema = build_transfer_schema(batch.schema, what)
     columns = [_cast_column(c, f.type, f.name, what) for c, f in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def from_spark(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
+def from_spark_types(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     """Convert columns from Spark back to their types in ``schema``, by name, if they came in those types' carriers.
 
     The others stay unchanged, for `ddflow.columns.schema.conform_to_schema` to judge. O(rows) for the columns that need
@@ -215,5 +216,5 @@ def build_output_schemas(flow: Plan) -> dict[str, OutputSchemas]:
     """Return the shape of every output, side outputs included. Raises `SpecError` if Spark has no type for a column."""
     schemas = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
     for name, (_, schema) in flow.side_outputs().items():
-        schemas[name] = updates_schema(schema, flow.time_type)
+        schemas[name] = build_updates_schema(schema, flow.time_type)
     return {name: OutputSchemas(each, spark_schema(each, f"output {name!r}")) for name, each in schemas.items()}

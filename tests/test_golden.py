@@ -26,7 +26,7 @@ from ddflow.errors import CorruptState
 from ddflow.storage import backlog, inventory_text
 from ddflow.storage.epochs import AttachedSink
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import FORMAT, load_newest
+from ddflow.storage.manifest import FORMAT, load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.opening import open_store
 from ddflow.tools.fsck import fsck
@@ -231,7 +231,7 @@ def test_a_golden_state_reads_as_when_it_was_written_and_goes_on(
 def test_a_golden_state_is_of_the_format_that_its_folder_says(form: str, kind: str, tmp_path: Path) -> None:
     state, _ = copied(form, kind, tmp_path)
     store = open_store(state, create=False, readonly=True)
-    found = load_newest(store)
+    found = load_newest_manifest(store)
     assert found is not None and store.read_manifest(found.number).startswith(f"ddflow manifest {form[7:]} ".encode())
 
 
@@ -242,7 +242,7 @@ def test_a_flip_of_any_byte_and_a_cut_at_any_length_of_any_file_is_named(form: s
     state, _ = copied(form, kind, tmp_path)
     real, memory, tried = LocalStore(state, readonly=True), MemoryStore(), 0
     draw, share = seeded(__name__, kind), 1 if SOAK else 5
-    manifest = load_newest(real)
+    manifest = load_newest_manifest(real)
     assert manifest is not None
     for blob in list_version_blobs(real, manifest):
         data = bytearray((state / "blobs" / blob.name).read_bytes())

@@ -87,7 +87,7 @@ A state that these left (--state): what is in it, an output live, a row's story
 """The screen of ``ddflow`` alone: 80 columns and 24 lines, of commands whose verb and options exist."""
 
 
-class UntypedHelp:
+class HelpWithoutTypes:
     """Keeps the types of flags and of named arguments out of the help: ``--version <bool>`` takes no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -99,11 +99,11 @@ class UntypedHelp:
         return params
 
 
-class Verb(UntypedHelp, TyperCommand):
+class Verb(HelpWithoutTypes, TyperCommand):
     """One verb."""
 
 
-class Verbs(UntypedHelp, TyperGroup):
+class Verbs(HelpWithoutTypes, TyperGroup):
     """The group of all verbs: loads each from its file, and guards it."""
 
     def __init__(self, **settings: Any) -> None:
@@ -151,17 +151,17 @@ def exit_on_errors(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except KeyboardInterrupt as error:
-        _say_error("interrupted" + (f"; {error}" if str(error) else ""), debug)
+        _report_error("interrupted" + (f"; {error}" if str(error) else ""), debug)
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
         # Python flushes stdout once more when it ends, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(NO_READER) from None
     except DdflowError as error:
-        _say_error(format_for_shell(error.message), debug)
+        _report_error(format_for_shell(error.message), debug)
         raise typer.Exit(REFUSED) from None
     except MemoryError as error:
-        _say_error(
+        _report_error(
             f"out of memory: {str(error).strip() or 'no more could be had'}; give smaller files, or more memory", debug
         )
         raise typer.Exit(REFUSED) from None
@@ -171,7 +171,7 @@ def exit_on_errors(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
             usage.message = escape_lines(_mask_message(str(getattr(error, "message", error)), line))
             usage.args = (usage.message,)
             raise
-        _say_error(
+        _report_error(
             f"{type(error).__name__}: {error}; this is a bug in ddflow: run again with --debug and report it", debug
         )
         raise typer.Exit(BUG) from None
@@ -186,7 +186,7 @@ def _mask_message(message: str, line: Sequence[str]) -> str:
     return mask_secrets(message)
 
 
-def _say_error(message: str, debug: bool) -> None:
+def _report_error(message: str, debug: bool) -> None:
     if debug:
         say(traceback.format_exc().rstrip(), err=True)
     say(f"ddflow: {message}", err=True)

@@ -108,7 +108,7 @@ OF_TEXT = frozenset({"format", "delimiter", "null", "encoding", "decimal", "date
 """The options of text files, which logs and tables have, too."""
 
 
-def _option(flags: str, metavar: str | None, panel: str, text: str, least: int | None = None) -> Any:
+def _make_option(flags: str, metavar: str | None, panel: str, text: str, least: int | None = None) -> Any:
     return typer.Option(*flags.split("/"), metavar=metavar, rich_help_panel=panel, help=text, min=least)
 
 
@@ -138,11 +138,11 @@ class VerbOptions:
         ),
     ] = field(default_factory=list)
     key: Annotated[
-        list[str], _option("--key/-k", "COLUMNS", _WINS, "The columns that identify a row: id, or id,region.")
+        list[str], _make_option("--key/-k", "COLUMNS", _WINS, "The columns that identify a row: id, or id,region.")
     ] = field(default_factory=list)
     scope: Annotated[
         str | None,
-        _option(
+        _make_option(
             "--scope",
             "EXPR",
             _GOES,
@@ -151,25 +151,29 @@ class VerbOptions:
     ] = None
     allow_empty: Annotated[
         bool,
-        _option("--allow-empty", None, _GOES, "Take a file without rows as well: it deletes every key (of the scope)."),
+        _make_option(
+            "--allow-empty", None, _GOES, "Take a file without rows as well: it deletes every key (of the scope)."
+        ),
     ] = False
     max_absent: Annotated[
         str | None,
-        _option(
+        _make_option(
             "--max-absent", "N|P%", _GOES, "Stop at a file that would delete more keys than this: 100, or 50% of them."
         ),
     ] = None
     by: Annotated[
         list[str] | None,
-        _option(
+        _make_option(
             "--by", "COLUMNS", _ROWS, "The groups to count by: city, or city,year. Without: one count of all rows."
         ),
     ] = None
-    name: Annotated[str, _option("--name", "NAME", _ROWS, "What the column of counts is called.")] = "count"
-    net: Annotated[bool, _option("--net", None, _OUT, "Write the final counts instead of their differences.")] = False
+    name: Annotated[str, _make_option("--name", "NAME", _ROWS, "What the column of counts is called.")] = "count"
+    net: Annotated[bool, _make_option("--net", None, _OUT, "Write the final counts instead of their differences.")] = (
+        False
+    )
     order_by: Annotated[
         list[str] | None,
-        _option(
+        _make_option(
             "--order-by",
             "COLUMNS",
             _WINS,
@@ -177,17 +181,17 @@ class VerbOptions:
         ),
     ] = None
     tie: Annotated[
-        str, _option("--tie", "last|first|greatest|error", _WINS, "Which of two events of equal order wins.")
+        str, _make_option("--tie", "last|first|greatest|error", _WINS, "Which of two events of equal order wins.")
     ] = "last"
     seq: Annotated[
         str | None,
-        _option(
+        _make_option(
             "--seq", "COLUMN", _WINS, "The integer column that counts arrivals, where the rows' own order is not it."
         ),
     ] = None
     stale: Annotated[
         str,
-        _option(
+        _make_option(
             "--stale",
             "drop|mark|side",
             _WINS,
@@ -196,11 +200,12 @@ class VerbOptions:
         ),
     ] = "drop"
     time: Annotated[
-        str | None, _option("--time", "COLUMN", _TIME, "Hold-back mode, by this column: int64, a timestamp or a date.")
+        str | None,
+        _make_option("--time", "COLUMN", _TIME, "Hold-back mode, by this column: int64, a timestamp or a date."),
     ] = None
     lateness: Annotated[
         str | None,
-        _option(
+        _make_option(
             "--lateness",
             "N",
             _TIME,
@@ -209,11 +214,12 @@ class VerbOptions:
         ),
     ] = None
     late: Annotated[
-        str, _option("--late", "error|drop|advance", _TIME, "What becomes of an event whose time is closed already.")
+        str,
+        _make_option("--late", "error|drop|advance", _TIME, "What becomes of an event whose time is closed already."),
     ] = "error"
     tombstone: Annotated[
         str | None,
-        _option(
+        _make_option(
             "--tombstone",
             "COLUMN[=VALUE]",
             _GOES,
@@ -221,23 +227,23 @@ class VerbOptions:
         ),
     ] = None
     delete: Annotated[
-        str | None, _option("--delete", "EXPR", _GOES, "An event deletes where this SQL condition is true.")
+        str | None, _make_option("--delete", "EXPR", _GOES, "An event deletes where this SQL condition is true.")
     ] = None
     null_key: Annotated[
-        str, _option("--null-key", "error|drop|keep", _GOES, "What becomes of an event whose key is null.")
+        str, _make_option("--null-key", "error|drop|keep", _GOES, "What becomes of an event whose key is null.")
     ] = "error"
     noop_ignore: Annotated[
-        list[str] | None, _option("--noop-ignore", "COLUMNS", _GOES, "Columns whose change alone is no change.")
+        list[str] | None, _make_option("--noop-ignore", "COLUMNS", _GOES, "Columns whose change alone is no change.")
     ] = None
     track: Annotated[
         list[str] | None,
-        _option(
+        _make_option(
             "--track", "COLUMNS", _GOES, "The only columns whose change is a change; the opposite of --noop-ignore."
         ),
     ] = None
     merge: Annotated[
         list[str] | None,
-        _option(
+        _make_option(
             "--merge",
             "COLUMN=STRATEGY",
             _MERGES,
@@ -246,7 +252,7 @@ class VerbOptions:
     ] = None
     group: Annotated[
         list[str] | None,
-        _option(
+        _make_option(
             "--group",
             "ORDER=COLUMNS",
             _MERGES,
@@ -255,7 +261,7 @@ class VerbOptions:
     ] = None
     versions: Annotated[
         str,
-        _option(
+        _make_option(
             "--versions",
             "row|cell",
             _MERGES,
@@ -264,7 +270,7 @@ class VerbOptions:
     ] = "row"
     derive: Annotated[
         list[str] | None,
-        _option(
+        _make_option(
             "--derive",
             "COLUMN=EXPRESSION",
             _MERGES,
@@ -273,13 +279,13 @@ class VerbOptions:
     ] = None
     filter_: Annotated[
         list[str] | None,
-        _option(
+        _make_option(
             "--filter", "EXPR", _ROWS, "Keep the rows for which this SQL condition is true. Several must all hold."
         ),
     ] = None
     project: Annotated[
         list[str] | None,
-        _option(
+        _make_option(
             "--project",
             "COLUMNS|NAME=EXPR",
             _ROWS,
@@ -288,7 +294,7 @@ class VerbOptions:
     ] = None
     types: Annotated[
         list[str] | None,
-        _option(
+        _make_option(
             "--types",
             "COLUMN=TYPE,...",
             _ROWS,
@@ -298,7 +304,7 @@ class VerbOptions:
     ] = None
     format: Annotated[
         str | None,
-        _option(
+        _make_option(
             "--format",
             "FORMAT",
             _FILES,
@@ -309,7 +315,7 @@ class VerbOptions:
     ] = None
     on_bad: Annotated[
         str,
-        _option(
+        _make_option(
             "--on-bad",
             "stop|drop",
             _FILES,
@@ -318,7 +324,7 @@ class VerbOptions:
     ] = "stop"
     bad_output: Annotated[
         Path | None,
-        _option(
+        _make_option(
             "--bad-output",
             "FILE",
             _FILES,
@@ -327,7 +333,7 @@ class VerbOptions:
     ] = None
     delimiter: Annotated[
         str | None,
-        _option(
+        _make_option(
             "--delimiter",
             "CHARACTER",
             _FILES,
@@ -336,23 +342,25 @@ class VerbOptions:
     ] = None
     null: Annotated[
         list[str] | None,
-        _option(
+        _make_option(
             "--null",
             "TEXT",
             _FILES,
             "A value of CSV that means null where it is not in quotes, beside the empty one: NA. May be repeated.",
         ),
     ] = None
-    encoding: Annotated[str, _option("--encoding", "NAME", _FILES, "Of text files: latin-1, cp1252, utf-16, ...")] = (
-        "utf-8"
-    )
+    encoding: Annotated[
+        str, _make_option("--encoding", "NAME", _FILES, "Of text files: latin-1, cp1252, utf-16, ...")
+    ] = "utf-8"
     decimal: Annotated[
         str,
-        _option("--decimal", "CHARACTER", _FILES, "What stands before the fraction of a number of CSV: . or a comma."),
+        _make_option(
+            "--decimal", "CHARACTER", _FILES, "What stands before the fraction of a number of CSV: . or a comma."
+        ),
     ] = "."
     dates: Annotated[
         list[str] | None,
-        _option(
+        _make_option(
             "--dates",
             "FORM",
             _FILES,
@@ -362,7 +370,7 @@ class VerbOptions:
     ] = None
     thousands: Annotated[
         str | None,
-        _option(
+        _make_option(
             "--thousands",
             "CHARACTER",
             _FILES,
@@ -371,7 +379,7 @@ class VerbOptions:
     ] = None
     strict_columns: Annotated[
         bool,
-        _option(
+        _make_option(
             "--strict-columns",
             None,
             _FILES,
@@ -381,7 +389,7 @@ class VerbOptions:
     ] = False
     skip_bad_files: Annotated[
         bool,
-        _option(
+        _make_option(
             "--skip-bad-files",
             None,
             _FILES,
@@ -390,7 +398,7 @@ class VerbOptions:
     ] = False
     output: Annotated[
         str | None,
-        _option(
+        _make_option(
             "--output/-o",
             "FILE",
             _OUT,
@@ -399,16 +407,16 @@ class VerbOptions:
         ),
     ] = None
     stale_output: Annotated[
-        Path | None, _option("--stale-output", "FILE", _OUT, "Where --stale mark or side writes those events.")
+        Path | None, _make_option("--stale-output", "FILE", _OUT, "Where --stale mark or side writes those events.")
     ] = None
-    overwrite: Annotated[bool, _option("--overwrite", None, _OUT, "Replace output files that exist.")] = False
+    overwrite: Annotated[bool, _make_option("--overwrite", None, _OUT, "Replace output files that exist.")] = False
     as_json: Annotated[
         bool,
-        _option("--json", None, _OUT, "Print what was done as one JSON object on stdout; needs -o FILE."),
+        _make_option("--json", None, _OUT, "Print what was done as one JSON object on stdout; needs -o FILE."),
     ] = False
     state: Annotated[
         str | None,
-        _option(
+        _make_option(
             "--state",
             "FOLDER",
             _STATE,
@@ -418,7 +426,7 @@ class VerbOptions:
     ] = None
     epoch: Annotated[
         int | None,
-        _option(
+        _make_option(
             "--epoch",
             "N",
             _STATE,
@@ -430,7 +438,7 @@ class VerbOptions:
     at: At = None
     retain: Annotated[
         int | None,
-        _option(
+        _make_option(
             "--retain",
             "N",
             _STATE,
@@ -441,13 +449,13 @@ class VerbOptions:
     ] = None
     memory: Annotated[
         str | None,
-        _option(
+        _make_option(
             "--memory", "SIZE", _STATE, "A budget for the state, such as 512MB; what does not fit stays in its files."
         ),
     ] = None
     trust: Annotated[
         str,
-        _option(
+        _make_option(
             "--trust", "owner|group", _STATE, "group accepts a folder of another user, or that others can write to."
         ),
     ] = "owner"

@@ -131,7 +131,7 @@ def _show_differences(table: Any) -> None:
     """Show the first differences as a table on a terminal."""
     import pyarrow as pa
 
-    from ddflow.cli.output import SHOWN, Preview
+    from ddflow.cli.output import SHOWN, TablePreview
     from ddflow.tools.compare import CHANGE, CHANGED, SUFFIXES
 
     names = table.column_names
@@ -149,7 +149,7 @@ def _show_differences(table: Any) -> None:
     shown = [*key, CHANGE, *values]
     texts = [[None if row[name] is None else str(row[name]) for row in rows] for name in shown]
     schema = pa.schema([(name, pa.string()) for name in shown])
-    with Preview(schema) as preview:
+    with TablePreview(schema) as preview:
         preview.write(pa.table([pa.array(each, pa.string()) for each in texts], schema=schema))
         preview.written = table.num_rows
 

@@ -119,10 +119,10 @@ def evolve(
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))
     else:
-        _say_result(state, done)
+        _report_result(state, done)
 
 
-def _say_result(state: str, done: EvolutionResult) -> None:
+def _report_result(state: str, done: EvolutionResult) -> None:
     """Report the result."""
     from ddflow.storage.address import mask_address
 

@@ -99,6 +99,6 @@ def _choose_path(name: str, output: Path | None, many: int) -> Path:
 
 def file_name(name: str) -> str:
     """Return the file name of a collection: its name, or the safe part of it and a digest."""
-    from ddflow.connectors.parquet.folder import folder_name
+    from ddflow.connectors.parquet.folder import build_folder_name
 
-    return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else folder_name(name)
+    return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else build_folder_name(name)

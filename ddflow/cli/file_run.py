@@ -29,10 +29,10 @@ import typer
 import ddflow as dd
 from ddflow.cli.arguments import VerbOptions
 from ddflow.cli.input_files import (
-    ReadyFile,
+    FileBatches,
     SkippedFiles,
+    add_error_locations,
     build_run_file_options,
-    locate_errors,
     read_files_ahead,
     read_rows,
     warn_of_text_columns,
@@ -41,29 +41,29 @@ from ddflow.cli.output import FileRunResult, FullFileHint, JsonLines, RowOutput,
 from ddflow.cli.plan import (
     INPUT,
     OUT,
-    check_usage,
+    check_conflicting_options,
     find_message_columns,
     parse_column_names,
     parse_format,
     plan_flow,
-    say_bad_messages,
+    report_bad_messages,
 )
 from ddflow.cli.say import Tick, say, show_progress
 from ddflow.columns.casts import parse_types
 from ddflow.columns.names import DIFF
-from ddflow.columns.schema import updates_schema
-from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_files, open_output
-from ddflow.dataflow.inflow import add_counts
+from ddflow.columns.schema import build_updates_schema
+from ddflow.connectors.files import FileOutput, FilePosition, MultiFileReader, open_files, open_output
+from ddflow.dataflow.inflow import add_to_counts
 from ddflow.dataflow.result import Verdicts
 from ddflow.engine.lineage.log_parts import MARKS
 from ddflow.engine.replace import AbsenceLimit, check_time_is_numeric
 from ddflow.errors import OutputExists, PlanChanged, SpecError, StateRefused
-from ddflow.errors.base import replace_texts
+from ddflow.errors.base import replace_error_texts
 from ddflow.plan.evolve import build_plan_with_time_type
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.text.codec import read_bindings
 from ddflow.storage.address import mask_address
-from ddflow.storage.manifest import Epoch, load_newest
+from ddflow.storage.manifest import Epoch, load_newest_manifest
 from ddflow.storage.opening import open_existing_store
 from ddflow.time import CLOSED, INT64, NEVER, Time, find_time_type, time_to_value
 from ddflow.tools.merge_on_read import feed_log_part
@@ -87,7 +87,7 @@ class FileRun:
         _check_at_option(ask, self.files.files)
         self.flow = self._build_flow()
 
-    def _open_files(self) -> FilesSource:
+    def _open_files(self) -> MultiFileReader:
         """Open the files in their columns and those of the state; say which columns come up and go."""
         ask, how = self.ask, build_run_file_options(self.ask, self.skipped)
         if parse_format(ask.format) is None:
@@ -131,7 +131,9 @@ class FileRun:
             if self.bound is not None:
                 raise
             verb = f"ddflow run FLOW.PY --state {shlex.quote(mask_address(ask.state))}"
-            raise replace_texts(error, fix=error.fix + f"; a state of your own flow goes on with it: {verb}") from None
+            raise replace_error_texts(
+                error, fix=error.fix + f"; a state of your own flow goes on with it: {verb}"
+            ) from None
 
     def open_output(self) -> RowOutput:
         """Open the output of the rows.  Raises `OutputExists`, `UnwritableOutput`."""
@@ -139,7 +141,7 @@ class FileRun:
         if ask.output not in (None, "-"):
             self._refuse_input_as_output(Path(str(ask.output)))
         return open_row_output(
-            ask.output, rows if ask.net else updates_schema(rows, self.flow.time_type), ask.overwrite
+            ask.output, rows if ask.net else build_updates_schema(rows, self.flow.time_type), ask.overwrite
         )
 
     def open_side_outputs(self) -> dict[str, FileOutput]:
@@ -149,7 +151,7 @@ class FileRun:
             path = self.ask.bad_output if name == f"{INPUT}.bad" else self.ask.stale_output
             if path is not None:
                 self._refuse_input_as_output(path)
-                out[name] = open_output(path, updates_schema(schema, self.flow.time_type), self.ask.overwrite)
+                out[name] = open_output(path, build_updates_schema(schema, self.flow.time_type), self.ask.overwrite)
         return out
 
     def _refuse_input_as_output(self, path: Path) -> None:
@@ -187,13 +189,13 @@ class FileFeed:
         for n, (file, part) in enumerate(zip(files, parts, strict=True), 1):
             receipt = self._find_receipt()
             if receipt is None and replayed is None:
-                self._check_time(file)
+                self._check_file_time(file)
             time = self.engine.last + 1 if self.engine.last > NEVER else 1
             time = receipt.calls[0].time if receipt is not None else max(time, least if n == len(files) else time)
             with skipped.skip_file_on_error(file):
                 step = self._step_file(file, part, time)
                 if self.next_epoch is not None:
-                    self.warned = self.warned or (receipt is None and self._warn_of_same_rows(file, step))
+                    self.warned = self.warned or (receipt is None and self._warn_of_repeated_rows(file, step))
                     self.written.committed = self.next_epoch, files[n:]
                 self.done += 1
                 yield step
@@ -203,7 +205,7 @@ class FileFeed:
         engine, ask = self.engine, self.ask
         reader = pa.RecordBatchReader.from_batches(self.files.columns(file), read_rows(self.files, file, self.tick))
         part = replace(part, rows=reader) if isinstance(part, MARKS) else reader
-        with locate_errors(self.files, FilePosition(file)), engine.calls.attribute_to_files([file]):
+        with add_error_locations(self.files, FilePosition(file)), engine.calls.attribute_rows_to_files([file]):
             at = time_to_value(time, engine.flow.time_type) if ask.at is None else _parse_time(ask.at)
             with warnings.catch_warnings(action="ignore"):  # which columns a file lacks was said already
                 step = feed_log_part(
@@ -212,7 +214,7 @@ class FileFeed:
         self._flush_epoch()
         return step
 
-    def _push_file(self, ready: ReadyFile) -> Iterator[dd.Step]:
+    def _push_file(self, ready: FileBatches) -> Iterator[dd.Step]:
         """Push a file of hold-back mode, close the times that were seen after the last one, and commit."""
         engine, receipt, row, calls = self.engine, self._find_receipt(), 0, 0
         for batch in ready.batches:
@@ -232,10 +234,13 @@ class FileFeed:
             yield closed
 
     def _push_rows(self, file: str, row: int, rows: dict[str, Any]) -> dd.Step:
-        with locate_errors(self.files, FilePosition(file, row)), self.engine.calls.attribute_to_files([file]):
+        with (
+            add_error_locations(self.files, FilePosition(file, row)),
+            self.engine.calls.attribute_rows_to_files([file]),
+        ):
             return self.engine.push(rows, epoch=self.next_epoch)
 
-    def _find_close_time(self, ready: ReadyFile) -> int | None:
+    def _find_close_time(self, ready: FileBatches) -> int | None:
         """Return the time to close up to after a file; None to close none.  Without a state nothing comes later."""
         if not ready.last or self.ask.state is None:
             return CLOSED if ready.last else None
@@ -253,7 +258,7 @@ class FileFeed:
         receipts = self.engine.durable.log.manifest_log.manifest.receipts
         return next((each for each in receipts if each.epoch == self.next_epoch), None)
 
-    def _check_time(self, file: str) -> None:
+    def _check_file_time(self, file: str) -> None:
         """Refuse a file without a time that the state asks for, and one whose time is of another type."""
         kind, at = self.engine.flow.time_type, self.ask.at
         if (
@@ -267,7 +272,7 @@ class FileFeed:
         if at is None:
             check_time_is_numeric(self.engine.calls, f"take in {file}", ASK)
 
-    def _warn_of_same_rows(self, file: str, step: dd.Step) -> bool:
+    def _warn_of_repeated_rows(self, file: str, step: dd.Step) -> bool:
         """Warn if a file changed something and an earlier epoch had its rows; return whether it did."""
         engine, state = self.engine, self.ask.state
         assert engine.durable is not None and state is not None
@@ -285,7 +290,7 @@ class FileFeed:
 
 def run_files(ask: VerbOptions) -> None:
     """Do what is asked, and say what was done.  Raises `DdflowError`, `typer.BadParameter`."""
-    check_usage(ask)
+    check_conflicting_options(ask)
     began, request = perf_counter(), FileRun(ask)
     files, skipped = request.files, request.skipped
     out, sides = request.open_output(), request.open_side_outputs()
@@ -314,7 +319,7 @@ def run_files(ask: VerbOptions) -> None:
                 for name, side in sides.items():
                     side.write(step[name])
             updates += step[OUT].num_rows
-            add_counts(counts, {**step.verdicts.counts, "absent": step.verdicts.absent})
+            add_to_counts(counts, {**step.verdicts.counts, "absent": step.verdicts.absent})
             tick(0, step[OUT].num_rows)
         if ask.net:
             out.write(_read_final_counts(engine))
@@ -339,7 +344,7 @@ def run_files(ask: VerbOptions) -> None:
         say(json.dumps(done.as_json()))
         return
     say(done.text(), err=True)
-    say_bad_messages(counts.get("bad", 0), ask.bad_output)
+    report_bad_messages(counts.get("bad", 0), ask.bad_output)
     if (hint := looks.text(FULL[ask.counts])) is not None:
         say(hint, err=True)
 
@@ -364,7 +369,7 @@ def load_state_input(state: str, trust: str) -> Binding | None:
     """Return the input of these verbs in a state; None if there is no state yet, or another one."""
     try:
         with open_existing_store(state, trust=trust) as store:
-            manifest = load_newest(store)
+            manifest = load_newest_manifest(store)
             return None if manifest is None else read_bindings(manifest.plan, store.where).get(INPUT)
     except StateRefused:
         return None  # made, or refused in full words, when it is opened to be written to

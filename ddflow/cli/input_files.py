@@ -20,11 +20,11 @@ from ddflow.cli.arguments import VerbOptions
 from ddflow.cli.plan import FORMATS, KCAT, parse_column_names, parse_format
 from ddflow.cli.say import Tick, say
 from ddflow.cli.words import format_for_shell
-from ddflow.columns.wider import suggest_evolve
-from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
-from ddflow.connectors.files.kinds import MESSAGES, Dialect, FileKind, find_kind_by_ending
+from ddflow.columns.wider import suggest_evolve_call
+from ddflow.connectors.files import FileOptions, FilePosition, MultiFileReader
+from ddflow.connectors.files.kinds import MESSAGES, Dialect, FileKind, find_kind_by_extension
 from ddflow.connectors.files.places import STDIN
-from ddflow.connectors.files.reader import suggest_declaration
+from ddflow.connectors.files.reader import suggest_type_declaration
 from ddflow.errors import (
     BadMessage,
     DdflowError,
@@ -39,7 +39,7 @@ from ddflow.errors import (
     TieRefused,
     UnreadableInput,
 )
-from ddflow.errors.base import replace_texts, set_error_row_names
+from ddflow.errors.base import replace_error_texts, set_error_row_names
 from ddflow.storage.address import mask_address
 
 BAD: Final = (
@@ -100,10 +100,10 @@ def parse_file_kind(format: str | None) -> FileKind | None:
     if format is None:
         return None
     try:
-        return MESSAGES if parse_format(format) is not None else find_kind_by_ending(format)
+        return MESSAGES if parse_format(format) is not None else find_kind_by_extension(format)
     except SpecError as error:
         words = ", ".join([*FORMATS, f"{KCAT}..."])
-        raise replace_texts(error, fix=error.fix + f"; of messages: {words}") from None
+        raise replace_error_texts(error, fix=error.fix + f"; of messages: {words}") from None
 
 
 def build_run_file_options(ask: VerbOptions, skipped: SkippedFiles) -> FileOptions:
@@ -111,10 +111,10 @@ def build_run_file_options(ask: VerbOptions, skipped: SkippedFiles) -> FileOptio
 
     def suggest_type(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
         if ask.state is None:
-            return suggest_declaration(name, was, to)
+            return suggest_type_declaration(name, was, to)
         # A key and an order never change in a state, and a double is never text.
         fixed = {*parse_column_names(ask.key), *parse_column_names(ask.order_by), ask.time, ask.seq}
-        fix = suggest_evolve(name, was, to)
+        fix = suggest_evolve_call(name, was, to)
         return replace(fix, state=mask_address(ask.state), moves=fix.moves or name in fixed)
 
     return replace(
@@ -132,7 +132,7 @@ def warn_of_text_columns(doubts: Iterable[str]) -> None:
         say(format_for_shell(each), err=True)
 
 
-def read_rows(given: FilesSource, file: str, tick: Tick = lambda rows, updates: None) -> Iterator[pa.RecordBatch]:
+def read_rows(given: MultiFileReader, file: str, tick: Tick = lambda rows, updates: None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one file of a source, in its columns, and report each batch to ``tick``."""
     own = given.columns(file).names
     for batch, position in given.batches(after=FilePosition(file)):
@@ -143,7 +143,7 @@ def read_rows(given: FilesSource, file: str, tick: Tick = lambda rows, updates: 
             return
 
 
-class ReadyFile(NamedTuple):
+class FileBatches(NamedTuple):
     """A file that can be read.  ``last``: no other one follows."""
 
     file: str
@@ -151,9 +151,9 @@ class ReadyFile(NamedTuple):
     last: bool
 
 
-def read_files_ahead(given: FilesSource, skipped: SkippedFiles, tick: Tick) -> Iterator[ReadyFile]:
+def read_files_ahead(given: MultiFileReader, skipped: SkippedFiles, tick: Tick) -> Iterator[FileBatches]:
     """Yield the files that can be read to their end; an error comes after the files before it.  O(rows)."""
-    waiting: ReadyFile | None = None
+    waiting: FileBatches | None = None
     try:
         for file in given.files:
             with skipped.skip_file_on_error(file):
@@ -161,7 +161,7 @@ def read_files_ahead(given: FilesSource, skipped: SkippedFiles, tick: Tick) -> I
                 batches = batches if file == STDIN else _spool_batches(given.columns(file), batches)
                 if waiting is not None:
                     yield waiting
-                waiting = ReadyFile(file, batches, False)
+                waiting = FileBatches(file, batches, False)
     except BAD:
         if waiting is not None:
             yield waiting
@@ -186,7 +186,7 @@ def _spool_batches(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iter
 
 
 @contextmanager
-def locate_errors(given: FilesSource, at: FilePosition) -> Iterator[None]:
+def add_error_locations(given: MultiFileReader, at: FilePosition) -> Iterator[None]:
     """Put the place in front of the engine's errors about the rows from there on.
 
     >>> import tempfile
@@ -198,7 +198,7 @@ def locate_errors(given: FilesSource, at: FilePosition) -> Iterator[None]:
     ...     given = open_files([path])
     ...     [batch.to_pylist() for batch in read_rows(given, str(path))]
     ...     try:
-    ...         with locate_errors(given, FilePosition(str(path), 9)):
+    ...         with add_error_locations(given, FilePosition(str(path), 9)):
     ...             raise NullKey("rows for 'input'", "the key ['id'] is null in 1 rows, first [3]", "mend them")
     ...     except NullKey as error:
     ...         error.asked.removeprefix(folder)
@@ -211,4 +211,4 @@ def locate_errors(given: FilesSource, at: FilePosition) -> Iterator[None]:
         if at.file in error.asked:
             raise
         set_error_row_names(error, partial(given.describe_row, at), at.file)
-        raise replace_texts(error, asked=Phrase(f"{given.describe_position(at)}: ", error.asked)) from None
+        raise replace_error_texts(error, asked=Phrase(f"{given.describe_position(at)}: ", error.asked)) from None

@@ -62,7 +62,7 @@ def _show_sections(found: Mapping[str, Any]) -> None:
         wide = sum(widths) + 2 * len(widths) > console.width and max(widths) > LONG
         with console.capture() as drawn:
             console.print(
-                _build_records(title, head, rows) if head and wide else _build_table(title, head, rows, person)
+                _build_vertical_table(title, head, rows) if head and wide else _build_table(title, head, rows, person)
             )
         say("\n".join(line.rstrip() for line in drawn.get().splitlines()), drawn=True)
         say()
@@ -79,7 +79,7 @@ def _build_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]],
     return table
 
 
-def _build_records(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _build_vertical_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Build a table with a line a value, below the name of its row, because the rows are wider than the terminal."""
     table = _new_table(title, show_header=False, box=None)
     table.add_column(no_wrap=True)
@@ -153,7 +153,7 @@ def build_sections(found: Mapping[str, Any]) -> Iterator[Section]:
         ),
     )
     head = ("epoch", "call", "at", "from", "verdicts", "outputs", "digest")
-    yield "Epochs that can be given again", head, _receipt_rows(found["receipts"], _time_type(found))
+    yield "Epochs that can be given again", head, _receipt_rows(found["receipts"], _parse_time_type(found))
     yield "Versions that are kept", ("manifest", "epoch", "age", "written", "why"), _version_rows(found["versions"])
 
 
@@ -187,7 +187,9 @@ def _state_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
         ),
         "",
     )
-    last, frontier, since = (format_time(found[name], _time_type(found)) for name in ("last", "frontier", "since"))
+    last, frontier, since = (
+        format_time(found[name], _parse_time_type(found)) for name in ("last", "frontier", "since")
+    )
     about = [
         ("epoch", f"{found['epoch']}, in manifest {found['manifest']}"),
         ("written", f"{found['written']}{age}"),
@@ -203,7 +205,7 @@ def _state_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     yield from about
 
 
-def _time_type(found: Mapping[str, Any]) -> Any:
+def _parse_time_type(found: Mapping[str, Any]) -> Any:
     """Return the type of times."""
     from ddflow.columns.casts import parse_type
 

@@ -29,7 +29,7 @@ from ddflow.cli.input_files import read_rows
 from ddflow.cli.say import Tick, say, show_amount_progress
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text
-from ddflow.connectors.files import AS_USUAL, FileOptions, FilesSource, open_files
+from ddflow.connectors.files import AS_USUAL, FileOptions, MultiFileReader, open_files
 from ddflow.connectors.files.kinds import COLUMNAR, MESSAGES
 from ddflow.engine.lineage.log_parts import Full
 from ddflow.engine.snapshot import find_version
@@ -58,7 +58,7 @@ def find_input(state: str, name: str | None, trust: str) -> BoundUpserts:
     return bind_upserts(name, bound.schema, bound.spec, bound.format)
 
 
-def open_log(paths: Sequence[str], bound: BoundUpserts, how: FileOptions = AS_USUAL) -> FilesSource:
+def open_log(paths: Sequence[str], bound: BoundUpserts, how: FileOptions = AS_USUAL) -> MultiFileReader:
     """Open files as the log of an input, in its columns; refuses other columns.  Raises as `open_files` does.
 
     If it takes messages, text files have one in each line, and other files have their columns.
@@ -68,7 +68,7 @@ def open_log(paths: Sequence[str], bound: BoundUpserts, how: FileOptions = AS_US
         kind = how.dialect.kind or (None if columnar else MESSAGES)
         return open_files(paths, how=replace(how, dialect=how.dialect._replace(kind=kind)))
     types = dict(zip(bound.schema.names, bound.schema.types, strict=True))
-    given = open_files(paths, types, bound.needed_columns, bound.schema, how)
+    given = open_files(paths, types, bound.required_columns, bound.schema, how)
     if more := [name for name in given.schema.names if name not in types]:
         found = f"{given.changes.new[more[0]]} has a column {more[0]!r}, which the state has not"
         raise SchemaMismatch(f"the log of {bound.name!r}", found, did_you_mean(more[0], types))
@@ -76,13 +76,13 @@ def open_log(paths: Sequence[str], bound: BoundUpserts, how: FileOptions = AS_US
 
 
 def stream_log(
-    given: FilesSource, full: Sequence[str] | None, scope: str | None, shown: Tick = lambda rows: None
+    given: MultiFileReader, full: Sequence[str] | None, scope: str | None, shown: Tick = lambda rows: None
 ) -> Iterator[Any]:
     """Yield a reader for each file, to be read in order; full contents come in a mark.
 
-    ``full``, ``scope``: as in `mark_full_files`.  ``shown``: called with the number of rows read since its last call.
+    ``full``, ``scope``: as in `wrap_full_files`.  ``shown``: called with the number of rows read since its last call.
     """
-    for part in mark_full_files(given.files, full, scope):
+    for part in wrap_full_files(given.files, full, scope):
         file = part.rows if isinstance(part, Full) else part
         rows = pa.RecordBatchReader.from_batches(
             given.columns(file), read_rows(given, file, lambda rows, _: shown(rows))
@@ -90,7 +90,7 @@ def stream_log(
         yield replace(part, rows=rows) if isinstance(part, Full) else rows
 
 
-def mark_full_files(files: Sequence[str], full: Sequence[str] | None, scope: str | None) -> list[Any]:
+def wrap_full_files(files: Sequence[str], full: Sequence[str] | None, scope: str | None) -> list[Any]:
     """Mark the files of a log.  ``full``: names, folders or patterns of files with full contents, of a ``scope``.
 
     O(files * names).  Raises `typer.BadParameter` for a name that matches no file, and for a scope without files.
@@ -174,7 +174,7 @@ class FilesLog:
 
     ``given``, ``full``, ``scope``: as in `stream_log`."""
 
-    def __init__(self, given: FilesSource, full: Sequence[str] | None, scope: str | None) -> None:
+    def __init__(self, given: MultiFileReader, full: Sequence[str] | None, scope: str | None) -> None:
         self.how = given, full, scope
 
     def __iter__(self) -> Iterator[Any]:

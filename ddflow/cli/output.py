@@ -26,7 +26,7 @@ from ddflow.connectors.files.writers import open_writer
 from ddflow.engine.epoch_log import KEPT
 from ddflow.engine.run.signals import delay_signals
 from ddflow.errors import DdflowError, OutputExists, UnwritableOutput
-from ddflow.errors.base import replace_texts
+from ddflow.errors.base import replace_error_texts
 from ddflow.storage.closing import Closing
 from ddflow.terminal import escape_text, format_count, make_console
 
@@ -156,7 +156,7 @@ class WrittenEpochs:
             for each in outputs if self.epoch > self.before and not self.writing else ():
                 if isinstance(each, FileOutput) and each.written:
                     with suppress(OutputExists, UnwritableOutput):
-                        self.kept.append(str(each.keep_partial(f"epochs-{self.before + 1}-{self.epoch}")))
+                        self.kept.append(str(each.save_partial_file(f"epochs-{self.before + 1}-{self.epoch}")))
             raise
 
     @contextmanager
@@ -173,7 +173,7 @@ class WrittenEpochs:
             if isinstance(error, SystemExit):  # SIGTERM, which says nothing of itself
                 say(f"ddflow: terminated; {more}", err=True)
                 raise
-            raise replace_texts(error, fix=error.fix + f"; {more}") from None
+            raise replace_error_texts(error, fix=error.fix + f"; {more}") from None
 
     def _describe_next_run(self, epoch: int) -> str:
         """Tell how to go on from the epoch of the state."""
@@ -216,7 +216,7 @@ class JsonLines(Closing):
         """Do nothing: rows went out at once."""
 
 
-class Preview:
+class TablePreview:
     """The first rows as a table on stdout, when all have been seen."""
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -261,7 +261,7 @@ class Preview:
             screen.print(f"... and {more:,} more; -o FILE writes all, -o - prints them", highlight=False)
 
 
-RowOutput = FileOutput | JsonLines | Preview
+RowOutput = FileOutput | JsonLines | TablePreview
 
 
 def open_row_output(output: str | None, schema: pa.Schema, overwrite: bool) -> RowOutput:
@@ -270,5 +270,5 @@ def open_row_output(output: str | None, schema: pa.Schema, overwrite: bool) -> R
     Raises `OutputExists`, `UnwritableOutput`.
     """
     if output is None and sys.stdout.isatty():
-        return Preview(schema)
+        return TablePreview(schema)
     return JsonLines() if output in (None, "-") else open_output(Path(str(output)), schema, overwrite)

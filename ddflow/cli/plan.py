@@ -25,7 +25,7 @@ from ddflow.cli.arguments import OF_EVENTS, OF_FULL_FILES, OF_STATE, VerbOptions
 from ddflow.cli.say import say
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors import formats
-from ddflow.connectors.files import FilesSource
+from ddflow.connectors.files import MultiFileReader
 from ddflow.connectors.formats import Format
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.row_columns import guess_schema
@@ -68,7 +68,7 @@ def check_bad_message_options(format: str | None, on_bad: str, output: Path | No
         raise typer.BadParameter("--bad-output is of messages that are left out: give --on-bad drop too")
 
 
-def say_bad_messages(messages: int, output: Path | None) -> None:
+def report_bad_messages(messages: int, output: Path | None) -> None:
     """Say where the messages are that could not be read."""
     if messages and output is None:
         say(
@@ -77,14 +77,14 @@ def say_bad_messages(messages: int, output: Path | None) -> None:
         )
 
 
-def find_message_columns(given: FilesSource, asked: str, types: Mapping[str, pa.DataType]) -> pa.Schema:
+def find_message_columns(given: MultiFileReader, asked: str, types: Mapping[str, pa.DataType]) -> pa.Schema:
     """Find the columns of the rows in files of messages.  ``asked``: their format's word.  O(bytes looked at).
 
     Raises `SpecError` if messages show no types, and as `open_files` does.
     """
     of = parse_format(asked)
     assert of is not None
-    values = Messages(pa.table({"value": given.first_messages()}), "the first messages", 0).value.drop_null()
+    values = Messages(pa.table({"value": given.read_first_messages()}), "the first messages", 0).value.drop_null()
     found = of.examples(values)
     if found is None or not len(found.rows):
         if types:
@@ -116,7 +116,7 @@ _STRATEGY = re.compile(r"\s*([^=]+?)\s*=\s*(\w+)(?:\((.*)\))?\s*")
 _NAMED = re.compile(r"\s*(?:\"([^\"]+)\"|([^\W\d]\w*))\s*=(?!=)(.*)", re.DOTALL)
 
 
-def check_usage(ask: VerbOptions, sides: bool = True) -> None:
+def check_conflicting_options(ask: VerbOptions, sides: bool = True) -> None:
     """Raise `typer.BadParameter` for options that contradict each other."""
     if ask.tombstone is not None and ask.delete is not None:
         raise typer.BadParameter("--tombstone and --delete both say what deletes: give one of them")
@@ -218,10 +218,10 @@ def parse_merge(texts: Iterable[str] | None) -> dd.Merge | Literal["first_row"] 
     return dd.Merge(columns, default)
 
 
-def parse_groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ...], Sequence[str]]:
+def parse_column_groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ...], Sequence[str]]:
     """Parse ``--group``: order columns, ``=``, columns.  Raises `SpecError`.
 
-    >>> parse_groups(["paid_at=amount,currency"])
+    >>> parse_column_groups(["paid_at=amount,currency"])
     {('paid_at',): ['amount', 'currency']}
     """
     out: dict[str | tuple[str, ...], Sequence[str]] = {}
@@ -258,7 +258,7 @@ def build_spec(ask: VerbOptions, schema: pa.Schema) -> dd.Upsert:
         noop_ignore=parse_column_names(ask.noop_ignore),
         track=None if ask.track is None else parse_column_names(ask.track),
         merge=parse_merge(ask.merge),
-        groups=parse_groups(ask.group),
+        groups=parse_column_groups(ask.group),
         derive=parse_projection(ask.derive or ()),
         **choices,
     )

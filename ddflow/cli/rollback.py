@@ -76,10 +76,10 @@ def rollback(
         typer.confirm(f"go back to {where}, and lose all later epochs?", abort=True, err=True)
     with show_amount_progress("reading and copying", None, format_size) as tick:
         done = tool.rollback(state, to_epoch, **choices, look=tick)
-    _say_result(state, done, as_json)
+    _report_result(state, done, as_json)
 
 
-def _say_result(state: State, done: Any, as_json: bool) -> None:
+def _report_result(state: State, done: Any, as_json: bool) -> None:
     """Report the result."""
     if as_json:
         say(

@@ -85,12 +85,12 @@ class StateLock:
 
     def _has_commits(self) -> bool:
         """Return whether the state has commits, or may have some."""
-        from ddflow.storage.manifest import load_newest
+        from ddflow.storage.manifest import load_newest_manifest
         from ddflow.storage.opening import open_existing_store
 
         try:
             with open_existing_store(self.state, trust=self.trust) as store:
-                manifest = load_newest(store)
+                manifest = load_newest_manifest(store)
         except DdflowError:
             return bool(os.listdir(self.state))
         return manifest is not None and manifest.number > 0
@@ -119,7 +119,7 @@ From = Annotated[
         help="A source: files:PATTERN (of full files files:PATTERN:full; of another ending :format=csv; of text "
         ":delimiter=;, :null=NA, :encoding=cp1252, :decimal=, :thousands=. and :dates=%d.%m.%Y behind it; of columns "
         "with other names :rename=OLD=NEW; given again for an input, it is a further pattern), "
-        "sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
+        "sqlite:FILE#TABLE, duckdb:FILE#TABLE, delta:TABLE, kafka://SERVERS/TOPIC, "
         "postgres://HOST/DATABASE#TABLE. @FILE: the lines of a file. May be repeated.",
     ),
 ]
@@ -265,12 +265,12 @@ def run(
         "max_absent": max_absent,
     }
     check_run_arguments(given, sources, targets, RunOptions(**how))  # before there is a state
-    _say_unfed_inputs(given, sources)
+    _report_unfed_inputs(given, sources)
     served = metrics and _serve_metrics(flow, metrics)
     choices: dict[str, Any] = {"memory": memory, "retain": retain, "trust": trust, "metrics": served}
     with StateLock(state, trust) as held, given.open(state, **choices) as engine:
         held.acquire()
-        _warn_of_event_files(engine, sources)
+        _warn_of_events_after_full(engine, sources)
         done, epoch = engine.run(sources, targets, **how), engine.epoch
     _report_run(epoch, done, as_json)
 
@@ -284,14 +284,14 @@ def _enable_log(verbose: bool) -> None:
         logging.getLogger("ddflow").setLevel(logging.INFO)
 
 
-def _say_unfed_inputs(given: "dd.Flow", sources: "dict[str, Source]") -> None:
+def _report_unfed_inputs(given: "dd.Flow", sources: "dict[str, Source]") -> None:
     """Say which inputs have no source."""
     fed = {each for name, source in sources.items() for each in source.inputs(name)}
     if unfed := [each for each in given.inputs if each not in fed]:
         say(f"ddflow: no source feeds {', '.join(map(repr, unfed))}, so nothing comes there: see --from", err=True)
 
 
-def _warn_of_event_files(engine: "dd.Engine", sources: "dict[str, Source]") -> None:
+def _warn_of_events_after_full(engine: "dd.Engine", sources: "dict[str, Source]") -> None:
     """Warn if files are read as events for the first time, into an input that was fed full contents."""
     assert engine.durable is not None
     for name, source in sources.items():

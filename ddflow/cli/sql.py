@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import ddflow as dd
     from ddflow.cli.say import Tick
     from ddflow.columns.order_words import OrderColumn
-    from ddflow.connectors.files import FileOptions, FileOutput, FilesSource
-    from ddflow.plan.sql import PlannedAnswer
+    from ddflow.connectors.files import FileOptions, FileOutput, MultiFileReader
+    from ddflow.plan.sql import PlannedQuery
 
 OPTIONS: Final = ("key", "order-by", "tombstone", "diff")
 _NAMED: Final = re.compile(r"([^\W\d]\w*)=(.+)", re.DOTALL)
@@ -40,11 +40,11 @@ Options = dict[str, list[str]]
 """Those behind the files of a table, each with its values."""
 
 
-class NamedTable(NamedTuple):
+class TableArgument(NamedTuple):
     """A table of the command line.
 
     >>> parse_table("orders=s3://logs/orders.parquet:key=id,region:order-by=at")
-    NamedTable(name='orders', file='s3://logs/orders.parquet', options={'key': ['id,region'], 'order-by': ['at']})
+    TableArgument(name='orders', file='s3://logs/orders.parquet', options={'key': ['id,region'], 'order-by': ['at']})
     >>> collect_table_options("z", group_tables(["z=1.csv:key=id:delimiter=|", "z=2.csv:full:null=NA:null=-"])["z"])
     {'key': ['id'], 'delimiter': ['|'], 'full': [''], 'null': ['NA', '-']}
     """
@@ -54,29 +54,29 @@ class NamedTable(NamedTuple):
     options: Options
 
 
-def parse_table(text: str) -> NamedTable:
+def parse_table(text: str) -> TableArgument:
     """Parse a table of the command line.  Raises `typer.BadParameter`."""
-    from ddflow.connectors.files.file_path import WRITING, split_options
+    from ddflow.connectors.files.file_path import WRITING, split_address_options
 
     match = _NAMED.fullmatch(text)
     if match is None:
         more = " (a name has letters, digits and _ only, and begins with no digit)" if "=" in text else ""
         raise typer.BadParameter(f"{text}: write NAME=FILE[:key=COLUMNS], such as orders=orders.parquet:key=id{more}")
     try:
-        return NamedTable(match[1], *split_options(match[2], (*OPTIONS, *WRITING), f"{match[1]}="))
+        return TableArgument(match[1], *split_address_options(match[2], (*OPTIONS, *WRITING), f"{match[1]}="))
     except SpecError as error:
         raise typer.BadParameter(str(error)) from None
 
 
-def group_tables(texts: Sequence[str]) -> dict[str, list[NamedTable]]:
+def group_tables(texts: Sequence[str]) -> dict[str, list[TableArgument]]:
     """Group the tables by name, each with its files."""
-    out: dict[str, list[NamedTable]] = {}
+    out: dict[str, list[TableArgument]] = {}
     for each in map(parse_table, texts):
         out.setdefault(each.name, []).append(each)
     return out
 
 
-def collect_table_options(name: str, parts: Sequence[NamedTable]) -> Options:
+def collect_table_options(name: str, parts: Sequence[TableArgument]) -> Options:
     """Collect the options of a table.  Raises `typer.BadParameter`."""
     from ddflow.connectors.files.file_path import FULL, WRITING
 
@@ -204,19 +204,21 @@ def sql(
                         aside.write(step[side])
             read += sum(counts)
         if not diff:
-            out.write(_repeat_rows(engine.read(OUT), order).select(answer.columns))
-    _say_result(read, len(given), {"updates" if diff else "rows": out.written}, (bad, ask.bad_output), output, as_json)
+            out.write(_repeat_rows_by_diff(engine.read(OUT), order).select(answer.columns))
+    _report_result(
+        read, len(given), {"updates" if diff else "rows": out.written}, (bad, ask.bad_output), output, as_json
+    )
 
 
 def _declare_table(
     flow: "dd.Flow",
     name: str,
-    parts: "Sequence[NamedTable]",
+    parts: "Sequence[TableArgument]",
     told: "Options",
     types: Sequence[str],
     options: "FileOptions",
     messages: tuple[str | None, str],
-) -> "FilesSource":
+) -> "MultiFileReader":
     """Open the files of a table and make it an input of the flow.  ``messages``: the arguments of `parse_format`."""
     from ddflow.cli.input_files import warn_of_text_columns
     from ddflow.cli.plan import find_message_columns, parse_format
@@ -241,18 +243,18 @@ def _declare_table(
     return found
 
 
-def _plan_query(flow: "dd.Flow", query: str, diff: bool) -> "tuple[PlannedAnswer, Sequence[OrderColumn]]":
+def _plan_query(flow: "dd.Flow", query: str, diff: bool) -> "tuple[PlannedQuery, Sequence[OrderColumn]]":
     """Plan the query: return its collection, which can be read unless ``diff``, and the order of its rows."""
     from ddflow.operators.row_order import parse_order_columns
-    from ddflow.plan.sql import PlannedAnswer, plan_answer
+    from ddflow.plan.sql import PlannedQuery, plan_sorted_query
 
-    answer = PlannedAnswer(flow.sql(query), [], []) if diff else plan_answer(flow, query)
-    if not diff and not _has_all_rows(answer.of):
+    answer = PlannedQuery(flow.sql(query), [], []) if diff else plan_sorted_query(flow, query)
+    if not diff and not _has_stored_rows(answer.of):
         answer = answer._replace(of=answer.of.arrange([]))
     return answer, parse_order_columns(answer.by, answer.of.schema, "ORDER BY")
 
 
-def _has_all_rows(of: Any) -> bool:
+def _has_stored_rows(of: Any) -> bool:
     """Return whether a collection's rows are all kept somewhere: appended ones are not.  O(nodes)."""
     ahead, seen = [of], set[Any]()
     while ahead:
@@ -267,13 +269,13 @@ def _has_all_rows(of: Any) -> bool:
 
 def _open_bad_output(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: ExitStack) -> "FileOutput | None":
     """Open the output for messages that cannot be read, of all tables."""
-    from ddflow.columns.schema import updates_schema
+    from ddflow.columns.schema import build_updates_schema
     from ddflow.connectors.files import open_output
 
     if path is None:
         return None
     _, schema = next(iter(flow.side_outputs().values()))
-    return stack.enter_context(open_output(path, updates_schema(schema, flow.time_type), overwrite))
+    return stack.enter_context(open_output(path, build_updates_schema(schema, flow.time_type), overwrite))
 
 
 def _ingest_files(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "Iterator[dd.Step]":
@@ -285,11 +287,11 @@ def _ingest_files(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]"
         yield engine.step(readers)
 
 
-def _say_result(
+def _report_result(
     read: int, tables: int, wrote: dict[str, int], left_out: tuple[int, Path | None], output: str | None, as_json: bool
 ) -> None:
     """Report the result."""
-    from ddflow.cli.plan import say_bad_messages
+    from ddflow.cli.plan import report_bad_messages
 
     bad, bad_output = left_out
     if as_json:
@@ -300,10 +302,10 @@ def _say_result(
             f"{format_count(read, 'row')} of {format_count(tables, 'table')}: {format_count(n, what.removesuffix('s'))}"
         )
         say(says + (f"; bad {bad:,}" if bad else ""), err=True)
-    say_bad_messages(bad, bad_output)
+    report_bad_messages(bad, bad_output)
 
 
-def _show_progress(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager[Tick]":
+def _show_progress(given: "dict[str, MultiFileReader]", out: Any) -> "AbstractContextManager[Tick]":
     """Show the rows read so far, unless rows of the answer go to the same terminal."""
     from ddflow.cli.output import JsonLines
 
@@ -313,7 +315,7 @@ def _show_progress(given: "dict[str, FilesSource]", out: Any) -> "AbstractContex
 
 
 def _open_readers(
-    given: "dict[str, FilesSource]", files: Sequence[str | None], full: "set[str]", shown: "Tick"
+    given: "dict[str, MultiFileReader]", files: Sequence[str | None], full: "set[str]", shown: "Tick"
 ) -> tuple[dict[str, Any], list[int]]:
     """Open the next file of each table that has one; return the readers, and how many rows each gave."""
     import pyarrow as pa
@@ -347,7 +349,7 @@ def _refuse_empty_file(rows: "Iterator[pa.RecordBatch]", file: str) -> "Iterator
     yield from rows
 
 
-def _repeat_rows(rows: "pa.Table", order: "Sequence[OrderColumn]") -> "pa.Table":
+def _repeat_rows_by_diff(rows: "pa.Table", order: "Sequence[OrderColumn]") -> "pa.Table":
     """Repeat each row by its ``_diff``, in the order of the query if it has one."""
     import numpy as np
 

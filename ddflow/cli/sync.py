@@ -83,12 +83,12 @@ def sync(
         did = "deleted" if yes else "would be deleted"
         said = f"{format_count(each.deleted, 'row')} {did}, {each.changed:,} changed, {each.added:,} added"
         say(f"{name} ({targets[name].target}): {said}")
-        _say_changed_keys(each)
+        _report_changed_keys(each)
     if not yes:
         say("nothing was written; do it with --yes", err=True)
 
 
-def _say_changed_keys(found: "Synced") -> None:
+def _report_changed_keys(found: "Synced") -> None:
     """List the keys of rows that go or change."""
     keys = found.keys
     if keys is None or not keys.num_columns:
@@ -102,9 +102,9 @@ def _say_changed_keys(found: "Synced") -> None:
 
 def _count_partitions(state: str, trust: str) -> int:
     """Return how many partitions a state has."""
-    from ddflow.storage.manifest import load_newest
+    from ddflow.storage.manifest import load_newest_manifest
     from ddflow.storage.opening import open_existing_store
 
     with open_existing_store(state, trust=trust) as store:
-        manifest = load_newest(store)
+        manifest = load_newest_manifest(store)
         return 1 if manifest is None else manifest.partitions

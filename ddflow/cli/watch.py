@@ -49,7 +49,7 @@ def watch(
 
     from ddflow.engine.read.live_view import LiveRows
     from ddflow.engine.snapshot import Snapshot
-    from ddflow.storage.manifest import load_newest
+    from ddflow.storage.manifest import load_newest_manifest
     from ddflow.storage.opening import open_existing_store
     from ddflow.time import INT64, format_time, parse_seconds
 
@@ -60,7 +60,7 @@ def watch(
         with Snapshot.open(state, **options) as snapshot:
             kind, epoch = snapshot.flow.time_type, snapshot.epoch
             when = f"epoch {epoch:,}" if kind == INT64 else f"{format_time(snapshot.last, kind)}, epoch {epoch:,}"
-            return live.compare_rows(snapshot.read(output)), epoch, f"{output} at {when}"
+            return live.build_next_frame(snapshot.read(output)), epoch, f"{output} at {when}"
 
     seen, epoch, head = read_output()
     if as_json:
@@ -77,7 +77,7 @@ def watch(
     ):
         number = -1
         while True:
-            began, manifest = monotonic(), load_newest(store)
+            began, manifest = monotonic(), load_newest_manifest(store)
             if manifest is not None and manifest.number != number:
                 number = manifest.number
                 seen, epoch, head = read_output()

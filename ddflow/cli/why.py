@@ -108,7 +108,7 @@ def why(
             told = snapshot.why(bound.name, parse_key(",".join(values) or key, bound), given.get(bound.name), **times)
         else:
             asked = parse_values(values, outputs[name].schema, f"why of {name!r}")
-            hint_at_separate_values(told := snapshot.why(name, asked, given or None, **times), values)
+            suggest_separate_arguments(told := snapshot.why(name, asked, given or None, **times), values)
     say(json.dumps(told.to_dict(), default=str) if as_json else str(told))
 
 
@@ -120,7 +120,7 @@ def _parse_times(as_of: str | None, between: tuple[str, str] | None, kind: Any) 
     return {"as_of": None if as_of is None else parse_time(f"--as-of {as_of}", as_of, kind), "between": span}
 
 
-def hint_at_separate_values(told: "Story | Origins", values: Sequence[str]) -> None:
+def suggest_separate_arguments(told: "Story | Origins", values: Sequence[str]) -> None:
     """Explain how to give values if no row has them and one looks like several."""
     shown = getattr(told, "shown", None)
     if shown is not None and not shown.num_rows and any(has_second_value(each, shown.column_names) for each in values):
@@ -145,7 +145,7 @@ def split_arguments(
 
     names, asked = [*outputs, *inputs], f"why of {key!r}"
     values = list(takewhile(lambda word: "=" in word and not Path(word).exists(), rest))
-    if not values and key in inputs and rest and _is_key(rest[0]):
+    if not values and key in inputs and rest and _is_key_argument(rest[0]):
         values = [rest[0]]
     if values and key not in names:
         raise NotReadable(asked, "there is no input or output of that name", did_you_mean(key, names))
@@ -164,6 +164,6 @@ def _find_collections(plan: "Plan", name: str) -> "tuple[dict[str, Any], dict[st
     return plan.inputs, plan.outputs
 
 
-def _is_key(word: str) -> bool:
+def _is_key_argument(word: str) -> bool:
     """Return whether a word after an input's name is a key, and no file, folder or pattern of files."""
     return not Path(word).exists() and not PurePath(word).suffix[1:].isalpha() and not set("/*?") & set(word)

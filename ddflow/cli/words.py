@@ -52,8 +52,8 @@ class ShellSyntax(FixSyntax):
             else super().format_input_types(input)
         )
 
-    def format_evolve(self, fix: EvolveFix) -> str:
-        """See `FixSyntax.format_evolve`."""
+    def format_evolve_call(self, fix: EvolveFix) -> str:
+        """See `FixSyntax.format_evolve_call`."""
         given = [f"--input {shlex.quote(fix.input)}"] if fix.input else []
         given += [_format_types(fix.types)] if fix.types else []
         given += [
@@ -63,14 +63,14 @@ class ShellSyntax(FixSyntax):
         ]
         return f"ddflow evolve {' '.join(['STATE' if fix.state is None else shlex.quote(fix.state), *given])}"
 
-    def format_migrate(self, fix: EvolveFix) -> str:
-        """See `FixSyntax.format_migrate`."""
+    def format_migration(self, fix: EvolveFix) -> str:
+        """See `FixSyntax.format_migration`."""
         if fix.state is None:
-            return super().format_migrate(fix)
+            return super().format_migration(fix)
         return f"ddflow migrate {shlex.quote(fix.state)} NEW LOG... --whole {_format_types(fix.types)}"
 
-    def format_engine_evolve(self, fix: EvolveFix) -> str:
-        """See `FixSyntax.format_engine_evolve`: a shell has no open engine."""
+    def format_engine_evolve_call(self, fix: EvolveFix) -> str:
+        """See `FixSyntax.format_engine_evolve_call`: a shell has no open engine."""
         return ""
 
     def format_verb(self, name: str) -> str:

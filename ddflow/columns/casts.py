@@ -158,10 +158,10 @@ def _cast_flat(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     if pat.is_integer(source) and pat.is_decimal(kind):
         return array.cast(pa.decimal128(20)).cast(kind)
     if pat.is_floating(source) and pat.is_decimal(kind):
-        return _check_round_trip(array, array.cast(kind)) if _has_scale(array, kind.scale) else None
+        return _check_round_trip(array, array.cast(kind)) if _has_decimal_scale(array, kind.scale) else None
     if pat.is_decimal(source) and pat.is_floating(kind):
         made = array.cast(kind)
-        return _check_round_trip(array, made) if _has_scale(made, source.scale) else None
+        return _check_round_trip(array, made) if _has_decimal_scale(made, source.scale) else None
     if pat.is_decimal(source) and pat.is_integer(kind):
         return array.cast(pa.decimal256(76, source.scale)).cast(kind)
     if source == pa.uuid() or kind == pa.uuid():
@@ -181,7 +181,7 @@ def _check_round_trip(array: pa.Array, made: pa.Array) -> pa.Array | None:
     return made if bool(np.array_equal(one, other, equal_nan=True)) else None
 
 
-def _has_scale(array: pa.Array, scale: int) -> bool:
+def _has_decimal_scale(array: pa.Array, scale: int) -> bool:
     """Whether floats are decimals of a scale: then they are multiples of 2^-scale, since 10^scale is one of 2^scale."""
     values = np.asarray(array.drop_null(), np.float64)
     scaled = np.ldexp(values, max(scale, 0))
@@ -206,10 +206,10 @@ def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     if values is None:
         return None
     ends = np.concatenate([[0], np.cumsum(np.asarray(pc.fill_null(pc.list_value_length(array), 0)))])
-    return build_lists(kind, ends, values, gone)
+    return build_list_array(kind, ends, values, gone)
 
 
-def build_lists(kind: pa.DataType, ends: Any, values: pa.Array, gone: pa.Array) -> pa.Array:
+def build_list_array(kind: pa.DataType, ends: Any, values: pa.Array, gone: pa.Array) -> pa.Array:
     """Return lists of any kind, or maps, whose elements ``values`` has.  ``ends``: of each, behind the begin of the
     first.  ``gone``: which are null.  O(lists)."""
     wide = pat.is_large_list(kind) or pat.is_fixed_size_list(kind)

@@ -9,14 +9,14 @@ Limits: rows are never read; a query (a `LazyFrame`, a relation of DuckDB) is as
 its rows. Nullability is kept where the schema has it.
 
 >>> import datetime
->>> to_schema({"id": int, "name": str, "at": datetime.datetime, "tags": list[str], "amount": "decimal(12,2)"})
+>>> to_arrow_schema({"id": int, "name": str, "at": datetime.datetime, "tags": list[str], "amount": "decimal(12,2)"})
 id: int64
 name: string
 at: timestamp[us]
 tags: list<item: string>
   child 0, item: string
 amount: decimal128(12, 2)
->>> to_schema({"amount": float, "total": __import__("decimal").Decimal})
+>>> to_arrow_schema({"amount": float, "total": __import__("decimal").Decimal})
 Traceback (most recent call last):
     ...
 ddflow.errors.NotArrow: schema, column 'total': Decimal has no precision; write "decimal(12,2)", for example
@@ -68,7 +68,7 @@ _SPARK: Final = {
 _INDEX: Final = re.compile(r"__index_level_\d+__")
 
 
-def to_schema(given: Any, what: str = "schema") -> pa.Schema:
+def to_arrow_schema(given: Any, what: str = "schema") -> pa.Schema:
     """Convert the declared schema of a source to Arrow's, in normal types.
 
     ``given``: a ``pa.Schema``; a ``pl.Schema``; Spark's ``StructType``; a frame of pandas, Polars, DuckDB or Spark, or
@@ -79,7 +79,7 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
     O(columns).
     """
     try:
-        schema = _read_schema(given, what)
+        schema = _extract_schema(given, what)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
         if isinstance(error, DdflowError):
             raise
@@ -90,7 +90,7 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
     return pa.schema([field.with_type(usual(field.type)) for field in schema])
 
 
-def _read_schema(given: Any, what: str) -> pa.Schema:
+def _extract_schema(given: Any, what: str) -> pa.Schema:
     if isinstance(given, pa.Schema):
         return given
     if hasattr(given, "__arrow_c_schema__"):

@@ -69,7 +69,7 @@ class Secret(NamedTuple):
         return np.uint64(self.k0), np.uint64(self.k1)
 
 
-def has_wide_identities(schema: pa.Schema) -> bool:
+def has_two_word_identities(schema: pa.Schema) -> bool:
     """Whether identities of rows with these columns take two words: all but one non-null word."""
     return not (len(schema) == 1 and is_word_type(schema.field(0).type) and not schema.field(0).nullable)
 
@@ -180,7 +180,7 @@ class RowHasher:
         self.threads, self.cost = threads, sum(1 if is_word_type(field.type) else 15 for field in schema)
         """Nanoseconds a row, about."""
         self.least = threads.compute_min_rows_to_split(self.cost or 1)
-        self.secret, self.wide, self.names = secret.words, has_wide_identities(schema), schema.names
+        self.secret, self.wide, self.names = secret.words, has_two_word_identities(schema), schema.names
         alone = len(schema) == 1 and is_word_type(schema.field(0).type)
         self.word = build_word_reader(schema.field(0).type) if alone else None
         self.absorb = [build_absorber(field.type, secret) for field in schema]
@@ -197,7 +197,7 @@ class RowHasher:
         if n < self.least:
             return self._compute_identities(columns, n)
         spans = self.threads.cut_spans(n, self.cost)
-        found = self.threads.run_each(
+        found = self.threads.run_in_parallel(
             lambda begin, end: self._compute_identities(slice_columns(columns, begin, end), end - begin), spans
         )
         high, low = map(np.concatenate, zip(*found, strict=True))
@@ -226,7 +226,7 @@ class RowHasher:
         if n < self.least:
             return self._compute_value_hashes(columns, n)
         spans = self.threads.cut_spans(n, self.cost)
-        found = self.threads.run_each(
+        found = self.threads.run_in_parallel(
             lambda begin, end: self._compute_value_hashes(slice_columns(columns, begin, end), end - begin), spans
         )
         return np.concatenate(found)

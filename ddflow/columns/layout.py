@@ -57,7 +57,7 @@ def buffer_address(buffer: pa.Buffer | None) -> int:
     return 0 if buffer is None else int(buffer.address)
 
 
-class _ForeignMemory:
+class _WritableMemory:
     """Memory as numpy imports it, and whose it is."""
 
     def __init__(self, array: Array) -> None:
@@ -70,7 +70,7 @@ def make_writable(array: Array) -> Array:
 
     Callers must not write to it.  O(1).
     """
-    return array if array.flags.writeable else np.asarray(_ForeignMemory(array))
+    return array if array.flags.writeable else np.asarray(_WritableMemory(array))
 
 
 class ColumnLayouts(NamedTuple):
@@ -98,7 +98,7 @@ class ColumnBuffers(NamedTuple):
 Column = pa.Array | ColumnBuffers
 
 
-def to_arrays(columns: Iterable[Column]) -> list[pa.Array]:
+def to_arrow_arrays(columns: Iterable[Column]) -> list[pa.Array]:
     """Columns as Arrow has them.  O(columns)."""
     return [pa.Array.from_buffers(*each) if isinstance(each, ColumnBuffers) else each for each in columns]
 

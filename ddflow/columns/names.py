@@ -37,20 +37,20 @@ def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def split_qualified(text: str) -> tuple[str | None, str]:
+def split_qualified_name(text: str) -> tuple[str | None, str]:
     """Return the schema, None without one, and the name of a table as people write it.
 
     The last dot outside of quotes divides them.  Names with dots may be quoted as in SQL.
 
-    >>> split_qualified("orders"), split_qualified("my.shop.orders"), split_qualified('shop."a.""b"')
+    >>> split_qualified_name("orders"), split_qualified_name("my.shop.orders"), split_qualified_name('shop."a.""b"')
     ((None, 'orders'), ('my.shop', 'orders'), ('shop', 'a."b'))
     """
     found = re.fullmatch(rf'(?:({_QUOTED}|[^"]+)\.)?({_QUOTED}|[^."]*)', text)
     schema, name = text.rpartition(".")[::2] if found is None else found.groups()
-    return _unquote(schema) if schema else None, _unquote(name)
+    return _unquote_name(schema) if schema else None, _unquote_name(name)
 
 
-def _unquote(name: str) -> str:
+def _unquote_name(name: str) -> str:
     return name[1:-1].replace('""', '"') if re.fullmatch(_QUOTED, name) else name
 
 
@@ -99,7 +99,7 @@ def check_columns_exist(names: Iterable[str], known: Sequence[str], asked: str, 
             raise SpecError(asked, found, did_you_mean(name, known))
 
 
-def check_no_overlap(left: Sequence[str], right: Sequence[str], there: Sequence[str], asked: str) -> None:
+def check_no_shared_columns(left: Sequence[str], right: Sequence[str], there: Sequence[str], asked: str) -> None:
     """Refuse columns that both sides of a join show.  ``there``: all of the right.  Raises `SpecError`."""
     if both := [name for name in right if name in left]:
         found = f"both sides have the columns {both}, which are not joined"

@@ -147,13 +147,13 @@ def compute_order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColum
         found, begin = rows.column(column.name), 0
         for chunk in found.chunks if isinstance(found, pa.ChunkedArray) else [found]:
             if len(chunk):
-                _write_words(decode_array(chunk), column, out[begin : begin + len(chunk), at : at + count])
+                _write_column_words(decode_array(chunk), column, out[begin : begin + len(chunk), at : at + count])
             begin += len(chunk)
         at += count
     return out
 
 
-def _write_words(values: pa.Array, column: OrderColumn, out: Words) -> None:
+def _write_column_words(values: pa.Array, column: OrderColumn, out: Words) -> None:
     kind = values.type
     if is_word_type(kind):
         np.bitwise_xor(compute_sortable_words(values).view(np.uint64), SIGN, out=out[:, 0])
@@ -169,7 +169,7 @@ def _write_words(values: pa.Array, column: OrderColumn, out: Words) -> None:
         spelled[:, wide] = SPARE
         out[:] = spelled.view(">u8")
     else:
-        _write_prefixes(values, out)
+        _write_text_prefixes(values, out)
     if column.descending:
         np.invert(out, out=out)
     if values.null_count:
@@ -187,18 +187,18 @@ def _write_decimals(values: pa.Array, out: Words) -> None:
     out[:, 0] ^= SIGN
 
 
-def _write_prefixes(values: pa.Array, out: Words) -> None:
+def _write_text_prefixes(values: pa.Array, out: Words) -> None:
     """Write the first 15 bytes, padded with zeros, then the length plus one: never 0 and never 255."""
     _, offsets, data = values.buffers()
     wide = offset_width(values.type)
     ends = np.frombuffer(offsets, f"i{wide}", len(values) + 1, values.offset * wide)
     size = np.minimum(np.diff(ends), 16)
-    out[:] = _take_prefixes(np.frombuffer(data or b"", np.uint8)[: ends[-1]], ends[:-1])
+    out[:] = _load_prefix_words(np.frombuffer(data or b"", np.uint8)[: ends[-1]], ends[:-1])
     out[:, 0] &= _HIGH[size]
     out[:, 1] = out[:, 1] & _LOW[size] | (size + 1).astype(np.uint64)
 
 
-def _take_prefixes(data: Array, starts: Array) -> Array:
+def _load_prefix_words(data: Array, starts: Array) -> Array:
     """Big-endian uint64[n, 2]: the sixteen bytes from each start on, which ascend; zeros after the end of the data."""
     close = max(data.size - 15, 0)
     tail = np.concatenate([data[close:], np.zeros(16, np.uint8)])

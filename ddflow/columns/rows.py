@@ -31,7 +31,7 @@ from ddflow.columns.layout import (
     ColumnBuffers,
     ColumnLayouts,
     buffer_address,
-    to_arrays,
+    to_arrow_arrays,
 )
 from ddflow.columns.schema import column_arrays
 from ddflow.columns.threads import ALONE
@@ -93,7 +93,7 @@ class Rows:
     def columns(self) -> list[pa.Array]:
         """The columns."""
         if self._columns is None:
-            self._columns = to_arrays(self._given)
+            self._columns = to_arrow_arrays(self._given)
         return self._columns
 
     @property
@@ -232,7 +232,7 @@ def gather_table(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Tabl
 
 def gather_arrays(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
     """Gather columns as `gather_table` does, of a schema or of some fields."""
-    return to_arrays(gather_buffers(pool, references, fields))
+    return to_arrow_arrays(gather_buffers(pool, references, fields))
 
 
 def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array:

@@ -24,7 +24,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.casts import build_lists, cast_exactly, find_uncastable_row, format_type, may_cast, suggest_type
+from ddflow.columns.casts import (
+    build_list_array,
+    cast_exactly,
+    find_uncastable_row,
+    format_type,
+    may_cast,
+    suggest_type,
+)
 from ddflow.columns.names import DIFF, RESERVED, TIME, did_you_mean, find_nearest_name
 from ddflow.columns.wider import suggest_widening
 from ddflow.errors import Phrase, SchemaMismatch, TooLarge, WidenFix, shorten
@@ -114,7 +121,7 @@ def decode_array(array: pa.Array) -> pa.Array:
         ends, children = np.concatenate([[0], np.cumsum(np.asarray(sizes))]), array.flatten()
     else:
         ends, children = np.asarray(array.offsets), array.values
-    return build_lists(normal, ends, decode_array(children), gone)
+    return build_list_array(normal, ends, decode_array(children), gone)
 
 
 def compute_decoded_size(rows: pa.Table | pa.RecordBatch) -> int:
@@ -216,12 +223,12 @@ def find_invalid_time(array: pa.Array) -> int:
     return int(pc.index(pc.or_(pc.less(numbers, least), pc.greater_equal(numbers, most)), True).as_py())
 
 
-def is_long_ascii(array: pa.Array) -> bool:
+def is_large_ascii_array(array: pa.Array) -> bool:
     """Whether an array has many texts, whole and all ASCII: seen in a tenth of the time that Arrow takes for UTF-8.
 
     Raises Arrow's error for buffers that are too short.  O(bytes).
 
-    >>> is_long_ascii(pa.array(["a", None] * MANY)), is_long_ascii(pa.array(["\u00e4"] * MANY))
+    >>> is_large_ascii_array(pa.array(["a", None] * MANY)), is_large_ascii_array(pa.array(["\u00e4"] * MANY))
     (True, False)
     """
     if len(array) < MANY or not is_text(array.type):
@@ -286,7 +293,7 @@ def _find_invalid_value(array: pa.Array) -> tuple[pa.Array, int] | None:
     else:
         if (row := find_invalid_time(array)) >= 0:
             return array, row
-        if not is_long_ascii(array):
+        if not is_large_ascii_array(array):
             array.validate(full=True)
         return _find_invalid_value(array.dictionary) if pat.is_dictionary(kind) else None
     return next((found for child in children if (found := _find_invalid_value(child)) is not None), None)
@@ -441,7 +448,7 @@ def _format_value(array: pa.Array, row: int) -> str:
         return shorten(" ".join(str(array.slice(row, 1)).split()[1:]), 60)
 
 
-def updates_schema(schema: pa.Schema, time_type: pa.DataType) -> pa.Schema:
+def build_updates_schema(schema: pa.Schema, time_type: pa.DataType) -> pa.Schema:
     """Return the columns of an output's table: the collection's, then ``_time``, then ``_diff``."""
     return pa.schema([*schema, pa.field(TIME, time_type, nullable=False), pa.field(DIFF, pa.int64(), nullable=False)])
 

@@ -66,12 +66,12 @@ def sort_by_identity(high: Words, low: Words, arena: Arena | None = None, thread
         groups = sort_rows(high, low, bits, at, *written, starts)
         return SortedRows(permutation, ids, seconds, starts[: groups + 1])
     size = np.int64(bits)
-    threads.run_each(count_buckets, [(high[a:b], size, at[i]) for i, (a, b) in enumerate(spans)])
+    threads.run_in_parallel(count_buckets, [(high[a:b], size, at[i]) for i, (a, b) in enumerate(spans)])
     compute_bucket_starts(at)
     rows = [(high[a:b], low[a:b], np.int64(a), size, at[i], *written) for i, (a, b) in enumerate(spans)]
-    threads.run_each(fill_buckets, rows)
+    threads.run_in_parallel(fill_buckets, rows)
     cuts = [np.int64((i << bits) // len(spans)) for i in range(len(spans) + 1)]
-    threads.run_each(sort_buckets, [(at[-1], *cut, *written) for cut in pairwise(cuts)])
+    threads.run_in_parallel(sort_buckets, [(at[-1], *cut, *written) for cut in pairwise(cuts)])
     groups = find_group_starts(ids, seconds, starts)
     return SortedRows(permutation, ids, seconds, starts[: groups + 1])
 

@@ -7,7 +7,7 @@ time.
 
 >>> with Threads(2) as threads:
 ...     spans = threads.cut_spans(10, cost=50_000)
-...     spans, threads.cut_spans(9, cost=50_000), threads.run_each(lambda *span: sum(range(*span)), spans)
+...     spans, threads.cut_spans(9, cost=50_000), threads.run_in_parallel(lambda *span: sum(range(*span)), spans)
 ([(0, 5), (5, 10)], [(0, 9)], [10, 35])
 """
 
@@ -73,9 +73,9 @@ class Threads:
         """``work(begin, end)`` for `cut_spans` of [0, n), at the same time."""
         if self.size == 1 or n * cost < 2 * self.waking:
             return [work(0, n)]
-        return self.run_each(work, self.cut_spans(n, cost))
+        return self.run_in_parallel(work, self.cut_spans(n, cost))
 
-    def run_each(self, work: Callable[..., T], spans: Sequence[tuple[Any, ...]]) -> list[T]:
+    def run_in_parallel(self, work: Callable[..., T], spans: Sequence[tuple[Any, ...]]) -> list[T]:
         """``work(*span)`` for each span, at the same time; the first error is raised when all have ended.
 
         The threads begin with the first work that there is for more than one.  Work within shared work is not shared.

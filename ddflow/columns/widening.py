@@ -92,7 +92,7 @@ def _find_inexact_value(column: pa.Array, kind: pa.DataType) -> str:
     return str(column[low])
 
 
-def fill_columns(table: Any, schema: pa.Schema) -> pa.RecordBatch:
+def conform_to_wider_schema(table: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Convert a table or batch to the columns of a schema: wider types, and nulls for missing columns and fields.
 
     O(rows) a column that changes.  Raises `InexactValue`.
@@ -111,7 +111,7 @@ def fill_columns(table: Any, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def narrow_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Undo `fill_columns`: return to narrower types if that loses nothing, and drop columns of nulls.
+    """Undo `conform_to_wider_schema`: return to narrower types if that loses nothing, and drop columns of nulls.
 
     A column that cannot be narrowed keeps its type.  O(rows) a column that changes.
 

@@ -115,21 +115,22 @@ def suggest_widening(field: pa.Field, kind: pa.DataType, input: str = "", fixed:
     return WidenFix(types, input, declared=True, reads=how == "read")
 
 
-def suggest_evolve(name: str, was: pa.DataType, to: pa.DataType) -> EvolveFix:
+def suggest_evolve_call(name: str, was: pa.DataType, to: pa.DataType) -> EvolveFix:
     """Return what to type to declare another type of a column that a state has.
 
-    >>> str(suggest_evolve("c", pa.int32(), pa.float64())), str(suggest_evolve("c", pa.float64(), pa.string()))
+    >>> str(suggest_evolve_call("c", pa.int32(), pa.float64())), str(suggest_evolve_call("c", pa.float64(),
+    ...     pa.string()))
     ("dd.evolve(STATE, {'c': 'double'})", "{'c': 'string'}, in a new state")
     """
     return EvolveFix({name: format_type(to)}, moves=find_widening(was, to) is None)
 
 
-def widen_for_value(kind: pa.DataType, value: str) -> pa.DataType | None:
+def find_type_for_value(kind: pa.DataType, value: str) -> pa.DataType | None:
     """Return the type that a column is widened to for a value, written as in JSON; None if it may not be.
 
-    >>> widen_for_value(pa.int32(), "3000000000"), widen_for_value(pa.int32(), "1.5")
+    >>> find_type_for_value(pa.int32(), "3000000000"), find_type_for_value(pa.int32(), "1.5")
     (DataType(int64), DataType(double))
-    >>> widen_for_value(pa.decimal128(4, 2), "123.5")
+    >>> find_type_for_value(pa.decimal128(4, 2), "123.5")
     Decimal128Type(decimal128(5, 2))
     """
     wide = pa.string()

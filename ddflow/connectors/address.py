@@ -18,29 +18,31 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from ddflow.columns.names import split_qualified
+from ddflow.columns.names import split_qualified_name
 from ddflow.connectors import sinks, sources
 from ddflow.connectors.api import Mode, Source, TableSink
-from ddflow.connectors.files.file_path import FULL, WRITING, FilePath, collect_text_options, split_options
+from ddflow.connectors.files.file_path import FULL, WRITING, FilePath, collect_text_options, split_address_options
 from ddflow.connectors.kafka.source import CONFIG
 from ddflow.connectors.landing.source import LandingSource
 from ddflow.errors import SpecError
 from ddflow.storage.address import check_percent_encoding, mask_address, refuse_embedded_secret
 
 SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
-    "files": lambda where, name, follow, lines: sources.files(**_parse_files(where), follow=follow, lines=lines),
+    "files": lambda where, name, follow, lines: sources.files(**_parse_files_source(where), follow=follow, lines=lines),
     "sqlite": lambda where, name, follow, lines: sources.sqlite(*_split_table(where, name), follow=follow),
     "duckdb": lambda where, name, follow, lines: sources.duckdb(*_split_table(where, name), follow=follow),
     "delta": lambda where, name, follow, lines: sources.delta(where, follow=follow),
-    "kafka": lambda where, name, follow, lines: sources.kafka(**_parse_kafka(where, name), follow=follow),
-    "postgres": lambda where, name, follow, lines: sources.postgres(**_parse_postgres(where, name), follow=follow),
+    "kafka": lambda where, name, follow, lines: sources.kafka(**_parse_kafka_source(where, name), follow=follow),
+    "postgres": lambda where, name, follow, lines: sources.postgres(
+        **_parse_postgres_source(where, name), follow=follow
+    ),
 }
 SINKS: Final[dict[str, Callable[..., TableSink]]] = {
     "sqlite": lambda where, name, **mode: sinks.sqlite(*_split_table(where, name), **mode),
     "delta": lambda where, name, **mode: sinks.delta(where, **mode),
     "iceberg": lambda where, name, **mode: sinks.iceberg(where, **mode),
     "duckdb": lambda where, name, **mode: sinks.duckdb(*_split_table(where, name), **mode),
-    "postgres": lambda where, name, **mode: sinks.postgres(**_parse_postgres_table(where, name), **mode),
+    "postgres": lambda where, name, **mode: sinks.postgres(**_parse_postgres_sink(where, name), **mode),
     "kafka": lambda where, name, **mode: sinks.kafka(*_split_topic(where, name), **mode),
     "parquet": lambda where, name, **mode: sinks.parquet(where, **mode),
 }
@@ -48,7 +50,7 @@ SINKS: Final[dict[str, Callable[..., TableSink]]] = {
 
 def parse_source(text: str, name: str, *more: str, follow: bool, lines: bool) -> Source:
     """Build a source for the input ``name``.  ``more``: further patterns of files.  Raises `SpecError`."""
-    kind, where = _split_kind(text, SOURCES)
+    kind, where = _split_address(text, SOURCES)
     made = SOURCES[kind](where, name, follow, lines)
     for each in more:
         other = parse_source(each, name, follow=follow, lines=lines)
@@ -61,11 +63,11 @@ def parse_source(text: str, name: str, *more: str, follow: bool, lines: bool) ->
 
 def parse_sink(text: str, name: str, mode: Mode | None) -> TableSink:
     """Build a sink of the output ``name``, in ``mode`` or the default of its kind.  Raises `SpecError`."""
-    kind, where = _split_kind(text, SINKS)
+    kind, where = _split_address(text, SINKS)
     return SINKS[kind](where, name, **({} if mode is None else {"mode": mode}))
 
 
-def _split_kind(text: str, known: dict[str, Any]) -> tuple[str, str]:
+def _split_address(text: str, known: dict[str, Any]) -> tuple[str, str]:
     kind, colon, where = text.partition(":")
     kind = "postgres" if kind == "postgresql" else kind  # libpq takes both
     if kind not in known or not colon or not where or where.startswith(":"):
@@ -73,25 +75,25 @@ def _split_kind(text: str, known: dict[str, Any]) -> tuple[str, str]:
     return kind, where
 
 
-def _parse_files(where: str) -> dict[str, Any]:
+def _parse_files_source(where: str) -> dict[str, Any]:
     """Parse the arguments of `sources.files`: a pattern, ``:full`` for full contents, and the options of text.
 
-    >>> _parse_files("landing/*.csv:full")
+    >>> _parse_files_source("landing/*.csv:full")
     {'pattern': 'landing/*.csv', 'full': True}
-    >>> _parse_files("beds.csv:delimiter=;:dates=%d.%m.%Y:dates=%d.%m.%Y %H:%M")["pattern"].dates
+    >>> _parse_files_source("beds.csv:delimiter=;:dates=%d.%m.%Y:dates=%d.%m.%Y %H:%M")["pattern"].dates
     ('%d.%m.%Y', '%d.%m.%Y %H:%M')
     """
-    pattern, options = split_options(where, WRITING, "files:")
+    pattern, options = split_address_options(where, WRITING, "files:")
     given = collect_text_options(options)
     return {"pattern": FilePath(pattern, **given) if given else pattern, "full": FULL in options}
 
 
-def _parse_kafka(where: str, name: str) -> dict[str, Any]:
+def _parse_kafka_source(where: str, name: str) -> dict[str, Any]:
     """Parse the arguments of `sources.kafka`: brokers, a topic, its tables as for Postgres, and ``others=ignore``.
 
-    >>> _parse_kafka("//b:1/t?others=ignore#orders,crm.people=customers", "shop")["tables"]
+    >>> _parse_kafka_source("//b:1/t?others=ignore#orders,crm.people=customers", "shop")["tables"]
     {'orders': 'orders', 'crm.people': 'customers'}
-    >>> _parse_kafka("//b:1/t", "orders")
+    >>> _parse_kafka_source("//b:1/t", "orders")
     {'servers': 'b:1', 'topic': 't'}
     """
     refuse_embedded_secret(f"kafka:{where}", CONFIG)
@@ -99,20 +101,20 @@ def _parse_kafka(where: str, name: str) -> dict[str, Any]:
     place, _, others = place.partition("?others=")
     servers, topic = _split_topic(place, name)
     given: dict[str, Any] = {"servers": servers, "topic": topic}
-    given |= {"tables": _parse_tables(tables, name)} if tables else {}
+    given |= {"tables": _parse_table_inputs(tables, name)} if tables else {}
     return given | ({"others": others} if others else {})
 
 
-def _parse_tables(text: str, only: str) -> dict[str, str]:
+def _parse_table_inputs(text: str, only: str) -> dict[str, str]:
     """Return tables with commas between, each with its input: ``only`` of one, else of its name, or ``TABLE=INPUT``.
 
-    >>> _parse_tables('"a.b"."t,1",c=d', "")
+    >>> _parse_table_inputs('"a.b"."t,1",c=d', "")
     {'"a.b"."t,1"': 't,1', 'c': 'd'}
     """
     several = re.findall(r'((?:"[^"]*"|[^,=])+)(?:=([^,]*))?', text)
     if len(several) == 1:
         return {table: input or only for table, input in several}
-    return {table: input or split_qualified(table)[1] for table, input in several}
+    return {table: input or split_qualified_name(table)[1] for table, input in several}
 
 
 def _split_topic(where: str, name: str) -> tuple[str, str]:
@@ -129,15 +131,15 @@ def _split_table(where: str, name: str) -> tuple[str, str]:
     return path, table or name
 
 
-def _parse_postgres(where: str, name: str) -> dict[str, Any]:
+def _parse_postgres_source(where: str, name: str) -> dict[str, Any]:
     """Parse the arguments of `sources.postgres`: an address with ``slot=``, and tables separated by commas.
 
     One table feeds the input ``name``; several feed inputs with their names, or ``TABLE=INPUT``.  The address may also
     have ``recopy=false``.
 
-    >>> _parse_postgres("//me@db/shop?slot=s&sslmode=require#orders,crm.people=customers", "shop")["tables"]
+    >>> _parse_postgres_source("//me@db/shop?slot=s&sslmode=require#orders,crm.people=customers", "shop")["tables"]
     {'orders': 'orders', 'crm.people': 'customers'}
-    >>> _parse_postgres("//me@db/shop?slot=s&sslmode=require#orders", "orders")
+    >>> _parse_postgres_source("//me@db/shop?slot=s&sslmode=require#orders", "orders")
     {'url': 'postgresql://me@db/shop?sslmode=require', 'tables': {'orders': ''}, 'slot': 's'}
     """
     check_percent_encoding(f"postgres:{where}", f"read {name!r} from Postgres")
@@ -151,16 +153,16 @@ def _parse_postgres(where: str, name: str) -> dict[str, Any]:
         if own["recopy"] not in ("true", "false"):
             raise SpecError(f"the source {name!r}", f"recopy={own['recopy']}", "write recopy=true or recopy=false")
         own |= {"recopy": own["recopy"] == "true"}
-    return {"url": url, "tables": _parse_tables(tables, ""), **own}
+    return {"url": url, "tables": _parse_table_inputs(tables, ""), **own}
 
 
-def _parse_postgres_table(where: str, name: str) -> dict[str, Any]:
+def _parse_postgres_sink(where: str, name: str) -> dict[str, Any]:
     """Parse the arguments of `sinks.postgres`: an address, and a table after its schema.
 
-    >>> _parse_postgres_table("//me@db/shop#reports.by_city", "by_city")
+    >>> _parse_postgres_sink("//me@db/shop#reports.by_city", "by_city")
     {'url': 'postgresql://me@db/shop', 'table': 'by_city', 'schema': 'reports'}
     """
     check_percent_encoding(f"postgres:{where}", f"write {name!r} to Postgres")
     path, table = _split_table(where, name)
-    schema, table = split_qualified(table)
+    schema, table = split_qualified_name(table)
     return {"url": f"postgresql:{path}", "table": table, "schema": schema}

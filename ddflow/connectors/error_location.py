@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from ddflow.connectors.api import BatchStart
 from ddflow.errors import DdflowError, Phrase
-from ddflow.errors.base import replace_texts, set_error_row_names
+from ddflow.errors.base import replace_error_texts, set_error_row_names
 
 FEW: Final = 3
 """So many files an error names at most, where it may be of any of them; of more the first and the last."""
@@ -43,14 +43,14 @@ def add_file_to_error(given: Any, error: DdflowError) -> DdflowError:
     """Make an error of rows from the path ``given`` name its file and row.  O(1), and looks at the file."""
     from ddflow.connectors.files import FileOptions, FilePosition, open_files  # its readers take time to load
     from ddflow.connectors.files.file_path import build_dialect
-    from ddflow.connectors.files.places import STDIN, list_places
+    from ddflow.connectors.files.places import STDIN, list_file_locations
 
     path = os.fspath(given)
     files = [path]
     if path == STDIN:  # which cannot be looked at again
         return error
     with suppress(DdflowError, OSError):
-        files = [each.name for each in list_places([path], build_dialect(given).kind)]
+        files = [each.name for each in list_file_locations([path], build_dialect(given).kind)]
     if len(files) == 1 and error.row is not None:
         with (
             suppress(DdflowError, OSError),
@@ -59,7 +59,7 @@ def add_file_to_error(given: Any, error: DdflowError) -> DdflowError:
             set_error_row_names(error, partial(of.describe_row, FilePosition(files[0])), files[0])
     if any(each in error.asked or each in error.found for each in files):
         return error
-    return replace_texts(error, asked=Phrase(f"{files[0] if len(files) == 1 else path}: ", error.asked))
+    return replace_error_texts(error, asked=Phrase(f"{files[0] if len(files) == 1 else path}: ", error.asked))
 
 
 @contextmanager
@@ -77,24 +77,24 @@ def add_file_to_errors(spots: Sequence[tuple[BatchStart, int]]) -> Iterator[None
             raise
         if files:
             if error.row is not None:
-                files = [_find_file_row(spots, error.row)[0]]
+                files = [_find_file_and_row(spots, error.row)[0]]
             set_error_row_names(
-                error, lambda row: f"row {_find_file_row(spots, row)[1]:,}", files[0] if len(files) == 1 else ""
+                error, lambda row: f"row {_find_file_and_row(spots, row)[1]:,}", files[0] if len(files) == 1 else ""
             )
-            replace_texts(error, asked=Phrase(f"{format_files(files)}: ", error.asked))
+            replace_error_texts(error, asked=Phrase(f"{format_file_names(files)}: ", error.asked))
         raise
 
 
-def format_files(files: Sequence[str]) -> str:
+def format_file_names(files: Sequence[str]) -> str:
     """List files for messages: only the first and the last if there are more than a few.
 
-    >>> format_files(["a.csv", "b.csv"]), format_files(["1.csv", "2.csv", "3.csv", "4.csv"])
+    >>> format_file_names(["a.csv", "b.csv"]), format_file_names(["1.csv", "2.csv", "3.csv", "4.csv"])
     ('a.csv, b.csv', '1.csv ... 4.csv (4 files)')
     """
     return f"{files[0]} ... {files[-1]} ({len(files):,} files)" if len(files) > FEW else ", ".join(files)
 
 
-def _find_file_row(spots: Sequence[tuple[BatchStart, int]], row: int) -> tuple[str, int]:
+def _find_file_and_row(spots: Sequence[tuple[BatchStart, int]], row: int) -> tuple[str, int]:
     """Return the file of a row of all batches, and the row's number in that file."""
     for spot, rows in spots:
         if row < rows:

@@ -5,7 +5,7 @@ that come while it is read are read the next time. Another table than the positi
 replace the others; another query is read, whatever the file looks like. Nothing is locked but by the database's own
 reader. A column that is gone is left out of the rows; at the first read it is an error, because it was never there.
 
->>> FileDatabase.read_stamp("/no/such/file")
+>>> FileDatabaseSource.read_file_stamp("/no/such/file")
 Traceback (most recent call last):
     ...
 ddflow.errors.SourceFailed: read /no/such/file: there is no such file; check the path
@@ -39,7 +39,7 @@ class DatabasePosition(TypedDict):
 
 
 @dataclass(frozen=True)
-class FileDatabase(Source):
+class FileDatabaseSource(Source):
     """A query on a database that is a file.  ``table``: or a query, in parentheses."""
 
     path: str
@@ -80,7 +80,7 @@ class FileDatabase(Source):
         return self.table if self.table.startswith("(") else ".".join(map(quote_name, self.table.split(".")))
 
     @staticmethod
-    def read_stamp(path: str) -> list[int]:
+    def read_file_stamp(path: str) -> list[int]:
         """Return sizes and times of a file and of its write-ahead log, if any."""
         found = list[int]()
         for each in (path, f"{path}-wal", f"{path}.wal"):
@@ -114,7 +114,7 @@ class FileDatabaseSink(TableSink):
 class DatabaseReader(OpenSource):
     """``position``: what was read, and how the file looked then."""
 
-    def __init__(self, of: FileDatabase, name: str, schema: pa.Schema, position: DatabasePosition | None) -> None:
+    def __init__(self, of: FileDatabaseSource, name: str, schema: pa.Schema, position: DatabasePosition | None) -> None:
         self.of, self.name, self.schema, self.position = of, name, schema, position
         self._looked, self._asked = -LOOK, False
 
@@ -132,7 +132,7 @@ class DatabaseReader(OpenSource):
         if self.ended or monotonic() - self._looked < LOOK:
             return None
         self._looked, now = monotonic(), time()
-        there = DatabasePosition(table=self.of.table, stamp=self.of.read_stamp(self.of.path))
+        there = DatabasePosition(table=self.of.table, stamp=self.of.read_file_stamp(self.of.path))
         self._asked = True
         if there == self.position:
             self.reached = now
@@ -154,10 +154,10 @@ def check_same_table(name: str, was: str, now: str) -> None:
         raise SpecError(f"read {name!r} from the table {now!r}", found, f"name {was}; or begin a new state")
 
 
-def split_columns(schema: pa.Schema, there: Sequence[str], all_of_it: bool) -> tuple[pa.Schema, list[str]]:
+def split_requested_columns(schema: pa.Schema, there: Sequence[str], all_of_it: bool) -> tuple[pa.Schema, list[str]]:
     """Split a schema into the fields to read, and list the other existing columns.  Case does not count.
 
-    >>> split_columns(pa.schema({"id": pa.int64(), "old": pa.int64()}), ["ID", "new"], False)
+    >>> split_requested_columns(pa.schema({"id": pa.int64(), "old": pa.int64()}), ["ID", "new"], False)
     (id: int64, ['new'])
     """
     have, asked = ({name.casefold() for name in names} for names in (there, schema.names))

@@ -16,7 +16,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.api import OpenSink, TableShape, TableSink, TargetRecord
-from ddflow.connectors.table_shape import build_refusal, build_vanished_error, find_new_columns, is_written
+from ddflow.connectors.table_shape import build_dropped_table_error, build_sink_refusal, find_new_columns, is_written
 
 TypeRule = Callable[[pa.DataType], pa.DataType | None]
 """What a format makes of a type that others treat otherwise; None for the rest."""
@@ -38,10 +38,10 @@ _SAME: Final = (
 )
 
 
-def lake_type(kind: pa.DataType, own: TypeRule = lambda kind: None) -> pa.DataType | None:
+def find_lake_type(kind: pa.DataType, own: TypeRule = lambda kind: None) -> pa.DataType | None:
     """Return the stored type of a column of Arrow's type; None if it would lose information."""
     if pat.is_dictionary(kind):
-        return lake_type(kind.value_type, own)
+        return find_lake_type(kind.value_type, own)
     if (said := own(kind)) is not None:
         return said
     if kind in _WIDER or any(same(kind) for same in _SAME):
@@ -49,35 +49,35 @@ def lake_type(kind: pa.DataType, own: TypeRule = lambda kind: None) -> pa.DataTy
     if pat.is_timestamp(kind):
         return None if kind.unit == "ns" else pa.timestamp("us", None if kind.tz is None else "UTC")
     if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
-        inner = lake_type(kind.value_type, own)
+        inner = find_lake_type(kind.value_type, own)
         return None if inner is None else pa.list_(inner)
     if pat.is_struct(kind):
-        within = {each.name: inner for each in kind if (inner := lake_type(each.type, own)) is not None}
+        within = {each.name: inner for each in kind if (inner := find_lake_type(each.type, own)) is not None}
         return pa.struct(list(within.items())) if len(within) == kind.num_fields else None
     return None
 
 
-def lake_schema(schema: pa.Schema, own: TypeRule = lambda kind: None) -> pa.Schema:
+def build_lake_schema(schema: pa.Schema, own: TypeRule = lambda kind: None) -> pa.Schema:
     """Return the columns of a table for rows of a schema; null is the type of those it cannot hold.
 
-    >>> lake_schema(pa.schema({"n": pa.uint32(), "at": pa.timestamp("s", "Europe/Zurich")})).types
+    >>> build_lake_schema(pa.schema({"n": pa.uint32(), "at": pa.timestamp("s", "Europe/Zurich")})).types
     [DataType(int64), TimestampType(timestamp[us, tz=UTC])]
-    >>> lake_schema(pa.schema({"for": pa.duration("s")})).types
+    >>> build_lake_schema(pa.schema({"for": pa.duration("s")})).types
     [DataType(null)]
     """
-    return pa.schema([(each.name, lake_type(each.type, own) or pa.null()) for each in schema])
+    return pa.schema([(each.name, find_lake_type(each.type, own) or pa.null()) for each in schema])
 
 
 class LakeTable(OpenSink):
     """``place``: the target, for messages.  ``schema``: the columns of the table, in types of the format.
 
-    >>> set(LakeTable.__abstractmethods__) >= {"_load", "_find_record", "_scan", "write"}
+    >>> set(LakeTable.__abstractmethods__) >= {"_load", "_find_target_record", "_scan", "write"}
     True
     """
 
     def __init__(self, of: TableSink, shape: TableShape, own: TypeRule) -> None:
         self.shape, self.place, self._own, self._secret = shape, of.target, own, Secret.fresh()
-        self.schema = lake_schema(shape.schema, own)
+        self.schema = build_lake_schema(shape.schema, own)
 
     @abstractmethod
     def _translate_errors(self, asked: str) -> AbstractContextManager[None]:
@@ -88,7 +88,7 @@ class LakeTable(OpenSink):
         """Load the newest version of the table; None if there is no table."""
 
     @abstractmethod
-    def _find_record(self, table: Any) -> TargetRecord | None:
+    def _find_target_record(self, table: Any) -> TargetRecord | None:
         """Return the record of the last epoch."""
 
     @abstractmethod
@@ -115,7 +115,7 @@ class LakeTable(OpenSink):
         """Read the record of the last epoch."""
         with self._translate_errors("ask"):
             table = self._load()
-            return None if table is None else self._find_record(table)
+            return None if table is None else self._find_target_record(table)
 
     def missing(self) -> bool:
         """Return whether there is no table."""
@@ -132,7 +132,7 @@ class LakeTable(OpenSink):
         """Raise `SinkRefused` for columns that the format cannot hold: their type in the table is null."""
         if lost := [field.name for field in self.schema if pat.is_null(field.type)]:
             shown = ", ".join(f"{name!r}, {self.shape.schema.field(name).type}" for name in lost)
-            raise build_refusal(self.shape, self.place, f"it cannot hold {shown}", "project it to another type")
+            raise build_sink_refusal(self.shape, self.place, f"it cannot hold {shown}", "project it to another type")
 
     def prepare(self) -> None:
         """Create the table, or compare its columns and add new ones."""
@@ -158,13 +158,13 @@ class LakeTable(OpenSink):
         Raises `SinkAhead` for another epoch, `SinkRefused` if there is no table or it lost a column.
         """
         if (table := self._load()) is None:
-            raise build_vanished_error(now.output, self.place, now.epoch if before is None else before.epoch)
-        if is_written(self._find_record(table), now, before, self.place):
+            raise build_dropped_table_error(now.output, self.place, now.epoch if before is None else before.epoch)
+        if is_written(self._find_target_record(table), now, before, self.place):
             return None
         self._find_new_columns(self.shape._replace(had=frozenset(self.schema.names)), table)
         return table
 
     def _find_new_columns(self, shape: TableShape, table: Any) -> pa.Schema:
         """Return the columns that a table lacks.  Raises `SinkRefused` for a table of another shape."""
-        there = lake_schema(self._arrow_schema(table), self._own)
+        there = build_lake_schema(self._arrow_schema(table), self._own)
         return find_new_columns(shape, there, self.schema, self.place)

@@ -26,14 +26,14 @@ from ddflow.columns.schema import to_array
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.connectors.api import Mode, TableChanges
 from ddflow.connectors.files.writers import format_json_objects
-from ddflow.connectors.formats.cells import CellForm, cast_cells, json_shape
+from ddflow.connectors.formats.cells import CellEncoding, build_json_shape, cast_cells
 from ddflow.connectors.formats.parse import parse_objects
 from ddflow.errors import CountOverflow, NotUnique, SinkRefused
 from ddflow.kernels.accumulate import consolidate_diffs
 
 MESSAGES: Final = pa.schema({"key": pa.string(), "value": pa.string()})
 """The columns of messages."""
-_FORM: Final = CellForm(decimals="string", quoted=True)
+_FORM: Final = CellEncoding(decimals="string", quoted=True)
 _AT_ONCE: Final = 1 << 16
 
 
@@ -42,7 +42,7 @@ class NetUpdates(NamedTuple):
     number of its key, below n.
 
     >>> of = NetUpdates(pa.table({"id": [1, 1, 2], "n": [5, 6, 7]}), np.array([-1, 1, 1]), np.array([0, 0, 2]))
-    >>> for row in build_messages(of, ("id",), 3, "orders").to_pylist():
+    >>> for row in build_change_messages(of, ("id",), 3, "orders").to_pylist():
     ...     print(row["key"], row["value"])
     {"id":1} {"before":{"id":1,"n":5},"after":{"id":1,"n":6},"source":{"connector":"ddflow",...,"epoch":3},"op":"u"}
     {"id":2} {"before":null,"after":{"id":2,"n":7},"source":{"connector":"ddflow",...,"epoch":3},"op":"c"}
@@ -53,7 +53,7 @@ class NetUpdates(NamedTuple):
     keys: Ints
 
 
-def sort_updates(of: NetUpdates) -> NetUpdates:
+def sort_updates_by_key(of: NetUpdates) -> NetUpdates:
     """Sort updates by key; within a key, deleted rows come first.  O(n) if sorted already, else O(n log n)."""
     places = 2 * of.keys + (of.diffs > 0)
     if (places[1:] >= places[:-1]).all():
@@ -62,12 +62,12 @@ def sort_updates(of: NetUpdates) -> NetUpdates:
     return NetUpdates(of.rows.take(pa.array(order)), of.diffs[order], of.keys[order])
 
 
-def build_messages(of: NetUpdates, key: Sequence[str] | None, epoch: int, output: str) -> pa.Table:
+def build_change_messages(of: NetUpdates, key: Sequence[str] | None, epoch: int, output: str) -> pa.Table:
     """Build the change messages of some updates.  O(n).
 
     ``key``: the columns of a message's key; None: messages have no key.
     """
-    of = sort_updates(of)
+    of = sort_updates_by_key(of)
     keys, diffs, n = of.keys, of.diffs, of.diffs.size
     pair: Any = np.zeros(n + 1, bool)  # whether a row and the one in front of it are an update
     if key is not None:
@@ -83,14 +83,14 @@ def build_messages(of: NetUpdates, key: Sequence[str] | None, epoch: int, output
     parts = []
     for at in range(0, came.size, _AT_ONCE):
         here = slice(at, at + _AT_ONCE)
-        texts = [_format_objects(of.rows, places[here]) for places in (before, after)]
+        texts = [_format_json_objects(of.rows, places[here]) for places in (before, after)]
         ops = np.where(updated[here], "u", np.where(after[here] < 0, "d", "c"))
         value = pc.binary_join_element_wise(
             '{"before":', texts[0], ',"after":', texts[1], tail, pa.array(ops), '"}', ""
         )
         keyed = pa.nulls(len(value), pa.string()) if key is None else pa.array(["{}"] * len(value), pa.string())
         if key:
-            keyed = _format_objects(of.rows.select(list(key)), np.maximum(before, after)[here])
+            keyed = _format_json_objects(of.rows.select(list(key)), np.maximum(before, after)[here])
         part = pa.table([keyed, value], schema=MESSAGES)
         if (times[here] > 1).any():
             part = part.take(pa.array(np.repeat(np.arange(len(value)), times[here])))
@@ -98,12 +98,12 @@ def build_messages(of: NetUpdates, key: Sequence[str] | None, epoch: int, output
     return pa.concat_tables(parts) if parts else MESSAGES.empty_table()
 
 
-def parse_row_messages(written: pa.Table, schema: pa.Schema) -> pa.Table:
+def parse_change_messages(written: pa.Table, schema: pa.Schema) -> pa.Table:
     """Read the rows of a ``schema`` from messages; ``_diff`` is 1 for a new row, -1 for an old one.  O(bytes).
 
     Raises `SinkRefused` for a message that ddflow did not write.
     """
-    shape = {field.name: json_shape(field.type) for field in schema}
+    shape = {field.name: build_json_shape(field.type) for field in schema}
     found, wrong = parse_objects(to_array(written.column("value")), {"before": shape, "after": shape})
     parts = []
     for name, diff in (("before", -1), ("after", 1)):
@@ -120,9 +120,9 @@ def format_json_rows(rows: pa.Table) -> pa.Array:
     )
 
 
-def parse_rows(texts: pa.Array, schema: pa.Schema) -> pa.Table:
+def parse_json_rows(texts: pa.Array, schema: pa.Schema) -> pa.Table:
     """Parse rows from the texts of `format_json_rows`.  O(bytes).  Raises `SinkRefused` for other texts."""
-    found, wrong = parse_objects(texts, {field.name: json_shape(field.type) for field in schema})
+    found, wrong = parse_objects(texts, {field.name: build_json_shape(field.type) for field in schema})
     return _cast_structs(found, schema, bool(wrong.any()))
 
 
@@ -139,7 +139,7 @@ def _cast_structs(rows: pa.Array, schema: pa.Schema, wrong: bool) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _format_objects(rows: pa.Table, places: Ints) -> pa.Array:
+def _format_json_objects(rows: pa.Table, places: Ints) -> pa.Array:
     """Format the rows at some places as JSON text; a place below 0 gives null."""
     there = np.flatnonzero(places >= 0)
     batch = pa.RecordBatch.from_arrays(
@@ -160,7 +160,7 @@ RETRACT: Final = "_retract"
 KINDS: Final = ("delete", "insert", "update_preimage", "update_postimage")
 
 
-def mode_schema(mode: Mode, updates: pa.Schema) -> pa.Schema:
+def build_mode_schema(mode: Mode, updates: pa.Schema) -> pa.Schema:
     """Return the columns of a table in a mode, for an output whose updates have these columns."""
     row = [field for field in updates if field.name not in (TIME, DIFF, DELETED)]
     if mode == "changelog":
@@ -198,17 +198,17 @@ def to_table_changes(
     if DIFF not in updates.schema.names:  # events, such as messages that could not be read: each is a row
         updates = updates.append_column(DIFF, pa.array(np.ones(updates.num_rows, np.int64)))
     of = _sum_diffs(updates, key, secret)
-    schema = mode_schema(mode, updates.schema)
+    schema = build_mode_schema(mode, updates.schema)
     if mode == "upsert":
         return _convert_net_to_upserts(of, key or (), schema)
     if mode == "debezium":
-        return TableChanges(None, build_messages(of, key, epoch, output), of.diffs.size)
+        return TableChanges(None, build_change_messages(of, key, epoch, output), of.diffs.size)
     if mode == "retract":
         order = np.argsort(of.diffs > 0, kind="stable")
         rows = of.rows.take(pa.array(order)).append_column(RETRACT, pa.array(of.diffs[order] < 0))
-        rows = _repeat_rows(rows.select(schema.names), of.diffs[order])
+        rows = _repeat_rows_by_diff(rows.select(schema.names), of.diffs[order])
         return TableChanges(None, rows.cast(schema), order.size)
-    of = sort_updates(of)
+    of = sort_updates_by_key(of)
     kinds: Any = (of.diffs > 0).astype(np.int64)
     if key is not None:
         signs: Any = np.zeros((kinds.size, 2), bool)
@@ -218,7 +218,7 @@ def to_table_changes(
     rows = rows.append_column(VERSION, pa.array(np.full(kinds.size, epoch)))
     at = pa.array([written], pa.timestamp("ms", "UTC")).cast(schema.field(WRITTEN).type)
     rows = rows.append_column(WRITTEN, at.take(pa.array(np.zeros(kinds.size, np.int64))))
-    return TableChanges(None, _repeat_rows(rows, of.diffs).cast(schema), kinds.size)
+    return TableChanges(None, _repeat_rows_by_diff(rows, of.diffs).cast(schema), kinds.size)
 
 
 def read_rows_with_diff(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
@@ -227,7 +227,7 @@ def read_rows_with_diff(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.T
     O(n).  Raises `SinkRefused`.
     """
     if mode == "debezium":
-        return parse_row_messages(table, mode_schema("upsert", updates))
+        return parse_change_messages(table, build_mode_schema("upsert", updates))
     diffs: Ints = np.ones(table.num_rows, np.int64)
     if mode == "changelog":
         gone = pa.array(["delete", "update_preimage"])
@@ -240,7 +240,7 @@ def read_rows_with_diff(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.T
     return table.drop_columns(beside).append_column(DIFF, pa.array(diffs))
 
 
-def merge_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.Table:
+def merge_upserts_and_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.Table:
     """Convert upserts to one table with ``_deleted``; deleted rows only have their key.  O(n)."""
     assert made.gone is not None
     n = made.rows.num_rows
@@ -318,7 +318,7 @@ def _number_keys(keys: pa.Table, secret: Secret, n: int | None = None) -> Ints:
     return out
 
 
-def _repeat_rows(rows: pa.Table, diffs: Ints) -> pa.Table:
+def _repeat_rows_by_diff(rows: pa.Table, diffs: Ints) -> pa.Table:
     """Repeat each row by the size of its diff."""
     if (np.abs(diffs) == 1).all():
         return rows

@@ -16,7 +16,7 @@ from ddflow.connectors.api import Mode, TableSink
 from ddflow.connectors.delta.sink import DeltaSink
 from ddflow.connectors.iceberg.sink import IcebergSink
 from ddflow.connectors.kafka.sink import KafkaSink
-from ddflow.connectors.parquet.folder import ParquetFragments
+from ddflow.connectors.parquet.folder import ParquetSink
 from ddflow.connectors.postgres.sink import PostgresSink
 from ddflow.connectors.sqlite import SQLiteSink
 
@@ -264,4 +264,4 @@ def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSi
     >>> parquet("out/by_city").kind
     'parquet'
     """
-    return ParquetFragments(fspath(folder), mode)
+    return ParquetSink(fspath(folder), mode)

@@ -21,9 +21,9 @@ from ddflow.connectors.api import Source
 from ddflow.connectors.delta.source import DeltaSource
 from ddflow.connectors.files.file_path import build_dialect
 from ddflow.connectors.formats.routes import Others
-from ddflow.connectors.kafka.source import KafkaTopic
+from ddflow.connectors.kafka.source import KafkaTopicSource
 from ddflow.connectors.landing.source import LandingSource
-from ddflow.connectors.postgres.source import PostgresTables
+from ddflow.connectors.postgres.source import PostgresSource
 from ddflow.connectors.sqlite import SQLiteSource
 from ddflow.errors import shorten
 from ddflow.time import parse_seconds
@@ -186,7 +186,7 @@ def postgres(
     >>> postgres("postgresql://me@db/shop", {"public.orders": "orders", "public.customers": "customers"}).kind
     'postgres'
     """
-    return PostgresTables(url, {tables: ""} if isinstance(tables, str) else dict(tables), slot, follow, recopy)
+    return PostgresSource(url, {tables: ""} if isinstance(tables, str) else dict(tables), slot, follow, recopy)
 
 
 def delta(
@@ -291,14 +291,21 @@ def kafka(
     >>> kafka("broker:9092", "orders", follow=True).kind
     'kafka'
     """
-    return KafkaTopic(servers, topic, start, follow, dict(config or {}), group, tables, others)
+    return KafkaTopicSource(servers, topic, start, follow, dict(config or {}), group, tables, others)
 
 
 def _find_source_class(kind: str) -> type[Source]:
     """Return the class of a kind of source; `Source` for an unknown kind."""
     from ddflow.connectors.duckdb import DuckDBSource
 
-    kinds: list[type[Source]] = [LandingSource, KafkaTopic, PostgresTables, SQLiteSource, DuckDBSource, DeltaSource]
+    kinds: list[type[Source]] = [
+        LandingSource,
+        KafkaTopicSource,
+        PostgresSource,
+        SQLiteSource,
+        DuckDBSource,
+        DeltaSource,
+    ]
     return next((each for each in kinds if each.kind == kind), Source)
 
 
@@ -320,10 +327,10 @@ def drop_inputs(kind: str, position: Any, inputs: Collection[str]) -> Any:
     return position if find_position_error(kind, position) else _find_source_class(kind).without(position, inputs)
 
 
-def describe_place(kind: str, place: int) -> int | str:
+def describe_event_position(kind: str, place: int) -> int | str:
     """Describe the ``_position`` of an event in the terms of its kind of source.
 
-    >>> describe_place("postgres", 23803720), describe_place("files", 7)
+    >>> describe_event_position("postgres", 23803720), describe_event_position("files", 7)
     ('0/16B3748', 7)
     """
     return _find_source_class(kind).placed(place)

@@ -23,7 +23,12 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import quote_name
 from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
 from ddflow.connectors.modes import mark_rows_with_keys
-from ddflow.connectors.table_shape import build_refusal, build_vanished_error, find_missing_columns, is_written
+from ddflow.connectors.table_shape import (
+    build_dropped_table_error,
+    build_sink_refusal,
+    find_missing_columns,
+    is_written,
+)
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, convert_errors, first_line
 
 RECORDS: Final = "_ddflow_written"
@@ -108,7 +113,7 @@ class SqlTable(OpenSink):
         def to_ours(error: Exception) -> SinkFailed | SinkRefused:
             said = f"{type(error).__name__}: {first_line(error) if str(error) else ''}"  # without the statement
             if isinstance(error, self.refusals):
-                return build_refusal(self.shape, self.place, said, self.refusal_remedy(error))
+                return build_sink_refusal(self.shape, self.place, said, self.refusal_remedy(error))
             return SinkFailed(f"{asked} {self.place}", said, self.failure_remedy(error))
 
         return convert_errors((*self.refusals, *self.failures), to_ours)
@@ -127,9 +132,9 @@ class SqlTable(OpenSink):
     def written(self) -> TargetRecord | None:
         """Read the record."""
         with self.translate_errors("ask"):
-            return self._find_record()
+            return self._find_target_record()
 
-    def _find_record(self) -> TargetRecord | None:
+    def _find_target_record(self) -> TargetRecord | None:
         if not self.read_column_types(RECORDS):
             return None
         found = self.execute(f"select state, output, epoch, digest from {RECORDS} where table_name = ?", [self.table])
@@ -149,11 +154,11 @@ class SqlTable(OpenSink):
     def holds(self) -> None:
         """Raise `SinkRefused` for a column whose type the target does not have."""
         for field in self.shape.schema:
-            self._require_type(field)
+            self._require_sql_type(field)
 
     def prepare(self) -> None:
         """Make the table, or compare it."""
-        wanted = {field.name: self._require_type(field) for field in self.shape.schema}
+        wanted = {field.name: self._require_sql_type(field) for field in self.shape.schema}
         with self.translate_errors("prepare"):
             there = self.read_column_types(self.table)
             name = quote_name(self.table)
@@ -161,7 +166,7 @@ class SqlTable(OpenSink):
                 shown = ", ".join(f"{quote_name(column)} {kind}" for column, kind in wanted.items())
                 key = ", ".join(map(quote_name, self.shape.key or ())) if self.indexed else ""
                 with self.transaction():
-                    if self._find_record() is not None:
+                    if self._find_target_record() is not None:
                         self.execute(f"delete from {RECORDS} where table_name = ?", [self.table])
                     self.execute(f"create table {name} ({shown}{f', primary key ({key})' * self._has_primary_key})")
                     if key and not self._has_primary_key:
@@ -178,10 +183,10 @@ class SqlTable(OpenSink):
         """Whether the key of a table that is made is its primary key."""
         return self.indexed and bool(self.shape.key) and self.shape.certain
 
-    def _require_type(self, field: pa.Field) -> str:
+    def _require_sql_type(self, field: pa.Field) -> str:
         kind = self.find_sql_type(field.type)
         if kind is None:
-            raise build_refusal(
+            raise build_sink_refusal(
                 self.shape,
                 self.place,
                 f"it cannot hold {field.name!r}, {field.type}",
@@ -196,10 +201,10 @@ class SqlTable(OpenSink):
                 f"create table if not exists {RECORDS} (table_name varchar(255) primary key, state varchar(32), "
                 "output varchar(255), epoch bigint, digest varchar(32))"
             )
-            if is_written(self._find_record(), now, before, self.place):
+            if is_written(self._find_target_record(), now, before, self.place):
                 return
             if not self.read_column_types(self.table):
-                raise build_vanished_error(now.output, self.place, now.epoch if before is None else before.epoch)
+                raise build_dropped_table_error(now.output, self.place, now.epoch if before is None else before.epoch)
             if changes.gone is None:
                 self.insert_in_batches(self.table, changes.rows)
             else:
@@ -262,7 +267,7 @@ class InPlaceTable(SqlTable):
         """Return the ways to find the given keys; each key is found in one way."""
 
     @abstractmethod
-    def to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    def convert_to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         """Convert values of the driver to the type that they were written from."""
 
     def read(self) -> pa.Table:
@@ -271,7 +276,7 @@ class InPlaceTable(SqlTable):
         with self.translate_errors("read"):
             found = self.execute(f"select {', '.join(map(quote_name, schema.names))} from {quote_name(self.table)}")
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
-        arrays = [self.to_array(each, field.type) for each, field in zip(columns, schema, strict=True)]
+        arrays = [self.convert_to_array(each, field.type) for each, field in zip(columns, schema, strict=True)]
         return pa.table(arrays, schema=schema)
 
     def is_referenced(self) -> bool:
@@ -294,7 +299,7 @@ class InPlaceTable(SqlTable):
             self.delete_rows(gone)
         if not rows.num_rows:
             return
-        typed = ", ".join(f"{quote_name(field.name)} {self._require_type(field)}" for field in self.shape.schema)
+        typed = ", ".join(f"{quote_name(field.name)} {self._require_sql_type(field)}" for field in self.shape.schema)
         self.execute(f"create temporary table if not exists {GIVEN} ({typed}){self.staged}")
         self.execute(f"delete from {GIVEN}")
         self.insert_in_batches(GIVEN, rows)

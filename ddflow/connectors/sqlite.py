@@ -31,7 +31,7 @@ from ddflow.columns.names import quote_name
 from ddflow.columns.schema import is_bytes
 from ddflow.columns.wider import suggest_widening
 from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
-from ddflow.connectors.file_database import FileDatabase, FileDatabaseSink, split_columns
+from ddflow.connectors.file_database import FileDatabaseSink, FileDatabaseSource, split_requested_columns
 from ddflow.connectors.sql_table import InPlaceTable, KeyMatch, cast_to_text
 from ddflow.errors import SchemaMismatch, SinkFailed, SourceFailed, UnreadableInput
 
@@ -39,19 +39,19 @@ __all__ = ["SQLiteSink", "SQLiteSource", "TableChanges", "TargetRecord"]
 
 
 @dataclass(frozen=True)
-class SQLiteSource(FileDatabase):
+class SQLiteSource(FileDatabaseSource):
     """See `dd.sources.sqlite`."""
 
     kind: ClassVar[str] = "sqlite"
 
     def read_rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
-        """See `FileDatabase`."""
+        """See `FileDatabaseSource`."""
         try:
             place = f"file:{quote(self.path)}?mode=ro"
             with closing(sqlite3.connect(place, uri=True, isolation_level=None)) as connection:
                 connection.execute("begin")
                 described = connection.execute(f"select * from {self.table_expression} limit 0").description
-                schema, others = split_columns(schema, [each[0] for each in described], all_of_it)
+                schema, others = split_requested_columns(schema, [each[0] for each in described], all_of_it)
                 names = ", ".join(quote_name(name) for name in schema.names)
                 found = connection.execute(f"select {names} from {self.table_expression}").fetchall()
                 beside = {name: self._find_column_type(connection, name) for name in others}
@@ -186,7 +186,7 @@ class SQLiteTable(InPlaceTable):
         same = (f"t.{name} is g.{name}" for name in map(quote_name, keys.schema.names))
         return [KeyMatch("1", " and ".join(same) or "1")]
 
-    def to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    def convert_to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         """See `InPlaceTable.to_array`."""
         return _cast_values(values, kind)
 

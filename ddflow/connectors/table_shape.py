@@ -55,28 +55,32 @@ def find_missing_columns(
     if other:
         types = {c: there[c] for c, kind in wanted.items() if there.get(c, kind) != kind}
         fits = [
-            f"{c!r} as {told}" for c, kind in types.items() if (told := _suggest_type(shape.schema, c, kind, type_of))
+            f"{c!r} as {told}"
+            for c, kind in types.items()
+            if (told := _suggest_declared_type(shape.schema, c, kind, type_of))
         ]
         remedy = f"declare {', '.join(fits)}, or cast it so; or " if fits else ""
-        raise build_refusal(shape, place, "; ".join(other), f"{remedy}give another table, or change its columns")
+        raise build_sink_refusal(shape, place, "; ".join(other), f"{remedy}give another table, or change its columns")
     if lost := [column for column in there if column not in wanted]:
         remedy = OTHER_MODE if MARKS & {*lost} else "give another table, or drop them; declare those that a run took in"
-        raise build_refusal(shape, place, f"it has columns that we do not write: {lost}", remedy)
+        raise build_sink_refusal(shape, place, f"it has columns that we do not write: {lost}", remedy)
     if gone := [column for column in shape.key or () if column not in there]:
-        raise build_refusal(shape, place, f"it lacks the key {gone}", "give another table")
+        raise build_sink_refusal(shape, place, f"it lacks the key {gone}", "give another table")
     new = [column for column in wanted if column not in there]
     if dropped := [column for column in new if column in shape.had]:
         found = f"it has no column {', '.join(map(repr, dropped))} any more, which earlier epochs wrote"
-        raise build_refusal(shape, place, found, "ddflow sync --yes adds it again and fills it")
+        raise build_sink_refusal(shape, place, found, "ddflow sync --yes adds it again and fills it")
     if shape.key is None and (marks := [column for column in new if column in MARKS]):
-        raise build_refusal(shape, place, f"it lacks what tells its changes apart: {marks}", OTHER_MODE)
+        raise build_sink_refusal(shape, place, f"it lacks what tells its changes apart: {marks}", OTHER_MODE)
     return new
 
 
-def _suggest_type(schema: pa.Schema, name: str, there: Any, type_of: Callable[[pa.DataType], Any]) -> str | None:
+def _suggest_declared_type(
+    schema: pa.Schema, name: str, there: Any, type_of: Callable[[pa.DataType], Any]
+) -> str | None:
     """Return the declaration for a column of the table's type; None if that may not be meant.
 
-    >>> _suggest_type(pa.schema({"n": pa.int64()}), "n", pa.int32(), lambda kind: kind)
+    >>> _suggest_declared_type(pa.schema({"n": pa.int64()}), "n", pa.int32(), lambda kind: kind)
     'pa.int32()'
     """
     own = schema.field(name).type
@@ -97,12 +101,12 @@ def find_new_columns(shape: TableShape, there: pa.Schema, wanted: pa.Schema, pla
     return pa.schema([wanted.field(name) for name in find_missing_columns(shape, found, asked, place)])
 
 
-def build_refusal(shape: TableShape, place: str, found: str, remedy: str) -> SinkRefused:
+def build_sink_refusal(shape: TableShape, place: str, found: str, remedy: str) -> SinkRefused:
     """Build the error for a table that cannot be written."""
     return SinkRefused(f"write {shape.output!r} to {place}", found, remedy)
 
 
-def build_vanished_error(output: str, place: str, epoch: int) -> SinkRefused:
+def build_dropped_table_error(output: str, place: str, epoch: int) -> SinkRefused:
     """Build the error for a dropped table: the next write would be all that it has."""
     found = f"it is gone, though epoch {epoch} was written into it"
     return SinkRefused(f"write {output!r} to {place}", found, "ddflow sync makes it anew, with all rows")

@@ -32,7 +32,7 @@ from ddflow.columns.declared import drop_index_columns
 from ddflow.errors import NotArrow, SchemaMismatch, shorten
 
 if TYPE_CHECKING:
-    from ddflow.connectors.files import FilesSource
+    from ddflow.connectors.files import MultiFileReader
 
 _REMEDY: Final = "give a table, a frame, a path, {name: values}, [{name: value}], or anything with __arrow_c_stream__"
 _OF_COLUMN: Final = re.compile(r"(?P<why>.*) Conversion failed for column (?P<name>.*) with type \S+", re.DOTALL)
@@ -69,26 +69,26 @@ def to_arrow_rows(given: Any, what: str, schema: pa.Schema, guessed: Collection[
 
         known = schema if len(schema) else None
         how = FileOptions(dialect=build_dialect(given), converts={*schema.names} - {*guessed})
-        return read_files(open_files([os.fspath(given)], known=known, how=how))
+        return build_files_reader(open_files([os.fspath(given)], known=known, how=how))
     if hasattr(given, "collect_schema") and hasattr(given, "lazy") and not hasattr(given, "__arrow_c_stream__"):
         given = given.collect()
     elif hasattr(given, "scanner") and hasattr(given, "schema"):
         scanned: pa.RecordBatchReader = given.scanner().to_reader()
         return scanned
     if hasattr(given, "__arrow_c_stream__"):
-        rows: pa.RecordBatchReader = import_arrow(pa.RecordBatchReader.from_stream, given, what)
+        rows: pa.RecordBatchReader = convert_arrow_object(pa.RecordBatchReader.from_stream, given, what)
         named = drop_index_columns(rows.schema, given)
         return rows if len(named) == len(rows.schema) else rows.read_all().select(named.names)
     if hasattr(given, "__arrow_c_array__"):
-        batch: pa.RecordBatch = import_arrow(pa.record_batch, given, what)
+        batch: pa.RecordBatch = convert_arrow_object(pa.record_batch, given, what)
         return batch
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
-        return _build_table(given, what, schema)
+        return _build_table_from_columns(given, what, schema)
     if isinstance(given, list | tuple) and all(isinstance(part, pa.RecordBatch) for part in given):
         return _join_batches(given, what, schema)
     if isinstance(given, list | tuple) and all(isinstance(row, Mapping) for row in given):
         names = list(dict.fromkeys(name for row in given for name in row))
-        return _build_table({name: [row.get(name) for row in given] for name in names}, what, schema)
+        return _build_table_from_columns({name: [row.get(name) for row in given] for name in names}, what, schema)
     found, remedy = f"{type(given).__name__} does not speak Arrow", _REMEDY
     if hasattr(given, "rows") and hasattr(given, "order"):  # which events do not have, and marks of a log's parts do
         found = f"{type(given).__name__} marks a part of a log, which verify, migrate and why are given"
@@ -102,7 +102,7 @@ def is_rows(given: Any) -> bool:
     return isinstance(given, str | os.PathLike | Mapping) or any(hasattr(given, each) for each in attributes)
 
 
-def import_arrow(take: Callable[[Any], Any], given: Any, what: str) -> Any:
+def convert_arrow_object(take: Callable[[Any], Any], given: Any, what: str) -> Any:
     """Call ``take`` on an object that speaks Arrow.
 
     Raises `NotArrow` if the object holds no rows, or a column of pandas values of several types, and `SchemaMismatch`
@@ -155,7 +155,7 @@ def _format_schema(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-def read_files(source: "FilesSource") -> pa.RecordBatchReader:
+def build_files_reader(source: "MultiFileReader") -> pa.RecordBatchReader:
     """Read the rows of files in the columns that at least one file has.  Closes the source after the last row."""
     there = {name for file in source.files for name in source.columns(file).names}
     schema = pa.schema([field for field in source.schema if field.name in there])
@@ -169,7 +169,7 @@ def read_files(source: "FilesSource") -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _build_table(given: Mapping[str, Any], what: str, schema: pa.Schema) -> pa.Table:
+def _build_table_from_columns(given: Mapping[str, Any], what: str, schema: pa.Schema) -> pa.Table:
     types = dict(zip(schema.names, schema.types, strict=True))
     columns = {name: _build_column(values, types.get(name), name, what) for name, values in given.items()}
     lengths = {name: len(column) for name, column in columns.items()}
@@ -195,11 +195,11 @@ def _build_column(values: Any, kind: pa.DataType | None, name: str, what: str) -
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
             message = message or str(error).splitlines()[0]
         else:
-            return _rebuild_times(values, array, asked)
-    raise NotArrow(asked, _describe_odd_value(values) or message, "give values of one type; nothing is None")
+            return _restore_times_of_day(values, array, asked)
+    raise NotArrow(asked, _describe_mixed_type_value(values) or message, "give values of one type; nothing is None")
 
 
-def _describe_odd_value(values: Any) -> str | None:
+def _describe_mixed_type_value(values: Any) -> str | None:
     """Describe the first value of another type than the values before it."""
     first: Any = None
     for row, value in enumerate(values):
@@ -211,7 +211,7 @@ def _describe_odd_value(values: Any) -> str | None:
     return None
 
 
-def _rebuild_times(values: Any, array: Any, asked: str) -> Any:
+def _restore_times_of_day(values: Any, array: Any, asked: str) -> Any:
     """Return ``array``, rebuilt if it lost times of day.  Raises `NotArrow` if only some times have a zone."""
     if isinstance(values, list | tuple) and (pat.is_date(array.type) or pat.is_timestamp(array.type)):
         moments = [value for value in values if isinstance(value, datetime.datetime)]

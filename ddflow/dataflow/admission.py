@@ -1,8 +1,9 @@
 """Decode and check the rows of one input, number them, and turn them into events with a time.
 
-`Admission.decode` makes rows of messages, and `admit` makes events of rows, which an `Inflow` puts in the queue.
+`InputValidator.decode` makes rows of messages, and `validate_rows` makes events of rows, which an `IngestedRows` puts
+in the queue.
 
-Invariant: `admit` changes nothing. Either all rows of a push or step are admitted (bad and late ones with their
+Invariant: `validate_rows` changes nothing. Either all rows of a push or step are admitted (bad and late ones with their
 verdict), or an error names what is wrong and the input is as before. Every row gets an arrival number, bad ones too. A
 row that lacks its key and is late counts once, as bad. An advanced event is stamped at the frontier, but is resolved by
 its own time.
@@ -11,9 +12,9 @@ its own time.
 >>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"k": pa.int64(), "t": pa.int64()})
->>> admission = Admission(bind_upserts("o", schema, Upsert("k", time="t", late="drop")))
->>> events, refused = admission.admit(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
->>> events.times.tolist(), refused.counts
+>>> admission = InputValidator(bind_upserts("o", schema, Upsert("k", time="t", late="drop")))
+>>> events, refused = admission.validate_rows(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
+>>> events.times.tolist(), refused.counts_by_verdict
 ([9], {'late': 1})
 """
 
@@ -32,7 +33,7 @@ from ddflow.columns.schema import (
     MANY,
     check_values,
     conform_to_schema,
-    is_long_ascii,
+    is_large_ascii_array,
     is_text,
     needs_validation,
     to_batch,
@@ -42,15 +43,15 @@ from ddflow.connectors.formats.base import (
     DELETED,
     OWN,
     DecodedEvents,
+    MissingColumnFinder,
     Truncate,
-    UnseenColumns,
     decode_messages,
     refuse_truncates,
     wrap_messages,
 )
 from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.result import NAMES
-from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, shorten, wrap_place
+from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, format_location, shorten
 from ddflow.kernels.sort import find_range_and_order
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.inputs.input import Binding
@@ -70,7 +71,7 @@ class RefusedRows(NamedTuple):
     codes: Ints
 
     @property
-    def counts(self) -> dict[str, int]:
+    def counts_by_verdict(self) -> dict[str, int]:
         """How many there are, by verdict."""
         return {NAMES[code]: int(n) for code, n in enumerate(np.bincount(self.codes)) if n}
 
@@ -94,14 +95,14 @@ class DecodedRows(NamedTuple):
     where: Where | None = None
 
 
-class Admission:
+class InputValidator:
     """``bound``: the input's spec and schema.  ``arrived``: how many rows have come so far; the engine adds to it."""
 
     def __init__(self, bound: Binding) -> None:
         self.bound, self.arrived = bound, 0
         self.columns: list[str] = bound.schema.names
         """Those that the last rows had."""
-        self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.needed_columns
+        self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.required_columns
         self.table: str | None = None
         """That messages are of, once one has said it; the engine sets it."""
         doubted = [at for at, field in enumerate(bound.schema) if bound.format is None and needs_validation(field.type)]
@@ -121,9 +122,9 @@ class Admission:
         """The columns that rows are given in, as far as they are declared: messages say theirs."""
         self.format, self.marks = bound.format, bound.has_bad_event_column
         self.unseen = (
-            UnseenColumns(())
+            MissingColumnFinder(())
             if bound.format is None
-            else UnseenColumns(bound.message_target.columns.names, bound.format.asked)
+            else MissingColumnFinder(bound.message_target.columns.names, bound.format.asked)
         )
         """The columns that no message has had."""
 
@@ -213,7 +214,7 @@ class Admission:
             batch = batches[0]
             try:
                 for at in self.texts:  # in no function, which a small step would feel
-                    if batch.num_rows < MANY or not is_long_ascii(batch.column(at)):
+                    if batch.num_rows < MANY or not is_large_ascii_array(batch.column(at)):
                         batch.column(at).validate(full=True)
             except pa.ArrowInvalid:
                 check_values(batch, self.what, self.texts)
@@ -223,11 +224,13 @@ class Admission:
                 batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         else:
             batch = to_batch(
-                conform_to_schema(table, schema, self.what, self.required, self.bound.name, self.bound.deciding_columns)
+                conform_to_schema(
+                    table, schema, self.what, self.required, self.bound.name, self.bound.fixed_type_columns
+                )
             )
         return self.bound.add_event_columns(batch, table.column_names) if self.notes else batch
 
-    def admit(
+    def validate_rows(
         self,
         given: Any,
         frontier: int,
@@ -298,7 +301,7 @@ class Admission:
         if column.null_count and (rows := np.flatnonzero((unpack_validity(column) == 0) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                Phrase(f"{name!r} is null in {rows.size:,} rows", wrap_place(", first in ", where(int(rows[0])))),
+                Phrase(f"{name!r} is null in {rows.size:,} rows", format_location(", first in ", where(int(rows[0])))),
                 "every event needs a time: mend the rows; nothing was taken in",
                 column=name,
             )
@@ -308,7 +311,7 @@ class Admission:
         if greatest == CLOSED and (beyond := np.flatnonzero((times == CLOSED) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                Phrase(f"{beyond.size:,} rows have time {CLOSED}", wrap_place(", first ", where(int(beyond[0])))),
+                Phrase(f"{beyond.size:,} rows have time {CLOSED}", format_location(", first ", where(int(beyond[0])))),
                 "that is the closed frontier itself; use smaller times",
                 column=name,
             )
@@ -324,7 +327,7 @@ class Admission:
                 f"rows for {self.bound.name!r}",
                 Phrase(
                     f"{self.bound.missing_part_name} is null in {rows.size:,} rows",
-                    wrap_place(", first in ", where(int(rows[0]))),
+                    format_location(", first in ", where(int(rows[0]))),
                 ),
                 Phrase("mend them, or choose ", Option("null_key", "drop"), others, "; nothing was taken in"),
                 input=self.bound.name,
@@ -342,7 +345,7 @@ class Admission:
                 f"rows for {self.bound.name!r}",
                 Phrase(
                     f"{rows.size:,} events are behind the frontier {format_time(frontier, kind)}",
-                    wrap_place(", first ", where(int(rows[0]))),
+                    format_location(", first ", where(int(rows[0]))),
                     f", at time {format_time(int(original[rows[0]]), kind)}",
                 ),
                 Phrase(

@@ -28,12 +28,12 @@ from ddflow.dataflow.pending_runs import (
     PendingRuns,
     choose_runs_to_spill,
     count_rows_for_bytes,
-    from_record,
-    split_by_time,
-    to_record,
+    decode_events,
+    encode_events,
+    split_events_by_time,
 )
 from ddflow.errors import CorruptState, shorten
-from ddflow.operators.upsert.events import Events, join_events
+from ddflow.operators.upsert.events import Events, merge_events
 from ddflow.storage.fields import MEND, Natural, Positive, StrictRecord
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob
@@ -89,8 +89,8 @@ class Batcher:
         The result is kept for a `seal` with the same upper, until the next other call.
         """
         if self._peeked is None or self._peeked[0] != upper:
-            parts = [run.slice_events(run.find_first_at(upper)) for run in self.runs.list_runs_before(upper)]
-            self._peeked = (upper, join_events(parts) if parts else None)
+            parts = [run.slice_events(run.find_first_event_at(upper)) for run in self.runs.list_runs_before(upper)]
+            self._peeked = (upper, merge_events(parts) if parts else None)
         return self._peeked[1]
 
     def seal(self, upper: int) -> Events | None:
@@ -109,7 +109,7 @@ class Batcher:
         overlap in time. Nothing is consumed; the pieces stay valid when the batcher changes. O(runs that release
         something), and O(1) a piece.
         """
-        parts = [(run, run.find_first_at(upper)) for run in self.runs.list_runs_before(upper)]
+        parts = [(run, run.find_first_event_at(upper)) for run in self.runs.list_runs_before(upper)]
         pieces = (
             piece
             for run, end in parts
@@ -120,7 +120,7 @@ class Batcher:
     def discard(self, upper: int) -> int:
         """Drop the events that ``peek_in_chunks`` counts, and return how many.  O(runs that release something)."""
         self._peeked = None
-        number = sum(run.find_first_at(upper) - run.begin for run in self.runs.list_runs_before(upper))
+        number = sum(run.find_first_event_at(upper) - run.begin for run in self.runs.list_runs_before(upper))
         self.runs.drop_events_before(upper)
         self.pending -= number
         return number
@@ -138,7 +138,7 @@ class Batcher:
             return
         written: list[PendingRun] = []
         try:
-            for events in split_by_time(chosen, count_rows_for_bytes(chosen, chunk)):
+            for events in split_events_by_time(chosen, count_rows_for_bytes(chosen, chunk)):
                 written.append(PendingRun.spill_events(batch_store, events))
                 del events  # before the next takes memory
         except BaseException:
@@ -182,7 +182,7 @@ def checkpoint_batcher(batcher: Batcher, batch_store: BatchStore) -> list[Pendin
     """
     out = []
     for run in batcher.runs.by_least:
-        run.stored = stored = run.stored or batch_store.write_unmapped(to_record(run.events))
+        run.stored = stored = run.stored or batch_store.write_unmapped(encode_events(run.events))
         advanced, columns = run.events.original is not run.events.times, run.events.rows.schema.names
         rows = int(run.events.times.size)
         out.append(PendingRunRecord(stored.blob, rows, int(run.begin), advanced, run.final, columns, stored.compressed))
@@ -208,7 +208,7 @@ def restore_batcher(
     batcher, runs = Batcher(), [] if held is None else held.runs.by_least
     known = {run.stored.blob: run for run in runs if run.stored and spilled == (run.file is not None)}
     for each in records:
-        if (run := known.get(each.file)) is not None and not run.is_wasteful:
+        if (run := known.get(each.file)) is not None and not run.is_wasting_memory:
             run = PendingRun(run.events, each.begin, run.bytes_resident, run.file, each.final, run.stored)
             batcher.runs.add(run)
             batcher.pending += len(run)
@@ -232,7 +232,7 @@ def _restore_run(
     kept = batch_store.open_batch(record.file, pa.schema(fields), rows, record.compressed)
     if any(column.null_count for column in kept.batch.columns[: len(own)]):
         raise CorruptState(what, f"a time of {record.file.name} is null", MEND)
-    events = from_record(kept.batch, record.advanced)
+    events = decode_events(kept.batch, record.advanced)
     if not bool((events.times[1:] >= events.times[:-1]).all()):
         raise CorruptState(what, f"the times of {record.file.name} are not in order", MEND)
     if names != schema.names:

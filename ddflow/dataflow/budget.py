@@ -8,7 +8,7 @@ well. The caller's input and Python itself are not counted.
 
 >>> parse_size("512MB"), parse_size("2 GiB"), parse_size(100)
 (512000000, 2147483648, 100)
->>> Budget(parse_size("128MB"), None).state
+>>> MemoryBudget(parse_size("128MB"), None).state
 64000000
 """
 
@@ -40,7 +40,7 @@ SCRATCH: Final = 320
 """Bytes of scratch an event of a piece, beside three times its row: identities, the sort, what is held, versions."""
 
 
-class Budget:
+class MemoryBudget:
     """The memory of an engine, and the folder to spill to.
 
     ``memory``: bytes in all, None for no budget. ``spill``: the folder, None for none. ``state``: the state that has a
@@ -83,7 +83,7 @@ class Budget:
         if self.scratch is not None:
             self.scratch.store.close()
 
-    def max_rows(self, width: float) -> int:
+    def compute_max_rows(self, width: float) -> int:
         """How many events of some bytes a row are resolved together."""
         return max(int(self.piece / (SCRATCH + 3 * width)), 1024)
 

@@ -1,6 +1,6 @@
 """CallGuard: one writer of an engine at a time, readers in between, and nobody after its end.
 
-Invariant: between `writer_turn` and the end of its ``with`` no other thread is in a call, nor is a thread of the
+Invariant: between `lock_for_write` and the end of its ``with`` no other thread is in a call, nor is a thread of the
 engine's own: those wait for a call, and a call for them. A second writer does not wait; it is refused. A reader
 (`look`) waits for a call in hand, at most to its end, and holds the turn only while it takes what it will read. An
 engine that was closed, or whose step was interrupted while it changed the state, admits no further call. A forked child
@@ -8,8 +8,8 @@ never makes a call: it has none of the threads, and a lock that was held at the 
 own context manager, because one made by a generator would take a tenth of the time of a step of one event.
 
 >>> turns = CallGuard()
->>> with turns.writer_turn("step"):
-...     turns.writer_turn("replace")
+>>> with turns.lock_for_write("step"):
+...     turns.lock_for_write("replace")
 Traceback (most recent call last):
     ...
 ddflow.errors.ConcurrentUse: replace: another call writes to this engine; give every thread its own, or a lock
@@ -49,7 +49,7 @@ class CallGuard:
         self._calls, self._turn, self._gate = threading.Lock(), threading.RLock(), threading.RLock()
         self._runs, self._runner, self._owner = threading.Lock(), 0, 0
         self._process, self.state = os.getpid(), "open"
-        self.commit = CommitBlock(self)
+        self.commit = CommitErrorHandler(self)
         self.failure = self.untold = cast("BaseException | None", None)
 
     @property
@@ -57,23 +57,23 @@ class CallGuard:
         """Whether this process opened the engine; False in a forked child."""
         return os.getpid() == self._process
 
-    def take_turn(self, what: str) -> CallGuard:
+    def lock_in_any_state(self, what: str) -> CallGuard:
         """Take the turn in any state of the engine. Raises `ConcurrentUse`."""
-        return self._acquire_turn(what, self.is_owner_process)
+        return self._acquire_writer_locks(what, self.is_owner_process)
 
-    def _acquire_turn(self, what: str, here: bool) -> CallGuard:
+    def _acquire_writer_locks(self, what: str, here: bool) -> CallGuard:
         if self._runner and self._runner != threading.get_ident():
             raise ConcurrentUse(what, "a run on another thread writes to this engine", "end that first: engine.stop()")
         if not self._calls.acquire(blocking=False):
             raise ConcurrentUse(what, "another call writes to this engine", "give every thread its own, or a lock")
         try:
-            self._wait_for_turn(here)
+            self._wait_for_lock(here)
         except BaseException:
-            self._end_call()
+            self._release_writer_locks()
             raise
         return self
 
-    def _wait_for_turn(self, here: bool = True) -> None:
+    def _wait_for_lock(self, here: bool = True) -> None:
         """Wait for the turn; a forked child takes it only if it is free, because its holder may not exist there."""
         if not here:
             self._turn.acquire(blocking=False)
@@ -83,16 +83,16 @@ class CallGuard:
             self._owner = threading.get_ident()
 
     @contextmanager
-    def background_turn(self) -> Iterator[bool]:
+    def lock_for_background(self) -> Iterator[bool]:
         """Take the turn for a thread of the engine; yield whether the engine is open. ``untold`` keeps an error."""
         try:
-            with self.reader_turn("commit", closed=True):
+            with self.lock_for_read("commit", closed=True):
                 yield self.state == "open"
         except BaseException as error:
             self.untold = error
 
     @contextmanager
-    def reader_turn(self, what: str, *, closed: bool = False, nests: bool = True) -> Iterator[None]:
+    def lock_for_read(self, what: str, *, closed: bool = False, nests: bool = True) -> Iterator[None]:
         """Take the turn of a reader while it collects references. Raises `EngineClosed`, unless ``closed``.
 
         Within a call of its own thread, such as a callback, it sees the state before the call's changes. While the call
@@ -103,22 +103,22 @@ class CallGuard:
         if nested and (self.state == "interrupted" or not nests):
             raise ConcurrentUse(what, "a call of this thread is at work", "do it when that has returned")
         if not nested:
-            self._wait_for_turn()
+            self._wait_for_lock()
         try:
             if not closed:
                 self._check_open(what)
             yield
         finally:
             if not nested:
-                self._release_turn()
+                self._release_lock()
 
     @contextmanager
-    def claim_run(self) -> Iterator[None]:
+    def lock_for_run(self) -> Iterator[None]:
         """Let no other thread write until the block ends.  Raises `ConcurrentUse`, `EngineClosed`."""
         if not self._runs.acquire(blocking=False):
             raise ConcurrentUse("run", "another run works on this engine", "end that first: engine.stop()")
         try:
-            with self.writer_turn("run"):
+            with self.lock_for_write("run"):
                 self._runner = threading.get_ident()
             yield
         finally:
@@ -126,7 +126,7 @@ class CallGuard:
             self._runs.release()
 
     @contextmanager
-    def block_runs(self, what: str, stop: Callable[[], None]) -> Iterator[None]:
+    def end_and_prevent_runs(self, what: str, stop: Callable[[], None]) -> Iterator[None]:
         """Wait for the end of a run, which ``stop`` ends, and let none begin.
 
         Raises `ConcurrentUse` on the run's own thread.
@@ -142,14 +142,14 @@ class CallGuard:
             if taken:
                 self._runs.release()
 
-    def writer_turn(self, what: str) -> CallGuard:
+    def lock_for_write(self, what: str) -> CallGuard:
         """Take the turn of an open engine. Raises `ConcurrentUse`, and `EngineClosed`, also in a forked child."""
         if os.getpid() != self._process:
             self._check_process(what)
-        self._acquire_turn(what, True)
+        self._acquire_writer_locks(what, True)
         if self.state != "open":
             self.untold = None
-            self._end_call()
+            self._release_writer_locks()
             self._check_open(what)
         return self
 
@@ -166,11 +166,11 @@ class CallGuard:
             committed = "; durable state holds every epoch up to engine.epoch" * (self.state == "interrupted")
             raise EngineClosed(what, WHY[self.state], f"open a new engine{committed}") from self.failure
 
-    def _end_call(self) -> None:
-        self._release_turn()
+    def _release_writer_locks(self) -> None:
+        self._release_lock()
         self._calls.release()
 
-    def _release_turn(self) -> None:
+    def _release_lock(self) -> None:
         if self._owner == threading.get_ident():
             self._owner = 0
         with FOREIGN:
@@ -181,7 +181,7 @@ class CallGuard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Give the turn back, and replace an error for lack of memory by `OutOfMemory`."""
-        self._release_turn()
+        self._release_lock()
         self._calls.release()
         if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
             raise self.build_memory_error(error) from error
@@ -195,7 +195,7 @@ class CallGuard:
         )
 
 
-class CommitBlock:
+class CommitErrorHandler:
     """A block that writes to a store: if it fails, the store's content is unknown until it is opened again."""
 
     def __init__(self, turns: CallGuard) -> None:

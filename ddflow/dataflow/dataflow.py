@@ -7,8 +7,8 @@ that it means, of the keys held at that place in the order.
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> dataflow = Dataflow(flow, Graph(flow, Secret(1, 2)), Budget(None, None))
->>> inflows = dataflow.admit({"people": pa.table({"id": [1, 2]})}, time=7)
+>>> dataflow = Dataflow(flow, Graph(flow, Secret(1, 2)), MemoryBudget(None, None))
+>>> inflows = dataflow.ingest_inputs({"people": pa.table({"id": [1, 2]})}, time=7)
 >>> dataflow.step(inflows, 7)["people"].to_pylist()
 [{'id': 1, '_time': 7, '_diff': 1}, {'id': 2, '_time': 7, '_diff': 1}]
 """
@@ -30,18 +30,24 @@ from ddflow.columns.layout import keep_freed_memory
 from ddflow.columns.schema import empty_table
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.connectors.error_location import add_file_to_error, is_path
-from ddflow.dataflow.admission import Admission, DecodeProgress, Look
+from ddflow.dataflow.admission import DecodeProgress, InputValidator, Look
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.budget import MemoryBudget
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.call_guard import CallGuard
 from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents
 from ddflow.dataflow.holds import HistoryHolds, RecentSteps
-from ddflow.dataflow.inflow import Inflow, add_counts, build_truncate_deletes, compute_lateness_frontier, split_rows
-from ddflow.dataflow.result import NAMES, Step, Verdicts, count_resolved
-from ddflow.dataflow.side_outputs import SideOutputs, build_bad_messages, build_resolved_verdicts
-from ddflow.dataflow.spill import EventRelease, spill_excess
-from ddflow.dataflow.step import Computation
+from ddflow.dataflow.inflow import (
+    IngestedRows,
+    add_to_counts,
+    build_truncate_deletes,
+    compute_lateness_frontier,
+    split_rows,
+)
+from ddflow.dataflow.result import NAMES, Step, Verdicts, count_resolved_events
+from ddflow.dataflow.side_outputs import SideOutputs, build_bad_message_table, build_resolved_verdicts
+from ddflow.dataflow.spill import EventRelease, spill_to_fit_budget
+from ddflow.dataflow.step import StepComputation
 from ddflow.errors import (
     DdflowError,
     ExpressionError,
@@ -51,7 +57,7 @@ from ddflow.errors import (
     StorageFailed,
     StorageFull,
 )
-from ddflow.errors.base import replace_texts, set_error_input
+from ddflow.errors.base import replace_error_texts, set_error_input
 from ddflow.operators.inputs import ResolvedDifferences
 from ddflow.operators.upsert.resolution import Resolved
 from ddflow.plan.collection import Collection
@@ -77,11 +83,11 @@ class Dataflow:
         self,
         flow: Plan,
         graph: Graph,
-        budget: Budget,
+        budget: MemoryBudget,
         lists: bool = False,
         retain: int = 0,
         threads: Threads = ALONE,
-        step: type[Computation] = Computation,
+        step: type[StepComputation] = StepComputation,
     ) -> None:
         keep_freed_memory()
         self.flow, self.graph, self.budget, self.threads, self.computation = flow, graph, budget, threads, step
@@ -90,7 +96,7 @@ class Dataflow:
         self.guard, self.holds, self.recent = CallGuard(), HistoryHolds(), RecentSteps()
         self.taken = "open"
         """The guard's state after a step: where calls are recorded, it is open again when the step was."""
-        self.admissions = {name: Admission(input.bound) for name, input in flow.inputs.items()}
+        self.admissions = {name: InputValidator(input.bound) for name, input in flow.inputs.items()}
         self.batchers = {name: Batcher() for name in flow.inputs}
         outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
         self.sides = flow.side_outputs()
@@ -122,25 +128,25 @@ class Dataflow:
         """Return the columns of an output's table. Raises `KeyError`."""
         return self.nothing[name].schema
 
-    def admit(
+    def ingest_inputs(
         self, inputs: Mapping[str, Any], time: int | None, looks: Mapping[str, Sequence[Look]] = NO_LOOKS
-    ) -> dict[str, Inflow]:
+    ) -> dict[str, IngestedRows]:
         """Make room, and decode, admit and enqueue the rows of each input. O(rows).
 
         ``time``: of the step, in epoch mode. ``looks``: by input, what is shown all rows.
 
-        Raises the errors of `Admission`, `BudgetExceeded` for a row that is larger than the budget allows, `SpillFull`
-        and `SpillFailed`, each before any change.
+        Raises the errors of `InputValidator`, `BudgetExceeded` for a row that is larger than the budget allows,
+        `SpillFull` and `SpillFailed`, each before any change.
         """
         if self.budget.home is not None:
-            spill_excess(self.budget, self.graph, self.batchers)
-        return {name: self._admit_input(name, rows, time, looks.get(name, ())) for name, rows in inputs.items()}
+            spill_to_fit_budget(self.budget, self.graph, self.batchers)
+        return {name: self._ingest_input(name, rows, time, looks.get(name, ())) for name, rows in inputs.items()}
 
-    def _admit_input(self, name: str, rows: Any, time: int | None, looks: Sequence[Look]) -> Inflow:
+    def _ingest_input(self, name: str, rows: Any, time: int | None, looks: Sequence[Look]) -> IngestedRows:
         """Admit the rows of one input."""
         admission, budget = self.admissions[name], self.budget
         batcher = None if time is not None and budget.scratch is None else self.batchers[name]
-        inflow = Inflow(admission, batcher, DecodeProgress(admission.table), self.frontier, time, budget)
+        inflow = IngestedRows(admission, batcher, DecodeProgress(admission.table), self.frontier, time, budget)
         inflow.listed = [] if self.lists else None
         try:
             for portion in split_rows(rows, admission, budget.piece // 2) if budget.can_spill else (rows,):
@@ -148,8 +154,8 @@ class Dataflow:
                     if part.truncate is not None:
                         upsert = self.graph.inputs[name].require_keys(f"messages for {name!r}")
                         for deleted in list(build_truncate_deletes(upsert, inflow, part.truncate)):
-                            inflow.admit(deleted)
-                    inflow.admit(part.rows, looks, part.where)
+                            inflow.ingest_rows(deleted)
+                    inflow.ingest_rows(part.rows, looks, part.where)
         except DdflowError as error:
             set_error_input(error, name, len(self.admissions) > 1)
             if is_path(rows):
@@ -157,7 +163,7 @@ class Dataflow:
             raise
         return inflow
 
-    def step(self, inflows: Mapping[str, Inflow], time: int) -> Step:
+    def step(self, inflows: Mapping[str, IngestedRows], time: int) -> Step:
         """Epoch mode: take in all that was admitted, stamped ``time``."""
         if self.budget.scratch is None:
             released = {name: ReleasedEvents.from_parts(*inflow.chunks) for name, inflow in inflows.items()}
@@ -166,7 +172,7 @@ class Dataflow:
         with EventRelease(CLOSED, batchers, self.graph.inputs, self.budget) as released:
             return self.apply_step(inflows, self.compute_step(released, time), time + 1, time)
 
-    def push(self, inflows: Mapping[str, Inflow], to: int | None = None) -> Step:
+    def push(self, inflows: Mapping[str, IngestedRows], to: int | None = None) -> Step:
         """Take admitted rows in, in hold-back mode, and close the times before ``to``, if it is later.
 
         ``to``: None for the frontier that the lateness of the inputs gives.
@@ -178,7 +184,7 @@ class Dataflow:
         self.check_budget(None, inflows)
         return self.apply_step(inflows, None, self.frontier, self.last)
 
-    def advance(self, inflows: Mapping[str, Inflow], to: int) -> Step:
+    def advance(self, inflows: Mapping[str, IngestedRows], to: int) -> Step:
         """Close the times before ``to``. Raises `TimeWentBack` if it is below the frontier."""
         advance_frontier(self.frontier, to, self.time_type)
         batchers = self.batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
@@ -213,7 +219,7 @@ class Dataflow:
                 error, high = earlier, middle
         time = format_time(int(times[low]), self.time_type)
         closing = f"; the times before {time} can be closed: {time} is the greatest frontier that succeeds"
-        return replace_texts(error, found=error.found + f", at time {time}", fix=error.fix + closing)
+        return replace_error_texts(error, found=error.found + f", at time {time}", fix=error.fix + closing)
 
     def close(self) -> None:
         """Let go of all state in memory, and of the spill folder.  Twice is harmless."""
@@ -221,7 +227,7 @@ class Dataflow:
         self.graph, self.batchers = Graph(self.flow, Secret(0, 0)), {}
         self.threads.close()
         self.budget.close()
-        self.recent.end_steps()
+        self.recent.mark_ended()
 
     @contextmanager
     def open_read_copy(self, what: str) -> Iterator[Dataflow]:
@@ -230,11 +236,11 @@ class Dataflow:
         Waits for a running step, and then for no other. O(runs). Raises `EngineClosed`.
         """
         try:
-            with self.guard.reader_turn(what):
+            with self.guard.lock_for_read(what):
                 out, graph, held = copy(self), self.graph, self.graph.freeze_state()
                 out.sources = dict(self.sources)
                 out.batchers = {name: each.copy() for name, each in self.batchers.items()}
-            with graph.reading_graph(held) as out.graph:
+            with graph.open_read_graph(held) as out.graph:
                 yield out
         except MemoryError as error:
             raise error if isinstance(error, DdflowError) else self.guard.build_memory_error(error) from error
@@ -246,7 +252,7 @@ class Dataflow:
     def compute_since(self, last: int) -> int:
         """Compute ``since`` for the moment when ``last`` is closed."""
         since = last - self.retain if last > NEVER + self.retain else NEVER
-        self.claimed = self.holds.least_time()
+        self.claimed = self.holds.find_least_time()
         return max(self.since, min(since, self.claimed))
 
     def compute_step(self, released: Mapping[str, ReleasedEvents], last: int) -> ComputedStep:
@@ -262,19 +268,21 @@ class Dataflow:
                 listed.setdefault(resolved.bound.name, []).append(build_resolved_verdicts(resolved))
 
         if self.graph.forgets:
-            released = self.graph.add_expiry_deletes(released, last, budget.max_rows(64) if budget.can_spill else None)
+            released = self.graph.add_expiry_deletes(
+                released, last, budget.compute_max_rows(64) if budget.can_spill else None
+            )
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
         looks = observe if self.lists or self.sides else None
         computation = self.computation(self.graph, released, since, buffer, looks)
         if computation.many:
-            spill_excess(budget, self.graph, {}, 0)
+            spill_to_fit_budget(budget, self.graph, {}, 0)
         computed = computation.run()
         computed.listed = listed
         if sides is not None:
             computed.outputs |= sides.build_tables()
         return computed
 
-    def check_budget(self, computed: ComputedStep | None, inflows: Mapping[str, Inflow]) -> None:
+    def check_budget(self, computed: ComputedStep | None, inflows: Mapping[str, IngestedRows]) -> None:
         """Raise `BudgetExceeded` if the rows would exceed the budget and there is no folder to spill to."""
         if self.budget.memory is None or self.budget.can_spill:
             return
@@ -284,7 +292,7 @@ class Dataflow:
         self.budget.check_state_size(self.nbytes + more)
 
     def apply_step(
-        self, inflows: Mapping[str, Inflow], computed: ComputedStep | None, frontier: int, last: int
+        self, inflows: Mapping[str, IngestedRows], computed: ComputedStep | None, frontier: int, last: int
     ) -> Step:
         """Make it so: nothing below can be refused any more but by the budget, which is looked at first."""
         self.check_budget(computed, inflows)
@@ -294,7 +302,7 @@ class Dataflow:
         self.guard.state = "interrupted"
         for name, inflow in inflows.items():
             if inflow.counts:
-                add_counts(counts, inflow.counts)
+                add_to_counts(counts, inflow.counts)
             if self.holds_back and inflow.batcher is not None:
                 self.batchers[name] = inflow.batcher
             admission = self.admissions[name]
@@ -303,37 +311,39 @@ class Dataflow:
         if computed is not None:
             for batcher in self.batchers.values() if self.holds_back else ():
                 batcher.discard(frontier)
-            self.graph.apply(computed, frontier)
+            self.graph.apply_computed_step(computed, frontier)
             self.before = CLOSED if self.owed else self.last
             self.frontier, self.last, self.since = frontier, last, computed.since
-        add_counts(self.totals, counts)
+        add_to_counts(self.totals, counts)
         pending = self.pending_count if self.holds_back else 0
         arrived = sum([admission.arrived for admission in self.admissions.values()])
-        assert arrived == count_resolved(self.totals) + pending, "events in are not resolved + pending"
+        assert arrived == count_resolved_events(self.totals) + pending, "events in are not resolved + pending"
         if self.budget.home is not None:
             with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
                 # And if there is none: the next call asks again, before it takes anything in.
-                spill_excess(self.budget, self.graph, self.batchers)
+                spill_to_fit_budget(self.budget, self.graph, self.batchers)
         tables = {**self.nothing, **(computed.outputs if computed else {})}
         for name, inflow in inflows.items():
             if inflow.bad:
-                tables[f"{name}.bad"] = build_bad_messages(
-                    inflow.bad, self._default_time(frontier, last), self.time_type
+                tables[f"{name}.bad"] = build_bad_message_table(
+                    inflow.bad, self._choose_default_time(frontier, last), self.time_type
                 )
         for name, owed in self.owed.items():
             tables[name] = pa.concat_tables([owed, tables[name]])
-        listed = self._list_verdicts(inflows, computed) if self.lists else None
+        listed = self._build_verdict_tables(inflows, computed) if self.lists else None
         self.owed, out = {}, Step(tables, Verdicts.of(counts, pending, listed), frontier)
         self.guard.state = self.taken
         return out
 
-    def _default_time(self, frontier: int, last: int) -> int:
+    def _choose_default_time(self, frontier: int, last: int) -> int:
         """Return the time for messages without one: the last closed time, in hold-back mode the next."""
         if not self.holds_back:
             return last
         return 0 if frontier in (NEVER, CLOSED) else frontier
 
-    def _list_verdicts(self, inflows: Mapping[str, Inflow], computed: ComputedStep | None) -> dict[str, pa.Table]:
+    def _build_verdict_tables(
+        self, inflows: Mapping[str, IngestedRows], computed: ComputedStep | None
+    ) -> dict[str, pa.Table]:
         """Verdict rows by input: of events refused at the door, then of those that were resolved."""
         refused, resolved = (
             {name: inflow.listed for name, inflow in inflows.items()},

@@ -29,15 +29,15 @@ from ddflow.columns.hashing import NONE, Ints, Secret
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.schema import empty_table
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.errors import Command, Option, Phrase, PlanChanged
+from ddflow.errors import CommandFix, Option, Phrase, PlanChanged
 from ddflow.operators.base import OperatorContext, ReadableNode, RunningOperator, as_updates
 from ddflow.operators.inputs import open_input
 from ddflow.operators.updates import Updates, compute_with_net_retry, consolidate, ints, narrow_ints
-from ddflow.operators.upsert.events import Events, ExpiryChange, join_events
+from ddflow.operators.upsert.events import Events, ExpiryChange, merge_events
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Change
+from ddflow.trace.batch import ArrangementChange
 
 Keep = Callable[[Collection, Updates], Updates]
 """Some of a collection's rows."""
@@ -61,7 +61,7 @@ class ReleasedEvents(NamedTuple):
     @classmethod
     def from_parts(cls, *parts: Events | None) -> Self:
         """Join all events to one piece."""
-        events = join_events([part for part in parts if part]) if len(parts) > 1 else next(iter(parts), None)
+        events = merge_events([part for part in parts if part]) if len(parts) > 1 else next(iter(parts), None)
         if events is None or not events.times.size:
             return cls(0, ints(), ())
         times = events.times
@@ -78,7 +78,7 @@ class ComputedStep:
     since: int
     """Its value after the step."""
     outputs: dict[str, pa.Table] = field(default_factory=dict)
-    changes: dict[str, list[Change]] = field(default_factory=dict)
+    changes: dict[str, list[ArrangementChange]] = field(default_factory=dict)
     """By input."""
     kept: dict[Collection, list[Any]] = field(default_factory=dict)
     """By operator that holds a state, what `RunningOperator.apply` takes in."""
@@ -134,9 +134,9 @@ class Graph:
         """Graphs of the same plan that nobody reads with now: operators' scratch memory is one thread's."""
         self._ways: dict[tuple[Collection, frozenset[str]], Names | None] = {}
 
-    def _name_states(self) -> dict[str, ReadableNode]:
+    def _name_stateful_nodes(self) -> dict[str, ReadableNode]:
         """List the parts that hold a state, by a readable name."""
-        out: dict[str, ReadableNode] = {name: each for name, each in self.inputs.items() if each.bound.is_kept}
+        out: dict[str, ReadableNode] = {name: each for name, each in self.inputs.items() if each.bound.has_stored_rows}
         seen: dict[str, int] = {}
         for node, each in self.keeping.items():
             number = seen[node.verb] = seen.get(node.verb, -1) + 1
@@ -146,7 +146,7 @@ class Graph:
     @property
     def arrangements(self) -> dict[str, Arrangement]:
         """All state that is kept, by a name for people."""
-        return {name: arranged for name, each in self._name_states().items() for arranged in each.arrangements}
+        return {name: arranged for name, each in self._name_stateful_nodes().items() for arranged in each.arrangements}
 
     @property
     def nbytes(self) -> int:
@@ -172,13 +172,13 @@ class Graph:
             out[name] = ReleasedEvents(total, np.union1d(given.times, [time]), pieces if many else list(pieces))
         return out
 
-    def apply(self, computed: ComputedStep, upper: int) -> None:
+    def apply_computed_step(self, computed: ComputedStep, upper: int) -> None:
         """Take a computed step into the state.  Amortised O(versions written)."""
         for name, input in self.inputs.items():
             changes = computed.changes.get(name, ())
             if input.expiring is not None and name in computed.expiry:
                 input.expiring.record_changes(changes, computed.expiry[name])
-            input.output_arrangement.apply(changes, upper, computed.since)
+            input.output_arrangement.apply_changes(changes, upper, computed.since)
         for node, each in self.keeping.items():
             each.apply(computed.kept.get(node, ()), upper, computed.since)
 
@@ -188,10 +188,10 @@ class Graph:
         ``last``: the last closed time. Raises the errors of operators if a new part of the plan cannot be computed.
         """
         if lost := [name for name in self.list_stateless_inputs(*node.inputs) if not self.inputs[name].unfed]:
-            raise self.no_state_error(f"{node.verb}({', '.join(node.schema.names)})", lost)
+            raise self.make_missing_state_error(f"{node.verb}({', '.join(node.schema.names)})", lost)
         # A state that is filled has had events.
         some = Updates(pa.table({}), narrow_ints(0), ints(1), ints(last))
-        inputs = [some if node.of_events else self.accumulate(of)._replace(times=ints(last)) for of in node.inputs]
+        inputs = [some if node.of_events else self.accumulate_rows(of)._replace(times=ints(last)) for of in node.inputs]
         running = self.running[node]
         change = compute_with_net_retry(partial(running.compute_initial_change, since=since), inputs, self.secret)
         running.apply([] if change is None else [change], upper, since)
@@ -199,7 +199,11 @@ class Graph:
     def list_stateless_inputs(self, *nodes: Collection) -> list[str]:
         """List the inputs without kept rows that reading some collections would need. O(nodes)."""
         seen = self._list_nodes_to_read(nodes)
-        return [name for name, each in self.inputs.items() if not each.bound.is_kept and self.plan.inputs[name] in seen]
+        return [
+            name
+            for name, each in self.inputs.items()
+            if not each.bound.has_stored_rows and self.plan.inputs[name] in seen
+        ]
 
     def read_new_outputs(self, names: Sequence[str], time: int) -> dict[str, pa.Table]:
         """All that new outputs hold, by name, as their tables, stamped ``time``.  O(rows).  Raises `PlanChanged`."""
@@ -207,7 +211,7 @@ class Graph:
             if lost := [
                 each for each in self.list_stateless_inputs(self.plan.outputs[name]) if not self.inputs[each].unfed
             ]:
-                raise self.no_state_error(f"output {name!r}", lost)
+                raise self.make_missing_state_error(f"output {name!r}", lost)
         return {name: self.read_output(self.plan.outputs[name], time) for name in names}
 
     def _list_nodes_to_read(self, nodes: Iterable[Collection]) -> list[Collection]:
@@ -216,23 +220,23 @@ class Graph:
         return [node for node in self.plan.nodes if node in found]
 
     @staticmethod
-    def no_state_error(what: str, lost: Sequence[str]) -> PlanChanged:
+    def make_missing_state_error(what: str, lost: Sequence[str]) -> PlanChanged:
         """Make the error for a new part of the plan that needs rows of inputs without state."""
         return PlanChanged(
             f"open a state with the new {what}",
             f"it is made of the inputs {list(lost)}, whose rows are not kept",
             Phrase(
-                *("make a new state of the log with ", Command("migrate")),
+                *("make a new state of the log with ", CommandFix("migrate")),
                 *("; with ", Option("keep", True), " this will not happen again"),
             ),
         )
 
     def freeze_state(self) -> Held:
-        """Return what is held now, by collection, for `reading_graph`.  O(runs).  No step may be at work."""
+        """Return what is held now, by collection, for `open_read_graph`.  O(runs).  No step may be at work."""
         return {node: tuple(a.freeze() for a in each.arrangements) for node, each in self.opened.items()}
 
     @contextmanager
-    def reading_graph(self, held: Held) -> Iterator[Graph]:
+    def open_read_graph(self, held: Held) -> Iterator[Graph]:
         """Yield a graph that reads the current rows on any thread, while this one takes steps."""
         try:
             graph = self._readers.pop()
@@ -254,11 +258,11 @@ class Graph:
         """
         key = node, frozenset(given)
         if key not in self._ways:
-            self._ways[key] = self._find_lookups(node, given)
+            self._ways[key] = self._find_lookup_collections(node, given)
         if (way := self._ways[key]) is None:
             return None
         done, exact = dict[Collection, Updates](), True
-        with self.reading_graph({each: self.opened[each].arrangements for each in way}) as graph:
+        with self.open_read_graph({each: self.opened[each].arrangements for each in way}) as graph:
             for each, told in way.items():
                 own = graph.opened[each]
                 if own.arrangements:
@@ -267,18 +271,18 @@ class Graph:
                     values = _cast_columns({name: given[here] for name, here in asked.items()}, each.schema)
                     # An identity of one word has no room for a null.
                     lost = values is None or (not own.keys.wide and values[0].null_count)
-                    done[each] = _concat_pieces(
+                    done[each] = _concat_updates(
                         () if lost or values is None else own.find_group(values, as_of), each.schema
                     )
                 else:
                     done[each] = graph._compute_rows(each, done, as_of)
         if exact:
             return done[node]
-        return select_matching(
+        return select_matching_updates(
             done[node], pa.table(dict(given)), {name: name for name in given}, RowMatcher(self.secret)
         )
 
-    def _find_lookups(self, node: Collection, names: Iterable[str]) -> Names | None:
+    def _find_lookup_collections(self, node: Collection, names: Iterable[str]) -> Names | None:
         """Find the collections to look up for some columns, with the names in each; None if that is not enough."""
         nodes = self._list_nodes_to_read([node])
         kept = [each for each in nodes if self.opened[each].arrangements]
@@ -296,18 +300,18 @@ class Graph:
 
         O(rows of the inputs it needs).
         """
-        return consolidate(self.accumulate(node, as_of), self.secret).to_table(node.schema, None)
+        return consolidate(self.accumulate_rows(node, as_of), self.secret).to_table(node.schema, None)
 
     def read_output(self, node: Collection, time: int, as_of: int | None = None) -> pa.Table:
         """All that an output holds as of a time, by default now, as its table.  ``time``: what is stamped.  O(rows)."""
-        made = self.accumulate(node, as_of)._replace(times=ints(time))
+        made = self.accumulate_rows(node, as_of)._replace(times=ints(time))
         return self.opened[node].to_output_table(made, self.secret, node.schema, self.time_type)
 
-    def accumulate(self, node: Collection, as_of: int | None = None) -> Updates:
+    def accumulate_rows(self, node: Collection, as_of: int | None = None) -> Updates:
         """Return the rows of a collection as of a time, by default now, not consolidated. O(rows of the inputs)."""
-        return self.accumulate_all([node], as_of)[node]
+        return self.accumulate_collections([node], as_of)[node]
 
-    def accumulate_all(
+    def accumulate_collections(
         self, nodes: Iterable[Collection], as_of: int | None = None, keep: Keep | None = None
     ) -> dict[Collection, Updates]:
         """Return the rows of some collections, and of those below them, as of a time. O(rows of the inputs).
@@ -318,7 +322,7 @@ class Graph:
         keeps = keep or (lambda _, rows: rows)
         for each in self._list_nodes_to_read(nodes):
             if (own := self.opened[each]).arrangements:
-                done[each] = _concat_pieces((keeps(each, piece) for piece in own.iterate_rows(as_of)), each.schema)
+                done[each] = _concat_updates((keeps(each, piece) for piece in own.iterate_rows(as_of)), each.schema)
             else:
                 done[each] = keeps(each, self._compute_rows(each, done, as_of))
         return done
@@ -328,7 +332,7 @@ class Graph:
             arrangement._check_invariants()
 
 
-def _concat_pieces(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
+def _concat_updates(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
     """Combine pieces into one, with the columns of ``schema``. O(rows)."""
     every = list(pieces) or [as_updates(empty_table(schema))]
     if len(every) == 1 and every[0].rows.schema.names == schema.names:
@@ -337,7 +341,7 @@ def _concat_pieces(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
     return as_updates(rows)._replace(diffs=np.concatenate([piece.diffs for piece in every]))
 
 
-def select_matching(updates: Updates, given: pa.Table, names: Mapping[str, str], alike: RowMatcher) -> Updates:
+def select_matching_updates(updates: Updates, given: pa.Table, names: Mapping[str, str], alike: RowMatcher) -> Updates:
     """Return the updates that have the values of a row. ``names``: its columns, as the updates name them. O(n)."""
     return updates.take(np.flatnonzero(alike.mark_matches(updates.rows.select([*names]), given, names)))
 
@@ -346,12 +350,12 @@ def trace_columns(nodes: Sequence[Collection], asked: Mapping[str, str], kept: C
     """Map each collection to its columns whose values follow from the given columns of the last collection.
 
     ``nodes``: the last, and all that it is made of, each after its inputs; those ``kept`` are read, and not computed.
-    Only a collection's rows with these values matter: see `Collection.commuting`. O(nodes * columns).
+    Only a collection's rows with these values matter: see `Collection.find_pushdown_columns`. O(nodes * columns).
     """
     told: Names = {nodes[-1]: dict(asked)}
     for node in reversed(nodes):
         for at, of in enumerate(() if node in kept else node.inputs):
-            here = node.commuting(at).items()
+            here = node.find_pushdown_columns(at).items()
             mine = {column: told[node][name] for column, name in here if name in told[node]}
             told[of] = mine if of not in told else dict(told[of].items() & mine.items())
     return {node: told[node] for node in nodes}
@@ -376,7 +380,7 @@ def find_read_columns(plan: Plan) -> dict[Collection, pa.Schema]:
             mine = read[node]
             if not mine:
                 mine.add(node.schema.names[0])
-            for each, names in zip(node.inputs, node.needs(mine), strict=True):
+            for each, names in zip(node.inputs, node.find_read_columns(mine), strict=True):
                 read.setdefault(each, set()).update(names)
     return {node: pa.schema([f for f in node.schema if f.name in names]) for node, names in read.items()}
 

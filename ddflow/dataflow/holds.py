@@ -5,9 +5,9 @@ a lock, because a finalizer may do it in the middle of anything. `RecentSteps` h
 as readers have not passed them and `MOST` bytes reach; older changes are in history.
 
 >>> holds = HistoryHolds()
->>> first, second = holds.add(3), holds.add(5)
+>>> first, second = holds.add_hold(3), holds.add_hold(5)
 >>> holds.release_hold(first)
->>> holds.least_time()
+>>> holds.find_least_time()
 5
 """
 
@@ -54,21 +54,21 @@ class HistoryHolds:
         self._left: deque[HistoryHold] = deque()
         self._lock, self._numbers = threading.Lock(), itertools.count()
 
-    def add(self, time: int) -> HistoryHold:
+    def add_hold(self, time: int) -> HistoryHold:
         """Hold ``time`` back.  O(log n) expected."""
         hold = HistoryHold(time, next(self._numbers))
         with self._lock:
             self._held.add(hold.sort_key)
         return hold
 
-    def advance(self, hold: HistoryHold, to: int) -> None:
+    def advance_hold(self, hold: HistoryHold, to: int) -> None:
         """Release the times before ``to``; does nothing for a hold that has ended.
 
         O(log n) expected. Raises `TimeWentBack` for a time before the one it holds.
         """
         with self._lock:
             if to < hold.time:
-                raise went_back_error(to, hold.time)
+                raise make_went_back_error(to, hold.time)
             self._drop_ended_holds()
             if hold.sort_key in self._held:
                 self._held.remove(hold.sort_key)
@@ -82,7 +82,7 @@ class HistoryHolds:
         """
         self._left.append(hold)
 
-    def least_time(self) -> int:
+    def find_least_time(self) -> int:
         """Return the least held time, `CLOSED` if there is none.
 
         O(log n) for each claim that ended since the last call.
@@ -148,14 +148,14 @@ class RecentSteps:
         while self._steps and (self._steps[0][1] <= least or self.nbytes > MOST):
             self.nbytes -= self._steps.popleft()[3]
 
-    def end_steps(self) -> None:
+    def mark_ended(self) -> None:
         """Note that the last step has come, and wake all waiting readers."""
         with self._lock:
             self.ended = True
             self._wake_readers()
 
     @contextmanager
-    def wake_on_steps(self, wake: Callable[[], object]) -> Iterator[None]:
+    def call_on_each_step(self, wake: Callable[[], object]) -> Iterator[None]:
         """Have something called, by the writer's thread, at each step until the block ends."""
         with self._lock:
             self._wakers.add(wake)
@@ -180,7 +180,7 @@ class RecentSteps:
             return next((before for before, _, _, _ in self._steps if before > time), None)
 
 
-def went_back_error(to: int, at: int, kind: pa.DataType = INT64) -> TimeWentBack:
+def make_went_back_error(to: int, at: int, kind: pa.DataType = INT64) -> TimeWentBack:
     """Make the error for a reader that is asked to go back in time. ``kind``: the type of times."""
     return TimeWentBack(
         f"advance a reader to {format_time(to, kind)}",

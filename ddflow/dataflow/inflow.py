@@ -6,7 +6,7 @@ is a stream that is never in memory whole, so rows are admitted and numbered whi
 spilled on the way.
 
 >>> import pyarrow as pa, ddflow as dd
->>> admission = Admission(dd.Flow().upserts("v", {"v": pa.int64()}, dd.Upsert(key="v")).bound)
+>>> admission = InputValidator(dd.Flow().upserts("v", {"v": pa.int64()}, dd.Upsert(key="v")).bound)
 >>> parts = list(split_rows(pa.table({"v": range(10)}), admission, 32))
 >>> [part.num_rows for part in parts]
 [4, 4, 2]
@@ -25,9 +25,9 @@ from ddflow.columns.schema import compute_decoded_size
 from ddflow.connectors.formats.base import BAD as MARK, DELETED, Truncate
 from ddflow.connectors.formats.messages import COLUMNS as MESSAGES
 from ddflow.connectors.to_arrow import to_arrow_rows, to_table
-from ddflow.dataflow.admission import Admission, DecodeProgress, Look, RefusedRows, Where
+from ddflow.dataflow.admission import DecodeProgress, InputValidator, Look, RefusedRows, Where
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.budget import MemoryBudget
 from ddflow.dataflow.side_outputs import build_refused_verdicts
 from ddflow.errors import BadMessage, BudgetExceeded, NotArrow, Option, Phrase, SchemaMismatch, WrongMode
 from ddflow.operators.updates import ints
@@ -42,10 +42,10 @@ PIECE = 1 << 16
 
 
 @dataclass
-class Inflow:
+class IngestedRows:
     """The rows of one input in one call."""
 
-    admission: Admission
+    admission: InputValidator
     batcher: Batcher | None
     """The pending events, with the admitted ones; None in epoch mode in memory, which has no pending events."""
     read: DecodeProgress
@@ -53,7 +53,7 @@ class Inflow:
     frontier: int
     time: int | None
     """Of the step, in epoch mode."""
-    budget: Budget
+    budget: MemoryBudget
     chunks: list[Events] = field(default_factory=list)
     """The events that were admitted then."""
     rows: int = 0
@@ -67,9 +67,9 @@ class Inflow:
     bad: list[pa.Array] = field(default_factory=list)
     """The marks of unreadable messages."""
 
-    def admit(self, given: Any, looks: Sequence[Look] = (), where: Where | None = None) -> None:
-        """Admit rows and enqueue their events. Raises the errors of `Admission.admit` and `enqueue`."""
-        events, refused = self.admission.admit(given, self.frontier, self.time, self.rows, looks, where)
+    def ingest_rows(self, given: Any, looks: Sequence[Look] = (), where: Where | None = None) -> None:
+        """Admit rows and enqueue their events. Raises the errors of `InputValidator.validate_rows` and `enqueue`."""
+        events, refused = self.admission.validate_rows(given, self.frontier, self.time, self.rows, looks, where)
         self.rows += events.times.size
         if events.times.size:
             advanced = events.original is not events.times
@@ -77,7 +77,7 @@ class Inflow:
         self.enqueue(events)
         if refused is not None:
             self.rows += refused.codes.size
-            add_counts(self.counts, refused.counts)
+            add_to_counts(self.counts, refused.counts_by_verdict)
             if self.admission.marks:
                 self.bad.append(refused.events.rows.column(MARK).drop_null())
         if self.listed is not None:
@@ -100,7 +100,7 @@ class Inflow:
         return self.chunks if self.batcher is None else self.batcher.peek_in_chunks(CLOSED)[1]
 
 
-def build_truncate_deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
+def build_truncate_deletes(upsert: RunningUpsert, inflow: IngestedRows, cut: Truncate) -> Iterator[pa.RecordBatch]:
     """Make the events of a truncate. ``inflow``: the earlier rows of the call. O(keys held + events before).
 
     Raises `WrongMode` in hold-back mode, `BadMessage` if it lacks an order that events have.
@@ -130,7 +130,7 @@ def build_truncate_deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate)
     keys = bound.key_schema
     for high, _, references in walk_live_keys(upsert.output_arrangement):
         for begin in range(0, high.size, PIECE):
-            rows = gather_arrays(upsert.output_arrangement.pool(), references[begin : begin + PIECE], keys)
+            rows = gather_arrays(upsert.output_arrangement.prepare_row_pool(), references[begin : begin + PIECE], keys)
             yield _build_delete_batch(upsert, rows, cut)
     before = [events.rows.select(keys.names) for events in inflow.event_chunks]
     if before:
@@ -155,7 +155,7 @@ def _build_zero_indices(n: int) -> pa.Array:
     return pa.array(np.zeros(n, np.int64))
 
 
-def map_rows_to_inputs(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
+def map_rows_to_inputs(inputs: Any, known: Mapping[str, InputValidator]) -> Mapping[str, Any]:
     """Map a call's rows to inputs: ``inputs``, or only rows if there is one input. O(inputs and their columns).
 
     A mapping is rows, a dict of lists, if it has a column of the only input and is not the name of that input alone.
@@ -167,7 +167,7 @@ def map_rows_to_inputs(inputs: Any, known: Mapping[str, Admission]) -> Mapping[s
         only = next(iter(known.values()))
         columns = () if len(known) > 1 else only.bound.schema.names if only.bound.format is None else MESSAGES
         if not any(name in columns for name in inputs):
-            raise unknown_input_error(next(name for name in inputs if name not in known), known)
+            raise make_unknown_input_error(next(name for name in inputs if name not in known), known)
     elif len(known) != 1:
         raise NotArrow(
             f"inputs from {type(inputs).__name__}",
@@ -177,7 +177,7 @@ def map_rows_to_inputs(inputs: Any, known: Mapping[str, Admission]) -> Mapping[s
     return {next(iter(known)): inputs}
 
 
-def map_contents_to_inputs(call: str, name: Any, rows: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
+def map_contents_to_inputs(call: str, name: Any, rows: Any, known: Mapping[str, InputValidator]) -> Mapping[str, Any]:
     """Map a full-contents call's rows to inputs: ``rows`` is None if they are in the position of the name.
 
     Raises `NotArrow` or `SchemaMismatch` if either is missing.
@@ -194,16 +194,16 @@ def map_contents_to_inputs(call: str, name: Any, rows: Any, known: Mapping[str, 
             Phrase(f"write {call}(name, rows, ...), or {call}(rows, ", Option("time"), "...) for the only input"),
         )
     if name not in known:
-        raise unknown_input_error(name, known)
+        raise make_unknown_input_error(name, known)
     return {name: rows}
 
 
-def unknown_input_error(name: Any, known: Iterable[str]) -> SchemaMismatch:
+def make_unknown_input_error(name: Any, known: Iterable[str]) -> SchemaMismatch:
     """Make the error for an unknown input."""
     return SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known), input=name)
 
 
-def compute_lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str, Inflow]) -> int:
+def compute_lateness_frontier(admissions: Mapping[str, InputValidator], inflows: Mapping[str, IngestedRows]) -> int:
     """Where ``lateness=`` puts the frontier: the least, over the inputs, of the greatest time seen less it."""
     to = CLOSED
     for name, admission in admissions.items():
@@ -214,7 +214,7 @@ def compute_lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapp
     return to
 
 
-def split_rows(given: Any, admission: Admission, most: int) -> Iterator[pa.Table]:
+def split_rows(given: Any, admission: InputValidator, most: int) -> Iterator[pa.Table]:
     """Split an input's rows into tables of at most ``most`` bytes; at least one, so that its columns are checked.
 
     A reader is read lazily. Raises the errors of `to_arrow_rows`, and `BudgetExceeded` for a row that is larger.
@@ -251,7 +251,7 @@ def _split_table(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
         yield from _split_table(table.slice(begin, rows), what, most)
 
 
-def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
+def add_to_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
     """Add some counts to others."""
     for name, n in more.items():
         counts[name] = counts.get(name, 0) + n

@@ -2,14 +2,14 @@
 
 Invariant: a run never changes. Taking its first events makes another run over the same columns. The columns of a
 spilled run are those of a mapped file, which is unlinked when no run refers to it. A slice of the caller's batch keeps
-all of it alive, so a run that keeps more than twice its own bytes alive (`PendingRun.is_wasteful`) is copied.
-`split_by_time` cuts runs by time without joining them as a whole, and `PendingRuns` keeps few of them, however many
-pushes there were.
+all of it alive, so a run that keeps more than twice its own bytes alive (`PendingRun.is_wasting_memory`) is copied.
+`split_events_by_time` cuts runs by time without joining them as a whole, and `PendingRuns` keeps few of them, however
+many pushes there were.
 
 >>> import numpy as np, pyarrow as pa
 >>> times = np.array([3, 5, 5])
 >>> run = PendingRun.from_events(Events(pa.record_batch({"k": ["a", "b", "c"]}), times, times, np.arange(3)))
->>> rest = run.slice_from(run.find_first_at(5))
+>>> rest = run.slice_remainder(run.find_first_event_at(5))
 >>> len(rest), rest.least, rest.slice_events(3).rows.column("k").to_pylist()
 (2, 5, ['b', 'c'])
 """
@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ddflow.operators.upsert.events import Events, join_events
+from ddflow.operators.upsert.events import Events, merge_events
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
 
 SMALL: Final = 1 << 16
@@ -66,18 +66,18 @@ class PendingRun:
     def copy_if_wasteful(cls, events: Events, final: bool = False) -> PendingRun:
         """Hold events in separate memory: copy them if they are a slice of a larger table. O(1), or O(n)."""
         run = cls.from_events(events, final)
-        return cls.from_events(events.copy(), final) if run.is_wasteful else run
+        return cls.from_events(events.copy(), final) if run.is_wasting_memory else run
 
     @classmethod
     def spill_events(cls, batch_store: BatchStore, events: Events) -> PendingRun:
         """Events written to a file, which is final.  O(bytes).  Raises what the place does; no file is left then."""
-        file = batch_store.write(to_record(events))
-        return cls(from_record(file.batch, events.original is not events.times), 0, 0, file, True)
+        file = batch_store.write(encode_events(events))
+        return cls(decode_events(file.batch, events.original is not events.times), 0, 0, file, True)
 
     def __len__(self) -> int:
         return int(self.events.times.size) - self.begin
 
-    def find_first_at(self, upper: int) -> int:
+    def find_first_event_at(self, upper: int) -> int:
         """Find the first event at ``upper`` or later. O(log n)."""
         times = self.events.times
         return times.size if self.greatest < upper else int(times.searchsorted(upper))
@@ -93,7 +93,7 @@ class PendingRun:
         """All its events, without a copy."""
         return self.slice_events(self.events.times.size)
 
-    def slice_from(self, end: int) -> PendingRun | None:
+    def slice_remainder(self, end: int) -> PendingRun | None:
         """Return the run without the events before place ``end``; None if no event is left."""
         if end >= self.events.times.size:
             return None
@@ -105,7 +105,7 @@ class PendingRun:
         return self.bytes_resident * len(self) // self.events.times.size
 
     @property
-    def is_wasteful(self) -> bool:
+    def is_wasting_memory(self) -> bool:
         """Whether it keeps more than twice its bytes of memory alive, not counting a few.  O(columns)."""
         if self.file is not None:
             return False
@@ -118,7 +118,7 @@ class PendingRun:
             yield self.events.slice_events(begin, min(begin + rows, end))
 
 
-def to_record(events: Events) -> pa.RecordBatch:
+def encode_events(events: Events) -> pa.RecordBatch:
     """Events as the columns of a file: their bookkeeping, then their own.  O(columns)."""
     own = {"_time": events.times, "_arrival": events.arrival}
     if events.original is not events.times:
@@ -128,7 +128,7 @@ def to_record(events: Events) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *events.rows.schema]))
 
 
-def from_record(record: pa.RecordBatch, advanced: bool) -> Events:
+def decode_events(record: pa.RecordBatch, advanced: bool) -> Events:
     """Rebuild the events of a file's record over the same memory.
 
     ``advanced``: whether it has their original times. O(columns).
@@ -146,7 +146,7 @@ def count_rows_for_bytes(runs: Sequence[PendingRun], size: int) -> int:
     return max(size * sum(run.events.times.size for run in runs) // max(taken, 1), 1)
 
 
-def split_by_time(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
+def split_events_by_time(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
     """Split the events of ``runs`` into chunks of about ``rows``, 3 x ``rows`` at most. A chunk of one run is a slice.
 
     Chunks follow each other in time, except several chunks of one time. Takes memory for one chunk, twice, and for two
@@ -154,11 +154,11 @@ def split_by_time(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
     """
     begins = [run.begin for run in runs]
     for cut in [*_find_cut_times(runs, rows), None]:
-        ends = [run.events.times.size if cut is None else max(run.find_first_at(cut), run.begin) for run in runs]
+        ends = [run.events.times.size if cut is None else max(run.find_first_event_at(cut), run.begin) for run in runs]
         parts = [run.events.slice_events(b, e) for run, b, e in zip(runs, begins, ends, strict=True) if b < e]
         if sum(part.times.size for part in parts) <= 3 * rows:
             if parts:
-                yield join_events(parts)
+                yield merge_events(parts)
         else:
             for part in parts:
                 for at in range(0, part.times.size, rows):
@@ -216,17 +216,17 @@ class PendingRuns:
     def push(self, run: PendingRun) -> None:
         """Add a new run in the caller's memory; copy the events of the run before if it wastes memory or is large."""
         fresh, self.fresh = self.fresh, run
-        if fresh is not None and (fresh.is_wasteful or fresh.bytes_resident >= LARGE):
+        if fresh is not None and (fresh.is_wasting_memory or fresh.bytes_resident >= LARGE):
             self.replace_runs([fresh], copy_events(fresh))
         self.add(run)
 
     def add(self, run: PendingRun) -> None:
         """Put a run in, and merge its class when that is due.  O(log runs), and O(log n) amortised for each event."""
         insort(self.by_least, run, key=LEAST)
-        self._count_run(run, 1)
-        number, bytes_resident = self.classes.get(of := compute_run_class(run), (0, 0))
+        self._update_totals(run, 1)
+        number, bytes_resident = self.classes.get(of := compute_run_size_class(run), (0, 0))
         if number >= FAN or (number > 1 and bytes_resident >= LARGE):
-            self.replace_runs(due := self.list_class_runs(of), merge_runs(due))
+            self.replace_runs(due := self.list_runs_of_size_class(of), merge_runs(due))
 
     def list_runs_before(self, upper: int) -> list[PendingRun]:
         """List the runs that have an event before ``upper``. O(log runs + those)."""
@@ -237,10 +237,10 @@ class PendingRuns:
         gone = self.list_runs_before(upper)
         del self.by_least[: len(gone)]
         for run in gone:
-            self._count_run(run, -1)
+            self._update_totals(run, -1)
         for run in gone:
-            rest = run.slice_from(run.find_first_at(upper))
-            copied = rest is not None and not rest.final and rest.is_wasteful
+            rest = run.slice_remainder(run.find_first_event_at(upper))
+            copied = rest is not None and not rest.final and rest.is_wasting_memory
             if run is self.fresh:
                 self.fresh = None if copied else rest
             if rest is not None:
@@ -252,22 +252,22 @@ class PendingRuns:
         old = set(map(id, gone))
         for run in self.by_least:
             if id(run) in old:
-                self._count_run(run, -1)
+                self._update_totals(run, -1)
         self.by_least = [run for run in self.by_least if id(run) not in old]
         if id(self.fresh) in old:
             self.fresh = None
         for run in new:
             self.add(run)
 
-    def list_class_runs(self, number: int) -> list[PendingRun]:
+    def list_runs_of_size_class(self, number: int) -> list[PendingRun]:
         """List the runs of a size class."""
-        return [run for run in self.by_least if compute_run_class(run) == number]
+        return [run for run in self.by_least if compute_run_size_class(run) == number]
 
-    def _count_run(self, run: PendingRun, sign: int) -> None:
+    def _update_totals(self, run: PendingRun, sign: int) -> None:
         """Count a run in, or out."""
         self.bytes_resident += sign * run.bytes_resident
         self.mapped += sign * (run.file.nbytes if run.file is not None else 0)
-        if of := compute_run_class(run):
+        if of := compute_run_size_class(run):
             number, bytes_resident = self.classes.get(of, (0, 0))
             self.classes[of] = (number + sign, bytes_resident + sign * run.bytes_resident)
 
@@ -277,7 +277,7 @@ class PendingRuns:
         assert [run.least for run in self.by_least] == sorted(run.least for run in self.by_least)
         assert self.bytes_resident == sum(run.bytes_resident for run in self.by_least)
         assert self.mapped == sum(run.file.nbytes for run in self.by_least if run.file is not None)
-        classes = {of: self.list_class_runs(of) for of in set(map(compute_run_class, self.by_least)) - {0}}
+        classes = {of: self.list_runs_of_size_class(of) for of in set(map(compute_run_size_class, self.by_least)) - {0}}
         counted = {of: (len(runs), sum(run.bytes_resident for run in runs)) for of, runs in classes.items()}
         assert {of: each for of, each in self.classes.items() if each != (0, 0)} == counted
         # Few of a class.
@@ -302,7 +302,7 @@ def compute_size_class(size: int) -> int:
     return (size.bit_length() + 3) // 4
 
 
-def compute_run_class(run: PendingRun) -> int:
+def compute_run_size_class(run: PendingRun) -> int:
     """Return the size class of a run: resident runs of one class are merged; 0 for none."""
     return 0 if run.final or run.bytes_resident >= LARGE else compute_size_class(run.bytes_resident)
 
@@ -310,10 +310,10 @@ def compute_run_class(run: PendingRun) -> int:
 def merge_runs(runs: Sequence[PendingRun]) -> list[PendingRun]:
     """Merge some runs into one run, or into final chunks if they are ``LARGE``. O(n log n)."""
     if sum(run.pending_bytes for run in runs) < LARGE:
-        return [PendingRun.copy_if_wasteful(join_events([run.pending_events for run in runs]))]
+        return [PendingRun.copy_if_wasteful(merge_events([run.pending_events for run in runs]))]
     return [
         PendingRun.copy_if_wasteful(chunk, final=True)
-        for chunk in split_by_time(runs, count_rows_for_bytes(runs, CHUNK))
+        for chunk in split_events_by_time(runs, count_rows_for_bytes(runs, CHUNK))
     ]
 
 

@@ -5,8 +5,8 @@ collection's columns, then ``_time`` and ``_diff``, sorted by time, retractions 
 never change afterwards and own their memory. Every event has exactly one verdict or is pending, so events in = resolved
 + pending. Causes are looked at in the order of `NAMES`: an event that is bad is not also late.
 
->>> from ddflow.columns.schema import empty_table, updates_schema
->>> step = Step({"v": empty_table(updates_schema(pa.schema({"v": pa.int64()}), pa.int64()))}, Verdicts.of({}), 5)
+>>> from ddflow.columns.schema import empty_table, build_updates_schema
+>>> step = Step({"v": empty_table(build_updates_schema(pa.schema({"v": pa.int64()}), pa.int64()))}, Verdicts.of({}), 5)
 >>> step["v"].schema.names, len(step), step.frontier
 (['v', '_time', '_diff'], 1, 5)
 """
@@ -135,10 +135,10 @@ class Verdicts:
         return ", ".join(parts) or "no events"
 
 
-def count_resolved(totals: Mapping[str, int]) -> int:
+def count_resolved_events(totals: Mapping[str, int]) -> int:
     """How many events of the inputs that there are have a verdict.  ``totals``: of a state, and `GONE`.
 
-    >>> count_resolved({"applied": 7, "noop": 1, GONE: 3})
+    >>> count_resolved_events({"applied": 7, "noop": 1, GONE: 3})
     5
     """
     return sum(totals.values()) - 2 * totals.get(GONE, 0)

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints
 from ddflow.columns.names import TIME
-from ddflow.columns.schema import empty_table, updates_schema
+from ddflow.columns.schema import build_updates_schema, empty_table
 from ddflow.connectors.formats.base import BAD_TYPE
 from ddflow.dataflow.admission import RefusedRows
 from ddflow.dataflow.result import decode_verdicts
@@ -93,12 +93,12 @@ def has_bad_messages(name: str) -> bool:
     return name.endswith(".bad")
 
 
-def build_bad_messages(marks: Sequence[pa.Array], time: int, time_type: pa.DataType) -> pa.Table:
+def build_bad_message_table(marks: Sequence[pa.Array], time: int, time_type: pa.DataType) -> pa.Table:
     """Build the table of messages that could not be read. O(those)."""
     every = pa.concat_arrays(marks)
     n = len(every)
     columns = [*every.flatten(), build_time_column(np.full(n, time), time_type), pa.array(np.ones(n, np.int64))]
-    return pa.Table.from_arrays(columns, schema=updates_schema(pa.schema(list(BAD_TYPE)), time_type))
+    return pa.Table.from_arrays(columns, schema=build_updates_schema(pa.schema(list(BAD_TYPE)), time_type))
 
 
 class SideOutputs:
@@ -126,14 +126,14 @@ class SideOutputs:
         columns = [events.column(n) for n in input.bound.event_columns] + further
         times = build_time_column(resolved.events.times[rows], self.time_type)
         columns += [times, pa.array(np.ones(rows.size, np.int64))]
-        return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.time_type))
+        return pa.Table.from_arrays(columns, schema=build_updates_schema(schema, self.time_type))
 
     def build_tables(self) -> dict[str, pa.Table]:
         """By name, in the order of times."""
         out = {}
         for name, (_, schema) in self.wanted.items():
             made = self.made[name]
-            out[name] = pa.concat_tables(made) if made else empty_table(updates_schema(schema, self.time_type))
+            out[name] = pa.concat_tables(made) if made else empty_table(build_updates_schema(schema, self.time_type))
             if len(made) > 1:
                 out[name] = out[name].sort_by(TIME)
         return out

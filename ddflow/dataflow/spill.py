@@ -9,7 +9,7 @@ sorted on disk into ranges of identities, stably, and resolved range by range.
 >>> with tempfile.TemporaryDirectory() as place, flow.open(memory="16MB", spill=place) as engine:
 ...     _ = engine.step({"people": pa.table({"id": range(1000)})}, 0)
 ...     before = engine.stats()["bytes_mapped"]
-...     spill_excess(engine.dataflow.budget, engine.dataflow.graph, {}, share=0)
+...     spill_to_fit_budget(engine.dataflow.budget, engine.dataflow.graph, {}, share=0)
 ...     before, engine.stats()["bytes_mapped"] > 8000, engine.read("people").num_rows
 (0, True, 1000)
 """
@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, RowHasher
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.budget import MemoryBudget
 from ddflow.dataflow.graph import Graph, ReleasedEvents
 from ddflow.operators.inputs import RunningInput
-from ddflow.operators.upsert.events import Events, join_events
+from ddflow.operators.upsert.events import Events, merge_events
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch
 
 
@@ -73,7 +73,7 @@ class EventRanges:
                 if ends[number] < ends[number + 1]
             ]
             if parts:
-                yield join_events(parts)
+                yield merge_events(parts)
 
     def close(self) -> None:
         """Remove the files."""
@@ -89,7 +89,9 @@ def _slice_events(batch: pa.RecordBatch, begin: int, end: int) -> Events:
     return Events(events, *(part.column(width + i).to_numpy() for i in range(3)))
 
 
-def spill_excess(budget: Budget, graph: Graph, batchers: Mapping[str, Batcher], share: int | None = None) -> None:
+def spill_to_fit_budget(
+    budget: MemoryBudget, graph: Graph, batchers: Mapping[str, Batcher], share: int | None = None
+) -> None:
     """Bring state and pending events under their shares, or all state out of memory with a ``share`` of 0.
 
     O(1) where nothing is over; else the merges that are paid for.  Raises `SpillFull`, `SpillFailed`; what was moved
@@ -115,7 +117,7 @@ class EventRelease:
     """
 
     def __init__(
-        self, to: int, batchers: Mapping[str, Batcher], inputs: Mapping[str, RunningInput], budget: Budget
+        self, to: int, batchers: Mapping[str, Batcher], inputs: Mapping[str, RunningInput], budget: MemoryBudget
     ) -> None:
         self.to, self.batchers, self.inputs, self.budget = to, batchers, inputs, budget
         self.made: list[EventRanges] = []
@@ -133,7 +135,7 @@ class EventRelease:
 
     def _release_input(self, name: str, batcher: Batcher, scratch: BatchStore) -> ReleasedEvents:
         """Return the released events of one input, in ranges if they exceed the budget."""
-        to, most = self.to, self.budget.max_rows((batcher.nbytes + batcher.mapped_bytes) / max(len(batcher), 1))
+        to, most = self.to, self.budget.compute_max_rows((batcher.nbytes + batcher.mapped_bytes) / max(len(batcher), 1))
         if len(batcher) <= most:
             return ReleasedEvents.from_parts(batcher.peek(to))
         count, parts = batcher.peek_in_chunks(to)

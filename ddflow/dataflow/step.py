@@ -16,7 +16,7 @@ the update buffer, in files where memory is short. Each node is computed once, h
 >>> from ddflow.operators.upsert.events import Events
 >>> events = pa.record_batch({"k": [1, 2]}, schema=v.schema)
 >>> events = Events(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
->>> computation = Computation(Graph(flow, Secret(1, 2)), {"v": ReleasedEvents.from_parts(events)}, 0,
+>>> computation = StepComputation(Graph(flow, Secret(1, 2)), {"v": ReleasedEvents.from_parts(events)}, 0,
 ...     UpdateBuffer(None, 0))
 >>> computation.run().outputs["n"].to_pylist()
 [{'count': 2, '_time': 0, '_diff': 1}]
@@ -40,14 +40,14 @@ from ddflow.operators.upsert.events import ExpiryChange
 from ddflow.operators.upsert.resolution import Resolved
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Change
+from ddflow.trace.batch import ArrangementChange
 
 Observe = Callable[[Resolved | ResolvedDifferences], None]
 GATHERED = 1 << 18
 """Updates that a keyed operator takes together, where memory is short."""
 
 
-class Computation:
+class StepComputation:
     """``graph``: the operators.  ``released``: the events, by input.  ``since``: what it will be after the step.
 
     ``buffer``: where updates of a large step lie. ``observe``: is shown the resolved events of each piece once.
@@ -85,7 +85,7 @@ class Computation:
             elif node in self.graph.names:
                 self._resolve_input(self.graph.names[node], node)
             if self.deferred:
-                self._compute_deferred()
+                self._compute_deferred_operators()
         # An input whose columns nobody reads is resolved all the same.
         for name in self.released:
             if name not in self.out.changes:
@@ -93,10 +93,10 @@ class Computation:
         for name, node in self.list_outputs():
             pieces = self._list_updates(node) if node.consolidated else self._consolidate_output(node)
             self.out.outputs[name] = self._build_output(node, pieces)
-            self._charge_time(node)
+            self._add_elapsed_time(node)
         return self.out
 
-    def _charge_time(self, node: Collection) -> None:
+    def _add_elapsed_time(self, node: Collection) -> None:
         """Account for the time since this was last called."""
         now, spent = perf_counter_ns(), self.graph.spent
         spent[node] = spent.get(node, 0) + now - self.clock
@@ -127,10 +127,10 @@ class Computation:
             if wanted is not None:
                 self._propagate_updates(node, resolved.updates(wanted))
             for change in resolved.changes:
-                changes.append(self._store_change(input.output_arrangement, change) if self.many else change)
+                changes.append(self._spill_change_if_needed(input.output_arrangement, change) if self.many else change)
         self.out.counts[name] = counts
 
-    def _store_change(self, arranged: Arrangement, change: Change) -> Change:
+    def _spill_change_if_needed(self, arranged: Arrangement, change: ArrangementChange) -> ArrangementChange:
         """Move a change that outlives its piece to files, if the step is in pieces because memory is short."""
         if self.buffer.home is None:
             return change
@@ -146,28 +146,28 @@ class Computation:
     def _compute_operator(self, node: Collection) -> None:
         """Run an operator over all pieces, together if equal rows must meet."""
         running, changes = self.graph.running[node], self.out.kept.setdefault(node, [])
-        for inputs in self._group_inputs(node):
+        for inputs in self._group_input_updates(node):
             try:
                 updates, change = running.compute(inputs, self.since)
             except FAILURES:
                 updates, change = self._retry_on_net_updates(node, inputs)
             self._propagate_updates(node, updates)
             if change is not None:
-                changes.append(running.store_change(change, self._store_change) if self.many else change)
+                changes.append(running.store_change(change, self._spill_change_if_needed) if self.many else change)
 
     def _retry_on_net_updates(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
         """Compute an operator of net updates, after an expression failed.  Raises what fails then."""
         net = [consolidate(each, self.graph.secret) for each in inputs]
         return self.graph.running[node].compute(net, self.since)
 
-    def _compute_deferred(self) -> None:
+    def _compute_deferred_operators(self) -> None:
         """Compute deferred operators once all pieces of their inputs have come."""
         for node in self.nodes:
             if node in self.deferred:
                 for (each,) in self._group_equal_rows([self.deferred.pop(node)], [None]):
                     self._propagate_updates(node, self._retry_on_net_updates(node, [each])[0])
 
-    def _group_inputs(self, node: Collection) -> Iterable[Sequence[Updates]]:
+    def _group_input_updates(self, node: Collection) -> Iterable[Sequence[Updates]]:
         """Group the updates of each input: together if equal rows must meet, else piece by piece."""
         if node.of_events:
             return [[self.build_time_updates(each) for each in node.inputs]]
@@ -189,7 +189,7 @@ class Computation:
     def _propagate_updates(self, node: Collection, updates: Updates) -> None:
         """Pass a piece of a node's updates to the operators above it; keep the pieces that others need together."""
         fresh: dict[Collection, Updates] = {node: updates}
-        self._charge_time(node)
+        self._add_elapsed_time(node)
         for each in self.nodes:
             if each.inputs and each.inputs[0] in fresh and each not in self.exchange:
                 given = [fresh[each.inputs[0]]]
@@ -200,7 +200,7 @@ class Computation:
                         self.deferred.setdefault(each, []).append(self.buffer.store_copy(given[0]))
                         continue
                     fresh[each] = self._retry_on_net_updates(each, given)[0]
-                self._charge_time(each)
+                self._add_elapsed_time(each)
         for each, made in fresh.items():
             if each in self.kept:
                 self.done.setdefault(each, []).append(self.buffer.store_copy(made) if self.many else made)
@@ -228,9 +228,9 @@ class Computation:
         """
         if len(inputs) == len(inputs[0]) == 1:
             return [inputs[0]]
-        return self._regroup_pieces(inputs, by)
+        return self._group_by_hash_range(inputs, by)
 
-    def _regroup_pieces(
+    def _group_by_hash_range(
         self, inputs: Sequence[Sequence[Updates]], by: Sequence[Sequence[str] | None]
     ) -> Iterator[Sequence[Updates]]:
         """Regroup several pieces or inputs, like `_group_equal_rows`."""
@@ -240,7 +240,7 @@ class Computation:
         total = sum(piece.diffs.size for pieces in inputs for piece in pieces)
         bits = (total // GATHERED).bit_length() if self.buffer.scratch is not None else 0
         every = [
-            [self._sort_by_range(piece, columns, bits) for piece in pieces]
+            [self._sort_by_hash_range(piece, columns, bits) for piece in pieces]
             for pieces, columns in zip(inputs, by, strict=True)
         ]
         for number in range(1 << bits):
@@ -249,7 +249,7 @@ class Computation:
                 for ranged in every
             ]
 
-    def _sort_by_range(self, piece: Updates, by: Sequence[str] | None, bits: int) -> tuple[Updates, Ints]:
+    def _sort_by_hash_range(self, piece: Updates, by: Sequence[str] | None, bits: int) -> tuple[Updates, Ints]:
         """Sort a piece by ranges of its rows' identities, by some columns, and return it with the end of each range."""
         if not bits:
             return piece, ints(0, piece.diffs.size)

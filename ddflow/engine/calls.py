@@ -7,7 +7,7 @@ together after a span of time; its thread waits for a call in progress, and an e
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with flow.open() as engine:
-...     inflows = engine.calls.admit_rows(CallRequest("step", 7), {"people": pa.table({"id": [1]})})
+...     inflows = engine.calls.ingest_inputs(CallRequest("step", 7), {"people": pa.table({"id": [1]})})
 ...     inflows["people"].rows
 1
 """
@@ -22,15 +22,15 @@ from time import monotonic, perf_counter
 from typing import Any, Final
 
 from ddflow.columns.hashing import RowHasher
-from ddflow.connectors.error_location import format_files, is_path
-from ddflow.dataflow.admission import Admission, Look
+from ddflow.connectors.error_location import format_file_names, is_path
+from ddflow.dataflow.admission import InputValidator, Look
 from ddflow.dataflow.call_guard import WHY, CallGuard
 from ddflow.dataflow.dataflow import NO_LOOKS, Dataflow
-from ddflow.dataflow.inflow import Inflow
+from ddflow.dataflow.inflow import IngestedRows
 from ddflow.dataflow.result import Step
 from ddflow.engine.commits import CallRequest, EpochCommitter, RowsDigest
 from ddflow.engine.stats import ArrangementFigures
-from ddflow.errors import Command, EngineClosed, Option, Phrase, SpecError, TimeWentBack, WrongMode
+from ddflow.errors import CommandFix, EngineClosed, Option, Phrase, SpecError, TimeWentBack, WrongMode
 from ddflow.metrics import LOG, CallMetrics, Metrics, publish_call_metrics
 from ddflow.storage.address import mask_address
 from ddflow.storage.feeding import EVENTS, FeedMode, record_feed_call
@@ -78,7 +78,7 @@ class CommitTimer:
             self._changed.notify_all()
 
     def _commit_on_timer(self, commit: Callable[[], int]) -> None:
-        with self._guard.background_turn() as is_open:
+        with self._guard.lock_for_background() as is_open:
             if self._timer is threading.current_thread():
                 if is_open:
                     commit()
@@ -142,7 +142,7 @@ class EngineCalls:
         """The last epoch that was committed; 0 before the first, and where state is not durable."""
         return 0 if self.durable is None else self.durable.log.epoch
 
-    def check_mode(self, what: str, holds_back: bool) -> None:
+    def check_call_mode(self, what: str, holds_back: bool) -> None:
         """Raise `WrongMode` for a call of the other mode."""
         if self.dataflow.holds_back == holds_back:
             return
@@ -158,15 +158,15 @@ class EngineCalls:
         asked: CallRequest,
         epoch: int | None,
         inputs: Mapping[str, Any],
-        compute: Callable[[dict[str, Inflow]], Step],
+        compute: Callable[[dict[str, IngestedRows]], Step],
     ) -> Step:
         """Perform a call: answer it again if it is committed, else admit its rows, compute and record it.
 
-        Raises the errors of `find_replay`, `admit`, ``compute`` and `record`.
+        Raises the errors of `find_committed_step`, `ingest_inputs`, ``compute`` and `record`.
         """
-        if (again := self.find_replay(asked, epoch, inputs)) is not None:
+        if (again := self.find_committed_step(asked, epoch, inputs)) is not None:
             return again
-        inflows = self.admit_rows(asked, inputs)
+        inflows = self.ingest_inputs(asked, inputs)
         for name in inputs:
             admission = self.dataflow.admissions[name]
             if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
@@ -177,7 +177,7 @@ class EngineCalls:
                 warn_of_unseen_columns(name, admission)
         return self.record_call(asked, compute(inflows), inflows)
 
-    def find_replay(self, asked: CallRequest, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
+    def find_committed_step(self, asked: CallRequest, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
         """Return the step of an epoch that is committed already; None for a new one. O(rows) for their digest.
 
         Raises `TimeWentBack` for a new epoch whose time is before the frontier, and `SpecError` for a new one with a
@@ -187,7 +187,7 @@ class EngineCalls:
         if self.durable is not None:
             if self.timer.span and self.durable.calls and (back or epoch is not None):
                 self.flush()  # so that what may be given again does not depend on the clock
-            again = self.durable.find_replay(asked, epoch, inputs, self.dataflow)
+            again = self.durable.find_committed_step(asked, epoch, inputs, self.dataflow)
             if again is not None:
                 return again
             if self.timer.span and epoch is not None:
@@ -209,14 +209,14 @@ class EngineCalls:
                     "; replace({name: rows, ...}, ", Option("time"), "...) takes several inputs at one time"
                 )
             if self.durable is not None:
-                remedy += Phrase("; ", Command("rollback"), " takes back an epoch whose time was wrong")
+                remedy += Phrase("; ", CommandFix("rollback"), " takes back an epoch whose time was wrong")
             found = f"the last step was at {format_time(self.dataflow.last, asked.time_type)}"
             raise TimeWentBack(f"cannot {asked}", found, remedy)
         return None
 
-    def admit_rows(
+    def ingest_inputs(
         self, asked: CallRequest, inputs: Mapping[str, Any], looks: Mapping[str, Sequence[Look]] = NO_LOOKS
-    ) -> dict[str, Inflow]:
+    ) -> dict[str, IngestedRows]:
         """Admit the rows of each input, and keep their digests and their files for the next epoch. O(rows).
 
         ``looks``: by input, what is shown all rows.
@@ -224,15 +224,15 @@ class EngineCalls:
         dataflow, durable = self.dataflow, self.durable
         time = None if dataflow.holds_back else asked.time
         if durable is None or asked.kind == "advance_to":
-            return dataflow.admit(inputs, time, looks)
+            return dataflow.ingest_inputs(inputs, time, looks)
         digests = {name: RowsDigest(dataflow.secret, self.hashes[name]) for name in inputs}
         seen = {name: (*looks.get(name, ()), digest.update) for name, digest in digests.items()}
-        inflows = dataflow.admit(inputs, time, seen)
+        inflows = dataflow.ingest_inputs(inputs, time, seen)
         paths = self.files or [os.fspath(each) for each in inputs.values() if is_path(each)]
         durable.came = asked, digests
         durable.origin = ""
         if paths:
-            durable.origin = format_files([mask_address(each).encode(errors="replace").decode() for each in paths])
+            durable.origin = format_file_names([mask_address(each).encode(errors="replace").decode() for each in paths])
         return inflows
 
     def warn_of_missing_columns(self, name: str, lacking: Sequence[str], found: str, where: str) -> None:
@@ -243,7 +243,7 @@ class EngineCalls:
             warnings.warn(f"{found}; later ones that lack the same are not named", stacklevel=4)
 
     @contextmanager
-    def attribute_to_files(self, files: Iterable[str]) -> Iterator[None]:
+    def attribute_rows_to_files(self, files: Iterable[str]) -> Iterator[None]:
         """Attribute the rows of calls in this block to these files."""
         self.files = list(dict.fromkeys(files))
         try:
@@ -295,7 +295,9 @@ class EngineCalls:
             untold, guard.untold = guard.untold, None
             raise untold
 
-    def record_call(self, asked: CallRequest, step: Step, taken: Mapping[str, Inflow], way: FeedMode = EVENTS) -> Step:
+    def record_call(
+        self, asked: CallRequest, step: Step, taken: Mapping[str, IngestedRows], way: FeedMode = EVENTS
+    ) -> Step:
         """Record a call whose rows were ``taken``, by input, and commit it if a commit is due."""
         epoch, began, dataflow = self.epoch + 1, perf_counter(), self.dataflow
         self.dataflow.fed = record_feed_call(self.dataflow.fed, taken, way, epoch)
@@ -311,10 +313,10 @@ class EngineCalls:
                 dataflow.recent.add(dataflow.before, dataflow.last, step, dataflow.claimed)
             dataflow.before = dataflow.last
         if self.listeners or LOG.isEnabledFor(DEBUG):
-            self._publish_figures(asked, step, {name: each.rows for name, each in taken.items()}, began)
+            self._publish_call_metrics(asked, step, {name: each.rows for name, each in taken.items()}, began)
         return step
 
-    def _publish_figures(self, asked: CallRequest, step: Step, rows: Mapping[str, int], began: float) -> None:
+    def _publish_call_metrics(self, asked: CallRequest, step: Step, rows: Mapping[str, int], began: float) -> None:
         """Hand over the figures of a call whose recording ``began`` then.  O(arrangements)."""
         now, verdicts = perf_counter(), step.verdicts
         held = {name: ArrangementFigures.of(each) for name, each in self.dataflow.graph.arrangements.items()}
@@ -338,7 +340,7 @@ class EngineCalls:
         )
 
 
-def warn_of_unseen_columns(name: str, admission: Admission) -> None:
+def warn_of_unseen_columns(name: str, admission: InputValidator) -> None:
     """Warn of the table and of declared columns that no message of an input has had, once of each."""
-    for found in admission.unseen.take_warnings():
+    for found in admission.unseen.pop_warnings():
         warnings.warn(f"messages for {name!r}: {found}", stacklevel=4)

@@ -4,13 +4,13 @@ Guarantees: an inventory is a typed record that refuses unknown fields, and name
 checksum. Restoring checks what the files hold before any of it is used.
 
 >>> import pyarrow as pa, ddflow as dd
->>> from ddflow.storage.manifest import load_newest
+>>> from ddflow.storage.manifest import load_newest_manifest
 >>> from ddflow.storage.memory import MemoryStore
 >>> flow, store = dd.Flow(), MemoryStore()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with flow.open(store) as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2]})}, time=7)
->>> stored = StoredInventory.read(store, load_newest(store).inventories[0])
+>>> stored = StoredInventory.read(store, load_newest_manifest(store).inventories[0])
 >>> stored.of.inputs["people"].arrived, stored.of.totals["applied"]
 (2, 2)
 >>> stored.describe_place("inputs", "people").partition(", ")[2]
@@ -26,13 +26,13 @@ import pyarrow as pa
 from msgspec.json import Decoder
 
 from ddflow.columns.hashing import RowHasher, Secret
-from ddflow.columns.widening import fill_columns
+from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher, PendingRunRecord
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.inflow import add_counts
-from ddflow.dataflow.result import GONE, NAMES, count_resolved
-from ddflow.errors import Command, CorruptState, Phrase
+from ddflow.dataflow.inflow import add_to_counts
+from ddflow.dataflow.result import GONE, NAMES, count_resolved_events
+from ddflow.errors import CommandFix, CorruptState, Phrase
 from ddflow.operators.base import Hashes
 from ddflow.plan.collection import Collection
 from ddflow.plan.text.codec import compute_node_ids
@@ -44,7 +44,7 @@ from ddflow.time import NEVER
 from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.cast import rekey_arrangement
-from ddflow.trace.joined import PartitionedArrangement, advance_times, find_misplaced_key
+from ddflow.trace.joined import PartitionedArrangement, advance_times, find_misplaced_key_partition
 from ddflow.trace.records import ArrangementRecord
 from ddflow.trace.spill import Made
 
@@ -107,7 +107,7 @@ class StoredInventory(NamedTuple):
 
 T = TypeVar("T")
 
-MEND: Final = Phrase("restore it from a copy, or go back with ", Command("rollback"))
+MEND: Final = Phrase("restore it from a copy, or go back with ", CommandFix("rollback"))
 
 
 def make_inventory(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
@@ -124,7 +124,7 @@ def make_inventory(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
     >>> with flow.open(store) as engine:
     ...     _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
     >>> _ = flow.output("by_city", people.project(["city"]).count())
-    >>> with flow.open(store.writer()) as engine:
+    >>> with flow.open(store.reopen()) as engine:
     ...     engine.step({}, time=2)["by_city"].to_pylist()
     [{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}]
     """
@@ -177,10 +177,10 @@ def restore_dataflow(
         admission.table = next((each.table for each in given if each.table is not None), None)
         _restore_input(dataflow, upsert, found, batch_store, indexed, sieved)
         for number, each in enumerate(upsert.output_arrangement.partitions):
-            if partitions > 1 and (odd := find_misplaced_key(each, number, partitions)) is not None:
+            if partitions > 1 and (odd := find_misplaced_key_partition(each, number, partitions)) is not None:
                 raise CorruptState(places[number], f"partition {number} of {partitions} has a key of {odd}", MEND)
         if upsert.expiring is not None:
-            upsert.expiring.reset_survey()
+            upsert.expiring.reset_order_scan()
         home = batch_store if sieved and not indexed else None
         waiting, schema = dataflow.batchers[name], upsert.bound.event_schema
         dataflow.batchers[name] = _restore_pending_events(found, schema, batch_store, not indexed, home, waiting)
@@ -192,7 +192,7 @@ def restore_dataflow(
         elif running.arrangements and dataflow.last > NEVER:
             graph.rebuild_state(node, dataflow.last, dataflow.frontier, dataflow.since)
     arrived = sum(admission.arrived for admission in dataflow.admissions.values())
-    if stored and arrived != count_resolved(dataflow.totals) + sum(map(len, dataflow.batchers.values())):
+    if stored and arrived != count_resolved_events(dataflow.totals) + sum(map(len, dataflow.batchers.values())):
         raise CorruptState(stored[0].what, f"{arrived:,} events came in, and others are resolved or pending", MEND)
 
 
@@ -295,7 +295,7 @@ class Inventories:
         """Events by verdict, and `GONE`, of all partitions.  O(inventories)."""
         out: dict[str, int] = {}
         for each in self.stored:
-            add_counts(out, {name: n for name, n in each.of.totals.items() if name in (*NAMES, GONE)})
+            add_to_counts(out, {name: n for name, n in each.of.totals.items() if name in (*NAMES, GONE)})
         return out
 
 
@@ -318,9 +318,11 @@ def _restore_arrangement(
     home = batch_store if sieved and not indexed else None
     for each, (what, record) in zip(every, given, strict=True):
         if empty.lapse is not None and each is not empty:
-            each.expire_tombstones(empty.lapse.of)
+            each.set_tombstone_expiry(empty.lapse.of)
         if identified is not None and any(not set(identified.names) <= set(names) for names in record.shapes):
-            _restore_and_rekey(each, record, what, batch_store, indexed, made, identified, dataflow.secret, home)
+            _restore_rekeyed_arrangement(
+                each, record, what, batch_store, indexed, made, identified, dataflow.secret, home
+            )
             continue
         arrangements.restore_arrangement(each, record, what, batch_store, indexed, made, sieved, home)
     if len(every) > 1:
@@ -329,7 +331,7 @@ def _restore_arrangement(
     return empty
 
 
-def _restore_and_rekey(
+def _restore_rekeyed_arrangement(
     empty: Arrangement,
     record: ArrangementRecord,
     what: str,
@@ -350,7 +352,7 @@ def _restore_and_rekey(
     keys = RowHasher(pa.schema([field for field in identified if field.name in there]), secret)
 
     def hash_regrown(rows: pa.Table | pa.RecordBatch) -> Hashes:
-        return *keys.identify_rows(rows), made(fill_columns(rows, empty.schema))[2]
+        return *keys.identify_rows(rows), made(conform_to_wider_schema(rows, empty.schema))[2]
 
     # Groups of an ordered one are of columns that it was written with.
     arrangements.restore_arrangement(

@@ -27,7 +27,7 @@ import xxhash
 
 from ddflow.columns.hashing import RowHasher, Secret
 from ddflow.columns.widening import narrow_columns
-from ddflow.dataflow.admission import Admission, DecodeProgress
+from ddflow.dataflow.admission import DecodeProgress, InputValidator
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import split_rows
 from ddflow.dataflow.result import Step
@@ -87,7 +87,7 @@ def compute_call_digest(
     kind: str,
     time: int,
     inputs: Mapping[str, Any],
-    admissions: Mapping[str, Admission],
+    admissions: Mapping[str, InputValidator],
     secret: Secret,
 ) -> str:
     """Compute the digest of a call without taking its rows in.
@@ -166,7 +166,7 @@ class EpochCommitter:
         for call in self.calls:
             for output in call.outputs.values():
                 for blob in output.blobs:
-                    self.batch_store.delete_unnamed(blob.name)
+                    self.batch_store.delete_unnamed_blob(blob.name)
         self.calls = []
         self.log.close()
 
@@ -188,11 +188,11 @@ class EpochCommitter:
         files, stored = set[str](), list[StoredInventory]()
         for part in manifest.inventories:
             stored.append(StoredInventory.read(store, part))
-            files |= {part.name} | stored[-1].text.names
+            files |= {part.name} | stored[-1].text.file_names
             self.sheets.load_text(stored[-1].text)
         recovery.restore_dataflow(dataflow, stored, self.batch_store, dataflow.budget.memory is None)
         self.batch_store.start_verification()
-        self.batch_store.register_named_files(self.log.resume(files))
+        self.batch_store.register_manifest_files(self.log.resume_from_newest_version(files))
         if manifest.last == NEVER:
             return {}
         graph = dataflow.graph
@@ -201,7 +201,7 @@ class EpochCommitter:
                 graph.rebuild_state(node, manifest.last, dataflow.frontier, dataflow.since)
         return graph.read_new_outputs(self.log.change.outputs, dataflow.last)
 
-    def find_replay(
+    def find_committed_step(
         self, asked: CallRequest, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow
     ) -> Step | None:
         """Return the step of an epoch that is committed already; None for a new one.
@@ -212,14 +212,14 @@ class EpochCommitter:
         manifest_log = self.log.manifest_log
         if epoch is None:
             if asked.kind in ("push", "advance_to") or self.calls or asked.time > manifest_log.manifest.last:
-                manifest_log.check_newest()
+                manifest_log.check_still_newest()
                 return None
             receipts = manifest_log.manifest.receipts
             found = next(((call, r.epoch) for r in receipts for call in r.calls if call.time == asked.time), None)
             return None if found is None else self._replay_call(*found, asked, inputs, dataflow)
         receipt = self.log.find_committed_epoch(epoch, f"{asked} of epoch {epoch}")
         if receipt is None:
-            manifest_log.check_newest()
+            manifest_log.check_still_newest()
             return None
         if self.calls:
             raise self.log.make_skip_error(f"{asked} of epoch {epoch}")
@@ -258,7 +258,7 @@ class EpochCommitter:
         admissions = dataflow.admissions
         if past is not None:
             plan, _ = evolve_plan(dataflow.flow, past.inputs, only=())
-            admissions = {name: Admission(input.bound) for name, input in plan.inputs.items()}
+            admissions = {name: InputValidator(input.bound) for name, input in plan.inputs.items()}
             for name, each in admissions.items():
                 each.table = dataflow.admissions[name].table
         try:
@@ -291,17 +291,17 @@ class EpochCommitter:
         """
         manifest = self.log.manifest_log.manifest
         if (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
-            with dataflow.guard.writer_turn("run"), dataflow.guard.commit:
+            with dataflow.guard.lock_for_write("run"), dataflow.guard.commit:
                 if dataflow.owed:
                     self.log.publish_connector_positions("sinks have acknowledged")
                 else:
                     self.publish_version(dataflow, manifest.receipts, "sinks have acknowledged")
-                self.log.manifest_log.sweep()
+                self.log.manifest_log.sweep_old_manifests()
 
     def set_retention(self, dataflow: Dataflow, retain: int) -> None:
         """Keep ``retain`` times of history from now on, and no earlier history. Like `commit`."""
         dataflow.retain = retain
-        with dataflow.guard.writer_turn("retain"), dataflow.guard.commit:
+        with dataflow.guard.lock_for_write("retain"), dataflow.guard.commit:
             self.publish_version(dataflow, self.log.manifest_log.manifest.receipts, "history is kept from here on")
 
     def record_call(self, asked: CallRequest, step: Step) -> None:
@@ -338,7 +338,7 @@ class EpochCommitter:
         files = self.sheets.names
         # From here on it may happen, whatever we are told.
         outputs = {blob.name for call in self.calls for output in call.outputs.values() for blob in output.blobs}
-        self.batch_store.register_named_files(files | outputs)
+        self.batch_store.register_manifest_files(files | outputs)
         greatest, horizons = recovery.find_max_times_and_orders(dataflow)
         self.log.publish_version(
             receipts,

@@ -54,15 +54,15 @@ def compact(calls: EngineCalls, forget: bool, look: Look = lambda rows: None) ->
     ``look``: for progress, called with the number of rows written since its last call.
     """
     dataflow, durable = calls.dataflow, calls.durable
-    with dataflow.guard.writer_turn("compact"):
+    with dataflow.guard.lock_for_write("compact"):
         _check_compactable(calls, forget)
         if forget:
             since = max(dataflow.since, dataflow.last)
-            dataflow.graph.apply(ComputedStep(since), dataflow.frontier)
+            dataflow.graph.apply_computed_step(ComputedStep(since), dataflow.frontier)
             dataflow.since = since
         hidden = {name: each.hidden for name, each in dataflow.graph.inputs.items()}
         for name, arranged in dataflow.graph.arrangements.items():
-            merge_runs(arranged, dataflow.budget.home, hidden.get(name, ()), look)
+            merge_all_runs(arranged, dataflow.budget.home, hidden.get(name, ()), look)
         for batcher in dataflow.batchers.values() if forget else ():
             rewrite_pending_runs(batcher, dataflow.budget.home, look)
         if durable is not None:
@@ -72,7 +72,7 @@ def compact(calls: EngineCalls, forget: bool, look: Look = lambda rows: None) ->
 def _check_compactable(calls: EngineCalls, forget: bool) -> None:
     """Raise `SpecError` if the state cannot be compacted now."""
     dataflow = calls.dataflow
-    least = dataflow.holds.least_time()
+    least = dataflow.holds.find_least_time()
     if forget and least < dataflow.last:
         found = f"a reader holds history from {format_time(least, dataflow.time_type)} on"
         raise SpecError("compact(forget=True)", found, "close the readers")
@@ -92,7 +92,7 @@ def _check_compactable(calls: EngineCalls, forget: bool) -> None:
         )
 
 
-def merge_runs(
+def merge_all_runs(
     arranged: Arrangement, home: BatchStore | None, hidden: Iterable[str] = (), look: Look = lambda rows: None
 ) -> None:
     """Make one run of all versions that reads at or after ``since`` need.  O(versions).
@@ -157,7 +157,7 @@ def _publish_compaction(dataflow: Dataflow, durable: EpochCommitter, forget: boo
     receipts = () if forget else durable.log.manifest_log.manifest.receipts
     note = "compaction that forgets" if forget else "compaction"
     if forget:
-        dataflow.fed = {name: fed.forget_runs_with_values() for name, fed in dataflow.fed.items()}
+        dataflow.fed = {name: fed.remove_runs_naming_values() for name, fed in dataflow.fed.items()}
     try:
         for _ in range(1 + forget):
             durable.publish_version(dataflow, receipts, note)
@@ -167,4 +167,4 @@ def _publish_compaction(dataflow: Dataflow, durable: EpochCommitter, forget: boo
     if forget:
         gc(durable.log.manifest_log.store, grace=0, orphans=0)
     else:
-        durable.log.manifest_log.sweep()
+        durable.log.manifest_log.sweep_old_manifests()

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Threads
 from ddflow.connectors.api import Source, TableSink
-from ddflow.dataflow.budget import Budget, parse_size
+from ddflow.dataflow.budget import MemoryBudget, parse_size
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.inflow import map_rows_to_inputs
@@ -46,7 +46,7 @@ from ddflow.plan.evolve import share_join_arrangements
 from ddflow.plan.options import EngineOptions, accept_keyword_options
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.explain import Explaining, Picture, PlanExplanation, render_html, render_plan
-from ddflow.plan.verbs.family import NamesElsewhere
+from ddflow.plan.verbs.family import ForeignVerbHints
 from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, Time, time_to_int64
 
@@ -73,7 +73,7 @@ def make_dataflow(flow: Plan, options: EngineOptions, durable: EpochCommitter | 
         parse_size(options.memory),
     )
     secret = (options.secret or Secret.fresh()) if durable is None else durable.hash_secret
-    budget = Budget(memory, options.spill, None if durable is None else durable.log.manifest_log.store)
+    budget = MemoryBudget(memory, options.spill, None if durable is None else durable.log.manifest_log.store)
     if durable is not None and budget.can_spill:
         budget.home = durable.batch_store
     retain = 0 if durable is None else durable.log.manifest_log.manifest.retain
@@ -116,7 +116,10 @@ class Engine(Reading, Closing):
         Calls that wait for ``commit_every="50ms"`` are committed first; under None, uncommitted calls are lost. A `run`
         on another thread is stopped like by `stop`, and this call waits for it.
         """
-        with self.dataflow.guard.block_runs("close", self.stop), self.dataflow.guard.take_turn("close"):
+        with (
+            self.dataflow.guard.end_and_prevent_runs("close", self.stop),
+            self.dataflow.guard.lock_in_any_state("close"),
+        ):
             self.calls.close()
 
     @property
@@ -160,8 +163,8 @@ class Engine(Reading, Closing):
         O(n) expected, for n rows.
         """
         dataflow, calls = self.dataflow, self.calls
-        with dataflow.guard.writer_turn("step"):
-            calls.check_mode("step", holds_back=False)
+        with dataflow.guard.lock_for_write("step"):
+            calls.check_call_mode("step", holds_back=False)
             inputs = map_rows_to_inputs(inputs, dataflow.admissions)
             at = choose_step_time(calls, "step", time, epoch)
             asked = CallRequest("step", at, time_type=dataflow.time_type)
@@ -192,8 +195,8 @@ class Engine(Reading, Closing):
         O(n), for n rows.
         """
         dataflow, calls = self.dataflow, self.calls
-        with dataflow.guard.writer_turn("push"):
-            calls.check_mode("push", holds_back=True)
+        with dataflow.guard.lock_for_write("push"):
+            calls.check_call_mode("push", holds_back=True)
             inputs = map_rows_to_inputs(inputs, dataflow.admissions)
             return calls.perform_call(CallRequest("push", 0), epoch, inputs, dataflow.push)
 
@@ -224,8 +227,8 @@ class Engine(Reading, Closing):
         O(n) expected, for n released events.
         """
         dataflow, calls = self.dataflow, self.calls
-        with dataflow.guard.writer_turn("advance_to"):
-            calls.check_mode("advance_to", holds_back=True)
+        with dataflow.guard.lock_for_write("advance_to"):
+            calls.check_call_mode("advance_to", holds_back=True)
             to = time_to_int64(f"advance to {frontier!r}", frontier, CLOSED, dataflow.time_type)
             asked = CallRequest("advance_to", to, time_type=dataflow.time_type)
             return calls.perform_call(asked, epoch, {}, partial(dataflow.advance, to=to))
@@ -249,7 +252,7 @@ class Engine(Reading, Closing):
         -----
         After all of these but `SpecError`, open the state again.  O(what changed).
         """
-        with self.dataflow.guard.writer_turn("flush"):
+        with self.dataflow.guard.lock_for_write("flush"):
             return self.calls.flush()
 
     def replace(
@@ -567,7 +570,7 @@ class Engine(Reading, Closing):
         self.dataflow._check_invariants()
 
 
-class Flow(Plan, Explaining, NamesElsewhere):
+class Flow(Plan, Explaining, ForeignVerbHints):
     """A plan under construction, and `open`, which runs it.
 
     Attributes

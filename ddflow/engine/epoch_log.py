@@ -30,12 +30,12 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.widening import InexactValue, fill_columns
+from ddflow.columns.widening import InexactValue, conform_to_wider_schema
 from ddflow.connectors.parquet.sink import Fragment
 from ddflow.engine.garbage import collect_file_names, gc
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import (
-    Command,
+    CommandFix,
     CorruptState,
     DdflowError,
     EpochSkipped,
@@ -69,7 +69,7 @@ from ddflow.storage.files.arrow_file import is_readable_type
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.inventory_text import list_state_file_names
 from ddflow.storage.manifest import Manifest
-from ddflow.storage.manifest_log import GRACE, ManifestLog, load_newest
+from ddflow.storage.manifest_log import GRACE, ManifestLog, load_newest_manifest
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import GREATEST, Blob, Store
 
@@ -133,7 +133,7 @@ class EpochLog:
         options = options or LogOptions()
         store = open_store(state, trust=options.trust)
         with undo_on_failure(store.close):
-            manifest = load_newest(store)
+            manifest = load_newest_manifest(store)
             if manifest is not None and catches_up:
                 flow = add_state_columns(manifest.plan, flow, manifest.added, store.where)
             if manifest is not None:
@@ -146,7 +146,7 @@ class EpochLog:
             if manifest is None:
                 secret = options.secret or Secret.fresh()
                 manifest_log = ManifestLog.create(
-                    store, plan, fingerprint_plan(plan), secret, where.path, options.grace, partitions
+                    store, plan, fingerprint_plan(plan), secret, where.sink_path, options.grace, partitions
                 )
             else:
                 manifest_log = ManifestLog(store, manifest, set(), options.grace)
@@ -158,7 +158,7 @@ class EpochLog:
                 warnings.warn(f"open {store.where}: {each}", stacklevel=5)
             names = [*flow.outputs, *flow.side_outputs()]
             where.check_dropped_outputs(manifest_log.manifest, names)
-            where.claim(manifest_log.manifest, store, names)
+            where.claim_sink(manifest_log.manifest, store, names)
         return cls(flow, manifest_log, change, where, options.keep)
 
     def check_storable_columns(self, flow: Plan) -> None:
@@ -185,21 +185,21 @@ class EpochLog:
         """The last one that was committed."""
         return self.manifest_log.manifest.epoch
 
-    def resume(self, files: set[str]) -> set[str]:
+    def resume_from_newest_version(self, files: set[str]) -> set[str]:
         """Go on from the newest version: show its outputs.  O(its files).
 
         ``files``: the names of its inventories and of all that those name.  Returns them with those of its outputs.
         Raises `StorageFailed`.
         """
         self.manifest_log.names = files | list_state_file_names(self.manifest_log.manifest.output_files())
-        self.outputs.finish_fragments(self.manifest_log.manifest.receipts)
+        self.outputs.publish_fragments(self.manifest_log.manifest.receipts)
         return self.manifest_log.names
 
     def close(self) -> None:
         """Let go of the store.  Twice is harmless."""
         self.manifest_log.wait_for_sweep()
         with suppress(DdflowError):  # whoever opens the state next does it again
-            self.outputs.sync()
+            self.outputs.sync_sinks()
         self.manifest_log.store.close()
 
     def find_committed_epoch(self, epoch: int, asked: str) -> Epoch | None:
@@ -247,12 +247,12 @@ class EpochLog:
             raise CorruptState(
                 f"the files {[blob.name for blob in output.blobs]} of {self.manifest_log.store.where}",
                 f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
-                Phrase("restore them from a copy, or go back with ", Command("rollback")),
+                Phrase("restore them from a copy, or go back with ", CommandFix("rollback")),
             )
         if there is None:
             return table
         try:
-            return pa.Table.from_batches([fill_columns(table, schema)])
+            return pa.Table.from_batches([conform_to_wider_schema(table, schema)])
         except InexactValue as error:
             raise SchemaMismatch(
                 f"epoch {epoch} given again",
@@ -284,7 +284,7 @@ class EpochLog:
             fingerprint=self.fingerprint,
             backlog=backlog,
             receipts=receipts,
-            folder=self.outputs.path or before.folder,
+            folder=self.outputs.sink_path or before.folder,
             sources=dict(self.sources),
             sinks=dict(self.sinks),
             added=dict(self.added),
@@ -294,7 +294,7 @@ class EpochLog:
         self.manifest_log.wait_for_sweep()
         if not self._tidy:
             self._collect_garbage_once()
-        self.outputs.sync()
+        self.outputs.sync_sinks()
         self.manifest_log.commit(new, inventories, files | list_state_file_names(new.output_files()), note)
         if new.epoch > before.epoch:
             self.change = PlanChange()
@@ -316,23 +316,23 @@ class EpochLog:
         if backlog and self.outputs.has_new_sink:  # what is only in the sink before goes
             backlog, receipts = (), (*log.backlog.list_receipts(backlog, taken), *receipts)
         return log.backlog.move_receipts(
-            backlog, log.sign_receipts(self.outputs.select_readable_receipts(receipts)), self.keep, taken
+            backlog, log.add_digest_to_receipts(self.outputs.select_readable_receipts(receipts)), self.keep, taken
         )
 
     def finish_epoch(self, apart: float = math.inf) -> None:
         """Show what the newest epoch gave; then let versions go whose time is over.  O(its files + those deleted).
 
-        ``apart``: as in `ManifestLog.sweep`.  Raises `OutcomeUnknown`: it is committed.
+        ``apart``: as in `ManifestLog.sweep_old_manifests`.  Raises `OutcomeUnknown`: it is committed.
         """
         try:
-            self.outputs.finish_fragments(self.manifest_log.manifest.receipts[-1:])
+            self.outputs.publish_fragments(self.manifest_log.manifest.receipts[-1:])
         except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
             raise OutcomeUnknown(
                 f"commit epoch {self.epoch}",
                 f"it is committed, and its outputs are hidden: {error.found}",
                 "open the state again, which shows them",
             ) from error
-        self.manifest_log.sweep(apart)
+        self.manifest_log.sweep_old_manifests(apart)
 
     def _collect_garbage_once(self) -> None:
         """Collect garbage once, and take over the versions of earlier writers. O(those); never fails.

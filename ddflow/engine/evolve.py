@@ -24,8 +24,8 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.schema import empty_table
-from ddflow.columns.widening import fill_columns
-from ddflow.dataflow.admission import Admission
+from ddflow.columns.widening import conform_to_wider_schema
+from ddflow.dataflow.admission import InputValidator
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
@@ -34,11 +34,11 @@ from ddflow.dataflow.side_outputs import SideOutputs, check_verdict_columns
 from ddflow.engine.calls import EngineCalls
 from ddflow.operators.base import ReadableNode
 from ddflow.plan.compatibility import PlanChange, compare_plans
-from ddflow.plan.evolve import Nodes, evolve_to_types, refuse_misspelled_columns
+from ddflow.plan.evolve import Nodes, evolve_plan_to_types, refuse_misspelled_columns
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe_plan
 from ddflow.time import NEVER
-from ddflow.trace.cast import changes_identities, grow_arrangement, rekey_arrangement
+from ddflow.trace.cast import cast_arrangement_in_place, has_changed_identities, rekey_arrangement
 
 ASKED = "engine.evolve"
 
@@ -49,9 +49,9 @@ def evolve_engine(calls: EngineCalls, given: Any, found: bool = False) -> None:
     ``found``: whether the columns came from a source, so that their names are not a user's.
     """
     dataflow, durable = calls.dataflow, calls.durable
-    with dataflow.guard.writer_turn("evolve"):
+    with dataflow.guard.lock_for_write("evolve"):
         calls.commit_waiting_calls(ASKED)
-        plan, nodes = evolve_to_types(dataflow.flow, given, ASKED)
+        plan, nodes = evolve_plan_to_types(dataflow.flow, given, ASKED)
         where = "the engine's plan" if durable is None else durable.log.manifest_log.store.where
         change = compare_plans(describe_plan(dataflow.flow), plan, where)
         if not change:
@@ -77,14 +77,16 @@ def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanC
         was, added = old.inputs[name], change.columns.get(name, ())
         if name in change.columns or name in change.types:
             hashed = bool(set(added) & set(upsert.tracked or ()))
-            if not changes_identities(was.identified, upsert.identified):
-                grow_arrangement(was.output_arrangement, upsert.output_arrangement.schema, upsert.hash_rows, hashed)
+            if not has_changed_identities(was.identified, upsert.identified):
+                cast_arrangement_in_place(
+                    was.output_arrangement, upsert.output_arrangement.schema, upsert.hash_rows, hashed
+                )
             _convert_pending_events(dataflow, name, upsert.bound.event_schema)
         _move_arrangements(was, upsert, dataflow)
         upsert.unfed = not dataflow.admissions[name].arrived
         if was.expiring is not None:
             was.expiring.bound, upsert.expiring = upsert.bound, was.expiring
-        admission, before = Admission(upsert.bound), dataflow.admissions[name]
+        admission, before = InputValidator(upsert.bound), dataflow.admissions[name]
         admission.arrived, admission.greatest, admission.table = before.arrived, before.greatest, before.table
         admission.unseen.left = [each for each in admission.unseen.left if each in (*before.unseen.left, *added)]
         admission.unseen.table = before.unseen.table
@@ -98,7 +100,8 @@ def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanC
     none = SideOutputs(dataflow.sides, plan.time_type).build_tables()
     dataflow.nothing = {**{name: empty_table(schema) for name, schema in outputs.items()}, **none}
     dataflow.owed = {
-        name: pa.Table.from_batches([fill_columns(table, outputs[name])]) for name, table in dataflow.owed.items()
+        name: pa.Table.from_batches([conform_to_wider_schema(table, outputs[name])])
+        for name, table in dataflow.owed.items()
     }
     for node, running in graph.keeping.items():
         if not running.arrangements and dataflow.last > NEVER:
@@ -108,13 +111,13 @@ def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanC
 def _move_arrangements(was: ReadableNode, running: ReadableNode, dataflow: Dataflow) -> None:
     """Give an operator the arrangements of the one before, in its columns."""
     for arranged, new in zip(was.arrangements, running.arrangements, strict=True):
-        if changes_identities(was.identified, running.identified):
+        if has_changed_identities(was.identified, running.identified):
             below, home = bool(arranged.unindexed_parts), dataflow.budget.home
             new.slots.lasting = arranged.slots.lasting
             rekey_arrangement(arranged, new, running.hash_rows, not below, home if below else None)
         elif arranged.schema != new.schema:
-            grow_arrangement(arranged, new.schema, running.hash_rows, False)
-    if not changes_identities(was.identified, running.identified):
+            cast_arrangement_in_place(arranged, new.schema, running.hash_rows, False)
+    if not has_changed_identities(was.identified, running.identified):
         running.arrangements = was.arrangements
 
 
@@ -122,7 +125,7 @@ def _convert_pending_events(dataflow: Dataflow, name: str, schema: pa.Schema) ->
     """Bring waiting events into the columns of a schema."""
     out = Batcher()
     for run in dataflow.batchers[name].runs.by_least:
-        events = run.events._replace(rows=fill_columns(run.events.rows, schema))
+        events = run.events._replace(rows=conform_to_wider_schema(run.events.rows, schema))
         out.runs.add(PendingRun(events, run.begin, run.bytes_resident, run.file, run.final, run.stored))
         out.pending += len(run)
     dataflow.batchers[name] = out

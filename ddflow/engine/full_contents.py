@@ -112,7 +112,7 @@ class FullContents:
         self._ids = []
         return sort_by_identity(np.concatenate(highs), np.concatenate(lows), None, self.upsert.threads)
 
-    def refuse_duplicates(self, by: SortedRows, rows: Iterable[Events], began: int) -> None:
+    def refuse_duplicate_keys(self, by: SortedRows, rows: Iterable[Events], began: int) -> None:
         """Raise `DuplicateKeys` if a key has several rows. O(keys).
 
         ``rows``: all of them, for the message; ``began``: the number of the first among all events.
@@ -154,7 +154,7 @@ class FullContents:
                 missing &= ~self.upsert.expiring.mark_expired_keys(high, low)
             gone = references[missing]
             for begin in range(0, gone.size, PIECE):
-                rows = gather_arrays(arranged.pool(), gone[begin : begin + PIECE], schema)
+                rows = gather_arrays(arranged.prepare_row_pool(), gone[begin : begin + PIECE], schema)
                 batch = pa.RecordBatch.from_arrays(rows, schema=schema)
                 if self.scope is not None:
                     batch = batch.filter(pa.array(unpack_booleans(self.scope(batch)) != 0))

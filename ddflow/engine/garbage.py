@@ -17,7 +17,7 @@ however old they are.
 >>> with flow.open(store := MemoryStore()) as engine:
 ...     for time in range(4):
 ...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
->>> done = gc(store.writer(), grace=0)
+>>> done = gc(store.reopen(), grace=0)
 >>> done.manifests, done.kept
 ([0, 1, 2], [3, 4])
 """
@@ -33,7 +33,7 @@ from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.outputs import open_owned_folder
 from ddflow.errors import CorruptState
 from ddflow.storage.backlog import Backlog
-from ddflow.storage.manifest import Manifest, load_manifest, load_newest
+from ddflow.storage.manifest import Manifest, load_manifest, load_newest_manifest
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.opening import State, Trust, open_existing_store
 from ddflow.storage.protocol import Blob, BlobEntry, Store
@@ -110,10 +110,10 @@ def gc(
     O(m + f), for m manifests and f files.
     """
     with open_existing_store(state, trust=trust, readonly=dry_run) as store:
-        sink = open_owned_folder(store, load_newest(store), deleting=True)
+        sink = open_owned_folder(store, load_newest_manifest(store), deleting=True)
         outputs = [] if sink is None else sink.list_hidden_fragments()
         entries = store.list_blobs()  # before the manifests are read, see the header
-        manifest = load_newest(store)
+        manifest = load_newest_manifest(store)
         if manifest is None:
             return CollectedGarbage()
         kept, expired = split_versions(store, manifest, grace, orphans)

@@ -10,7 +10,7 @@ given. Without a sink, updates are blobs of the state.
 >>> from ddflow.storage.memory import MemoryStore
 >>> with tempfile.TemporaryDirectory() as place:
 ...     outputs = Outputs.open(place, MemoryStore(), None, {}, "owner")
-...     outputs.path == os.path.realpath(place), os.listdir(place)
+...     outputs.sink_path == os.path.realpath(place), os.listdir(place)
 (True, [])
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from ddflow.connectors.parquet.sink import Fragment, OutputFolder, open_outputs
+from ddflow.connectors.parquet.sink import Fragment, OutputFolder, open_output_folder
 from ddflow.errors import StateRefused
 from ddflow.storage.epochs import Epoch, Output
 from ddflow.storage.files.batch_store import BatchStore
@@ -57,14 +57,14 @@ class Outputs:
         """
         sink = before = None
         if given is not None:
-            sink = open_outputs(given, store, trust)
+            sink = open_output_folder(given, store, trust)
             sink.check_claim(None if manifest is None else manifest.id, schemas)
         if manifest is not None and manifest.folder not in (None, sink and sink.target):
-            before = open_outputs(str(manifest.folder), store, trust)
+            before = open_output_folder(str(manifest.folder), store, trust)
         return cls(sink, before)
 
     @property
-    def path(self) -> str | None:
+    def sink_path(self) -> str | None:
         """Where outputs go."""
         return None if self.sink is None else self.sink.target
 
@@ -89,19 +89,19 @@ class Outputs:
                     "move that folder away, or give another outputs=, or the output another name",
                 )
 
-    def claim(self, manifest: Manifest, store: Store, names: Iterable[str]) -> None:
+    def claim_sink(self, manifest: Manifest, store: Store, names: Iterable[str]) -> None:
         """Claim the sink for a state, before the first file is written. O(outputs). Like `OutputFolder.claim`."""
         if self.sink is not None:
             self.sink.claim(manifest.id, store.where, names)
 
-    def finish_fragments(self, receipts: Iterable[Epoch]) -> None:
+    def publish_fragments(self, receipts: Iterable[Epoch]) -> None:
         """Let committed epochs be seen; durable after `sync`.  O(fragments).  Raises `StorageFailed`."""
         for receipt in receipts if self.sinks else ():
             fragments = list(list_fragments(receipt))
             for sink in self.sinks:
                 sink.publish_epoch(receipt.epoch, fragments)
 
-    def sync(self) -> None:
+    def sync_sinks(self) -> None:
         """Make durable what was put and shown.  Raises `StorageFull`, `StorageFailed`."""
         for sink in self.sinks:
             sink.sync()
@@ -144,7 +144,7 @@ def open_owned_folder(store: Store, manifest: Manifest | None, deleting: bool) -
     """
     if manifest is None or manifest.folder is None:
         return None
-    sink = open_outputs(manifest.folder, store)
+    sink = open_output_folder(manifest.folder, store)
     owner = sink.read_owner()
     if owner is None:
         return None if deleting else sink

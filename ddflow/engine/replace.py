@@ -28,7 +28,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import compute_value_hashes
 from ddflow.connectors.error_location import add_file_to_error, is_path
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.inflow import Inflow, map_contents_to_inputs
+from ddflow.dataflow.inflow import IngestedRows, map_contents_to_inputs
 from ddflow.dataflow.result import Step
 from ddflow.engine.calls import EngineCalls, warn_of_unseen_columns
 from ddflow.engine.commits import CallRequest
@@ -178,7 +178,7 @@ def replace_rows(
     if allowed.most is not None:
         compute_absence_limit(allowed.most, 0)
     dataflow = calls.dataflow
-    with dataflow.guard.writer_turn(kind):
+    with dataflow.guard.lock_for_write(kind):
         if dataflow.flow.holds_back:
             raise WrongMode(
                 kind,
@@ -202,9 +202,9 @@ def replace_rows(
         when = f"at time {format_time(at, dataflow.time_type)}"
         every = {each: FullContents(of, f"{kind} of {each!r} {when}", scope, order) for each, of in upserts.items()}
         asked = CallRequest(kind, at, _encode_arguments(dataflow, every), time_type=dataflow.time_type)
-        if (again := calls.find_replay(asked, epoch, inputs)) is not None:
+        if (again := calls.find_committed_step(asked, epoch, inputs)) is not None:
             return again
-        inflows = calls.admit_rows(asked, inputs, {name: [contents.add_rows] for name, contents in every.items()})
+        inflows = calls.ingest_inputs(asked, inputs, {name: [contents.add_rows] for name, contents in every.items()})
         total = 0
         try:
             for each, contents in every.items():
@@ -254,12 +254,12 @@ def _encode_arguments(dataflow: Dataflow, every: Mapping[str, FullContents]) -> 
 
 
 def _enqueue_deletions(
-    dataflow: Dataflow, inflow: Inflow, contents: FullContents, time: int, arrival: int, once: bool
+    dataflow: Dataflow, inflow: IngestedRows, contents: FullContents, time: int, arrival: int, once: bool
 ) -> int:
     """Put a deletion for each absent key with the rows; how many.  ``once``: whether a key may have one row only."""
     by, total = contents.sort_identities(), 0
     if once:
-        contents.refuse_duplicates(by, inflow.event_chunks, arrival - inflow.rows)
+        contents.refuse_duplicate_keys(by, inflow.event_chunks, arrival - inflow.rows)
     for events in contents.make_absent_key_deletions(by):
         n = events.num_rows
         times = np.full(n, time)

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
-from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.budget import MemoryBudget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
 from ddflow.engine import checkpoint as recovery
@@ -36,7 +36,7 @@ from ddflow.plan.compatibility import resolve_plan
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.manifest import Manifest, load_manifest, load_newest
+from ddflow.storage.manifest import Manifest, load_manifest, load_newest_manifest
 from ddflow.storage.opening import State, Trust, open_existing_store
 from ddflow.storage.protocol import Store
 from ddflow.time import Time
@@ -62,8 +62,8 @@ class Snapshot(Reading, Closing):
         store.pin_blobs(part.name for part in manifest.inventories)
         for part in manifest.inventories:
             inventories.append(StoredInventory.read(store, part))
-            store.pin_blobs(inventories[-1].text.names)
-        super().__init__(Dataflow(flow, Graph(flow, Secret(*manifest.secret)), Budget(None, None)))
+            store.pin_blobs(inventories[-1].text.file_names)
+        super().__init__(Dataflow(flow, Graph(flow, Secret(*manifest.secret)), MemoryBudget(None, None)))
         restore_version(self.dataflow, manifest, inventories, BatchStore(store), manifest.partitions)
 
     @classmethod
@@ -126,7 +126,7 @@ class Snapshot(Reading, Closing):
 
     def close(self) -> None:
         """Free its memory and files.  A second call does nothing."""
-        with self.dataflow.guard.take_turn("close"):
+        with self.dataflow.guard.lock_in_any_state("close"):
             self.dataflow.close()
 
 
@@ -138,7 +138,7 @@ def restore_version(
     partitions: int = 1,
 ) -> None:
     """Fill a new dataflow from the inventories of a version, for reading. ``partitions``: see `restore_dataflow`."""
-    dataflow.recent.end_steps()
+    dataflow.recent.mark_ended()
     dataflow.fed, dataflow.sources = manifest.fed, dict(manifest.sources)
     dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
     recovery.restore_dataflow(dataflow, inventories, batch_store, indexed=False, sieved=False, partitions=partitions)
@@ -191,7 +191,7 @@ def find_version(store: Store, epoch: int | None = None) -> Manifest:
 
     Raises `StateRefused` if there is no state, `SnapshotExpired` for an epoch that is not kept.
     """
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     if manifest is None:
         raise StateRefused(f"read {store.where}", "there is no state", "make one with flow.open")
     if epoch is None or manifest.epoch == epoch:

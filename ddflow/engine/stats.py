@@ -23,12 +23,20 @@ from ddflow.time import INT64, format_time
 from ddflow.trace.arrangement import Arrangement
 
 
+class PendingFigures(NamedTuple):
+    """How many events wait for their time, and their bytes, in memory and mapped from disk."""
+
+    events: int = 0
+    nbytes: int = 0
+    mapped_bytes: int = 0
+
+
 class ArrangementFigures(NamedTuple):
     """The figures of one arrangement; rows of payload are counted as versions, sizes in bytes.
 
     >>> people = ArrangementFigures(keys=950, tombstones=50, batches=2, runs=3, versions=1400, bytes_resident=95_000,
     ...                   bytes_mapped=0, bytes_index=40_000, written=2000, copied=1000, owed=300)
-    >>> stats = Stats(frontier=8, since=7, arrangements={"people": people}, pending=4, bytes_pending=120,
+    >>> stats = Stats(frontier=8, since=7, arrangements={"people": people}, pending=PendingFigures(4, 120),
     ...               verdicts={"applied": 1990, "noop": 10}, budget=200_000)
     >>> stats["keys"], stats["write_amplification"], stats["bytes_per_key"], stats["arrangements"]["people"]["owed"]
     (950, 1.5, 100.0, 300)
@@ -116,16 +124,12 @@ class Stats(Mapping[str, Any]):
         As of `Engine`.
     arrangements : mapping of str to ArrangementFigures
         By name, the figures of each arrangement.
-    pending : int
-        Events that wait for their time.
-    bytes_pending : int
-        The memory that these take, in bytes.
+    pending : PendingFigures
+        The events that wait for their time.
     verdicts : mapping of str to int
         Events by verdict.
     budget : int or None
         The budget in bytes; None without one.
-    bytes_pending_mapped : int
-        The bytes of pending events that are on disk.
     pinned : int
         The bytes of memory that only readers hold, of rows that were merged, spilled or deleted since. They do not
         count for the budget, and are freed after the reads.
@@ -134,12 +138,15 @@ class Stats(Mapping[str, Any]):
 
     Notes
     -----
-    Its keys are those names but ``bytes_pending_mapped`` and ``time_type``, and these totals over all arrangements:
+    Its keys are those names but ``time_type`` (``pending`` is a number of events), and these totals over all
+    arrangements:
 
     ``keys``, ``tombstones``, ``batches``, ``versions``, ``bytes_resident``
         Sums; see `ArrangementFigures`.
     ``bytes_mapped``
         Bytes on disk, pending events included.
+    ``bytes_pending``
+        The bytes of memory that pending events take.
     ``effort_owed``
         Versions that merges in progress still have to copy.
     ``write_amplification``
@@ -158,11 +165,9 @@ class Stats(Mapping[str, Any]):
         frontier: int,
         since: int,
         arrangements: Mapping[str, ArrangementFigures],
-        pending: int,
-        bytes_pending: int,
+        pending: PendingFigures,
         verdicts: Mapping[str, int],
         budget: int | None,
-        bytes_pending_mapped: int = 0,
         pinned: int = 0,
         time_type: pa.DataType = INT64,
     ) -> None:
@@ -182,10 +187,10 @@ class Stats(Mapping[str, Any]):
                 "batches": total.batches,
                 "versions": total.versions,
                 "bytes_resident": total.bytes_resident,
-                "bytes_mapped": total.bytes_mapped + bytes_pending_mapped,
-                "bytes_pending": bytes_pending,
+                "bytes_mapped": total.bytes_mapped + pending.mapped_bytes,
+                "bytes_pending": pending.nbytes,
                 "bytes_per_key": state / total.keys if total.keys else None,
-                "pending": pending,
+                "pending": pending.events,
                 "write_amplification": (total.written + total.copied) / total.written if total.written else 1.0,
                 "effort_owed": total.owed,
                 "budget": budget,
@@ -339,7 +344,7 @@ class Inspectable(Explaining):
         return Verdicts.of(self.dataflow.totals, self.dataflow.pending_count)
 
     def _render_plan(self, name: str | None, format: str) -> PlanExplanation | Picture:
-        with self.dataflow.guard.reader_turn("explain"):
+        with self.dataflow.guard.lock_for_read("explain"):
             return render_plan(self.flow, name, format, describe_nodes(self.dataflow.graph))
 
     def stats(self) -> Stats:
@@ -354,19 +359,21 @@ class Inspectable(Explaining):
         -----
         O(arrangements and their runs).
         """
-        with self.dataflow.guard.reader_turn("stats", closed=True):
+        with self.dataflow.guard.lock_for_read("stats", closed=True):
             held = self.dataflow.graph.arrangements
             return Stats(
                 frontier=self.frontier,
                 since=self.since,
                 arrangements={name: ArrangementFigures.of(arranged) for name, arranged in held.items()},
-                pending=self.dataflow.pending_count,
-                bytes_pending=sum(b.nbytes for b in self.dataflow.batchers.values()),
+                pending=PendingFigures(
+                    self.dataflow.pending_count,
+                    sum(b.nbytes for b in self.dataflow.batchers.values()),
+                    sum(b.mapped_bytes for b in self.dataflow.batchers.values()),
+                ),
                 verdicts=self.verdicts.counts,
                 budget=self.dataflow.budget.memory,
-                bytes_pending_mapped=sum(b.mapped_bytes for b in self.dataflow.batchers.values()),
                 time_type=self.dataflow.time_type,
-                pinned=self.dataflow.recent.count_waiting_bytes(self.dataflow.holds.least_time())
+                pinned=self.dataflow.recent.count_waiting_bytes(self.dataflow.holds.find_least_time())
                 + sum(each.slots.bytes_pinned for arranged in held.values() for each in arranged.partitions),
             )
 
@@ -374,6 +381,6 @@ class Inspectable(Explaining):
         """Render the plan with its figures and the sizes for a notebook; after `close` only the plan."""
         if self.dataflow.guard.state != "open":
             return render_html(self.flow)
-        with self.dataflow.guard.reader_turn("show"):
+        with self.dataflow.guard.lock_for_read("show"):
             figures = describe_nodes(self.dataflow.graph)
         return render_html(self.flow, figures) + self.stats()._repr_html_()

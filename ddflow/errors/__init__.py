@@ -18,24 +18,24 @@ from typing import Any, Final, NamedTuple
 
 from ddflow.errors.base import (
     PYTHON as PYTHON,
-    Command as Command,
+    CommandFix as CommandFix,
     DdflowError,
     DeclareFix as DeclareFix,
-    DeleteRule as DeleteRule,
     EvolveFix as EvolveFix,
     FileFix as FileFix,
     Fix as Fix,
     FixSyntax as FixSyntax,
-    InputTypes as InputTypes,
+    InputTypesFix as InputTypesFix,
     Option as Option,
     Phrase as Phrase,
     PhrasePart as PhrasePart,
     Row as Row,
+    TombstoneFix as TombstoneFix,
     WidenFix as WidenFix,
+    format_location as format_location,
     format_phrase as format_phrase,
     mask_secrets as mask_secrets,
     shorten as shorten,
-    wrap_place as wrap_place,
 )
 
 

@@ -81,17 +81,17 @@ class FixSyntax:
         """Return how types are said to be of one input."""
         return f"{{{input!r}: {{column: type}}}}"
 
-    def format_evolve(self, fix: EvolveFix) -> str:
+    def format_evolve_call(self, fix: EvolveFix) -> str:
         """Return the call that rewrites a state."""
         given = [str({fix.input: dict(fix.types)} if fix.input else dict(fix.types))] if fix.types else []
         given += [f"{name}={[*names]}" for name, names in fix.drop_options.items() if names]
         return f"dd.evolve({', '.join(['STATE' if fix.state is None else repr(fix.state), *given])})"
 
-    def format_migrate(self, fix: EvolveFix) -> str:
+    def format_migration(self, fix: EvolveFix) -> str:
         """Return how a log gives a state that has the types from its beginning."""
         return f"{self.format_types(fix.types)}, in a new state"
 
-    def format_engine_evolve(self, fix: EvolveFix) -> str:
+    def format_engine_evolve_call(self, fix: EvolveFix) -> str:
         """Return the call by which an open engine takes types that it can read, before another way; or ""."""
         return f"engine.evolve({ {fix.input: dict(fix.types)} if fix.input else dict(fix.types) }), or "
 
@@ -151,10 +151,10 @@ class Row(PhrasePart):
         return f"{self.before}{name}{self.after}" if name else ""
 
 
-def wrap_place(before: str, place: str | Row, after: str = "") -> str | PhrasePart:
+def format_location(before: str, place: str | Row, after: str = "") -> str | PhrasePart:
     """Return a place with text around it, which is left out with the place where that is a row without a name.
 
-    >>> str(wrap_place("7 rows, first in ", Row(3))), wrap_place("", "offset 9", ": no JSON")
+    >>> str(format_location("7 rows, first in ", Row(3))), format_location("", "offset 9", ": no JSON")
     ('7 rows, first in row 3, counted from 0', 'offset 9: no JSON')
     """
     if isinstance(place, Row):
@@ -198,7 +198,7 @@ class DeclareFix(Fix):
 
 
 @dataclass(frozen=True)
-class InputTypes(Fix):
+class InputTypesFix(Fix):
     """How types are said to be of one input of several."""
 
     input: str
@@ -232,7 +232,7 @@ class EvolveFix(Fix):
 
     def text(self, words: FixSyntax) -> str:
         """Return the call as it is typed."""
-        return words.format_migrate(self) if self.moves else words.format_evolve(self)
+        return words.format_migration(self) if self.moves else words.format_evolve_call(self)
 
 
 @dataclass(frozen=True)
@@ -262,11 +262,11 @@ class WidenFix(EvolveFix):
         why = (
             "in a state the column becomes that by " if self.declared else "if the column became wider at its source: "
         )
-        return f"; {why}{words.format_engine_evolve(self) if self.reads else ''}{words.format_evolve(self)}"
+        return f"; {why}{words.format_engine_evolve_call(self) if self.reads else ''}{words.format_evolve_call(self)}"
 
 
 @dataclass(frozen=True)
-class Command(Fix):
+class CommandFix(Fix):
     """A verb, such as ``rollback``, without its arguments."""
 
     name: str
@@ -289,7 +289,7 @@ class FileFix(Fix):
 
 
 @dataclass(frozen=True)
-class DeleteRule(Fix):
+class TombstoneFix(Fix):
     """A rule that says which events delete."""
 
     column: str
@@ -424,7 +424,7 @@ DdflowError.__module__ = "ddflow.errors"
 T = TypeVar("T", bound=DdflowError)
 
 
-def replace_texts(
+def replace_error_texts(
     error: T,
     asked: str | PhrasePart | None = None,
     found: str | PhrasePart | None = None,
@@ -436,7 +436,7 @@ def replace_texts(
     return error
 
 
-def replace_parts(error: T, kind: Any, change: Callable[[Any], str | PhrasePart]) -> T:
+def replace_error_parts(error: T, kind: Any, change: Callable[[Any], str | PhrasePart]) -> T:
     """Put other parts in place of those of a kind, and return the error."""
     error.args = tuple(
         Phrase(*(change(each) if isinstance(each, kind) else each for each in text.parts)) for text in error.args
@@ -447,7 +447,9 @@ def replace_parts(error: T, kind: Any, change: Callable[[Any], str | PhrasePart]
 def set_error_input(error: T, input: str, several: bool) -> T:
     """Say which input an error is about.  ``several``: whether its plan has others, so that fixes name it."""
     error.input = error.input or input
-    return replace_parts(error, EvolveFix, lambda fix: replace(fix, input=fix.input or input)) if several else error
+    return (
+        replace_error_parts(error, EvolveFix, lambda fix: replace(fix, input=fix.input or input)) if several else error
+    )
 
 
 def set_error_state(error: T, state: str | None, fixed: Collection[str] = ()) -> T:
@@ -460,10 +462,10 @@ def set_error_state(error: T, state: str | None, fixed: Collection[str] = ()) ->
             return DeclareFix(fix.types)
         return replace(fix, state=state, moves=fix.moves or not fix.types.keys().isdisjoint(fixed))
 
-    return replace_parts(error, EvolveFix, locate)
+    return replace_error_parts(error, EvolveFix, locate)
 
 
 def set_error_row_names(error: T, name: Callable[[int], str], file: str = "") -> T:
     """Call the rows of an error as their file's reader calls them."""
     error.file = error.file or file
-    return replace_parts(error, Row, lambda row: replace(row, name="" if row.inner else name(row.number)))
+    return replace_error_parts(error, Row, lambda row: replace(row, name="" if row.inner else name(row.number)))

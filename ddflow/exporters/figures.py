@@ -23,7 +23,7 @@ SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 """Upper bounds of the buckets of a histogram."""
 
 
-class Figure(NamedTuple):
+class MetricDefinition(NamedTuple):
     """``name``: without prefix and ``_total``.  ``labels``: besides ``flow``.  ``of``: its values in a record."""
 
     name: str
@@ -50,12 +50,14 @@ def _make_unlabelled_value(value: float) -> list[Labelled]:
 
 
 FIGURES: Final = (
-    Figure("rows", "counter", "", ("input",), "Rows taken in.", lambda call: _label_values(call.rows)),
-    Figure(
+    MetricDefinition("rows", "counter", "", ("input",), "Rows taken in.", lambda call: _label_values(call.rows)),
+    MetricDefinition(
         "events", "counter", "", ("verdict",), "Events resolved, by verdict.", lambda call: _label_values(call.verdicts)
     ),
-    Figure("updates", "counter", "", ("output",), "Updates put out.", lambda call: _label_values(call.updates)),
-    Figure(
+    MetricDefinition(
+        "updates", "counter", "", ("output",), "Updates put out.", lambda call: _label_values(call.updates)
+    ),
+    MetricDefinition(
         "call_seconds",
         "histogram",
         "s",
@@ -63,7 +65,7 @@ FIGURES: Final = (
         "Seconds of a call, its commit included.",
         lambda call: [((call.kind,), call.seconds)] if call.kind != "run" else (),  # which repeats calls
     ),
-    Figure(
+    MetricDefinition(
         "commit_seconds",
         "histogram",
         "s",
@@ -71,8 +73,10 @@ FIGURES: Final = (
         "Seconds of the commit within a call.",
         lambda call: _make_unlabelled_value(call.commit) if call.commit else (),
     ),
-    Figure("epoch", "gauge", "", (), "The last committed epoch.", lambda call: _make_unlabelled_value(call.epoch)),
-    Figure(
+    MetricDefinition(
+        "epoch", "gauge", "", (), "The last committed epoch.", lambda call: _make_unlabelled_value(call.epoch)
+    ),
+    MetricDefinition(
         "pending_events",
         "gauge",
         "",
@@ -80,8 +84,8 @@ FIGURES: Final = (
         "Events whose time is open.",
         lambda call: _make_unlabelled_value(call.pending),
     ),
-    Figure("keys", "gauge", "", ("arrangement",), "Live keys.", lambda call: _label_values(call.keys)),
-    Figure(
+    MetricDefinition("keys", "gauge", "", ("arrangement",), "Live keys.", lambda call: _label_values(call.keys)),
+    MetricDefinition(
         "state_bytes",
         "gauge",
         "By",
@@ -89,7 +93,7 @@ FIGURES: Final = (
         "Bytes of index and batches.",
         lambda call: _label_values(call.bytes),
     ),
-    Figure(
+    MetricDefinition(
         "merge_debt_versions",
         "gauge",
         "",
@@ -97,7 +101,7 @@ FIGURES: Final = (
         "Versions that merges in progress have yet to copy.",
         lambda call: _label_values(call.owed),
     ),
-    Figure(
+    MetricDefinition(
         "source_lag",
         "gauge",
         "",
@@ -105,7 +109,7 @@ FIGURES: Final = (
         "What a source has and the state has not.",
         lambda call: [((name, of.unit), of.amount) for name, of in call.sources.items() if of.amount is not None],
     ),
-    Figure(
+    MetricDefinition(
         "source_lag_seconds",
         "gauge",
         "s",
@@ -114,7 +118,7 @@ FIGURES: Final = (
         lambda call: [((name,), of.seconds) for name, of in call.sources.items() if of.seconds is not None],
         grows=True,
     ),
-    Figure(
+    MetricDefinition(
         "source_gathered_rows",
         "gauge",
         "",
@@ -122,7 +126,7 @@ FIGURES: Final = (
         "Rows that a source gave and no epoch has yet, of a first copy those so far.",
         lambda call: [((name,), of.gathered) for name, of in call.sources.items()],
     ),
-    Figure(
+    MetricDefinition(
         "source_failing",
         "gauge",
         "",
@@ -130,7 +134,7 @@ FIGURES: Final = (
         "1 while the last attempt to read a source failed.",
         lambda call: [((name,), float(each.failing)) for name, each in call.sources.items()],
     ),
-    Figure(
+    MetricDefinition(
         "sink_lag_epochs",
         "gauge",
         "",
@@ -138,7 +142,7 @@ FIGURES: Final = (
         "Committed epochs that a sink has yet to take.",
         lambda call: [((name,), each.epochs) for name, each in call.sinks.items()],
     ),
-    Figure(
+    MetricDefinition(
         "sink_lag_bytes",
         "gauge",
         "By",
@@ -146,7 +150,7 @@ FIGURES: Final = (
         "Bytes of updates that a sink has yet to take.",
         lambda call: [((name,), each.bytes) for name, each in call.sinks.items()],
     ),
-    Figure(
+    MetricDefinition(
         "sink_failing",
         "gauge",
         "",

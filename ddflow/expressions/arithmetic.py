@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.errors import shorten
-from ddflow.expressions.casts import convert
-from ddflow.expressions.digits import WIDEST, compute_with_numpy, fit_decimals
-from ddflow.expressions.node import Compute, Datum, Node, Refusal, accept_scalars, apply, constant, null
+from ddflow.expressions.casts import build_cast
+from ddflow.expressions.digits import WIDEST, compute_with_numpy, rescale_decimals
+from ddflow.expressions.node import Compute, Datum, Node, Refusal, accept_scalars, build_compute_node, constant, null
 from ddflow.expressions.types import (
     DATE,
     DOUBLE,
@@ -75,7 +75,7 @@ def duration_arithmetic(sign: str, left: Node, right: Node) -> Node | None:
         return _scale_duration(sign, left, right)
     kind = common_type([left.type, right.type])
     if sign in _ADDED and kind is not None and is_duration(kind):
-        return apply(_ADDED[sign], convert(left, kind), convert(right, kind), fallible=True)
+        return build_compute_node(_ADDED[sign], build_cast(left, kind), build_cast(right, kind), fallible=True)
     return None
 
 
@@ -85,21 +85,21 @@ def days_between(end: Node, start: Node) -> Node:
     def compute(last: pa.Array, first: pa.Array) -> pa.Array:
         return pc.subtract_checked(last.cast(INT32), first.cast(INT32))
 
-    return apply(compute, end, start, fallible=True)
+    return build_compute_node(compute, end, start, fallible=True)
 
 
 def extract_duration_part(field: str, node: Node) -> Node:
     """Extract a part of a duration by its name in ``FIELDS``: a signed whole number, or all seconds as a double."""
     second = 1000 ** UNITS.index(node.type.unit)
     if field == "EPOCH":
-        return apply(accept_scalars(lambda values: _divide_to_double(values.cast(INT64), second)), node)
+        return build_compute_node(accept_scalars(lambda values: _divide_to_double(values.cast(INT64), second)), node)
     seconds, most = _PARTS[field]
 
     def compute(values: pa.Array) -> pa.Array:
         whole = pc.divide(values.cast(INT64), seconds * second)
         return whole if most is None else pc.subtract(whole, pc.multiply(pc.divide(whole, most), most))
 
-    return apply(compute, node)
+    return build_compute_node(compute, node)
 
 
 def _divide_to_double(values: pa.Array, by: int) -> pa.Array:
@@ -123,15 +123,15 @@ def _is_date_or_timestamp(node: Node) -> bool:
 def _subtract_timestamps(end: Node, start: Node) -> Node:
     kind = common_type([end.type, start.type])
     assert kind is not None
-    return apply(pc.subtract_checked, convert(end, kind), convert(start, kind), fallible=True)
+    return build_compute_node(pc.subtract_checked, build_cast(end, kind), build_cast(start, kind), fallible=True)
 
 
 def _shift_timestamp(sign: str, moment: Node, by: Node) -> Node:
     """Add a duration to a timestamp, or to the midnight (UTC) of a date, or subtract it."""
-    moment = convert(moment, INSTANT) if moment.type == DATE else moment
+    moment = build_cast(moment, INSTANT) if moment.type == DATE else moment
     unit = max(moment.type.unit, by.type.unit, key=UNITS.index)
-    moment, by = convert(moment, pa.timestamp(unit, moment.type.tz)), convert(by, pa.duration(unit))
-    return apply(_ADDED[sign], moment, by, fallible=True)
+    moment, by = build_cast(moment, pa.timestamp(unit, moment.type.tz)), build_cast(by, pa.duration(unit))
+    return build_compute_node(_ADDED[sign], moment, by, fallible=True)
 
 
 def _scale_duration(sign: str, duration: Node, number: Node) -> Node | None:
@@ -142,13 +142,13 @@ def _scale_duration(sign: str, duration: Node, number: Node) -> Node | None:
         return None
     if is_integer(number.type):
         compute = pc.multiply_checked if sign == "*" else accept_scalars(_divide_rounded)
-        return apply(compute, duration, convert(number, INT64), fallible=True)
+        return build_compute_node(compute, duration, build_cast(number, INT64), fallible=True)
 
     def scale_values(values: pa.Array, by: pa.Array) -> pa.Array:
         exact = (pc.multiply if sign == "*" else pc.divide_checked)(values.cast(INT64).cast(DOUBLE, safe=False), by)
         return pc.round(exact, round_mode="half_towards_infinity").cast(INT64).cast(values.type)
 
-    return apply(accept_scalars(scale_values), duration, convert(number, DOUBLE), fallible=True)
+    return build_compute_node(accept_scalars(scale_values), duration, build_cast(number, DOUBLE), fallible=True)
 
 
 def _divide_rounded(values: pa.Array, by: pa.Array) -> pa.Array:
@@ -175,8 +175,8 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
     if kind is None or not is_number(kind) or left.type == right.type == STRING:
         raise Refusal(
             f"{sql_name(left.type)} {sign} {sql_name(right.type)} is no arithmetic",
-            _suggest_for_durations(left, right)
-            or _suggest_for_text(left, right)
+            _suggest_duration_remedy(left, right)
+            or _suggest_text_remedy(left, right)
             or "cast to numbers first; for dates there are date_add, date_sub and datediff",
         )
     if is_decimal(kind):
@@ -184,41 +184,43 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
     if sign == "div":
         if not is_integer(kind):
             raise Refusal("div takes integers and decimals, not floats", "use / and floor, or cast to bigint")
-        return apply(pc.divide_checked, convert(left, INT64), convert(right, INT64), fallible=True)
+        return build_compute_node(pc.divide_checked, build_cast(left, INT64), build_cast(right, INT64), fallible=True)
     if sign == "/":
-        return apply(pc.divide_checked, convert(left, DOUBLE), convert(right, DOUBLE), fallible=True)
-    left, right = convert(left, kind), convert(right, kind)
+        return build_compute_node(pc.divide_checked, build_cast(left, DOUBLE), build_cast(right, DOUBLE), fallible=True)
+    left, right = build_cast(left, kind), build_cast(right, kind)
     if sign in ("%", "pmod"):
-        return apply(accept_scalars(_remainder if sign == "%" else _positive_remainder), left, right, fallible=True)
-    return apply(_CHECKED[sign], left, right, fallible=is_integer(kind))
+        return build_compute_node(
+            accept_scalars(_remainder if sign == "%" else _positive_remainder), left, right, fallible=True
+        )
+    return build_compute_node(_CHECKED[sign], left, right, fallible=is_integer(kind))
 
 
 def negate_number(node: Node) -> Node:
     """Negate a number; text is a double first."""
-    node = convert(node, DOUBLE) if node.type in (STRING, NULL) else node
+    node = build_cast(node, DOUBLE) if node.type in (STRING, NULL) else node
     if is_duration(node.type):
-        return apply(pc.negate_checked, node, fallible=True)
+        return build_compute_node(pc.negate_checked, node, fallible=True)
     if not is_number(node.type):
         raise Refusal(f"- of {sql_name(node.type)} is no arithmetic", "cast to a number first")
-    return apply(pc.negate_checked, node, fallible=is_integer(node.type))
+    return build_compute_node(pc.negate_checked, node, fallible=is_integer(node.type))
 
 
 def shift_days(date: Node, days: Node, sign: str) -> Node:
     """Move a date by a number of days, later (+) or earlier (-); days are an int."""
     compute = _CHECKED[sign]
-    return apply(
-        lambda day, count: compute(day.cast(INT32), count).cast(DATE), date, convert(days, INT32), fallible=True
+    return build_compute_node(
+        lambda day, count: compute(day.cast(INT32), count).cast(DATE), date, build_cast(days, INT32), fallible=True
     )
 
 
-def _suggest_for_durations(left: Node, right: Node) -> str | None:
+def _suggest_duration_remedy(left: Node, right: Node) -> str | None:
     """Suggest a remedy for a duration combined with a type that does not fit it."""
     if not (is_duration(left.type) or is_duration(right.type)):
         return None
     return "extract(epoch from x) is the seconds of a duration, and n * interval 1 second makes one of a number"
 
 
-def _suggest_for_text(left: Node, right: Node) -> str | None:
+def _suggest_text_remedy(left: Node, right: Node) -> str | None:
     """Suggest a remedy for a text combined with a timestamp."""
     if STRING not in (left.type, right.type) or not (pat.is_timestamp(left.type) or pat.is_timestamp(right.type)):
         return None
@@ -260,8 +262,8 @@ def _positive_remainder(left: pa.Array, right: pa.Array) -> pa.Array:
 def _convert_to_decimal(node: Node, kind: pa.DataType) -> Node:
     """Convert an operand of a decimal to a decimal; an integer literal has as many digits as its text."""
     if node.literal and is_integer(node.type) and node.constant is not None:
-        return convert(node, pa.decimal128(len(str(abs(node.constant.as_py()))), 0))
-    return convert(node, kind if node.type == NULL else to_decimal_type(node.type))
+        return build_cast(node, pa.decimal128(len(str(abs(node.constant.as_py()))), 0))
+    return build_cast(node, kind if node.type == NULL else to_decimal_type(node.type))
 
 
 def _decimal_arithmetic(sign: str, left: Node, right: Node) -> Node:
@@ -271,13 +273,13 @@ def _decimal_arithmetic(sign: str, left: Node, right: Node) -> Node:
 
     def exact(a: pa.Array, b: pa.Array) -> pa.Array:
         value = compute(a, b)
-        fitted = fit_decimals(value, result.precision, result.scale)
+        fitted = rescale_decimals(value, result.precision, result.scale)
         if fitted.null_count > value.null_count:
             raise pa.ArrowInvalid(f"overflow: a result does not fit {sql_name(result)}")
         return fitted
 
-    node = apply(accept_scalars(exact), left, right, fallible=True)
-    return convert(node, INT64) if sign == "div" else node
+    node = build_compute_node(accept_scalars(exact), left, right, fallible=True)
+    return build_cast(node, INT64) if sign == "div" else node
 
 
 Plan = tuple[pa.DataType, Compute]
@@ -287,7 +289,7 @@ def _plan_sum(compute: Compute) -> Callable[[pa.DataType, pa.DataType], Plan]:
     def plan(a: pa.DataType, b: pa.DataType) -> Plan:
         scale = max(a.scale, b.scale)
         precision = max(a.precision - a.scale, b.precision - b.scale) + scale + 1
-        return bounded_decimal(precision, scale), _widen_if_needed(compute, precision)
+        return bounded_decimal(precision, scale), _compute_wide_if_needed(compute, precision)
 
     return plan
 
@@ -295,10 +297,10 @@ def _plan_sum(compute: Compute) -> Callable[[pa.DataType, pa.DataType], Plan]:
 def _plan_product(a: pa.DataType, b: pa.DataType) -> Plan:
     precision = a.precision + b.precision + 1
     _check_digit_count(precision, "*", a, b)
-    return bounded_decimal(precision, a.scale + b.scale), _widen_if_needed(pc.multiply_checked, precision)
+    return bounded_decimal(precision, a.scale + b.scale), _compute_wide_if_needed(pc.multiply_checked, precision)
 
 
-def _widen_if_needed(compute: Compute, precision: int) -> Compute:
+def _compute_wide_if_needed(compute: Compute, precision: int) -> Compute:
     """Return ``compute`` unchanged if its result has at most 38 digits, else compute in 76."""
     return compute if precision <= MOST_DIGITS else lambda x, y: compute(_widen_decimals(x), _widen_decimals(y))
 

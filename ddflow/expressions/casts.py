@@ -8,9 +8,9 @@ Refused at compile time: pairs that ANSI refuses, and floats as text, for Java's
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
->>> convert(constant(pa.scalar(-1.7)), pa.int64()).constant
+>>> build_cast(constant(pa.scalar(-1.7)), pa.int64()).constant
 <pyarrow.Int64Scalar: -1>
->>> convert(constant(pa.scalar("x")), pa.int64(), attempt=True).constant
+>>> build_cast(constant(pa.scalar("x")), pa.int64(), attempt=True).constant
 <pyarrow.Int64Scalar: None>
 """
 
@@ -28,7 +28,6 @@ from ddflow.expressions.digits import (
     WIDEST,
     decimal_to_double,
     double_to_decimal,
-    fit_decimals,
     narrow_integers,
     parse_booleans,
     parse_dates,
@@ -36,8 +35,9 @@ from ddflow.expressions.digits import (
     parse_floats,
     parse_integers,
     parse_timestamps,
+    rescale_decimals,
 )
-from ddflow.expressions.node import Node, Refusal, accept_scalars, apply, null
+from ddflow.expressions.node import Node, Refusal, accept_scalars, build_compute_node, null
 from ddflow.expressions.types import (
     BINARY,
     BOOL,
@@ -66,7 +66,7 @@ Convert: TypeAlias = Callable[[pa.Array], pa.Array]
 PLAIN_TEXT_SCALE = 6  # Arrow writes decimals with more fraction digits as 1.0E-7
 
 
-def convert(node: Node, kind: pa.DataType, attempt: bool = False) -> Node:
+def build_cast(node: Node, kind: pa.DataType, attempt: bool = False) -> Node:
     """Cast ``node`` to ``kind``: CAST, or TRY_CAST with ``attempt``.
 
     Raises Refusal when no value of the one type is one of the other.  O(rows).
@@ -77,8 +77,10 @@ def convert(node: Node, kind: pa.DataType, attempt: bool = False) -> Node:
         return null(kind)
     turn, loses = _choose_conversion(node.type, kind)
     if not loses:
-        return apply(accept_scalars(turn), node)
-    return apply(accept_scalars(turn if attempt else _fail_on_loss(turn, node.type, kind)), node, fallible=not attempt)
+        return build_compute_node(accept_scalars(turn), node)
+    return build_compute_node(
+        accept_scalars(turn if attempt else _fail_on_loss(turn, node.type, kind)), node, fallible=not attempt
+    )
 
 
 def cast_to_working_type(array: pa.Array) -> pa.Array:
@@ -95,7 +97,7 @@ def cast_to_working_type(array: pa.Array) -> pa.Array:
 
 def cast_to_text(node: Node) -> Node:
     """Cast an argument of a text function to text, as Spark does."""
-    return convert(node, STRING)
+    return build_cast(node, STRING)
 
 
 _COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
@@ -137,7 +139,7 @@ def _choose_conversion(source: pa.DataType, kind: pa.DataType) -> tuple[Convert,
     elif is_number(source) and is_number(kind):
         found = _choose_number_cast(source, kind)
     elif is_duration(source) and is_duration(kind):
-        found = (lambda array: _change_unit(array, kind)), True
+        found = (lambda array: _convert_duration_unit(array, kind)), True
     elif source == pa.list_(NULL) and pat.is_list(kind):
         found = (lambda array: array.cast(kind)), False
     elif source == DATE or is_time(source) or is_time(kind):
@@ -189,7 +191,9 @@ def _choose_boolean_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Conver
         zero = pa.scalar(0, source)
         return lambda array: pc.not_equal(array, zero), False
     if is_decimal(kind):
-        return lambda array: fit_decimals(array.cast(INT8).cast(pa.decimal128(3, 0)), kind.precision, kind.scale), True
+        return lambda array: rescale_decimals(
+            array.cast(INT8).cast(pa.decimal128(3, 0)), kind.precision, kind.scale
+        ), True
     if is_number(kind):
         return lambda array: array.cast(INT8).cast(kind), False
     return None
@@ -215,8 +219,8 @@ def _choose_decimal_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Conver
     exact = to_decimal_type(source)
     loses = exact.precision - exact.scale > kind.precision - kind.scale or exact.scale > kind.scale
     if is_decimal(source):
-        return lambda array: fit_decimals(array, kind.precision, kind.scale), loses
-    return lambda array: fit_decimals(array.cast(exact), kind.precision, kind.scale), loses
+        return lambda array: rescale_decimals(array, kind.precision, kind.scale), loses
+    return lambda array: rescale_decimals(array.cast(exact), kind.precision, kind.scale), loses
 
 
 def _truncate_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -238,9 +242,9 @@ def _truncate_doubles(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _choose_time_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | None:
     if source == DATE:
-        return (lambda array: _drop_out_of_range(array, 86_400, kind).cast(kind), True) if is_time(kind) else None
+        return (lambda array: _nullify_out_of_range(array, 86_400, kind).cast(kind), True) if is_time(kind) else None
     if is_integer(source) and is_time(kind) and kind.tz:
-        return lambda array: _drop_out_of_range(array.cast(INT64), 1, kind).cast(pa.timestamp("s")).cast(kind), True
+        return lambda array: _nullify_out_of_range(array.cast(INT64), 1, kind).cast(pa.timestamp("s")).cast(kind), True
     if is_float(source) and is_time(kind) and kind.tz:
         return (
             lambda array: _truncate_doubles(pc.multiply(array.cast(DOUBLE), 1e6), INT64).cast(INSTANT).cast(kind),
@@ -254,13 +258,13 @@ def _choose_time_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, 
         # Finer than a microsecond is cut; through wall-clock time, for a zone would ask for a database of zones.
         if kind.unit == "us":
             return lambda array: to_wall_clock(array).cast(kind), False
-        return lambda array: _drop_out_of_range(array, 1 / 1000 ** UNITS.index(source.unit), kind).cast(kind), True
+        return lambda array: _nullify_out_of_range(array, 1 / 1000 ** UNITS.index(source.unit), kind).cast(kind), True
     if is_integer(kind) and source.tz:
         return lambda array: narrow_integers(_to_epoch_seconds(array), kind), kind != INT64
     return None
 
 
-def _drop_out_of_range(array: pa.Array, seconds: float, kind: pa.DataType) -> pa.Array:
+def _nullify_out_of_range(array: pa.Array, seconds: float, kind: pa.DataType) -> pa.Array:
     """Return days or units of so many ``seconds``, null if a timestamp of a kind has no room for one.  O(rows)."""
     most = (2**63 - 1) // max(round(seconds * 1000 ** UNITS.index(kind.unit)), 1)
     numbers = array.cast(pa.int32()).cast(INT64) if array.type == DATE else array.cast(INT64)
@@ -268,7 +272,7 @@ def _drop_out_of_range(array: pa.Array, seconds: float, kind: pa.DataType) -> pa
     return array if pc.all(inside).as_py() is not False else pc.if_else(inside, array, pa.scalar(None, array.type))
 
 
-def _change_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _convert_duration_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert durations to another unit, cut; null if its range is too small for them."""
     finer = UNITS.index(kind.unit) - UNITS.index(array.type.unit)
     factor, values = 1000 ** abs(finer), array.cast(INT64)

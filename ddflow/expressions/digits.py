@@ -74,7 +74,7 @@ def round_double(array: pa.Array, places: int) -> pa.Array:
     return result
 
 
-def fit_decimals(array: pa.Array, precision: int, scale: int) -> pa.Array:
+def rescale_decimals(array: pa.Array, precision: int, scale: int) -> pa.Array:
     """Round decimals half up to ``scale``, as decimal(precision, scale); null if they do not fit."""
     kind = array.type
     if kind == pa.decimal128(precision, scale):
@@ -98,7 +98,7 @@ def _round_half_up(array: pa.Array, places: int) -> pa.Array:
 
 def round_decimal(array: pa.Array, places: int, precision: int, scale: int) -> pa.Array:
     """Round decimals half up to ``places``, as decimal(precision, scale); null if they do not fit."""
-    return fit_decimals(_round_half_up(array, places), precision, scale)
+    return rescale_decimals(_round_half_up(array, places), precision, scale)
 
 
 def decimal_to_double(array: pa.Array, kind: pa.DataType = DOUBLE) -> pa.Array:
@@ -121,7 +121,7 @@ def double_to_decimal(array: pa.Array, precision: int, scale: int) -> pa.Array:
     array = pc.if_else(inside, array, pa.scalar(None, array.type))
     tiny = pc.less(size, pa.scalar(10.0 ** -(scale + 1)))
     array = pc.if_else(tiny, 0.0, array)
-    return fit_decimals(array.cast(pa.string()).cast(pa.decimal256(WIDEST, scale + 18)), precision, scale)
+    return rescale_decimals(array.cast(pa.string()).cast(pa.decimal256(WIDEST, scale + 18)), precision, scale)
 
 
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
@@ -135,7 +135,7 @@ _REGION = r"[A-Za-z]/[A-Za-z]"
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def _keep_matching(array: pa.Array, pattern: str) -> pa.Array:
+def _keep_matching_texts(array: pa.Array, pattern: str) -> pa.Array:
     """Keep the texts that match; null for the others."""
     return pc.if_else(pc.match_substring_regex(array, pattern), array, pa.scalar(None, STRING))
 
@@ -168,9 +168,9 @@ def parse_integers(array: pa.Array, kind: pa.DataType) -> pa.Array:
     text = pc.ascii_trim_whitespace(array)
     if _is_all_true(pc.match_substring_regex(text, r"^[+-]?[0-9]{1,18}$")):
         return narrow_integers(pc.utf8_ltrim(text, characters="+").cast(INT64), kind)
-    text = _keep_matching(text, r"^[+-]?[0-9]+$")
+    text = _keep_matching_texts(text, r"^[+-]?[0-9]+$")
     text = pc.replace_substring_regex(text, r"^([+-]?)0+([0-9])", r"\1\2")
-    whole = _keep_matching(text, r"^[+-]?[0-9]{1,19}$").cast(pa.decimal128(19, 0))
+    whole = _keep_matching_texts(text, r"^[+-]?[0-9]{1,19}$").cast(pa.decimal128(19, 0))
     low, high = (pa.scalar(limit, pa.decimal128(19, 0)) for limit in (-(2**63), 2**63 - 1))
     inside = pc.and_(pc.greater_equal(whole, low), pc.less_equal(whole, high))
     return narrow_integers(pc.if_else(inside, whole, pa.scalar(None, whole.type)).cast(INT64), kind)
@@ -179,18 +179,18 @@ def parse_integers(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def parse_floats(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Parse a number with fraction and exponent, with Java's suffixes d and f; inf, infinity and nan in any case."""
     text = pc.ascii_trim_whitespace(array)
-    number = pc.utf8_rtrim(_keep_matching(text, _NUMBER + "[dDfF]?$"), characters="dDfF")
-    return pc.utf8_ltrim(pc.coalesce(number, _keep_matching(text, _SPECIAL)), characters="+").cast(kind)
+    number = pc.utf8_rtrim(_keep_matching_texts(text, _NUMBER + "[dDfF]?$"), characters="dDfF")
+    return pc.utf8_ltrim(pc.coalesce(number, _keep_matching_texts(text, _SPECIAL)), characters="+").cast(kind)
 
 
 def parse_decimal_texts(array: pa.Array, precision: int, scale: int) -> pa.Array:
     """Parse a number, rounded half up to ``scale``."""
-    text = _keep_matching(pc.ascii_trim_whitespace(array), _NUMBER + "$")
+    text = _keep_matching_texts(pc.ascii_trim_whitespace(array), _NUMBER + "$")
     size = pc.abs(pc.utf8_ltrim(text, characters="+").cast(DOUBLE))
     inside = pc.less(size, pa.scalar(10.0 ** (precision - scale + 1)))
     text = pc.if_else(inside, text, pa.scalar(None, STRING))
     text = pc.if_else(pc.less(size, pa.scalar(10.0 ** -(scale + 1))), "0", text)  # more digits than the parser takes
-    return fit_decimals(text.cast(pa.decimal256(WIDEST, WIDEST - (precision - scale) - 1)), precision, scale)
+    return rescale_decimals(text.cast(pa.decimal256(WIDEST, WIDEST - (precision - scale) - 1)), precision, scale)
 
 
 def parse_booleans(array: pa.Array) -> pa.Array:
@@ -226,7 +226,7 @@ def _parse_numbers(texts: pa.Array, default: int) -> Ints:
     return values
 
 
-def _build_times(values: Ints, ok: Any, matched: pa.Array, kind: pa.DataType, carrier: pa.DataType) -> pa.Array:
+def _build_time_array(values: Ints, ok: Any, matched: pa.Array, kind: pa.DataType, carrier: pa.DataType) -> pa.Array:
     good = pc.and_(matched, pa.array(np.asarray(ok, dtype=np.bool_)))
     return pc.if_else(good, pa.array(values).cast(carrier).cast(kind), pa.scalar(None, kind))
 
@@ -239,7 +239,7 @@ def parse_dates(array: pa.Array) -> pa.Array:
         text = pc.ascii_trim_whitespace(array)
     parts, matched = _extract_groups(text, r"(?s)" + _DAY + r"(?:[ T].*)?)?)?$")
     days, ok = count_epoch_days(*(_parse_numbers(parts[name], 1) for name in ("y", "mo", "d")))
-    return _build_times(days, ok, matched, DATE, pa.int32())
+    return _build_time_array(days, ok, matched, DATE, pa.int32())
 
 
 def parse_timestamps(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -266,4 +266,4 @@ def parse_timestamps(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if kind.tz:
         west = pc.equal(parts["sign"], "-").to_numpy(zero_copy_only=False)
         micros = micros - np.where(west, -ahead, ahead) * 60_000_000
-    return _build_times(micros, ok, matched, kind, WALL)
+    return _build_time_array(micros, ok, matched, kind, WALL)

@@ -60,7 +60,7 @@ class SqlRunner:
 
     def _run_node(self, frame: Frame) -> pa.Array:
         try:
-            return broadcast(self._node.run(frame), frame.rows)
+            return broadcast(self._node.evaluate(frame), frame.rows)
         except pa.ArrowCapacityError as error:
             found = f"what it makes of {frame.rows:,} rows does not fit a column of a batch ({error})"
             raise ExpressionError(self._asked, found, _LESS) from error
@@ -89,12 +89,12 @@ class SqlRunner:
         while high - low > 1:
             middle = (low + high) // 2
             try:
-                self._node.run(frame.slice(low, middle - low))
+                self._node.evaluate(frame.slice(low, middle - low))
                 low = middle
             except FAILURES:
                 high = middle
         try:
-            self._node.run(frame.slice(low, 1))
+            self._node.evaluate(frame.slice(low, 1))
             place = Phrase()
         except FAILURES as first:
             error, place = first, self._describe_row(frame, low)

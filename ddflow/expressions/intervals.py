@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.expressions.arithmetic import arithmetic
-from ddflow.expressions.casts import convert
+from ddflow.expressions.casts import build_cast
 from ddflow.expressions.digits import Ints, count_epoch_days
-from ddflow.expressions.node import Node, Refusal, accept_scalars, apply, constant
+from ddflow.expressions.node import Node, Refusal, accept_scalars, build_compute_node, constant
 from ddflow.expressions.types import DATE, DURATION, INSTANT, INT32, INT64, is_duration, is_time, sql_name
 
 Part = tuple[str, str | None, str | None]
@@ -88,10 +88,10 @@ def _parse_units(text: str, unit: str | None) -> list[tuple[Decimal, str]]:
         name = name.upper().removesuffix("S")
         fraction = name == "SECOND" and re.fullmatch(r"[+-]?\s*([0-9]+\.?[0-9]{0,9}|\.[0-9]{1,9})", number)
         if name not in {**_MONTHS, **_MICROS} or not (fraction or re.fullmatch(r"[+-]?\s*[0-9]{1,18}", number)):
-            raise _build_refusal(f"{number} {name.lower()}")
+            raise _build_interval_refusal(f"{number} {name.lower()}")
         out.append((Decimal(number.replace(" ", "")), name))
     if not out:
-        raise _build_refusal(repr(text))
+        raise _build_interval_refusal(repr(text))
     return out
 
 
@@ -100,17 +100,17 @@ def _parse_unit_range(text: str, first: str | None, last: str) -> list[tuple[Dec
     fields: tuple[str, ...] = ("YEAR", "MONTH")
     if (first, last) != fields:
         if first not in _CLOCK or last not in _CLOCK or _CLOCK.index(first) >= _CLOCK.index(last):
-            raise _build_refusal(f"{first} to {last}".lower())
+            raise _build_interval_refusal(f"{first} to {last}".lower())
         fields = _CLOCK[_CLOCK.index(first) : _CLOCK.index(last) + 1]
     marks = ["-" if name == "MONTH" else " " if name == "HOUR" else ":" for name in fields[1:]]
     shapes = [r"([0-9]{1,9}(?:\.[0-9]{1,9})?)" if name == "SECOND" else "([0-9]{1,9})" for name in fields]
     pattern = "([+-]?)" + shapes[0] + "".join(mark + shape for mark, shape in zip(marks, shapes[1:], strict=True))
     found = re.fullmatch(pattern, text.strip())
     if found is None:
-        raise _build_refusal(repr(text))
+        raise _build_interval_refusal(repr(text))
     numbers = [Decimal(each) for each in found.groups()[1:]]
     if any(number >= _LEAST.get(name, 12) for number, name in zip(numbers[1:], fields[1:], strict=True)):
-        raise _build_refusal(repr(text))
+        raise _build_interval_refusal(repr(text))
     return [(-number if found[1] == "-" else number, name) for number, name in zip(numbers, fields, strict=True)]
 
 
@@ -121,7 +121,7 @@ def interval_to_duration(interval: Interval) -> Node:
     return constant(pa.scalar(interval.micros, INT64).cast(DURATION))
 
 
-def _build_refusal(what: str) -> Refusal:
+def _build_interval_refusal(what: str) -> Refusal:
     return Refusal(f"{what} is no interval", _REMEDY)
 
 
@@ -138,12 +138,14 @@ def shift_by_interval(node: Node, interval: Interval, sign: int) -> Node:
         raise Refusal(found, "an interval moves a date or a timestamp: cast to one first")
     months, micros = sign * interval.months, sign * interval.micros
     if node.type == DATE and interval.months == 0 and interval.days:
-        return apply(accept_scalars(partial(_add_days, days=micros // _DAY)), node, fallible=True)
+        return build_compute_node(accept_scalars(partial(_add_days, days=micros // _DAY)), node, fallible=True)
     if node.type == DATE and micros:
-        node = convert(node, INSTANT)
+        node = build_cast(node, INSTANT)
     if node.type == DATE:
-        return apply(accept_scalars(partial(_add_months, months=months)), node, fallible=True)
-    return apply(accept_scalars(partial(_shift_timestamps, months=months, micros=micros)), node, fallible=True)
+        return build_compute_node(accept_scalars(partial(_add_months, months=months)), node, fallible=True)
+    return build_compute_node(
+        accept_scalars(partial(_shift_timestamps, months=months, micros=micros)), node, fallible=True
+    )
 
 
 def _add_days(dates: pa.Array, days: int) -> pa.Array:

@@ -4,13 +4,13 @@ Guarantees: a branch that fails for a row fails only if the row takes it. For tw
 of <, =, > is true: NaN equals NaN and is above every number, and -0.0 equals 0.0.
 
 >>> import pyarrow as pa, pyarrow.compute as pc
->>> from ddflow.expressions.node import Frame, apply, column, constant
+>>> from ddflow.expressions.node import Frame, build_compute_node, column, constant
 >>> a = column(0, pa.int64())
 >>> safe = conjunction(
-...     apply(pc.not_equal, a, constant(pa.scalar(0))),
-...     apply(lambda a: pc.greater(pc.divide_checked(pa.scalar(10), a), 2), a, fallible=True),
+...     build_compute_node(pc.not_equal, a, constant(pa.scalar(0))),
+...     build_compute_node(lambda a: pc.greater(pc.divide_checked(pa.scalar(10), a), 2), a, fallible=True),
 ... )
->>> safe.run(Frame((pa.array([0, 3, None, 9]),), 4)).to_pylist()
+>>> safe.evaluate(Frame((pa.array([0, 3, None, 9]),), 4)).to_pylist()
 [False, True, None, False]
 """
 
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.errors import shorten
-from ddflow.expressions.casts import cast_to_text, convert
+from ddflow.expressions.casts import build_cast, cast_to_text
 from ddflow.expressions.node import (
     FAILURES,
     Compute,
@@ -32,8 +32,8 @@ from ddflow.expressions.node import (
     Node,
     Refusal,
     accept_scalars,
-    apply,
     broadcast,
+    build_compute_node,
     column,
     compute_where,
     constant,
@@ -57,7 +57,7 @@ def to_condition(node: Node, place: str) -> Node:
     """Convert ``node`` to a boolean. Raises Refusal naming ``place`` if it is none."""
     if node.type not in (BOOL, NULL, STRING):
         raise Refusal(f"{place} needs a boolean, and this is {sql_name(node.type)}", "compare it with something")
-    return convert(node, BOOL)
+    return build_cast(node, BOOL)
 
 
 def convert_to_common_type(nodes: Sequence[Node], place: str) -> list[Node]:
@@ -66,7 +66,7 @@ def convert_to_common_type(nodes: Sequence[Node], place: str) -> list[Node]:
     if kind is None:
         found = ", ".join(sql_name(node.type) for node in nodes)
         raise Refusal(f"{place} has no type in common for {found}", "cast the operands to one type")
-    return [convert(node, kind) for node in nodes]
+    return [build_cast(node, kind) for node in nodes]
 
 
 def conjunction(left: Node, right: Node) -> Node:
@@ -83,7 +83,7 @@ def _build_junction(left: Node, right: Node, kernel: Callable[..., Datum], wins:
     if left.constant is not None and left.constant.is_valid:
         return constant(pa.scalar(wins)) if left.constant.as_py() == wins else right
     if not right.fallible:
-        return apply(kernel, left, right)
+        return build_compute_node(kernel, left, right)
 
     def run(frame: Frame, first: Datum) -> Datum:
         first = broadcast(first, frame.rows)
@@ -95,17 +95,17 @@ def _build_junction(left: Node, right: Node, kernel: Callable[..., Datum], wins:
 
 def negation(node: Node) -> Node:
     """Compute NOT: null stays null."""
-    return apply(pc.invert, node)
+    return build_compute_node(pc.invert, node)
 
 
 def is_null(node: Node) -> Node:
     """Compute IS NULL. NaN is not null."""
-    return apply(lambda value: pc.is_null(value), node)
+    return build_compute_node(lambda value: pc.is_null(value), node)
 
 
 def build_truth_test(node: Node, truth: bool) -> Node:
     """Compute IS TRUE or IS FALSE: null is neither."""
-    return apply(lambda value: pc.fill_null(value if truth else pc.invert(value), False), node)
+    return build_compute_node(lambda value: pc.fill_null(value if truth else pc.invert(value), False), node)
 
 
 def case_when(conditions: Sequence[Node], values: Sequence[Node], place: str) -> Node:
@@ -125,8 +125,12 @@ def case_when(conditions: Sequence[Node], values: Sequence[Node], place: str) ->
         return _lazy_case_when(tests, results)
     count = len(tests)
     if count == 1:
-        return apply(lambda test, yes, no: pc.if_else(pc.fill_null(test, False), yes, no), *tests, *results)
-    return apply(lambda *data: pc.case_when(pc.make_struct(*data[:count]), *data[count:]), *tests, *results)
+        return build_compute_node(
+            lambda test, yes, no: pc.if_else(pc.fill_null(test, False), yes, no), *tests, *results
+        )
+    return build_compute_node(
+        lambda *data: pc.case_when(pc.make_struct(*data[:count]), *data[count:]), *tests, *results
+    )
 
 
 def _lazy_case_when(tests: Sequence[Node], results: Sequence[Node]) -> Node:
@@ -151,7 +155,7 @@ def coalesce(nodes: Sequence[Node], place: str) -> Node:
     if len(nodes) == 1:
         return nodes[0]
     if not any(node.fallible for node in nodes[1:]):
-        return apply(pc.coalesce, *nodes)
+        return build_compute_node(pc.coalesce, *nodes)
 
     def run(frame: Frame, first: Datum) -> Datum:
         value = broadcast(first, frame.rows)
@@ -215,23 +219,23 @@ def comparison(sign: str, left: Node, right: Node) -> Node:
     >>> import pyarrow as pa
     >>> from ddflow.expressions.node import Frame, column, constant
     >>> above = comparison(">", column(0, pa.float64()), constant(pa.scalar(5.0)))
-    >>> above.run(Frame((pa.array([4.0, 6.0, float("nan"), None]),), 4)).to_pylist()
+    >>> above.evaluate(Frame((pa.array([4.0, 6.0, float("nan"), None]),), 4)).to_pylist()
     [False, True, True, None]
     """
-    left, right = _prepare_operands(left, right, f"the comparison {sign}")
+    left, right = _convert_operands(left, right, f"the comparison {sign}")
     if not is_float(left.type):
-        return apply(_PLAIN[sign], left, right)
+        return build_compute_node(_PLAIN[sign], left, right)
     if _is_constant_number(left):
         left, right, sign = right, left, _MIRRORED[sign]
-    return apply((_FLOAT_AND_NUMBER if _is_constant_number(right) else _FLOATS)[sign], left, right)
+    return build_compute_node((_FLOAT_AND_NUMBER if _is_constant_number(right) else _FLOATS)[sign], left, right)
 
 
 def null_safe_equal(left: Node, right: Node) -> Node:
     """Compare by ``<=>``: equal, or both null; never null itself."""
-    left, right = _prepare_operands(left, right, "the comparison <=>")
+    left, right = _convert_operands(left, right, "the comparison <=>")
     equal = comparison("=", left, right)
-    both = apply(lambda a, b: pc.and_(pc.is_null(a), pc.is_null(b)), left, right)
-    return apply(pc.coalesce, equal, both)
+    both = build_compute_node(lambda a, b: pc.and_(pc.is_null(a), pc.is_null(b)), left, right)
+    return build_compute_node(pc.coalesce, equal, both)
 
 
 def is_in(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> Node:
@@ -243,28 +247,32 @@ def is_in(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> 
     if all(_is_exact_number(each.type) for each in (node, *items, *listed)) and _needs_wide_decimal(
         [node, *items, *listed]
     ):
-        return _any_equal(node, [*items, *_list_constants(lists)])
+        return _build_any_equal(node, [*items, *_build_constant_nodes(lists)])
     met, *others = convert_to_common_type([node, *items, *listed], "IN")
     items, listed = others[: len(items)], others[len(items) :]
     try:
-        known: list[Any] = [each.run(Frame((values,), len(values))) for each, values in zip(listed, lists, strict=True)]
+        known: list[Any] = [
+            each.evaluate(Frame((values,), len(values))) for each, values in zip(listed, lists, strict=True)
+        ]
     except FAILURES as error:  # text that is not of the type
-        return _build_failure(error, met)
+        return _build_failing_node(error, met)
     if any(item.constant is None for item in items):
-        return _any_equal(met, [*items, *_list_constants(known)])
+        return _build_any_equal(met, [*items, *_build_constant_nodes(known)])
     if met.type == NULL:
         return null(BOOL)
     values = [item.constant for item in items if item.constant is not None]
     known += [pa.repeat(value, 1) for value in values if value.is_valid]
     nulls = sum(not value.is_valid for value in values)
-    return apply(_build_membership_test(pa.concat_arrays([pa.array([], met.type), *known]), nulls > 0), met)
+    return build_compute_node(
+        _build_membership_test(pa.concat_arrays([pa.array([], met.type), *known]), nulls > 0), met
+    )
 
 
-def _list_constants(lists: Iterable[pa.Array]) -> list[Node]:
+def _build_constant_nodes(lists: Iterable[pa.Array]) -> list[Node]:
     return [constant(value) for values in lists for value in values]
 
 
-def _build_failure(error: Exception, node: Node) -> Node:
+def _build_failing_node(error: Exception, node: Node) -> Node:
     """Build a node that raises ``error`` for every row."""
 
     def compute(_: Datum) -> Datum:
@@ -294,7 +302,7 @@ def _build_membership_test(known: pa.Array, or_null: bool) -> Compute:
     return accept_scalars(compute)
 
 
-def _any_equal(node: Node, items: Sequence[Node]) -> Node:
+def _build_any_equal(node: Node, items: Sequence[Node]) -> Node:
     found = comparison("=", node, items[0])
     for item in items[1:]:
         found = disjunction(found, comparison("=", node, item))
@@ -317,7 +325,7 @@ def _needs_wide_decimal(nodes: Sequence[Node]) -> bool:
     return bool(whole + scale > MOST_DIGITS)
 
 
-def _prepare_operands(left: Node, right: Node, place: str) -> tuple[Node, Node]:
+def _convert_operands(left: Node, right: Node, place: str) -> tuple[Node, Node]:
     if _is_exact_number(left.type) and _is_exact_number(right.type) and _needs_wide_decimal([left, right]):
         return _widen_number(left), _widen_number(right)
     left, right = convert_to_common_type([left, right], place)
@@ -328,9 +336,9 @@ def _prepare_operands(left: Node, right: Node, place: str) -> tuple[Node, Node]:
 
 def _widen_number(node: Node) -> Node:
     """Widen a number of up to 38 digits to 76, so that Arrow can bring any two to one scale."""
-    exact = convert(node, to_decimal_type(node.type))
+    exact = build_cast(node, to_decimal_type(node.type))
     wide = pa.decimal256(MOST_DIGITS, exact.type.scale)
-    return apply(lambda value: value.cast(wide), exact)
+    return build_compute_node(lambda value: value.cast(wide), exact)
 
 
 def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
@@ -345,16 +353,16 @@ def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
         needle, kinds = "".join(plain)[1:], ["%" if part == "%" else "x" for part in parts]
         match kinds:
             case [] | ["x"]:
-                return apply(lambda value: pc.equal(value, needle), node)
+                return build_compute_node(lambda value: pc.equal(value, needle), node)
             case ["x", "%"]:
-                return apply(lambda value: pc.starts_with(value, needle), node)
+                return build_compute_node(lambda value: pc.starts_with(value, needle), node)
             case ["%", "x"]:
-                return apply(lambda value: pc.ends_with(value, needle), node)
+                return build_compute_node(lambda value: pc.ends_with(value, needle), node)
             case ["%", "x", "%"]:
-                return apply(lambda value: pc.match_substring(value, needle), node)
+                return build_compute_node(lambda value: pc.match_substring(value, needle), node)
     inner = "".join({"%": ".*", "_": "."}.get(part) or re.escape(part[1:]) for part in parts)
     regex = _check_regex(f"(?s)^{inner}$", "the pattern of LIKE", "write a shorter one")
-    return apply(lambda value: pc.match_substring_regex(value, regex, ignore_case=ignore_case), node)
+    return build_compute_node(lambda value: pc.match_substring_regex(value, regex, ignore_case=ignore_case), node)
 
 
 def _split_like_pattern(pattern: str, escape: str) -> list[str]:
@@ -384,7 +392,7 @@ def rlike(node: Node, pattern: Node) -> Node:
     """Match RLIKE: find a literal regular expression (RE2's language) anywhere in the text."""
     node = cast_to_text(node)
     text = read_regex_literal(pattern, "the pattern of RLIKE")
-    return null(BOOL) if text is None else apply(lambda value: pc.match_substring_regex(value, text), node)
+    return null(BOOL) if text is None else build_compute_node(lambda value: pc.match_substring_regex(value, text), node)
 
 
 def read_text_literal(node: Node, place: str) -> str | None:

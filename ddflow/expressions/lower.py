@@ -6,10 +6,10 @@ numbered in the order of their first mention. Chains of operators (a thousand AN
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import Frame
->>> from ddflow.expressions.parse import parse
+>>> from ddflow.expressions.parse import parse_expression
 >>> lowering = TreeCompiler(ColumnResolver(pa.schema({"a": pa.int64()})))
->>> node = lowering.lower(parse("a between 1 and 3 or a is null").tree)
->>> node.run(Frame((pa.array([1, 5, None]),), 3)).to_pylist()
+>>> node = lowering.lower(parse_expression("a between 1 and 3 or a is null").tree)
+>>> node.evaluate(Frame((pa.array([1, 5, None]),), 3)).to_pylist()
 [True, False, True]
 """
 
@@ -26,7 +26,7 @@ from sqlglot import exp
 
 from ddflow.expressions import intervals
 from ddflow.expressions.arithmetic import arithmetic, negate_number, parse_number
-from ddflow.expressions.casts import convert
+from ddflow.expressions.casts import build_cast
 from ddflow.expressions.functions import dates, lists, strings
 from ddflow.expressions.functions.catalog import TYPES, find_function
 from ddflow.expressions.logic import (
@@ -45,7 +45,7 @@ from ddflow.expressions.logic import (
     rlike,
     to_condition,
 )
-from ddflow.expressions.node import Node, Refusal, apply, column, constant, null
+from ddflow.expressions.node import Node, Refusal, build_compute_node, column, constant, null
 from ddflow.expressions.parse import Tree, format_tree
 from ddflow.expressions.types import (
     DOUBLE,
@@ -133,7 +133,7 @@ def get_struct_field(node: Node, name: str) -> Node:
         )
     index = names.index(found[0])
     target = working_type(kind.field(index).type)
-    return apply(lambda values: pc.struct_field(values, [index]).cast(target), node)
+    return build_compute_node(lambda values: pc.struct_field(values, [index]).cast(target), node)
 
 
 _COMPARE: dict[type[Any], str] = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
@@ -173,7 +173,7 @@ class TreeCompiler:
         self._handlers: dict[type[Any], Callable[[Tree], Node]] = {
             exp.Column: self._lower_column,
             exp.Dot: self._lower_dotted_name,
-            exp.Add: lambda tree: self._shift_by_interval(self._lower_right(tree), tree.this, 1),
+            exp.Add: lambda tree: self._shift_by_interval(self._lower_right_operand(tree), tree.this, 1),
             exp.Paren: lambda tree: self.lower(tree.this),
             exp.Literal: self._lower_literal,
             exp.RawString: lambda tree: constant(pa.scalar(str(tree.this)), literal=True),
@@ -187,9 +187,11 @@ class TreeCompiler:
             exp.Like: self._lower_like,
             exp.ILike: self._lower_like,
             exp.Escape: self._lower_like,
-            exp.RegexpLike: lambda tree: self._apply_negation(tree, rlike(*self._lower_both(tree))),
+            exp.RegexpLike: lambda tree: self._apply_negation(tree, rlike(*self._lower_operands(tree))),
             exp.Neg: self._lower_negation,
-            exp.BitwiseNot: lambda tree: apply(pc.bit_wise_not, self._check_integer(self.lower(tree.this), "~")),
+            exp.BitwiseNot: lambda tree: build_compute_node(
+                pc.bit_wise_not, self._check_integer(self.lower(tree.this), "~")
+            ),
             exp.DPipe: self._lower_concatenation,
             exp.Case: self._lower_case,
             exp.Cast: self._lower_cast_of_literal,
@@ -202,17 +204,17 @@ class TreeCompiler:
         }
         self._chained: dict[type[Any], Callable[[Tree, Node], Node]] = {
             exp.And: lambda tree, left: conjunction(
-                to_condition(left, "AND"), to_condition(self._lower_right(tree), "AND")
+                to_condition(left, "AND"), to_condition(self._lower_right_operand(tree), "AND")
             ),
             exp.Or: lambda tree, left: disjunction(
-                to_condition(left, "OR"), to_condition(self._lower_right(tree), "OR")
+                to_condition(left, "OR"), to_condition(self._lower_right_operand(tree), "OR")
             ),
-            exp.NullSafeEQ: lambda tree, left: null_safe_equal(left, self._lower_right(tree)),
-            exp.NullSafeNEQ: lambda tree, left: negation(null_safe_equal(left, self._lower_right(tree))),
+            exp.NullSafeEQ: lambda tree, left: null_safe_equal(left, self._lower_right_operand(tree)),
+            exp.NullSafeNEQ: lambda tree, left: negation(null_safe_equal(left, self._lower_right_operand(tree))),
             exp.Cast: self._lower_cast,
             exp.TryCast: self._lower_cast,
             **dict.fromkeys(
-                _COMPARE, lambda tree, left: comparison(_COMPARE[type(tree)], left, self._lower_right(tree))
+                _COMPARE, lambda tree, left: comparison(_COMPARE[type(tree)], left, self._lower_right_operand(tree))
             ),
             **dict.fromkeys(_ARITHMETIC, self._lower_arithmetic),
             exp.Bracket: self._lower_element,
@@ -234,16 +236,16 @@ class TreeCompiler:
             tree = base
         handler = self._handlers.get(type(tree))
         if handler is None:
-            raise _build_refusal(tree)
+            raise _build_syntax_refusal(tree)
         node = handler(tree)
         for each in reversed(chain):
             node = self._chained[type(each)](each, node)
         return node
 
-    def _lower_right(self, tree: Tree) -> Node:
+    def _lower_right_operand(self, tree: Tree) -> Node:
         return self.lower(tree.expression)
 
-    def _lower_both(self, tree: Tree) -> tuple[Node, Node]:
+    def _lower_operands(self, tree: Tree) -> tuple[Node, Node]:
         return self.lower(tree.this), self.lower(tree.expression)
 
     def _apply_negation(self, tree: Tree, node: Node) -> Node:
@@ -257,7 +259,7 @@ class TreeCompiler:
     def _lower_dotted_name(self, tree: Tree) -> Node:
         parts = tree.parts
         if not all(isinstance(part, exp.Identifier) for part in parts):
-            raise _build_refusal(tree)
+            raise _build_syntax_refusal(tree)
         return self.columns.resolve_column([part.name for part in parts])
 
     def _lower_literal(self, tree: Tree) -> Node:
@@ -278,16 +280,16 @@ class TreeCompiler:
     def _check_integer(self, node: Node, place: str) -> Node:
         if not (is_integer(node.type) or node.type == NULL):
             raise Refusal(f"{place} takes integers, and this is {sql_name(node.type)}", "cast to bigint first")
-        return convert(node, INT32) if node.type == NULL else node
+        return build_cast(node, INT32) if node.type == NULL else node
 
     def _lower_bit_operation(self, tree: Tree, left: Node) -> Node:
-        left, right = (self._check_integer(node, "a bit operation") for node in (left, self._lower_right(tree)))
-        return apply(_BITS[type(tree)], *convert_to_common_type([left, right], "a bit operation"))
+        left, right = (self._check_integer(node, "a bit operation") for node in (left, self._lower_right_operand(tree)))
+        return build_compute_node(_BITS[type(tree)], *convert_to_common_type([left, right], "a bit operation"))
 
     def _lower_arithmetic(self, tree: Tree, left: Node) -> Node:
         if isinstance(tree, exp.Add | exp.Sub) and _list_interval_parts(tree.expression):
             return self._shift_by_interval(left, tree.expression, 1 if isinstance(tree, exp.Add) else -1)
-        return arithmetic(_ARITHMETIC[type(tree)], left, self._lower_right(tree))
+        return arithmetic(_ARITHMETIC[type(tree)], left, self._lower_right_operand(tree))
 
     def _shift_by_interval(self, node: Node, tree: Tree, sign: int) -> Node:
         """Move a date, a timestamp or a duration by an interval literal."""
@@ -295,12 +297,12 @@ class TreeCompiler:
 
     def _lower_element(self, tree: Tree, left: Node) -> Node:
         if len(tree.expressions) != 1 or isinstance(tree.expressions[0], exp.Slice):
-            raise _build_refusal(tree)
+            raise _build_syntax_refusal(tree)
         return lists.subscript_list(left, self.lower(tree.expressions[0]))
 
     def _lower_field(self, tree: Tree, left: Node) -> Node:
         if not isinstance(tree.expression, exp.Identifier):
-            raise _build_refusal(tree)
+            raise _build_syntax_refusal(tree)
         return get_struct_field(left, tree.expression.name)
 
     def _lower_is(self, tree: Tree) -> Node:
@@ -316,7 +318,7 @@ class TreeCompiler:
 
     def _lower_in(self, tree: Tree) -> Node:
         if not tree.expressions:
-            raise _build_refusal(tree.args.get("query") or tree)
+            raise _build_syntax_refusal(tree.args.get("query") or tree)
         texts, numbers, others = list[str](), list[int](), list[Tree]()
         for item in tree.expressions:  # of which there may be very many
             if isinstance(item, exp.Literal) and item.is_string:
@@ -343,7 +345,7 @@ class TreeCompiler:
             tree, escape = tree.this, mark
         if isinstance(tree.expression, exp.Any | exp.All):
             raise Refusal(f"{format_tree(tree)} is not supported", "write one LIKE for each pattern, with OR or AND")
-        node, pattern = self._lower_both(tree)
+        node, pattern = self._lower_operands(tree)
         return self._apply_negation(tree, like(node, pattern, escape, isinstance(tree, exp.ILike)))
 
     def _lower_case(self, tree: Tree) -> Node:
@@ -358,7 +360,7 @@ class TreeCompiler:
         return case_when(tests, [*values, null(NULL) if default is None else self.lower(default)], "CASE")
 
     def _lower_cast(self, tree: Tree, node: Node) -> Node:
-        return convert(node, _read_cast_type(tree.to), attempt=bool(tree.args.get("safe")))
+        return build_cast(node, _read_cast_type(tree.to), attempt=bool(tree.args.get("safe")))
 
     def _lower_cast_of_literal(self, tree: Tree) -> Node:
         kind = _read_cast_type(tree.to)
@@ -381,7 +383,7 @@ class TreeCompiler:
         function = find_function(tree.name)
         for argument in tree.expressions:
             if isinstance(argument, NO_VALUE):
-                raise _build_refusal(argument)
+                raise _build_syntax_refusal(argument)
         return function.call([self.lower(argument) for argument in tree.expressions])
 
 
@@ -453,7 +455,7 @@ _WHY = {
 }
 
 
-def _build_refusal(tree: Tree) -> Refusal:
+def _build_syntax_refusal(tree: Tree) -> Refusal:
     kind = type(tree).__name__
     found, remedy = _WHY.get(kind, (f"({kind}) is not supported", "docs/expressions.md lists what is"))
     return Refusal(f"{format_tree(tree)} {found}", remedy)

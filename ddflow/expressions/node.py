@@ -5,10 +5,10 @@ built. No kernel is asked for more text than Arrow's offsets reach, and constant
 neither, and some of its kernels return corrupt arrays or end the process.
 
 >>> import pyarrow as pa, pyarrow.compute as pc
->>> twice = apply(lambda a: pc.multiply_checked(a, pa.scalar(2)), column(0, pa.int64()))
->>> twice.run(Frame((pa.array([1, None]),), 2)).to_pylist()
+>>> twice = build_compute_node(lambda a: pc.multiply_checked(a, pa.scalar(2)), column(0, pa.int64()))
+>>> twice.evaluate(Frame((pa.array([1, None]),), 2)).to_pylist()
 [2, None]
->>> apply(pc.add_checked, constant(pa.scalar(1)), constant(pa.scalar(2))).constant
+>>> build_compute_node(pc.add_checked, constant(pa.scalar(1)), constant(pa.scalar(2))).constant
 <pyarrow.Int64Scalar: 3>
 """
 
@@ -145,7 +145,7 @@ class Node:
     constant: pa.Scalar | None = None
     literal: bool = False
 
-    def run(self, frame: Frame) -> Datum:
+    def evaluate(self, frame: Frame) -> Datum:
         """Compute the values for a frame.  Nested parts take no stack, unless a framed node runs others."""
         values: dict[Node, Datum] = {}
         for node, done in self._ordered_nodes:
@@ -188,7 +188,7 @@ def null(kind: pa.DataType) -> Node:
     return constant(pa.scalar(None, kind))
 
 
-def apply(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
+def build_compute_node(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
     """Build a node that runs ``compute`` over ``nodes``; a constant if all of them are and it does not fail.
 
     The type is found by computing no rows.  Raises Refusal when ``compute`` takes no such types, and for constants that
@@ -227,14 +227,14 @@ def compute_where(node: Node, frame: Frame, mask: pa.BooleanArray) -> Datum:
     Failures at other rows do not count.  One run of the node, or two after a failure.
     """
     try:
-        return node.run(frame)
+        return node.evaluate(frame)
     except FAILURES:
         part = frame.filter(mask)
         if part.rows == frame.rows:
             raise
     if part.rows == 0:
         return pa.scalar(None, node.type)
-    values = broadcast(node.run(part), part.rows)
+    values = broadcast(node.evaluate(part), part.rows)
     place = pc.subtract(pc.cumulative_sum(mask.cast(pa.int64())), 1)
     return values.take(pc.if_else(mask, place, pa.scalar(None, pa.int64())))
 

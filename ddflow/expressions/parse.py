@@ -6,11 +6,11 @@ binds a few operators otherwise than Spark: where the two readings differ, paren
 recurs, a score of frames for a bracket: what is nested deeper than Python's own limit is sure to allow is refused
 before it is parsed. Nothing here knows columns or types.
 
->>> parsed = parse("upper(city) = 'Bern'")
+>>> parsed = parse_expression("upper(city) = 'Bern'")
 >>> type(parsed.tree).__name__, parsed.nested
 ('EQ', 1)
 >>> try:
-...     parse("city = ")
+...     parse_expression("city = ")
 ... except Refusal as refusal:
 ...     print(refusal.found)
 it does not parse at line 1, column 6: Required keyword: 'expression' missing
@@ -46,7 +46,7 @@ CALL_SUFFIXES: Final = (exp.Filter, exp.IgnoreNulls, exp.RespectNulls)
 """What may follow the call of an aggregate."""
 
 
-class DdflowSpark(_SPARK):  # type: ignore[misc]
+class ExpressionDialect(_SPARK):  # type: ignore[misc]
     """Spark's dialect, where a doubled quote is a quote and a function is only a name."""
 
     class Tokenizer(_SPARK.Tokenizer):  # type: ignore[misc]
@@ -67,10 +67,10 @@ class DdflowSpark(_SPARK):  # type: ignore[misc]
         NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {"CASE": _SPARK.Parser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
 
 
-class QuerySpark(DdflowSpark):
+class QueryDialect(ExpressionDialect):
     """The dialect of queries: double quotes enclose names, as in the SQL standard (Spark has a setting for it)."""
 
-    class Tokenizer(DdflowSpark.Tokenizer):
+    class Tokenizer(ExpressionDialect.Tokenizer):
         """A tokenizer in which only single quotes enclose text."""
 
         QUOTES: ClassVar[list[str]] = ["'"]
@@ -111,7 +111,7 @@ class ParsedText(NamedTuple):
                 )
 
 
-def parse(text: str) -> ParsedText:
+def parse_expression(text: str) -> ParsedText:
     """Parse one expression.  O(text).
 
     Raises Refusal for a text beyond a limit, and for one that does not parse, with line, column and a caret.
@@ -119,7 +119,7 @@ def parse(text: str) -> ParsedText:
     remedy = "an expression is what goes into WHERE or SELECT, without AS; names that are SQL words go in backquotes"
     return _parse_text(
         text,
-        DdflowSpark(),
+        ExpressionDialect(),
         "expressions",
         remedy,
         lambda parser, tokens: parser.parse_into(exp.Condition, tokens, text),
@@ -127,25 +127,25 @@ def parse(text: str) -> ParsedText:
 
 
 def parse_query(text: str) -> Tree:
-    """Parse one query, with the limits and errors of `parse`."""
+    """Parse one query, with the limits and errors of `parse_expression`."""
     remedy = "a query is SELECT, VALUES or WITH, in Spark's dialect; names that are SQL words go in backquotes"
-    return _parse_text(text, QuerySpark(), "queries", remedy, lambda parser, tokens: parser.parse(tokens, text)).tree
+    return _parse_text(text, QueryDialect(), "queries", remedy, lambda parser, tokens: parser.parse(tokens, text)).tree
 
 
 def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Callable[[Any, Any], Any]) -> ParsedText:
-    _check_count(len(text), MOST_TEXT, "characters")
+    _check_limit(len(text), MOST_TEXT, "characters")
     try:
         text.encode()
         tokens = dialect.tokenize(text)
-        _check_count(len(tokens), MOST_TOKENS, "words, signs and literals")
-        nested = _count_levels(tokens)
+        _check_limit(len(tokens), MOST_TOKENS, "words, signs and literals")
+        nested = _count_nesting_levels(tokens)
         tree, *others = trees(dialect.parser(), tokens) or [None]
         if any(each is not None for each in others):
             raise Refusal(f"it is several {several}, with ; between", "give one")
         if tree is None:
             raise ParseError("it is empty")
         for node in tree.walk():
-            _check_unambiguous(node)
+            _refuse_ambiguous_syntax(node)
     except ParseError as error:
         raise _build_parse_refusal(text, error, remedy) from error
     except SqlglotError as error:
@@ -161,7 +161,7 @@ def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Call
     return ParsedText(tree, nested, frozenset(each.text for each in quoted))
 
 
-def unwrap_call(tree: Tree) -> Tree:
+def strip_call_suffixes(tree: Tree) -> Tree:
     """Return the call that FILTER, IGNORE NULLS and RESPECT NULLS follow, or the tree itself."""
     while isinstance(tree, CALL_SUFFIXES):
         tree = tree.this
@@ -174,13 +174,13 @@ def build_nesting_refusal() -> Refusal:
     return Refusal(found, "split it over several projections; chains of AND, OR, + or || are no levels")
 
 
-def _check_count(found: int, most: int, what: str) -> None:
+def _check_limit(found: int, most: int, what: str) -> None:
     if found > most:
         remedy = "split it over several filters or projections, or write a Python function"
         raise Refusal(f"it has {found:,} {what}, and an expression may have {most:,}", remedy)
 
 
-def _count_levels(tokens: Sequence[Any]) -> int:
+def _count_nesting_levels(tokens: Sequence[Any]) -> int:
     """Count the nested levels.  Raises Refusal for too many levels or words."""
     outside, deepest, open_, run, words, before, listed = list[int](), 0, 0, 0, 0, None, False
     for token in tokens:
@@ -200,7 +200,7 @@ def _count_levels(tokens: Sequence[Any]) -> int:
         deepest, before = max(deepest, open_ + run), kind
     if deepest > MOST_NESTED:
         raise build_nesting_refusal()
-    _check_count(words, MOST_WORDS, "names, operators and calls")
+    _check_limit(words, MOST_WORDS, "names, operators and calls")
     return deepest
 
 
@@ -217,7 +217,7 @@ def _build_parse_refusal(text: str, error: ParseError, remedy: str) -> Refusal:
     return Refusal(f"it does not parse at line {line}, column {column}: {what}\n    {shown}\n    {caret}\n", remedy)
 
 
-def _check_unambiguous(node: Tree) -> None:
+def _refuse_ambiguous_syntax(node: Tree) -> None:
     """Raise where Spark would read the text otherwise than this tree, for want of parentheses."""
     parts = list(node.iter_expressions())
     if isinstance(node, _COMPARISONS):

@@ -20,11 +20,11 @@ from ddflow.aside import run_on_new_stack
 from ddflow.columns.widening import InexactValue, widen_column
 from ddflow.columns.wider import find_widening, list_changed_types
 from ddflow.errors import ExpressionError, shorten
-from ddflow.expressions.casts import convert
+from ddflow.expressions.casts import build_cast
 from ddflow.expressions.evaluate import SqlRunner
 from ddflow.expressions.lower import ColumnResolver, TreeCompiler
 from ddflow.expressions.node import Node, Refusal, reset_constant_bytes
-from ddflow.expressions.parse import Tree, build_nesting_refusal, parse
+from ddflow.expressions.parse import Tree, build_nesting_refusal, parse_expression
 from ddflow.expressions.types import (
     BOOL,
     DATE,
@@ -76,12 +76,12 @@ def _compile_text(text: str, schema: pa.Schema, boolean: bool) -> _CompiledText:
 
     def compile_fresh() -> _CompiledText:
         reset_constant_bytes()
-        parsed, columns = parse(text), ColumnResolver(schema)
+        parsed, columns = parse_expression(text), ColumnResolver(schema)
         parsed.check_quoted_texts(schema.names)
         node = TreeCompiler(columns).lower(parsed.tree)
         plain = parsed.tree.unnest()
         bare = isinstance(plain, exp.Column) and len(plain.parts) == 1
-        right = convert(node, BOOL) if boolean and node.type == NULL else node
+        right = build_cast(node, BOOL) if boolean and node.type == NULL else node
         return _CompiledText(right, tuple(columns.names), bare, parsed.nested)
 
     return run_on_new_stack(compile_fresh)
@@ -127,7 +127,7 @@ def find_wider_type(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | 
     (DataType(double), None)
     """
     try:
-        return run_on_new_stack(lambda: _PairCompiler(old, new).compile_pair(parse(text).tree).new.type)
+        return run_on_new_stack(lambda: _PairCompiler(old, new).compile_pair(parse_expression(text).tree).new.type)
     except (_MeaningMayChange, Refusal, RecursionError):
         return None
 
@@ -159,10 +159,10 @@ class _PairCompiler:
             return _NodePair(old, new, True)
         if isinstance(tree, (*_COMPARES, exp.In, exp.Between)) and tree.args.get("query") is None:
             if not all(map(_is_exact_number, parts)):
-                _check_exact(parts)
+                _check_exact_operands(parts)
             return _NodePair(old, new, True)
-        if (chosen := self._list_choices(tree, parts)) is not None:
-            _check_exact(chosen)
+        if (chosen := self._list_branch_values(tree, parts)) is not None:
+            _check_exact_operands(chosen)
             exact = all(part.exact for part in chosen)
         else:
             exact = (
@@ -172,7 +172,7 @@ class _PairCompiler:
             raise _MeaningMayChange
         return _NodePair(old, new, old.type == new.type)
 
-    def _list_choices(self, tree: Tree, parts: list[_NodePair]) -> list[_NodePair] | None:
+    def _list_branch_values(self, tree: Tree, parts: list[_NodePair]) -> list[_NodePair] | None:
         """List the pieces that ``tree`` chooses from by unchanged tests; None if it chooses none.
 
         Raises `_MeaningMayChange`.
@@ -217,7 +217,7 @@ def _is_exact_number(part: _NodePair) -> bool:
     return all(is_integer(each) or is_decimal(each) or pat.is_null(each) for each in (part.old.type, part.new.type))
 
 
-def _check_exact(parts: list[_NodePair]) -> None:
+def _check_exact_operands(parts: list[_NodePair]) -> None:
     """Raise `_MeaningMayChange` unless operands meet exactly, in the narrower types and in the wider ones."""
     kinds = [(part.old.type, part.new.type) for part in parts]
     if not all(_is_number_or_time(kind) for pair in kinds for kind in pair):

@@ -31,7 +31,7 @@ KEPT = 4
 """How many folders of other digests stay beside ours: enough for a few branches, environments and switches."""
 
 
-def stamp_sources(package: Path) -> tuple[tuple[str, int, int], ...]:
+def list_source_stamps(package: Path) -> tuple[tuple[str, int, int], ...]:
     """Name, modification time and size of every source below ``package``: equal stamps mean equal sources.
 
     A package inside a zip archive is stamped by its archive; without either (only byte code installed) it is empty.
@@ -234,18 +234,18 @@ LOCK: Final = "filling.lock"
 _started: list[subprocess.Popen[bytes]] = []
 
 
-def start_filler(directory: Path | None) -> bool:
+def start_fill_process(directory: Path | None) -> bool:
     """Start the process that fills a cache, once for this process and only if need be.  Returns whether it runs.
 
     >>> import os
     >>> os.environ["DDFLOW_BACKGROUND"] = "0"
-    >>> start_filler(Path("/nowhere"))
+    >>> start_fill_process(Path("/nowhere"))
     False
     >>> del os.environ["DDFLOW_BACKGROUND"]
     """
     if _started or directory is None or os.environ.get("DDFLOW_BACKGROUND") == "0" or is_spark_task():
         return False
-    if is_filled(directory):
+    if is_cache_filled(directory):
         return False
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with contextlib.suppress(OSError):  # no memory for a process, say: then this one compiles when its time has come
@@ -266,17 +266,17 @@ def start_filler(directory: Path | None) -> bool:
     return bool(_started)
 
 
-def list_fillers() -> list[subprocess.Popen[bytes]]:
+def list_fill_processes() -> list[subprocess.Popen[bytes]]:
     """List the processes that this one has started; closing its ``stdin`` ends one."""
     return list(_started)
 
 
-def is_filled(directory: Path | None) -> bool:
+def is_cache_filled(directory: Path | None) -> bool:
     """Whether all kernels of a cache have been compiled once."""
     return directory is not None and (directory / FILLED).exists()
 
 
-def mark_filled(directory: Path | None) -> None:
+def mark_cache_filled(directory: Path | None) -> None:
     """Note that all kernels are in a cache.  One that has gone, or cannot be written, is no error."""
     if directory is not None:
         with contextlib.suppress(OSError):
@@ -292,7 +292,7 @@ def hold_fill_lock(directory: Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        if is_filled(directory):
+        if is_cache_filled(directory):
             yield False
             return
         yield True

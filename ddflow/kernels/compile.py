@@ -127,7 +127,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PACKAGE = Path(__file__).parent
-_IMPORTED = cache.stamp_sources(_PACKAGE)
+_IMPORTED = cache.list_source_stamps(_PACKAGE)
 _SWITCHES = (
     "BOUNDSCHECK",
     "DISABLE_JIT",
@@ -185,7 +185,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
             types = tuple(map(self.typeof_pyval, args))
             if not self._cache.has_overload(types, self.targetctx):
                 if PATIENCE.allows(self._cache.name, args):
-                    cache.start_filler(cache_directory())
+                    cache.start_fill_process(cache_directory())
                     return interpret(self.py_func)
                 _announce_compilation()
         return cast("Callable[..., Any]", super()._compile_for_args(*args, **kws))
@@ -262,7 +262,7 @@ def _choose_folder(*switches: str) -> cache.KernelFolder:
 def _find_current_folder() -> cache.KernelFolder:
     """Return the folder of this process, or none if the sources are unknown or differ from those imported."""
     with contextlib.suppress(OSError):  # a source was removed while we looked
-        if _IMPORTED and cache.stamp_sources(_PACKAGE) == _IMPORTED:
+        if _IMPORTED and cache.list_source_stamps(_PACKAGE) == _IMPORTED:
             return _choose_folder(*(f"{switch}={getattr(config, switch, None)}" for switch in _SWITCHES))
     return cache.KernelFolder(None)
 
@@ -339,10 +339,10 @@ def argument_types(function: Callable[..., Any]) -> tuple[Any, ...]:
     (uint64, Array(uint64, 2, 'C', False, aligned=True))
     """
     hints = get_type_hints(function, include_extras=True)
-    return tuple(numba.typeof(_build_sample(hint)) for name, hint in hints.items() if name != "return")
+    return tuple(numba.typeof(_build_sample_argument(hint)) for name, hint in hints.items() if name != "return")
 
 
-def _build_sample(hint: Any) -> Any:
+def _build_sample_argument(hint: Any) -> Any:
     """Return a value of an annotated type.  An array has one dimension if nothing else is annotated; Any is int64."""
     hint, dimensions = get_args(hint) if get_origin(hint) is Annotated else (hint, 1)
     if hint is Any:
@@ -351,5 +351,5 @@ def _build_sample(hint: Any) -> Any:
         (element,) = get_args(get_args(hint)[1])
         return np.empty((0,) * dimensions, element)
     if issubclass(hint, tuple):
-        return hint(*map(_build_sample, get_type_hints(hint, include_extras=True).values()))
+        return hint(*map(_build_sample_argument, get_type_hints(hint, include_extras=True).values()))
     return hint(0)

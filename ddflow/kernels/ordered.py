@@ -18,7 +18,7 @@ from ddflow.kernels.ordered_tree import (
     LEAF,
     TOPS,
     USED,
-    Identities,
+    IdentityAddresses,
     Number,
     Tree,
     _add_to_counter,
@@ -30,11 +30,11 @@ from ddflow.kernels.ordered_tree import (
     _has_room,
     _insert_entry,
     _load_entry_word,
+    _load_int64,
     _load_leaf,
-    _load_number,
     _remove_entry,
     _split_leaf,
-    _store_number,
+    _store_int64,
     _update_directory,
 )
 from ddflow.kernels.pointer import load_u64, prefetch, store_u64
@@ -45,7 +45,7 @@ AHEAD = 8
 
 @kernel
 def look_up_ordered_entries(
-    tree: Tree, keys: Identities, starts: Narrow, place: Ints, reference: Ints, value: Words
+    tree: Tree, keys: IdentityAddresses, starts: Narrow, place: Ints, reference: Ints, value: Words
 ) -> None:
     """Look up entries, by all their words.
 
@@ -54,13 +54,13 @@ def look_up_ordered_entries(
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one, place = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty(1, np.int64)
-    >>> keys = Identities.from_arrays(one, one, np.empty((1, 0), np.uint64))
+    >>> keys = IdentityAddresses.from_arrays(one, one, np.empty((1, 0), np.uint64))
     >>> look_up_ordered_entries(Tree.from_arrays(arrays), keys, np.zeros(1, np.int32), place, np.empty(1, np.int64),
     ...     one.copy())
     >>> place.tolist()
     [-1]
     """
-    leaf, dense, none = np.int64(0), _is_dense(tree, starts.size), _load_number(tree.counters, TOPS) == 0
+    leaf, dense, none = np.int64(0), _is_dense(tree, starts.size), _load_int64(tree.counters, TOPS) == 0
     for g in range(starts.size):
         row = np.int64(starts[g])
         if not (dense or none) and g & (AHEAD - 1) == 0:
@@ -73,7 +73,7 @@ def look_up_ordered_entries(
         leaf = _advance_to_leaf(tree, leaf, keys, row, False, True) if dense else found
         spot = _find_lower_bound(tree, leaf, keys, row)
         here = leaf * LEAF + spot
-        if spot < _load_number(tree.size, leaf) and _compare_entry(tree, here, keys, row) == 0:
+        if spot < _load_int64(tree.size, leaf) and _compare_entry(tree, here, keys, row) == 0:
             place[g], reference[g], value[g] = (
                 here,
                 np.int64(_load_entry_word(tree, here, REF)),
@@ -82,7 +82,9 @@ def look_up_ordered_entries(
 
 
 @kernel
-def _advance_to_leaf(tree: Tree, leaf: Number, keys: Identities, row: Number, strict: bool, dense: bool) -> Number:
+def _advance_to_leaf(
+    tree: Tree, leaf: Number, keys: IdentityAddresses, row: Number, strict: bool, dense: bool
+) -> Number:
     """Find the last leaf that begins before the words of a row, or at them unless ``strict``, else the first one.
 
     ``leaf``: the leaf of a previous row, 0 for none.  ``dense``: whether the next leaf is likely to be needed next.
@@ -90,7 +92,7 @@ def _advance_to_leaf(tree: Tree, leaf: Number, keys: Identities, row: Number, st
     for _ in range(2):
         if leaf == 0:
             break
-        after = _load_number(tree.follows, leaf)
+        after = _load_int64(tree.follows, leaf)
         if after == 0:
             return leaf
         order = _compare_entry(tree, after * LEAF, keys, row)
@@ -107,33 +109,33 @@ def _advance_to_leaf(tree: Tree, leaf: Number, keys: Identities, row: Number, st
 @kernel
 def _is_dense(tree: Tree, n: Number) -> Number:
     """Whether so many rows in order come to most leaves."""
-    return n * 2 * LEAF > _load_number(tree.counters, USED)
+    return n * 2 * LEAF > _load_int64(tree.counters, USED)
 
 
 @kernel
 def _prefetch_next_leaf(tree: Tree, leaf: Number, dense: bool) -> None:
     """Ask for the entries of the leaf behind one, ahead of their use."""
     if dense:
-        at = tree.table + np.uint64(_load_number(tree.follows, leaf) * LEAF) * tree.width
+        at = tree.table + np.uint64(_load_int64(tree.follows, leaf) * LEAF) * tree.width
         for i in range((LEAF * 3 // 4 * np.int64(tree.width)) >> 6):
             prefetch(at + np.uint64(i << 6))
 
 
 @kernel
-def _find_leaf(tree: Tree, keys: Identities, row: Number) -> Number:
+def _find_leaf(tree: Tree, keys: IdentityAddresses, row: Number) -> Number:
     """Find the leaf for the words of a row, and prefetch the entries that a search reads first."""
     at, c = _descend_to_leaf(tree, keys, row, False)
     leaf = _load_leaf(tree, at, c)
     entries = tree.table + np.uint64(leaf * LEAF) * tree.width
     for i in range(1, 8):
-        prefetch(entries + np.uint64(_load_number(tree.size, leaf) * i >> 3) * tree.width)
+        prefetch(entries + np.uint64(_load_int64(tree.size, leaf) * i >> 3) * tree.width)
     return leaf
 
 
 @kernel
 def write_ordered_entries(
     tree: Tree,
-    keys: Identities,
+    keys: IdentityAddresses,
     value: Words,
     live: Flags,
     last: Ints,
@@ -152,14 +154,14 @@ def write_ordered_entries(
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one, live, last = allocate_tree(4, 4), np.ones(1, np.uint64), np.ones(1, np.uint8), np.zeros(1,
     ...     np.int64)
-    >>> keys = Identities.from_arrays(one, one, np.empty((1, 0), np.uint64))
+    >>> keys = IdentityAddresses.from_arrays(one, one, np.empty((1, 0), np.uint64))
     >>> write_ordered_entries(Tree.from_arrays(arrays), keys, one, live, last, 0, np.int64(1 << 61), np.int64(1), True)
     1
     """
     leaf, i, dense = np.int64(0), int(begin), _is_dense(tree, last.size)
     while i < last.size:
         row = last[i]
-        empty = _load_number(tree.counters, TOPS) == 0
+        empty = _load_int64(tree.counters, TOPS) == 0
         if row < 0 or (empty and live[row] == 0 and not keeps):
             i += 1
             continue
@@ -169,7 +171,7 @@ def write_ordered_entries(
             _create_first_leaf(tree, load_u64(keys.high + np.uint64(row << 3)))
         leaf = _advance_to_leaf(tree, leaf, keys, row, False, dense)
         spot = _find_lower_bound(tree, leaf, keys, row)
-        here, size = leaf * LEAF + spot, _load_number(tree.size, leaf)
+        here, size = leaf * LEAF + spot, _load_int64(tree.size, leaf)
         there = spot < size and _compare_entry(tree, here, keys, row) == 0
         if live[row] == 0 and not keeps:
             if there and spot == 0:
@@ -198,7 +200,7 @@ def write_ordered_entries(
 @kernel
 def read_groups(
     tree: Tree,
-    keys: Identities,
+    keys: IdentityAddresses,
     most: Ints,
     tied: Number,
     mask: np.uint64,
@@ -217,7 +219,8 @@ def read_groups(
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one, none = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
-    >>> keys, out = Identities.from_arrays(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2, np.int64),
+    >>> keys, out = IdentityAddresses.from_arrays(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2,
+    ...     np.int64),
     ...     none)
     >>> read_groups(Tree.from_arrays(arrays), keys, np.array([9]), 0, one[0], *out)
     0
@@ -225,23 +228,23 @@ def read_groups(
     >>> arrays = allocate_tree(4, 4)
     >>> tree, words, none = Tree.from_arrays(arrays), np.array([5, 5, 9], np.uint64), np.empty((3, 0), np.uint64)
     >>> low, live, last = np.array([1, 2, 0], np.uint64), np.ones(3, np.uint8), np.arange(3)
-    >>> keys, row = Identities.from_arrays(words, low, none), np.int64(1 << 61)
+    >>> keys, row = IdentityAddresses.from_arrays(words, low, none), np.int64(1 << 61)
     >>> write_ordered_entries(tree, keys, words, live, last, 0, row, np.int64(1 << 60), False)
     3
     >>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
-    >>> group = Identities.from_arrays(words, low[:0], none)
+    >>> group = IdentityAddresses.from_arrays(words, low[:0], none)
     >>> read_groups(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
     2
     """
     found, near, dense = 0, np.int64(0), _is_dense(tree, begins.size)
     for g in range(begins.size - 1):
         begins[g] = found
-        if _load_number(tree.counters, TOPS) == 0:
+        if _load_int64(tree.counters, TOPS) == 0:
             continue
         near = leaf = _advance_to_leaf(tree, near, keys, g, True, dense)
         spot, some, going, before = _find_lower_bound(tree, leaf, keys, g), np.int64(0), True, np.int64(0)
         while leaf > 0 and going:
-            size = _load_number(tree.size, leaf)
+            size = _load_int64(tree.size, leaf)
             while spot < size:
                 here = leaf * LEAF + spot
                 if _compare_entry(tree, here, keys, g) != 0 or (
@@ -262,7 +265,7 @@ def read_groups(
                     some += 1
                     before = here
                 spot += 1
-            leaf, spot = _load_number(tree.follows, leaf), np.int64(0)
+            leaf, spot = _load_int64(tree.follows, leaf), np.int64(0)
     begins[begins.size - 1] = found
     return found
 
@@ -295,14 +298,14 @@ def walk_ordered_entries(
     0
     """
     found = 0
-    if _load_number(tree.counters, TOPS) == 0:
+    if _load_int64(tree.counters, TOPS) == 0:
         return found
     at, c = _descend_to_leaf(
-        tree, Identities(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True
+        tree, IdentityAddresses(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True
     )
     leaf = _load_leaf(tree, at, c)
     while leaf > 0:
-        for here in range(leaf * LEAF, leaf * LEAF + _load_number(tree.size, leaf)):
+        for here in range(leaf * LEAF, leaf * LEAF + _load_int64(tree.size, leaf)):
             word, high = _load_entry_word(tree, here, REF), _load_entry_word(tree, here, ID)
             if high > bounds[1]:
                 return found
@@ -311,7 +314,7 @@ def walk_ordered_entries(
             if members.size == 0 or members[np.int64(word >> np.uint64(BATCH)) & BATCHES] != 0:
                 references[found], places[found] = np.int64(word), here
                 found += 1
-        leaf = _load_number(tree.follows, leaf)
+        leaf = _load_int64(tree.follows, leaf)
     return found
 
 
@@ -327,15 +330,15 @@ def evict_ordered_entries(tree: Tree, bounds: Words, gone: Flags) -> int:
     >>> evict_ordered_entries(Tree.from_arrays(arrays), np.zeros(2, np.uint64), np.ones(1, np.uint8))
     0
     """
-    before = _load_number(tree.counters, USED)
-    if _load_number(tree.counters, TOPS) == 0:
+    before = _load_int64(tree.counters, USED)
+    if _load_int64(tree.counters, TOPS) == 0:
         return 0
     at, c = _descend_to_leaf(
-        tree, Identities(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True
+        tree, IdentityAddresses(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True
     )
-    while at < _load_number(tree.counters, TOPS):
+    while at < _load_int64(tree.counters, TOPS):
         leaf = _load_leaf(tree, at, c)
-        base, size, kept = leaf * LEAF, _load_number(tree.size, leaf), np.int64(0)
+        base, size, kept = leaf * LEAF, _load_int64(tree.size, leaf), np.int64(0)
         if _load_entry_word(tree, base, ID) > bounds[1]:
             break
         for spot in range(size):
@@ -347,13 +350,13 @@ def evict_ordered_entries(tree: Tree, bounds: Words, gone: Flags) -> int:
                 _copy_entries(tree, base + kept, base + spot, 1)
             kept += 1
         _add_to_counter(tree, USED, kept - size)
-        _store_number(tree.size, leaf, kept)
-        nodes = _load_number(tree.counters, TOPS)
+        _store_int64(tree.size, leaf, kept)
+        nodes = _load_int64(tree.counters, TOPS)
         _update_directory(tree, at, c)
-        if _load_number(tree.counters, TOPS) < nodes:
+        if _load_int64(tree.counters, TOPS) < nodes:
             c = np.int64(0)
             continue
         c += np.int64(kept > 0)
-        if c == _load_number(tree.fill, _load_number(tree.top, at)):
+        if c == _load_int64(tree.fill, _load_int64(tree.top, at)):
             at, c = at + 1, np.int64(0)
-    return int(before - _load_number(tree.counters, USED))
+    return int(before - _load_int64(tree.counters, USED))

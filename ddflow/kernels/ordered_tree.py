@@ -48,7 +48,7 @@ class Tree(NamedTuple):
         return cls._make(map(np.uint64, words))
 
 
-class Identities(NamedTuple):
+class IdentityAddresses(NamedTuple):
     """The addresses of identities: of first and second words, and of the others, so many a row.  0: there are none."""
 
     high: np.uint64
@@ -74,13 +74,13 @@ def allocate_tree(leaves: Number, width: Number) -> list[Words]:
 
 
 @kernel
-def _load_number(base: np.uint64, at: Number) -> Any:
+def _load_int64(base: np.uint64, at: Number) -> Any:
     """Get a number of an array."""
     return np.int64(load_u64(base + np.uint64(at << 3)))
 
 
 @kernel
-def _store_number(base: np.uint64, at: Number, number: Number) -> None:
+def _store_int64(base: np.uint64, at: Number, number: Number) -> None:
     """Set a number of an array."""
     store_u64(base + np.uint64(at << 3), np.uint64(number))
 
@@ -105,7 +105,7 @@ def _copy_entries(tree: Tree, to: Number, place: Number, n: Number) -> None:
 
 
 @kernel
-def _compare_entry(tree: Tree, place: Number, keys: Identities, row: Number) -> int:
+def _compare_entry(tree: Tree, place: Number, keys: IdentityAddresses, row: Number) -> int:
     """-1, 0 or 1: how an entry stands to the words of a row; to a prefix of words, where these are fewer."""
     mine, other = _load_entry_word(tree, place, ID), load_u64(keys.high + np.uint64(row << 3))
     if mine != other:
@@ -126,7 +126,7 @@ def _compare_entry(tree: Tree, place: Number, keys: Identities, row: Number) -> 
 
 
 @kernel
-def _count_below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64) -> Any:
+def _count_words_below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64) -> Any:
     """How many of n ascending words are below a word; without a branch on them, because none could be foreseen."""
     begin = np.int64(0)
     while n > 0:
@@ -137,21 +137,21 @@ def _count_below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64
 
 
 @kernel
-def _find_child(tree: Tree, node: Number, keys: Identities, row: Number, strict: bool) -> Any:
+def _find_child(tree: Tree, node: Number, keys: IdentityAddresses, row: Number, strict: bool) -> Any:
     """Find the last child of a node (0: the list of nodes) that begins before the words of a row, else the first.
 
     ``strict``: exclude a child that begins at them.
     """
-    words, n = tree.first, _load_number(tree.counters, TOPS)
+    words, n = tree.first, _load_int64(tree.counters, TOPS)
     if node > 0:
-        words, n = tree.least + np.uint64((node * FAN) << 3), _load_number(tree.fill, node)
+        words, n = tree.least + np.uint64((node * FAN) << 3), _load_int64(tree.fill, node)
     word = load_u64(keys.high + np.uint64(row << 3))
-    found = _count_below(words, n, np.uint64(8), word)
+    found = _count_words_below(words, n, np.uint64(8), word)
     if found < n and load_u64(words + np.uint64(found << 3)) == word:
         while found < n:
             middle = (found + n) >> 1
-            leaf = _load_number(
-                tree.child, (node if node > 0 else _load_number(tree.top, middle)) * FAN + (middle if node > 0 else 0)
+            leaf = _load_int64(
+                tree.child, (node if node > 0 else _load_int64(tree.top, middle)) * FAN + (middle if node > 0 else 0)
             )
             order = _compare_entry(tree, leaf * LEAF, keys, row)
             if order < 0 or (order == 0 and not strict):
@@ -162,23 +162,23 @@ def _find_child(tree: Tree, node: Number, keys: Identities, row: Number, strict:
 
 
 @kernel
-def _descend_to_leaf(tree: Tree, keys: Identities, row: Number, strict: bool) -> tuple[Any, Any]:
+def _descend_to_leaf(tree: Tree, keys: IdentityAddresses, row: Number, strict: bool) -> tuple[Any, Any]:
     """Find the last leaf that begins before the words of a row, else the first: its node's place, its place there."""
     at = _find_child(tree, np.int64(0), keys, row, strict)
-    return at, _find_child(tree, _load_number(tree.top, at), keys, row, strict)
+    return at, _find_child(tree, _load_int64(tree.top, at), keys, row, strict)
 
 
 @kernel
 def _load_leaf(tree: Tree, at: Number, c: Number) -> Any:
     """Return a leaf by its node's place and its place there."""
-    return _load_number(tree.child, _load_number(tree.top, at) * FAN + c)
+    return _load_int64(tree.child, _load_int64(tree.top, at) * FAN + c)
 
 
 @kernel
-def _find_lower_bound(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
+def _find_lower_bound(tree: Tree, leaf: Number, keys: IdentityAddresses, row: Number) -> Any:
     """How many entries of a leaf are before the words of a row."""
-    word, base, end = load_u64(keys.high + np.uint64(row << 3)), leaf * LEAF, _load_number(tree.size, leaf)
-    begin = _count_below(tree.table + np.uint64(base) * tree.width, end, tree.width, word)
+    word, base, end = load_u64(keys.high + np.uint64(row << 3)), leaf * LEAF, _load_int64(tree.size, leaf)
+    begin = _count_words_below(tree.table + np.uint64(base) * tree.width, end, tree.width, word)
     if begin < end and _load_entry_word(tree, base + begin, ID) == word:
         while begin < end:
             middle = (begin + end) >> 1
@@ -192,8 +192,8 @@ def _find_lower_bound(tree: Tree, leaf: Number, keys: Identities, row: Number) -
 @kernel
 def _add_to_counter(tree: Tree, counter: Number, more: Number) -> Any:
     """Change a counter; what it is then."""
-    now = _load_number(tree.counters, counter) + more
-    _store_number(tree.counters, counter, now)
+    now = _load_int64(tree.counters, counter) + more
+    _store_int64(tree.counters, counter, now)
     return now
 
 
@@ -201,77 +201,77 @@ def _add_to_counter(tree: Tree, counter: Number, more: Number) -> Any:
 def _has_room(tree: Tree) -> Any:
     """Whether a leaf and a node can be made."""
     if (
-        _load_number(tree.counters, LEAVES) == _load_number(tree.counters, MOST_LEAVES)
-        and _load_number(tree.counters, FREE) == 0
+        _load_int64(tree.counters, LEAVES) == _load_int64(tree.counters, MOST_LEAVES)
+        and _load_int64(tree.counters, FREE) == 0
     ):
         return False
     return (
-        _load_number(tree.counters, NODES) < _load_number(tree.counters, MOST_NODES)
-        or _load_number(tree.counters, SPARE) > 0
+        _load_int64(tree.counters, NODES) < _load_int64(tree.counters, MOST_NODES)
+        or _load_int64(tree.counters, SPARE) > 0
     )
 
 
 @kernel
-def _allocate_number(tree: Tree, free: Number, made: Number, nexts: np.uint64, stride: Number) -> Any:
+def _allocate_node_number(tree: Tree, free: Number, made: Number, nexts: np.uint64, stride: Number) -> Any:
     """Take the number of a free leaf or node, or make a new one."""
-    number = _load_number(tree.counters, free)
+    number = _load_int64(tree.counters, free)
     if number == 0:
         return _add_to_counter(tree, made, 1)
-    _store_number(tree.counters, free, _load_number(nexts, number * stride))
+    _store_int64(tree.counters, free, _load_int64(nexts, number * stride))
     return number
 
 
 @kernel
 def _create_first_leaf(tree: Tree, word: np.uint64) -> None:
     """Make the first leaf of an empty tree."""
-    leaf = _allocate_number(tree, FREE, LEAVES, tree.follows, 1)
-    node = _allocate_number(tree, SPARE, NODES, tree.child, FAN)
-    _store_number(tree.size, leaf, 0)
-    _store_number(tree.follows, leaf, 0)
-    _store_number(tree.child, node * FAN, leaf)
+    leaf = _allocate_node_number(tree, FREE, LEAVES, tree.follows, 1)
+    node = _allocate_node_number(tree, SPARE, NODES, tree.child, FAN)
+    _store_int64(tree.size, leaf, 0)
+    _store_int64(tree.follows, leaf, 0)
+    _store_int64(tree.child, node * FAN, leaf)
     store_u64(tree.least + np.uint64((node * FAN) << 3), word)
-    _store_number(tree.fill, node, 1)
-    _store_number(tree.top, 0, node)
+    _store_int64(tree.fill, node, 1)
+    _store_int64(tree.top, 0, node)
     store_u64(tree.first, word)
-    _store_number(tree.counters, TOPS, 1)
+    _store_int64(tree.counters, TOPS, 1)
 
 
 @kernel
-def _insert_entry(tree: Tree, leaf: Number, spot: Number, keys: Identities, row: Number) -> None:
+def _insert_entry(tree: Tree, leaf: Number, spot: Number, keys: IdentityAddresses, row: Number) -> None:
     """Make a place in a leaf that has room, with the words of a row."""
-    size, here = _load_number(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
+    size, here = _load_int64(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
     copy_bytes(here + tree.width, here, np.uint64(size - spot) * tree.width)
     store_u64(here + np.uint64(8 * ID), load_u64(keys.high + np.uint64(row << 3)))
     store_u64(here + np.uint64(8 * LOW), load_u64(keys.low + np.uint64(row << 3)))
     for w in range(keys.words):
         word = load_u64(keys.more + np.uint64((row * keys.words + w) << 3))
         store_u64(here + np.uint64((LOW + 1 + w) << 3), word)
-    _store_number(tree.size, leaf, size + 1)
+    _store_int64(tree.size, leaf, size + 1)
     _add_to_counter(tree, USED, 1)
 
 
 @kernel
 def _remove_entry(tree: Tree, leaf: Number, spot: Number) -> None:
     """Take an entry out of a leaf."""
-    size, here = _load_number(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
+    size, here = _load_int64(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
     copy_bytes(here, here + tree.width, np.uint64(size - spot - 1) * tree.width)
-    _store_number(tree.size, leaf, size - 1)
+    _store_int64(tree.size, leaf, size - 1)
     _add_to_counter(tree, USED, -1)
 
 
 @kernel
 def _split_node(tree: Tree, at: Number, half: Number) -> None:
     """Make a node behind a full one, with its children from ``half`` on."""
-    old, node = _load_number(tree.top, at), _allocate_number(tree, SPARE, NODES, tree.child, FAN)
+    old, node = _load_int64(tree.top, at), _allocate_node_number(tree, SPARE, NODES, tree.child, FAN)
     for i in range(half, FAN):
-        _store_number(tree.child, node * FAN + i - half, _load_number(tree.child, old * FAN + i))
+        _store_int64(tree.child, node * FAN + i - half, _load_int64(tree.child, old * FAN + i))
         _copy_word(tree.least, node * FAN + i - half, old * FAN + i)
-    _store_number(tree.fill, old, half)
-    _store_number(tree.fill, node, FAN - half)
-    for i in range(_load_number(tree.counters, TOPS), at + 1, -1):
-        _store_number(tree.top, i, _load_number(tree.top, i - 1))
+    _store_int64(tree.fill, old, half)
+    _store_int64(tree.fill, node, FAN - half)
+    for i in range(_load_int64(tree.counters, TOPS), at + 1, -1):
+        _store_int64(tree.top, i, _load_int64(tree.top, i - 1))
         _copy_word(tree.first, i, i - 1)
-    _store_number(tree.top, at + 1, node)
+    _store_int64(tree.top, at + 1, node)
     store_u64(tree.first + np.uint64((at + 1) << 3), load_u64(tree.least + np.uint64((node * FAN) << 3)))
     _add_to_counter(tree, TOPS, 1)
 
@@ -282,61 +282,61 @@ def _split_leaf(tree: Tree, at: Number, c: Number, ends: bool) -> None:
 
     Keys that ascend so fill leaves nearly whole.
     """
-    if _load_number(tree.fill, _load_number(tree.top, at)) == FAN:
+    if _load_int64(tree.fill, _load_int64(tree.top, at)) == FAN:
         half = FAN - 1 if ends and c == FAN - 1 else FAN // 2
         _split_node(tree, at, half)
         if c >= half:
             at, c = at + 1, c - half
-    node = _load_number(tree.top, at)
-    leaf, new = _load_number(tree.child, node * FAN + c), _allocate_number(tree, FREE, LEAVES, tree.follows, 1)
+    node = _load_int64(tree.top, at)
+    leaf, new = _load_int64(tree.child, node * FAN + c), _allocate_node_number(tree, FREE, LEAVES, tree.follows, 1)
     half = LEAF - 1 if ends else LEAF // 2
     _copy_entries(tree, new * LEAF, leaf * LEAF + half, LEAF - half)
-    _store_number(tree.size, leaf, half)
-    _store_number(tree.size, new, LEAF - half)
-    _store_number(tree.follows, new, _load_number(tree.follows, leaf))
-    _store_number(tree.follows, leaf, new)
-    for i in range(_load_number(tree.fill, node), c + 1, -1):
-        _store_number(tree.child, node * FAN + i, _load_number(tree.child, node * FAN + i - 1))
+    _store_int64(tree.size, leaf, half)
+    _store_int64(tree.size, new, LEAF - half)
+    _store_int64(tree.follows, new, _load_int64(tree.follows, leaf))
+    _store_int64(tree.follows, leaf, new)
+    for i in range(_load_int64(tree.fill, node), c + 1, -1):
+        _store_int64(tree.child, node * FAN + i, _load_int64(tree.child, node * FAN + i - 1))
         _copy_word(tree.least, node * FAN + i, node * FAN + i - 1)
-    _store_number(tree.child, node * FAN + c + 1, new)
+    _store_int64(tree.child, node * FAN + c + 1, new)
     store_u64(tree.least + np.uint64((node * FAN + c + 1) << 3), _load_entry_word(tree, new * LEAF, ID))
-    _store_number(tree.fill, node, _load_number(tree.fill, node) + 1)
+    _store_int64(tree.fill, node, _load_int64(tree.fill, node) + 1)
 
 
 @kernel
 def _update_directory(tree: Tree, at: Number, c: Number) -> None:
     """Tell the directory of a leaf's first entry; a leaf without entries goes, and a node without leaves."""
-    node = _load_number(tree.top, at)
-    leaf = _load_number(tree.child, node * FAN + c)
-    if _load_number(tree.size, leaf) > 0:
+    node = _load_int64(tree.top, at)
+    leaf = _load_int64(tree.child, node * FAN + c)
+    if _load_int64(tree.size, leaf) > 0:
         store_u64(tree.least + np.uint64((node * FAN + c) << 3), _load_entry_word(tree, leaf * LEAF, ID))
     else:
         _unlink_leaf(tree, at, c)
-    if _load_number(tree.fill, node) > 0:
+    if _load_int64(tree.fill, node) > 0:
         store_u64(tree.first + np.uint64(at << 3), load_u64(tree.least + np.uint64((node * FAN) << 3)))
         return
-    _store_number(tree.child, node * FAN, _load_number(tree.counters, SPARE))
-    _store_number(tree.counters, SPARE, node)
+    _store_int64(tree.child, node * FAN, _load_int64(tree.counters, SPARE))
+    _store_int64(tree.counters, SPARE, node)
     for i in range(at, _add_to_counter(tree, TOPS, -1)):
-        _store_number(tree.top, i, _load_number(tree.top, i + 1))
+        _store_int64(tree.top, i, _load_int64(tree.top, i + 1))
         _copy_word(tree.first, i, i + 1)
 
 
 @kernel
 def _unlink_leaf(tree: Tree, at: Number, c: Number) -> None:
     """Let a leaf go, but for the directory of nodes."""
-    node = _load_number(tree.top, at)
-    leaf = _load_number(tree.child, node * FAN + c)
+    node = _load_int64(tree.top, at)
+    leaf = _load_int64(tree.child, node * FAN + c)
     if c > 0:
-        _store_number(tree.follows, _load_number(tree.child, node * FAN + c - 1), _load_number(tree.follows, leaf))
+        _store_int64(tree.follows, _load_int64(tree.child, node * FAN + c - 1), _load_int64(tree.follows, leaf))
     elif at > 0:
-        before = _load_number(tree.top, at - 1)
-        last = _load_number(tree.child, before * FAN + _load_number(tree.fill, before) - 1)
-        _store_number(tree.follows, last, _load_number(tree.follows, leaf))
-    _store_number(tree.follows, leaf, _load_number(tree.counters, FREE))
-    _store_number(tree.counters, FREE, leaf)
-    fill = _load_number(tree.fill, node) - 1
-    _store_number(tree.fill, node, fill)
+        before = _load_int64(tree.top, at - 1)
+        last = _load_int64(tree.child, before * FAN + _load_int64(tree.fill, before) - 1)
+        _store_int64(tree.follows, last, _load_int64(tree.follows, leaf))
+    _store_int64(tree.follows, leaf, _load_int64(tree.counters, FREE))
+    _store_int64(tree.counters, FREE, leaf)
+    fill = _load_int64(tree.fill, node) - 1
+    _store_int64(tree.fill, node, fill)
     for i in range(node * FAN + c, node * FAN + fill):
-        _store_number(tree.child, i, _load_number(tree.child, i + 1))
+        _store_int64(tree.child, i, _load_int64(tree.child, i + 1))
         _copy_word(tree.least, i, i + 1)

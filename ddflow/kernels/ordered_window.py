@@ -19,21 +19,21 @@ from ddflow.kernels.ordered import _is_tie
 from ddflow.kernels.ordered_tree import (
     LEAF,
     TOPS,
-    Identities,
+    IdentityAddresses,
     Number,
     Tree,
     _compare_entry,
     _descend_to_leaf,
     _find_lower_bound,
     _load_entry_word,
+    _load_int64,
     _load_leaf,
-    _load_number,
 )
 from ddflow.kernels.pointer import load_u64
 
 
 @kernel
-def _find_upper_bound(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
+def _find_upper_bound(tree: Tree, leaf: Number, keys: IdentityAddresses, row: Number) -> Any:
     """How many entries of a leaf are before the words of a row, or begin with them.
 
     >>> from ddflow.kernels.ordered import write_ordered_entries
@@ -41,17 +41,17 @@ def _find_upper_bound(tree: Tree, leaf: Number, keys: Identities, row: Number) -
     >>> arrays = allocate_tree(4, 4)
     >>> tree, words, none = Tree.from_arrays(arrays), np.array([5, 5, 9], np.uint64), np.empty((3, 0), np.uint64)
     >>> low, live, last = np.array([1, 2, 0], np.uint64), np.ones(3, np.uint8), np.arange(3)
-    >>> keys, row = Identities.from_arrays(words, low, none), np.int64(1 << 61)
+    >>> keys, row = IdentityAddresses.from_arrays(words, low, none), np.int64(1 << 61)
     >>> write_ordered_entries(tree, keys, low, live, last, 0, row, np.int64(1 << 60), False)
     3
     >>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
-    >>> group = Identities.from_arrays(words, low[:0], none)
+    >>> group = IdentityAddresses.from_arrays(words, low[:0], none)
     >>> read_groups_backward(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
     2
     >>> values[:2].tolist()
     [2, 1]
     """
-    begin, end = np.int64(0), _load_number(tree.size, leaf)
+    begin, end = np.int64(0), _load_int64(tree.size, leaf)
     while begin < end:
         middle = (begin + end) >> 1
         if _compare_entry(tree, leaf * LEAF + middle, keys, row) <= 0:
@@ -64,7 +64,7 @@ def _find_upper_bound(tree: Tree, leaf: Number, keys: Identities, row: Number) -
 @kernel
 def read_groups_backward(
     tree: Tree,
-    keys: Identities,
+    keys: IdentityAddresses,
     most: Ints,
     tied: Number,
     mask: np.uint64,
@@ -80,12 +80,13 @@ def read_groups_backward(
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one, none = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
-    >>> keys, out = Identities.from_arrays(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2, np.int64),
+    >>> keys, out = IdentityAddresses.from_arrays(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2,
+    ...     np.int64),
     ...     none)
     >>> read_groups_backward(Tree.from_arrays(arrays), keys, np.array([9]), 0, one[0], *out)
     0
     """
-    found, tops = 0, _load_number(tree.counters, TOPS)
+    found, tops = 0, _load_int64(tree.counters, TOPS)
     at: Any
     c: Any
     for g in range(begins.size - 1):
@@ -120,11 +121,11 @@ def read_groups_backward(
                 c -= 1
             elif at > 0:
                 at -= 1
-                c = _load_number(tree.fill, _load_number(tree.top, at)) - 1
+                c = _load_int64(tree.fill, _load_int64(tree.top, at)) - 1
             else:
                 going = False
             leaf = _load_leaf(tree, at, c)
-            spot = _load_number(tree.size, leaf) if going else np.int64(0)
+            spot = _load_int64(tree.size, leaf) if going else np.int64(0)
     begins[begins.size - 1] = found
     return found
 
@@ -132,7 +133,7 @@ def read_groups_backward(
 @kernel
 def read_windows(
     tree: Tree,
-    keys: Identities,
+    keys: IdentityAddresses,
     tied: Number,
     mask: np.uint64,
     segments: Ints,
@@ -151,7 +152,7 @@ def read_windows(
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one = allocate_tree(4, 5), np.ones(1, np.uint64)
-    >>> keys, told = Identities.from_arrays(one, one, one.reshape(1, 1)), np.empty((0, 1), np.uint64)
+    >>> keys, told = IdentityAddresses.from_arrays(one, one, one.reshape(1, 1)), np.empty((0, 1), np.uint64)
     >>> out = np.empty(1, np.int64), np.empty(2, np.int64), np.empty(0, np.int64), one[:0], told
     >>> read_windows(Tree.from_arrays(arrays), keys, np.int64(1), one[0], *out)
     0
@@ -161,13 +162,13 @@ def read_windows(
         if not runs_on:
             begins[windows] = found
             windows += 1
-            if _load_number(tree.counters, TOPS) > 0:
+            if _load_int64(tree.counters, TOPS) > 0:
                 leaf, spot = _find_window_begin(tree, keys, p, tied, mask)
         segments[p] = windows - 1
         follows = p + 1 < segments.size and _is_same_group(keys, p, p + 1)
         ended, before, single, many = False, np.int64(0), np.int64(0), np.int64(0)
         while leaf > 0 and not ended:
-            while spot < _load_number(tree.size, leaf):
+            while spot < _load_int64(tree.size, leaf):
                 here = leaf * LEAF + spot
                 behind = _compare_entry(tree, here, keys, p) > 0
                 if behind and not _is_in_group(tree, here, keys, p):
@@ -194,7 +195,7 @@ def read_windows(
                     found += 1
                 spot += 1
             if not ended:
-                leaf, spot = _load_number(tree.follows, leaf), np.int64(0)
+                leaf, spot = _load_int64(tree.follows, leaf), np.int64(0)
         runs_on = follows
     for window in range(windows, begins.size):
         begins[window] = found
@@ -202,7 +203,9 @@ def read_windows(
 
 
 @kernel
-def _find_window_begin(tree: Tree, keys: Identities, p: Number, tied: Number, mask: np.uint64) -> tuple[Number, Number]:
+def _find_window_begin(
+    tree: Tree, keys: IdentityAddresses, p: Number, tied: Number, mask: np.uint64
+) -> tuple[Number, Number]:
     """Find the leaf and the spot at which the window of a place begins.
 
     >>> from ddflow.kernels.ordered import write_ordered_entries
@@ -210,10 +213,11 @@ def _find_window_begin(tree: Tree, keys: Identities, p: Number, tied: Number, ma
     >>> arrays, n = allocate_tree(4, 6), 9
     >>> words = np.array([[at, 5 if at in (3, 4) else at + 10] for at in range(n)], np.uint64)
     >>> tree, same, some = Tree.from_arrays(arrays), np.ones(n, np.uint64), np.arange(n)
-    >>> keys, live, row = Identities.from_arrays(same, same, words), np.ones(n, np.uint8), np.int64(1 << 61)
+    >>> keys, live, row = IdentityAddresses.from_arrays(same, same, words), np.ones(n, np.uint8), np.int64(1 << 61)
     >>> write_ordered_entries(tree, keys, same, live, some, 0, row, np.int64(1 << 60), False)
     9
-    >>> place, out = Identities.from_arrays(same, same, words[4:, :1].copy()), [np.empty(9, np.int64), same.copy()]
+    >>> place, out = IdentityAddresses.from_arrays(same, same, words[4:, :1].copy()), [np.empty(9, np.int64),
+    ...     same.copy()]
     >>> segments, begins, told = np.empty(1, np.int64), np.empty(2, np.int64), np.empty((9, 2), np.uint64)
     >>> read_windows(tree, place, np.int64(1), np.uint64(1 << 60), segments, begins, *out, told)
     4
@@ -233,9 +237,9 @@ def _find_window_begin(tree: Tree, keys: Identities, p: Number, tied: Number, ma
                 c -= 1
             else:
                 at -= 1
-                c = _load_number(tree.fill, _load_number(tree.top, at)) - 1
+                c = _load_int64(tree.fill, _load_int64(tree.top, at)) - 1
             leaf = _load_leaf(tree, at, c)
-            spot = _load_number(tree.size, leaf)
+            spot = _load_int64(tree.size, leaf)
         spot -= 1
         here = leaf * LEAF + spot
         if not _is_in_group(tree, here, keys, p):
@@ -261,7 +265,7 @@ def _is_boundary(tree: Tree, single: Number, before: Number, many: Number, tied:
 
 
 @kernel
-def _is_in_group(tree: Tree, here: Number, keys: Identities, p: Number) -> bool:
+def _is_in_group(tree: Tree, here: Number, keys: IdentityAddresses, p: Number) -> bool:
     """Whether an entry is of the group of a place."""
     if _load_entry_word(tree, here, ID) != load_u64(keys.high + np.uint64(p << 3)):
         return False
@@ -269,7 +273,7 @@ def _is_in_group(tree: Tree, here: Number, keys: Identities, p: Number) -> bool:
 
 
 @kernel
-def _is_same_group(keys: Identities, one: Number, other: Number) -> bool:
+def _is_same_group(keys: IdentityAddresses, one: Number, other: Number) -> bool:
     """Whether two places are of one group."""
     if load_u64(keys.high + np.uint64(one << 3)) != load_u64(keys.high + np.uint64(other << 3)):
         return False

@@ -13,7 +13,7 @@ import numpy as np
 
 from ddflow.kernels.arrays import Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.ordered_tree import Identities, Number
+from ddflow.kernels.ordered_tree import IdentityAddresses, Number
 from ddflow.kernels.pointer import load_u64, prefetch
 
 FAR, MIDDLE, NEAR = 24, 16, 8
@@ -95,7 +95,7 @@ def _count_groups_below(high: Words, starts: Narrow, wanted: Ints, bound: np.uin
 
 
 @kernel
-def _search_dense(
+def _search_by_scan(
     high: Words,
     low: Words,
     starts: Narrow,
@@ -121,7 +121,7 @@ def _search_dense(
 
 
 @kernel
-def _search_sparse(
+def _search_by_interpolation(
     high: Words,
     low: Words,
     starts: Narrow,
@@ -212,12 +212,12 @@ def search_batch(
     )
     found[:i], found[j:] = -1, -1
     if n - begin < DENSE * (j - i):
-        return _search_dense(high, low, starts, wanted[i:j], part_high, second, int(begin), int(n), found[i:j])
-    return _search_sparse(high, low, starts, wanted[i:j], part_high, second, int(begin), int(n), found[i:j])
+        return _search_by_scan(high, low, starts, wanted[i:j], part_high, second, int(begin), int(n), found[i:j])
+    return _search_by_interpolation(high, low, starts, wanted[i:j], part_high, second, int(begin), int(n), found[i:j])
 
 
 @kernel
-def _compare_row(keys: Identities, key: Number, rows: Identities, row: Number) -> int:
+def _compare_row(keys: IdentityAddresses, key: Number, rows: IdentityAddresses, row: Number) -> int:
     """-1, 0 or 1: how a row stands to a key, by as many words as the key has."""
     mine, other = load_u64(rows.high + np.uint64(row << 3)), load_u64(keys.high + np.uint64(key << 3))
     if mine != other:
@@ -237,7 +237,7 @@ def _compare_row(keys: Identities, key: Number, rows: Identities, row: Number) -
 
 @kernel
 def search_row_ranges(
-    keys: Identities, wanted: Ints, rows: Identities, begin: Number, end: Number, first: Ints, last: Ints
+    keys: IdentityAddresses, wanted: Ints, rows: IdentityAddresses, begin: Number, end: Number, first: Ints, last: Ints
 ) -> None:
     """Find where the rows of some keys stand in a part.
 
@@ -245,11 +245,11 @@ def search_row_ranges(
     Written: first, last: int64[m], the rows [first, last) of each.  O(m log rows).
 
     >>> words, few = np.empty(0, np.uint64), np.empty(0, np.int64)
-    >>> none = Identities.from_arrays(words, words, words.reshape(0, 0))
+    >>> none = IdentityAddresses.from_arrays(words, words, words.reshape(0, 0))
     >>> search_row_ranges(none, few, none, 0, 0, few, few)
 
     >>> words, none = np.array([1, 5, 5, 9], np.uint64), np.empty((0, 0), np.uint64)
-    >>> rows, keys = (Identities.from_arrays(each, words[:0], none) for each in (words, words[1:2]))
+    >>> rows, keys = (IdentityAddresses.from_arrays(each, words[:0], none) for each in (words, words[1:2]))
     >>> first, last = np.empty(1, np.int64), np.empty(1, np.int64)
     >>> search_row_ranges(keys, np.zeros(1, np.int64), rows, 0, 4, first, last)
     >>> first.tolist(), last.tolist()

@@ -31,10 +31,10 @@ def _sum_overflows(a: int, b: int) -> bool:
 
 
 @kernel
-def count_held_rows(cells: Ints2d, heads: Ints) -> int:
+def count_chained_cells(cells: Ints2d, heads: Ints) -> int:
     """How many cells the chains that begin at ``heads`` (int64[g], -1: none) have in all.  O(cells of them).
 
-    >>> count_held_rows(np.array([[1, 1, 0, 0], [-1, 1, 0, 0]]), np.array([0, -1]))
+    >>> count_chained_cells(np.array([[1, 1, 0, 0], [-1, 1, 0, 0]]), np.array([0, -1]))
     2
     """
     total = 0
@@ -178,7 +178,7 @@ def _pop_greatest(heap: Ints, size: int) -> int:
 
 
 @kernel
-def find_greatest_changes(
+def find_changes_of_greatest(
     permutation: Narrow,
     starts: Narrow,
     ranks: Narrow,
@@ -204,7 +204,8 @@ def find_greatest_changes(
     O((n + m) log of the candidates of a key).
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
-    >>> find_greatest_changes(few(0), few(0, 1), few(0), ints(-1), few(0), ints(0, 1), False, ints(0), ints(0), ints(0,
+    >>> find_changes_of_greatest(few(0), few(0, 1), few(0), ints(-1), few(0), ints(0, 1), False, ints(0), ints(0),
+    ...     ints(0,
     ...     0), few(0),
     ...        ints(0), ints(0))
     (0, 2, 0, 0)
@@ -339,10 +340,10 @@ def list_rows_per_time(
 ) -> tuple[int, int, int, int, int]:
     """List all that a key holds after each time at which it changed.
 
-    As `find_greatest_changes`, but for: live: int32[m], scratch.  out_size: int64[n], written: how many candidates each
-    list has, 0 where the key is gone.  listed, counted: int64[room], written as far as there is room: the candidates of
-    the lists, ascending, and their counts.  Returns how many lists, how much room they need, and the refusal as
-    `find_greatest_changes` does. O(n + m, and for each list its length and the logarithm of that).
+    As `find_changes_of_greatest`, but for: live: int32[m], scratch.  out_size: int64[n], written: how many candidates
+    each list has, 0 where the key is gone.  listed, counted: int64[room], written as far as there is room: the
+    candidates of the lists, ascending, and their counts.  Returns how many lists, how much room they need, and the
+    refusal as `find_changes_of_greatest` does. O(n + m, and for each list its length and the logarithm of that).
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> listed = ints(9, 9)

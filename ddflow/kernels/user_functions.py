@@ -219,7 +219,7 @@ def build_merge_loop(function: Callable[..., Any], kind: Kind) -> Any:
 
 
 @lru_cache(maxsize=64)
-def build_machine_loop(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
+def build_state_machine_loop(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
     """Build a loop that runs a transition, of records of a type by events of another.
 
     (begin, permutation, key_times, keys, action, values, offsets, start, given, fields, work, out, ends) -> the key

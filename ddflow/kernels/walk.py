@@ -1,7 +1,7 @@
 """The walk: which events of a key are folded, which are skipped, which clear; and whose order the key has then.
 
-`walk_groups` serves orders of groups of columns and deletes of groups. `walk_row` does the same for rows of one order
-and no groups, at a fraction of its cost; a test compares the two.
+`apply_events_by_key` serves orders of groups of columns and deletes of groups. `walk_single_group` does the same for
+rows of one order and no groups, at a fraction of its cost; a test compares the two.
 
 Guarantees: events are taken in the order given, each against the running order of its key, so it does not matter how
 events are cut into steps. Every event gets an action for each group, or a reason why it acts on none.
@@ -43,7 +43,7 @@ class WalkRules(NamedTuple):
 
 
 class WalkOutcome(NamedTuple):
-    """The outcome, written by `walk_groups`.
+    """The outcome, written by `apply_events_by_key`.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> rule = WalkRules(LAST, True, True, False, False, False)
@@ -51,7 +51,7 @@ class WalkOutcome(NamedTuple):
     ...               np.empty(1, np.uint8), ints(0))
     >>> steps = EventsByKey(few(0, 1, 2), few(0, 3), few(0, 1))
     >>> spans, fields = np.array([[0, 1, 1]]), np.array([[0, 0, 1, 1]])
-    >>> walk_groups(steps, np.array([[5], [3], [5]]), np.zeros(3, np.uint8), np.zeros(1, np.uint8),
+    >>> apply_events_by_key(steps, np.array([[5], [3], [5]]), np.zeros(3, np.uint8), np.zeros(1, np.uint8),
     ...             np.empty((1, 1), np.int64), spans, fields, rule, np.empty((4, 1), np.int64), taken)
     -1
     >>> taken.action.tolist(), taken.running.tolist(), taken.last.tolist()  # 5, then 3 is older, then 5 on top
@@ -172,19 +172,19 @@ def _apply_to_groups(
     for g in range(1, spans.shape[0]):
         if codes[g] == TAKE:
             action[g, place], acted = TAKE if not deletes else BLANK if alive else CLEAR, True
-            _raise_order(scratch, spans, g)
+            _set_group_order(scratch, spans, g)
         elif not deletes and not alive:
             action[g, place] = BLANK  # the row begins here, and this group without a value
         if deletes and not by_group:
             action[g, place] = CLEAR
     if accepted and not (deletes and by_group):
         action[0, place], acted = CLEAR if deletes else TAKE, True
-        _raise_order(scratch, spans, 0)
+        _set_group_order(scratch, spans, 0)
     return acted
 
 
 @kernel
-def walk_groups(
+def apply_events_by_key(
     steps: EventsByKey,
     order: Ints2d,
     gone: Flags,
@@ -271,7 +271,7 @@ def _is_row_order_unset(scratch: Ints, spans: Ints) -> bool:
 
 
 @kernel
-def _raise_order(scratch: Ints, spans: Ints, group: int) -> None:
+def _set_group_order(scratch: Ints, spans: Ints, group: int) -> None:
     """Raise the order of a group to the event's."""
     for w in range(spans[group, 0], spans[group, 2]):
         scratch[0, w] = scratch[2, w]
@@ -298,7 +298,7 @@ def _compare_order_words(event: Ints, other: Ints, base: int, tie: int) -> int:
 
 
 @kernel
-def walk_row(
+def walk_single_group(
     steps: EventsByKey,
     order: Ints2d,
     gone: Flags,
@@ -309,14 +309,15 @@ def walk_row(
     rule: WalkRules,
     out: WalkOutcome,
 ) -> int:
-    """Walk all keys: as `walk_groups`, with one span of words, of which ``base`` decide before ties.  O(n), 15 ns an
-    event.
+    """Walk all keys: as `apply_events_by_key`, with one span of words, of which ``base`` decide before ties.  O(n), 15
+    ns an event.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> taken = WalkOutcome(np.empty((1, 3), np.uint8), np.empty(3, np.uint8), np.empty((1, 1), np.int64),
     ...               np.empty(1, np.uint8), ints(0))
     >>> steps = EventsByKey(few(0, 1, 2), few(0, 3), few(0, 1))
-    >>> walk_row(steps, np.array([[5], [3], [5]]), np.zeros(3, np.uint8), np.zeros(1, np.uint8), np.empty((1, 1),
+    >>> walk_single_group(steps, np.array([[5], [3], [5]]), np.zeros(3, np.uint8), np.zeros(1, np.uint8), np.empty((1,
+    ...     1),
     ...     np.int64),
     ...          1, np.array([[0, 0, 1, 1]]), WalkRules(LAST, True, True, False, False, False), taken)
     -1

@@ -93,7 +93,7 @@ def _is_greater_value(values: CellValues, cell: int, row: int, current: int, key
 
 
 @kernel
-def _compare_earliest(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
+def _compare_earliest_order(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
     """As `compared`, where the least order wins: TAKE for an event before the part's, OLDER for one after it."""
     begin = part * wide
     if _is_unset(scratch, at, begin, begin + wide):
@@ -138,7 +138,7 @@ def _apply_to_cells(
             continue
         part, kind, cell = 2 + c, kinds[c], TAKE
         if kind == EARLIEST:
-            cell = _compare_earliest(scratch, 0, part, wide, base, tie)
+            cell = _compare_earliest_order(scratch, 0, part, wide, base, tie)
         elif kind == LATEST or deletes:
             cell = _compare_part_order(scratch, 0, part, wide, base, tie)
         refused = refused or cell == REFUSED
@@ -160,7 +160,7 @@ def _apply_to_cells(
             setter[c] = -2 if deletes else row
         elif cell == OLDER and not deletes:
             if kind == EARLIEST:
-                before = known and _compare_earliest(scratch, 1, part, wide, base, tie) == OLDER
+                before = known and _compare_earliest_order(scratch, 1, part, wide, base, tie) == OLDER
             else:
                 before = known and _compare_part_order(scratch, 1, part, wide, base, tie) == OLDER
             passed = passed or not before
@@ -211,7 +211,7 @@ def walk_cells(
 ) -> int:
     """Walk all keys.
 
-    steps, gone, status, fields, rule, out: as `walk_groups` takes them.  order: int64[n, v], by row, of which
+    steps, gone, status, fields, rule, out: as `apply_events_by_key` takes them.  order: int64[n, v], by row, of which
     ``base`` words decide before ties.  prior: int64[g, (2 + cells) * v].  gives: uint8[cells, n]: whether an event
     gives a cell a value; kinds: int64[cells], LATEST, EARLIEST or EVERY.  scratch: int64[4, (2 + cells) * v + cells].
     Returns a row that is refused under ERROR, or -1.  O(n * cells).

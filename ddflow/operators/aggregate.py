@@ -26,12 +26,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, Words, has_wide_identities
-from ddflow.columns.layout import Arena, Column, to_arrays
+from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, Words, has_two_word_identities
+from ddflow.columns.layout import Arena, Column, to_arrow_arrays
 from ddflow.columns.rows import RowPool, Rows, gather_buffers, gather_table, row_values
 from ddflow.columns.schema import column_arrays
 from ddflow.columns.sorting import SortedRows, sort_by_identity
-from ddflow.columns.widening import fill_columns
+from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.errors import AggregateOverflow
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, Prior
@@ -44,9 +44,9 @@ from ddflow.operators.updates import Updates
 from ddflow.plan.aggregates import AppliedAggregate
 from ddflow.plan.collection import Collection
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections
-from ddflow.plan.verbs.groups import check_groups
+from ddflow.plan.verbs.groups import check_group_columns
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, Change
+from ddflow.trace.batch import ArrangementChange, Batch
 
 TALLY: Final = "_rows"
 """The column of how many rows a group has, beside its columns; those of other parts are numbered."""
@@ -59,7 +59,7 @@ class Agg(GroupOperator):
     verb, keeps = "agg", True
 
     def __init__(self, of: Collection, by: Sequence[str], texts: Mapping[str, Any]) -> None:
-        self.by = check_groups(of, by, texts)
+        self.by = check_group_columns(of, by, texts)
         self.aggregates = [_bind_aggregate(name, given, of.schema) for name, given in texts.items()]
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
         super().__init__(of.flow, build_result_schema(self.groups, self.aggregates), [of], True)
@@ -67,21 +67,21 @@ class Agg(GroupOperator):
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the groups and the aggregates as JSON."""
-        aggregates = [{"name": e.call.name, "sql": e.call.text} | e.describe(formulas) for e in self.aggregates]
+        aggregates = [{"name": e.call.name, "sql": e.call.text} | e.to_json_entries(formulas) for e in self.aggregates]
         return {"by": self.by, "aggregates": aggregates}
 
-    def again(self, inputs: Sequence[Collection]) -> Collection:
-        """See `Collection.again`."""
+    def rebuild_with_inputs(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.rebuild_with_inputs`."""
         return inputs[0].group_by(*self.by).agg(**{each.call.name: each.given for each in self.aggregates})
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        texts = {each.text("name"): each.text("sql") for each in record.records("aggregates")}
-        return inputs[0].group_by(*record.texts("by")).agg(**texts)
+        texts = {each.read_text("name"): each.read_text("sql") for each in record.read_records("aggregates")}
+        return inputs[0].group_by(*record.read_texts("by")).agg(**texts)
 
-    def unlike(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.unlike`: what is added up must say the same, and results be those of before."""
+    def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.find_widening_obstacles`: the same parts and the same results."""
         for mine, its in zip(self.aggregates, narrow.aggregates, strict=True):
             yield from mine.list_incompatibilities(its)
             for expression in mine.arguments.values():
@@ -90,12 +90,12 @@ class Agg(GroupOperator):
                 yield from find_formula_objections(expression, *schemas, kind)
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the groups and the aggregates as text."""
-        texts = [f"{each.text('name')}={_render_aggregate(each)}" for each in record.records("aggregates")]
-        return ", ".join([f"by={record.texts('by')}", *texts])
+        texts = [f"{each.read_text('name')}={_render_aggregate(each)}" for each in record.read_records("aggregates")]
+        return ", ".join([f"by={record.read_texts('by')}", *texts])
 
-    def needs(self, wanted: set[str]) -> list[set[str]]:
+    def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
         """Return the columns that are read: the groups and the arguments of aggregates."""
         read = set(self.by)
         for aggregate in self.aggregates:
@@ -115,8 +115,8 @@ def _bind_aggregate(name: str, given: Any, schema: pa.Schema) -> FoldedAggregate
 
 
 def _render_aggregate(record: JsonRecord) -> str:
-    sql = repr(record.text("sql"))
-    return f"{record.text('python')}({sql})" if "python" in record else sql
+    sql = repr(record.read_text("sql"))
+    return f"{record.read_text('python')}({sql})" if "python" in record else sql
 
 
 def build_result_schema(groups: pa.Schema, aggregates: Sequence[FoldedAggregate]) -> pa.Schema:
@@ -151,19 +151,21 @@ class RunningAggregate(RunningOperator):
         kinds = [part.kind for part in self.parts.values()]
         self.state = pa.schema([pa.field(n, kind, nullable=False) for n, kind in zip(names, kinds, strict=True)])
         self.schema, self.shown = pa.schema([*groups, *self.state]), build_result_schema(groups, aggregates)
-        self.arrangements = (Arrangement(self.schema, has_wide_identities(groups), 0),)
+        self.arrangements = (Arrangement(self.schema, has_two_word_identities(groups), 0),)
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
         self.arena, self.keys, self.values = Arena(), RowHasher(groups, secret), RowHasher(self.state, secret)
         self.results = RowHasher(pa.schema([*self.shown][len(groups) :]), secret)
         self.identified = groups
 
-    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  O(updates), and for each group and time what its states take.
 
         Raises `AggregateOverflow`, and what arguments raise.
         """
         step = self._group_updates(inputs[0])
-        held = gather_table(self.output_arrangement.pool(), step.prior.reference[step.folding.lived], self.state)
+        held = gather_table(
+            self.output_arrangement.prepare_row_pool(), step.prior.reference[step.folding.lived], self.state
+        )
         states = self._fold_parts(step, column_arrays(held))
         out = self._build_updates(step, states)
         return out, self._build_change(step, states, since)
@@ -178,7 +180,7 @@ class RunningAggregate(RunningOperator):
         high, low = self.keys.compute_identities(columns, n)
         number, first = number_identities(high, low, arena)
         by = sort_by_identity(high.take(first), low.take(first) if low.size else low, arena)
-        prior, m = self.output_arrangement.seek(by.high, by.low, by.starts[:-1], arena), first.size
+        prior, m = self.output_arrangement.look_up_keys(by.high, by.low, by.starts[:-1], arena), first.size
         place = empty(m, np.int32)
         place[by.permutation] = np.arange(m, dtype=np.int32)
         groups, rows = place.take(number), empty(n, np.int64)
@@ -207,9 +209,9 @@ class RunningAggregate(RunningOperator):
         for ((_, text), part), before in zip(self.parts.items(), held, strict=True):
             folding = step.folding._replace(shared=out[0] if out else None)
             try:
-                after = part.fold(folding, before, values.get(text))
+                after = part.fold_updates(folding, before, values.get(text))
             except ValueOverflow as beyond:
-                raise self._overflow_error(step, beyond.place, text or "count(*)") from None
+                raise self._build_overflow_error(step, beyond.place, text or "count(*)") from None
             out.append(pa.concat_arrays([before, after]))
         return out
 
@@ -229,7 +231,7 @@ class RunningAggregate(RunningOperator):
         there, results, refused = self._compute_results(states)
         lived, c = step.folding.lived.size, step.folding.of.size
         if refused is not None:
-            raise self._overflow_error(step, refused[0] - lived, refused[1])
+            raise self._build_overflow_error(step, refused[0] - lived, refused[1])
         hashes, empty = self.results.compute_value_hashes(results, there.size), self.arena.choose_allocator(2 * c)
         at, places, ranks, diffs = (empty(2 * c, kind) for kind in (np.int64, np.int64, np.int32, np.int64))
         ends = np.empty(step.updates.times.size + 1, np.int64)
@@ -240,14 +242,14 @@ class RunningAggregate(RunningOperator):
             *self._gather_groups(cells.rows.take(cells.starts.take(at[:made]))),
             *(each.take(taken) for each in results),
         ]
-        rows = pa.Table.from_arrays(to_arrays(columns), schema=self.shown)
+        rows = pa.Table.from_arrays(to_arrow_arrays(columns), schema=self.shown)
         return Updates(rows, ranks[:made].copy(), diffs[:made].copy(), step.updates.times)
 
     def _gather_groups(self, rows: Ints) -> list[Column]:
         """Gather the group columns of some updates."""
         return gather_buffers(self.given, rows, self.fields)
 
-    def _build_change(self, step: GroupedUpdates, states: Sequence[pa.Array], since: int) -> Change:
+    def _build_change(self, step: GroupedUpdates, states: Sequence[pa.Array], since: int) -> ArrangementChange:
         """Build the versions to store, in the order of identities and times.
 
         A cell makes a version if its state differs from the one before.
@@ -284,7 +286,7 @@ class RunningAggregate(RunningOperator):
             Rows.from_columns(payload, self.output_arrangement.slots.pool.shape, at.size),
         )
         self.given.set_batch(0, None)
-        return Change(batch, hashes, last, prior.place, self.output_arrangement.index.built, added, 0)
+        return ArrangementChange(batch, hashes, last, prior.place, self.output_arrangement.index.built, added, 0)
 
     def _hash_states(self, states: Sequence[pa.Array]) -> Words:
         return self.values.compute_value_hashes(states, len(states[0]))
@@ -306,11 +308,11 @@ class RunningAggregate(RunningOperator):
         shown, was = (pa.schema([*each.shown][len(self.groups) :]) for each in (self, narrow))
         if shown != was:
             there, results, _ = narrow._compute_results(states)
-            fill_columns(pa.Table.from_arrays(results, schema=was).filter(pa.array(there)), shown)
+            conform_to_wider_schema(pa.Table.from_arrays(results, schema=was).filter(pa.array(there)), shown)
         parts = zip(self.parts.values(), states, narrow.parts.values(), strict=True)
-        states = [part.widen(state, its) for part, state, its in parts]
+        states = [part.widen_states(state, its) for part, state, its in parts]
         groups = column_arrays(rows, self.groups.names)
-        return fill_columns(pa.Table.from_arrays([*groups, *states], names=self.schema.names), schema)
+        return conform_to_wider_schema(pa.Table.from_arrays([*groups, *states], names=self.schema.names), schema)
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
         """See `ReadableNode.to_output_rows`: the results of groups that have rows."""
@@ -318,7 +320,7 @@ class RunningAggregate(RunningOperator):
         columns = [*column_arrays(arranged, self.groups.names), *results]
         return as_updates(pa.Table.from_arrays(columns, schema=self.shown)).take(np.flatnonzero(there))
 
-    def _overflow_error(self, step: GroupedUpdates, cell: int, what: str) -> AggregateOverflow:
+    def _build_overflow_error(self, step: GroupedUpdates, cell: int, what: str) -> AggregateOverflow:
         """Build the error for a group's value that leaves its type after a cell."""
         row = int(step.folding.cells.rows[step.folding.cells.starts[cell]])
         table = pa.Table.from_arrays(column_arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.fields))

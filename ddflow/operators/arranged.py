@@ -18,11 +18,11 @@ from ddflow.columns.names import TIMES, check_column_names, check_columns_exist,
 from ddflow.columns.rows import row_values
 from ddflow.errors import NegativeMultiplicity
 from ddflow.operators.base import OperatorContext, RowPreservingOperator, RunningOperator, register_operator
-from ddflow.operators.ordered_rows import OrderedRows, RowChanges
+from ddflow.operators.ordered_rows import RowChanges, RunningOrderedRows
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
-from ddflow.trace.batch import Change
+from ddflow.trace.batch import ArrangementChange
 
 
 @register_operator
@@ -47,23 +47,23 @@ class Arrange(RowPreservingOperator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        return inputs[0]._apply_verb(cls.verb, record.texts("by"), record.text("refuses"))
+        return inputs[0]._apply_verb(cls.verb, record.read_texts("by"), record.read_text("refuses"))
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the columns as text."""
-        return f"by={record.texts('by')}"
+        return f"by={record.read_texts('by')}"
 
     def exchange(self) -> list[Columns | None]:
         """Return the columns of the arrangement."""
         return [self.by]
 
-    def commuting(self, at: int) -> dict[str, str]:
-        """See `Collection.commuting`: all, because it holds the same rows."""
+    def find_pushdown_columns(self, at: int) -> dict[str, str]:
+        """See `Collection.find_pushdown_columns`: all, because it holds the same rows."""
         return {name: name for name in self.schema.names}
 
-    def found_by(self) -> Columns | None:
-        """See `Collection.found_by`."""
+    def find_lookup_columns(self) -> Columns | None:
+        """See `Collection.find_lookup_columns`."""
         return self.by
 
     def unique_by(self) -> list[Columns]:
@@ -75,16 +75,16 @@ class Arrange(RowPreservingOperator):
         return RunningArrange(self, context)
 
 
-class RunningArrange(OrderedRows):
+class RunningArrange(RunningOrderedRows):
     """State: each row, beside how often it is there."""
 
     def __init__(self, node: Arrange, context: OperatorContext) -> None:
         super().__init__(node.schema, node.by, [], context.secret)
         self.refuses = "" if node.inputs[0].positive else node.refuses
 
-    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  O(n log n).  Raises `CountOverflow`, `NegativeMultiplicity`."""
-        folded = self.fold(inputs[0], since)
+        folded = self.fold_updates(inputs[0], since)
         if self.refuses:
             refuse_negative_counts(folded, inputs[0], self.refuses)
         return inputs[0], folded.change

@@ -27,14 +27,14 @@ from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.rows import RowPool, Rows, gather_buffers
 from ddflow.columns.sorting import SortedRows
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.columns.widening import fill_columns
+from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates, consolidate, ints, narrow_ints
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.verbs.family import register_operator
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, Change
+from ddflow.trace.batch import ArrangementChange, Batch
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
 __all__ = [
@@ -106,7 +106,7 @@ class ReadableNode:
         References point into the arrangement.  ``most``: of each group, at most.  O(groups) expected.
         """
         arranged = self.output_arrangement
-        prior = arranged.seek(high, low if arranged.index.wide else NONE, np.arange(high.size, dtype=np.int32))
+        prior = arranged.look_up_keys(high, low if arranged.index.wide else NONE, np.arange(high.size, dtype=np.int32))
         live = prior.reference & LIVE != 0
         if not arranged.index.wide:
             live &= low == 0  # null, which no row of it has
@@ -132,7 +132,7 @@ class ReadableNode:
         fresh = [each.make_empty() for each in self.arrangements]
         for each, old in zip(fresh, self.arrangements, strict=True):
             if old.lapse is not None:
-                each.expire_tombstones(old.lapse.of)
+                each.set_tombstone_expiry(old.lapse.of)
         self.arrangements = tuple(fresh)
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
@@ -161,7 +161,7 @@ class RunningOperator(ReadableNode):
     def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:
         """Take in the changes of a step, each of other identities.  Amortised O(updates)."""
         for each in self.arrangements:
-            each.apply(changes, upper, since)
+            each.apply_changes(changes, upper, since)
 
     def store_change(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
         """Return a change that outlives its piece of a step.  ``keep``: moves an arrangement's change to files."""
@@ -174,7 +174,7 @@ class RunningOperator(ReadableNode):
 
         ``live``: bool[n]; the row of a deletion may be any.  O(bytes).  Raises `InexactValue`.
         """
-        return fill_columns(rows, schema)
+        return conform_to_wider_schema(rows, schema)
 
     def compute_initial_change(self, inputs: Sequence[Updates], since: int) -> Any:
         """Compute the change that fills state without files from the ``inputs`` at the last time.  O(rows)."""
@@ -200,8 +200,8 @@ class Operator(Collection):
 class RowPreservingOperator(Operator):
     """An operator whose rows are rows of its inputs, with the same values in the columns that it has."""
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.behind`: the same rows, of each input those that it has."""
+    def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
+        """See `Collection.find_contributing_rows`: the same rows, of each input those that it has."""
         return [alike.select_matches(each, wanted, self.schema.names) for each in given]
 
 
@@ -218,12 +218,12 @@ class GroupOperator(Operator):
         """See `Collection.unique_by`: the groups."""
         return [tuple(self.by)]
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.behind`: all rows of their groups."""
+    def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
+        """See `Collection.find_contributing_rows`: all rows of their groups."""
         return [alike.select_matches(given[0], wanted, self.by)]
 
 
-class CountedRows(RunningOperator):
+class RunningCountedRows(RunningOperator):
     """What keeps rows of a step with numbers, such as counts.  ``given``: holds the columns of the updates at hand, as
     number 0; ``fields``: their fields, in whose schema null may not be meant."""
 
@@ -232,7 +232,7 @@ class CountedRows(RunningOperator):
 
     def _build_change(
         self, updates: Updates, by: SortedRows, order: Ints | None, prior: Prior, place: Ints, versions: list[Any]
-    ) -> Change:
+    ) -> ArrangementChange:
         """Build the versions, in the order of identities, then times, and mark the last one of each.
 
         ``order``: the other words of identities, None where they have none.  ``place``: by number, where it is in
@@ -257,7 +257,9 @@ class CountedRows(RunningOperator):
             ),
             ordered=order is not None,
         )
-        return Change(batch, values.view(np.uint64), last, prior.place, self.output_arrangement.index.built, 0, 0)
+        return ArrangementChange(
+            batch, values.view(np.uint64), last, prior.place, self.output_arrangement.index.built, 0, 0
+        )
 
     def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
         """Gather some rows of the step, and append their numbers."""

@@ -35,7 +35,7 @@ from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import JsonRecord
-from ddflow.trace.batch import Change
+from ddflow.trace.batch import ArrangementChange
 
 
 @register_operator
@@ -59,14 +59,16 @@ class Constant(Operator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        return cls(inputs, record.texts("columns"), [each.texts("cells") for each in record.records("rows")])
+        return cls(
+            inputs, record.read_texts("columns"), [each.read_texts("cells") for each in record.read_records("rows")]
+        )
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the rows as text."""
-        return ", ".join(f"({', '.join(each.texts('cells'))})" for each in record.records("rows"))
+        return ", ".join(f"({', '.join(each.read_texts('cells'))})" for each in record.read_records("rows"))
 
-    def needs(self, wanted: set[str]) -> list[set[str]]:
+    def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
         """None: events are counted, not read."""
         return [set[str]() for _ in self.inputs]
 
@@ -78,8 +80,8 @@ class Constant(Operator):
         """See `Collection.unique_by`: no column, where it is one row."""
         return [()] if self.table.num_rows < 2 else super().unique_by()
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.behind`: none, because they stand in the plan."""
+    def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
+        """See `Collection.find_contributing_rows`: none, because they stand in the plan."""
         return [each.slice(0, 0) for each in given]
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -94,7 +96,7 @@ class RunningConstant(RunningCount):
         super().__init__(table.schema, TIMES, secret)
         self.table, self.tracked = table, None
 
-    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  ``inputs``: an update for each time of an event.  O(rows) once, then O(1)."""
         ranks = [each.ranks.min() for each in inputs if each.ranks.size]
         n = self.table.num_rows if ranks and not self.output_arrangement.keys else 0

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, RowHasher, Secret, has_wide_identities
-from ddflow.columns.layout import Arena, to_arrays
+from ddflow.columns.hashing import Ints, RowHasher, Secret, has_two_word_identities
+from ddflow.columns.layout import Arena, to_arrow_arrays
 from ddflow.columns.names import check_column_names, check_columns_exist, parse_column_names
 from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.schema import column_arrays
@@ -33,19 +33,19 @@ from ddflow.errors import Option, Phrase, SpecError
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE
 from ddflow.operators.base import (
-    CountedRows,
     GroupOperator,
     Hashes,
     OperatorContext,
+    RunningCountedRows,
     RunningOperator,
     register_operator,
 )
 from ddflow.operators.ordered_rows import KINDS, number_identities
-from ddflow.operators.updates import Updates, count_overflow_error
+from ddflow.operators.updates import Updates, build_count_overflow
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Change
+from ddflow.trace.batch import ArrangementChange
 
 
 @register_operator
@@ -74,20 +74,20 @@ class Count(GroupOperator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        return inputs[0].count(record.texts("by"), name=record.text("name"))
+        return inputs[0].count(record.read_texts("by"), name=record.read_text("name"))
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the groups as text, and the name unless it is the usual one."""
-        named = "" if record.text("name") == "count" else f", name={record.text('name')!r}"
-        return f"by={record.texts('by')}{named}"
+        named = "" if record.read_text("name") == "count" else f", name={record.read_text('name')!r}"
+        return f"by={record.read_texts('by')}{named}"
 
-    def needs(self, wanted: set[str]) -> list[set[str]]:
+    def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
         """Return the groups."""
         return [set(self.by)]
 
-    def found_by(self) -> Columns | None:
-        """See `Collection.found_by`: the groups."""
+    def find_lookup_columns(self) -> Columns | None:
+        """See `Collection.find_lookup_columns`: the groups."""
         return tuple(self.by)
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -95,18 +95,18 @@ class Count(GroupOperator):
         return RunningCount(self.groups, self.name, context.secret)
 
 
-class RunningCount(CountedRows):
+class RunningCount(RunningCountedRows):
     """``groups``: the group columns, possibly none.  ``name``: of the count's column.  State: one row a group."""
 
     def __init__(self, groups: pa.Schema, name: str, secret: Secret) -> None:
         self.groups, self.name, self.secret = groups, name, secret
         self.schema = pa.schema([*groups, pa.field(name, pa.int64(), nullable=False)])
-        self.arrangements, self.arena = (Arrangement(self.schema, has_wide_identities(groups), 0),), Arena()
+        self.arrangements, self.arena = (Arrangement(self.schema, has_two_word_identities(groups), 0),), Arena()
         self.tracked, self.keys, self.identified = [name], RowHasher(groups, secret), groups
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
         """The groups of the updates at hand, as number 0, and their columns, in whose schema null may not be meant."""
 
-    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  O(updates).  Raises `CountOverflow`."""
         updates, n, arena, arranged = inputs[0], inputs[0].diffs.size, self.arena, self.output_arrangement
         # Not cast: the types agree, only what may be null does not; and Arrow's cast breaks lists of nulls.
@@ -117,7 +117,7 @@ class RunningCount(CountedRows):
         high, low = self.keys.compute_identities(groups, n)
         number, first = number_identities(high, low, arena)
         by = sort_by_identity(high.take(first), low.take(first) if low.size else low, arena)
-        prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
+        prior = arranged.look_up_keys(by.high, by.low, by.starts[:-1], arena)
         m = first.size
         counts: Ints = empty(m, np.int64)
         counts[by.permutation] = np.where(prior.reference & LIVE != 0, prior.value.view(np.int64), 0)
@@ -129,9 +129,9 @@ class RunningCount(CountedRows):
         work: Any = (*given, *scratch, *up, *down, last)
         changed, versions, refused = kernels.update_group_counts(number, *work)
         if refused >= 0:
-            raise count_overflow_error(pa.RecordBatch.from_arrays(groups, schema=self.groups), refused)
+            raise build_count_overflow(pa.RecordBatch.from_arrays(groups, schema=self.groups), refused)
         ranks, rows, values, diffs = [column[:changed] for column in up]
-        made = pa.Table.from_arrays(to_arrays(self._lay_out_columns(rows, values)), schema=self.schema)
+        made = pa.Table.from_arrays(to_arrow_arrays(self._lay_out_columns(rows, values)), schema=self.schema)
         out = Updates(made, ranks, diffs.copy(), updates.times)
         place = empty(m, np.int32)
         place[by.permutation] = np.arange(m, dtype=np.int32)

@@ -52,22 +52,22 @@ class Filter(RowPreservingOperator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        return inputs[0].filter(record.record("predicate").text("sql"))
+        return inputs[0].filter(record.read_record("predicate").read_text("sql"))
 
-    def again(self, inputs: Sequence[Collection]) -> Collection:
-        """See `Collection.again`."""
+    def rebuild_with_inputs(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.rebuild_with_inputs`."""
         return inputs[0].filter(self.predicate.given)
 
-    def unlike(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.unlike`: its condition must say the same."""
+    def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.find_widening_obstacles`: its condition must say the same."""
         return find_formula_objections(self.predicate, narrow.inputs[0].schema, self.inputs[0].schema)
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the condition as text."""
-        return write_formula(record.record("predicate"))
+        return write_formula(record.read_record("predicate"))
 
-    def needs(self, wanted: set[str]) -> list[set[str]]:
+    def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
         """Return the wanted columns and the columns of the condition."""
         return [wanted | set(self.read.names)]
 

@@ -106,7 +106,7 @@ class RowStore:
 
     def seek(self, by: SortedRows, arena: Arena | None = None) -> StepKeys:
         """Find the cells of the keys of sorted rows.  O(keys) expected."""
-        held = self.index.seek(by.high, by.low, by.starts[:-1], arena)
+        held = self.index.look_up_keys(by.high, by.low, by.starts[:-1], arena)
         heads = np.where(held.reference & LIVE != 0, held.value.view(np.int64), -1)
         return StepKeys(heads, held.place, self.index.built)
 
@@ -118,7 +118,7 @@ class RowStore:
         O(rows of the step, and rows that its keys hold) expected.
         """
         n = by.permutation.size
-        m = kernels.count_held_rows(self.cells, keys.heads) + n
+        m = kernels.count_chained_cells(self.cells, keys.heads) + n
         arena = arena or Arena()
         first, of = arena.empty(keys.heads.size + 1, np.int64), arena.empty(n, np.int32)
         cell, row, count, hashed = (arena.empty(m, np.int64) for _ in range(4))
@@ -156,7 +156,7 @@ class RowStore:
 
     def apply_changes(self, *changes: RowStoreChange) -> None:
         """Hold what the changes of a step say, which are of other keys each.  Amortised O(candidates)."""
-        self.index.reserve(sum(change.keys.heads.size for change in changes))
+        self.index.reserve_entries(sum(change.keys.heads.size for change in changes))
         for change in changes:
             self._apply_change(change)
 
@@ -206,7 +206,7 @@ class RowStore:
     def _check_invariants(self) -> None:
         """Assert the invariant."""
         # Each cell in use is in one chain, or among the free ones.
-        _, places = self.index.walk(live=True)
+        _, places = self.index.list_entries(live=True)
         heads = [int(value) for value in self.index.read_entries(places)[2].view(np.int64)]
         seen, counted = set(), 0
         for start in [*heads, self.free]:

@@ -30,7 +30,7 @@ from ddflow.operators.upsert.events import Events, ExpiryChange
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.plan.inputs.differences import BoundDifferences
-from ddflow.trace.batch import Change
+from ddflow.trace.batch import ArrangementChange
 
 
 @dataclass
@@ -45,7 +45,7 @@ class ResolvedDifferences:
     """int64[8]: events by verdict."""
     made: Updates
     """Of all columns of the row; those of diff 0 are gone."""
-    changes: list[Change] = field(default_factory=list)
+    changes: list[ArrangementChange] = field(default_factory=list)
     expiry: ExpiryChange = field(default_factory=ExpiryChange)
 
     def updates(self, schema: pa.Schema) -> Updates:
@@ -105,7 +105,7 @@ class RunningDifferences(RunningThreshold):
         counts = np.zeros(8, np.int64)
         counts[APPLIED] = n
         resolved = ResolvedDifferences(self.bound, events, np.arange(n), counts, made)
-        if self.bound.is_kept and made.diffs.size:
+        if self.bound.has_stored_rows and made.diffs.size:
             resolved.changes.append(RunningCount.compute(self, [made], since)[1])
         return resolved
 

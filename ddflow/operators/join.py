@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHasher, Words, unpack_validity
 from ddflow.columns.layout import Arena
-from ddflow.columns.names import check_column_names, check_no_overlap
+from ddflow.columns.names import check_column_names, check_no_shared_columns
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.rows import Chosen, PairedRows, RowPool, Rows, RowView, row_values
 from ddflow.columns.schema import column_arrays, to_array
@@ -67,7 +67,7 @@ class Join(Operator):
         self.columns, sides = normalize_columns(columns), (left, right)
         fields = [sides[side].schema.field(of).with_name(name) for name, side, of in self.columns]
         shown = [{of: name for name, at, of in self.columns if at == side} for side in (0, 1)]
-        check_no_overlap([*shown[0].values()], [*shown[1].values()], right.schema.names, self.verb)
+        check_no_shared_columns([*shown[0].values()], [*shown[1].values()], right.schema.names, self.verb)
         check_column_names([name for name, _, _ in self.columns], self.verb)
         refuse_forgetting_inputs(self.verb, "their pairs would stay for ever", left, right)
         met = [{pair[side] for pair in self.on if pair[1 - side] in shown[1 - side]} for side in (0, 1)]
@@ -90,21 +90,21 @@ class Join(Operator):
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         left, right = inputs
-        on, columns = record.list("on"), columns_from_json(record.list("columns"), inputs)
-        return cls(left, right, on, columns, record.list("whole"), bool(record.given.get("nulls")))
+        on, columns = record.read_list("on"), columns_from_json(record.read_list("columns"), inputs)
+        return cls(left, right, on, columns, record.read_list("whole"), bool(record.given.get("nulls")))
 
-    def again(self, inputs: Sequence[Collection]) -> Collection:
-        """See `Collection.again`."""
+    def rebuild_with_inputs(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.rebuild_with_inputs`."""
         columns = columns_from_json(columns_to_json(self.columns, self.whole, self.inputs), inputs)
         return Join(inputs[0], inputs[1], self.on, columns, self.whole, self.nulls)
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the other side and the join columns as text."""
-        on = {str(one): str(other) for one, other in record.list("on")}
+        on = {str(one): str(other) for one, other in record.read_list("on")}
         return ", ".join([*inputs, f"on={on}"])
 
-    def needs(self, wanted: set[str]) -> list[set[str]]:
+    def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
         """Return the wanted columns of each side and its join columns."""
         chosen = [{of for name, at, of in self.columns if at == side and name in wanted} for side in (0, 1)]
         return [each | {one[side] for one in self.on} for side, each in enumerate(chosen)]
@@ -113,13 +113,13 @@ class Join(Operator):
         """Return the join columns of each side."""
         return [tuple(each[side] for each in self.on) for side in (0, 1)]
 
-    def carried(self, by: Columns | None) -> Columns | None:
-        """See `Collection.carried`: columns of the left."""
+    def map_input_columns(self, by: Columns | None) -> Columns | None:
+        """See `Collection.map_input_columns`: columns of the left."""
         names = {of: name for name, side, of in reversed(self.columns) if side == 0}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
-    def commuting(self, at: int) -> dict[str, str]:
-        """See `Collection.commuting`: what is shown of a side, and what meets a column that is shown of the other."""
+    def find_pushdown_columns(self, at: int) -> dict[str, str]:
+        """See `Collection.find_pushdown_columns`: a side's own columns, and those equal to a column of the other."""
         mine, other = ({of: name for name, side, of in self.columns if side == each} for each in (at, 1 - at))
         return {pair[at]: other[pair[1 - at]] for pair in self.on if pair[1 - at] in other} | mine
 
@@ -127,7 +127,7 @@ class Join(Operator):
         """See `Collection.unique_by`: those of a side whose rows meet one row at most, else of both, a few of many."""
         if self.proven is not None:
             return [self.proven]
-        keys, shown = [of.unique_by() for of in self.inputs], [self.commuting(side) for side in (0, 1)]
+        keys, shown = [of.unique_by() for of in self.inputs], [self.find_pushdown_columns(side) for side in (0, 1)]
         alone = [any({*key} <= {pair[side] for pair in self.on} for key in keys[side]) for side in (0, 1)]
         both = [[(side, column) for column in key] for side in (0, 1) for key in keys[side] if alone[1 - side]]
         both += [[*((0, each) for each in one), *((1, each) for each in other)] for one, other in product(*keys)]
@@ -135,12 +135,12 @@ class Join(Operator):
         found = dict.fromkeys(tuple(dict.fromkeys(map(str, key))) for key in here if None not in key)
         return list(found)[:MOST_KEYS]
 
-    def solid(self) -> frozenset[str]:
-        """See `Collection.solid`: what is so on a side."""
-        return super().solid() | self._find_never_null_columns(0) | self._find_never_null_columns(1)
+    def find_never_null_columns(self) -> frozenset[str]:
+        """See `Collection.find_never_null_columns`: what is so on a side."""
+        return super().find_never_null_columns() | self._find_never_null_of_input(0) | self._find_never_null_of_input(1)
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.behind`: both rows of each pair that is one of these."""
+    def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
+        """See `Collection.find_contributing_rows`: both rows of each pair that is one of these."""
         shown = [[column for column in self.columns if column[1] == side] for side in (0, 1)]
         met = alike.assign_row_numbers(*((given[side], [pair[side] for pair in self.on]) for side in (0, 1)))
         asked, sides = dict[str, Ints](), list[pa.Table]()
@@ -346,13 +346,15 @@ class RunningJoin(RunningOperator):
         pairs = pairs.take_pairs(sort_retractions_first(pairs.ranks, pairs.diffs, times.size))
         if both is not None and (shared := both[pairs.groups]).any():
             some = pairs.take_pairs(np.flatnonzero(shared))
-            ranks, kept, diffs = compute_net_updates(self._view_pairs(some, pools, times, columns), self.secret)
+            ranks, kept, diffs = compute_net_updates(
+                self._view_pairs_as_updates(some, pools, times, columns), self.secret
+            )
             left = pairs.take_pairs(np.flatnonzero(~shared)), some.take_pairs(kept)._replace(ranks=ranks, diffs=diffs)
             pairs = JoinedPairs.concat_pairs(left)
             pairs = pairs.take_pairs(sort_retractions_first(pairs.ranks, pairs.diffs, times.size))
-        return self._view_pairs(pairs, pools, times, columns)
+        return self._view_pairs_as_updates(pairs, pools, times, columns)
 
-    def _view_pairs(
+    def _view_pairs_as_updates(
         self, pairs: JoinedPairs, pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]
     ) -> Updates:
         """Pairs as updates: nothing is gathered."""

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHasher, Words, unpack_booleans, unpack_validity
 from ddflow.columns.layout import Arena, Column
-from ddflow.columns.names import TIMES, check_column_names, check_no_overlap
+from ddflow.columns.names import TIMES, check_column_names, check_no_shared_columns
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.rows import RowPool, Rows, gather_arrays, gather_table, row_values
 from ddflow.columns.schema import column_arrays, empty_table
@@ -35,12 +35,12 @@ from ddflow.kernels.join import find_group_row_at_times
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.arranged import refuse_negative_counts
 from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
-from ddflow.operators.ordered_rows import OrderedRows, RowChanges, add_step_rows, number_identities
+from ddflow.operators.ordered_rows import RowChanges, RunningOrderedRows, add_step_rows, number_identities
 from ddflow.operators.updates import Updates, ints, narrow_ints, sort_retractions_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Change, mark_first_of_keys
+from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
 
 FOUND = "_found"
 """The column that says whether a row of the state found one."""
@@ -71,7 +71,7 @@ class LookUp(Operator):
         fields = [right.schema.field(of).with_name(name) for name, of in self.columns]
         self.found = pa.schema([field.with_nullable(field.nullable or how == "left") for field in fields])
         schema = pa.schema([*left.schema, *self.found])
-        check_no_overlap(left.schema.names, self.found.names, right.schema.names, self.verb)
+        check_no_shared_columns(left.schema.names, self.found.names, right.schema.names, self.verb)
         check_column_names([*schema.names, TIMES, FOUND], self.verb)
         super().__init__(left.flow, schema, [left, right], True)
         self.unique, self.positive = self.inputs[0].unique, True
@@ -84,22 +84,22 @@ class LookUp(Operator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        on, shown, without = record.list("on"), None, list[str]()
+        on, shown, without = record.read_list("on"), None, list[str]()
         if "columns" in record:
-            columns = record.record("columns")
-            shown = {name: columns.text(name) for name in columns.names()}
+            columns = record.read_record("columns")
+            shown = {name: columns.read_text(name) for name in columns.list_field_names()}
         else:
-            without = record.texts("without")
-        return inputs[0]._apply_verb("lookup", inputs[1], on, shown, without, record.text("how"))
+            without = record.read_texts("without")
+        return inputs[0]._apply_verb("lookup", inputs[1], on, shown, without, record.read_text("how"))
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the other side and the join columns as text, and the kind unless it is the usual one."""
-        on = {str(one): str(other) for one, other in record.list("on")}
-        how = [] if record.text("how") == "left" else [f"how={record.text('how')!r}"]
+        on = {str(one): str(other) for one, other in record.read_list("on")}
+        how = [] if record.read_text("how") == "left" else [f"how={record.read_text('how')!r}"]
         return ", ".join([*inputs, f"on={on}", *how])
 
-    def needs(self, wanted: set[str]) -> list[set[str]]:
+    def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
         """All of the left, and of the right what meets and what is kept."""
         return [set(self.inputs[0].schema.names), {other for _, other in self.on} | {of for _, of in self.columns}]
 
@@ -107,12 +107,12 @@ class LookUp(Operator):
         """Return the join columns of each side."""
         return [tuple(each[side] for each in self.on) for side in (0, 1)]
 
-    def commuting(self, at: int) -> dict[str, str]:
-        """See `Collection.commuting`: what meets."""
+    def find_pushdown_columns(self, at: int) -> dict[str, str]:
+        """See `Collection.find_pushdown_columns`: what meets."""
         return {pair[at]: pair[0] for pair in self.on}
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.behind`: the rows of the left; of the right such as were found, if it still holds them."""
+    def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
+        """See `Collection.find_contributing_rows`: all of the left; those found in the right, if still there."""
         return [
             alike.select_matches(given[0], wanted, self.inputs[0].schema.names),
             alike.select_matches(
@@ -136,7 +136,7 @@ class LookupResults(NamedTuple):
     """What was found, with `FOUND`."""
 
 
-class RunningLookup(OrderedRows):
+class RunningLookup(RunningOrderedRows):
     """State: each row of the left by its key, beside how often it is there, and what it found."""
 
     def __init__(self, node: LookUp, context: OperatorContext) -> None:
@@ -153,16 +153,16 @@ class RunningLookup(OrderedRows):
         self.asked = RowHasher(
             pa.schema([right.field(name).with_nullable(True) for name in keys[1] or ()]), self.secret
         )
-        names = [name for name in right.names if name in node.needs(set())[1]] or right.names[:1]
+        names = [name for name in right.names if name in node.find_read_columns(set())[1]] or right.names[:1]
         self.theirs = pa.schema([right.field(name).with_nullable(True) for name in names])
 
-    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `NotUnique`, `CountOverflow`.
 
         O(n log n), and a look-up for each key of rows that come to be there, for n updates of both sides.
         """
         left, right = inputs
-        folded = self.fold(left, since)
+        folded = self.fold_updates(left, since)
         refuse_negative_counts(folded, left, self.node.verb)
         given = self._find_change_values(folded, left, right)
         change = self._add_looked_up_values(folded, left, given)
@@ -198,7 +198,7 @@ class RunningLookup(OrderedRows):
         return as_updates(rows)._replace(diffs=times.to_numpy())
 
     def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """See `CountedRows._lay_out_columns`; what is found is put in later."""
+        """See `RunningCountedRows._lay_out_columns`; what is found is put in later."""
         *mine, times = super()._lay_out_columns(rows, counts)
         return [*mine, *(pa.nulls(counts.size, field.type) for field in self.kept), times]
 
@@ -249,7 +249,7 @@ class RunningLookup(OrderedRows):
         begins = np.searchsorted(theirs[changes], np.arange(size + 1))
         pool = add_step_rows(self.sides[1].output_arrangement.slots.pool, right)
         references = np.concatenate([held.references, changes])
-        numbers = self._number_equal_rows(pool, references, held.begins, begins)
+        numbers = self._find_first_equal_rows(pool, references, held.begins, begins)
         cut, sorting = held.references.size, np.lexsort((ranks, group))
         told = right.ranks[changes], right.diffs[changes], numbers[cut:]
         found = np.empty(n, np.int64)
@@ -269,7 +269,7 @@ class RunningLookup(OrderedRows):
         columns = [column.take(places) for column in gather_arrays(pool, references[found[at]], fields)]
         return pa.Table.from_arrays([*columns, pa.array(found >= 0)], schema=self.kept)
 
-    def _number_equal_rows(self, pool: RowPool, references: Ints, held: Ints, changes: Ints) -> Ints:
+    def _find_first_equal_rows(self, pool: RowPool, references: Ints, held: Ints, changes: Ints) -> Ints:
         """Of rows held and then of changes, the first place of an equal row; ``held``, ``changes``: begins by group."""
         out = np.arange(references.size)
         mixed = np.repeat(np.diff(changes) > 0, np.diff(held))
@@ -281,7 +281,7 @@ class RunningLookup(OrderedRows):
             out[some] = some[first[number]]
         return out
 
-    def _add_looked_up_values(self, folded: RowChanges, left: Updates, given: LookupResults) -> Change:
+    def _add_looked_up_values(self, folded: RowChanges, left: Updates, given: LookupResults) -> ArrangementChange:
         """Add to each version of the change the values that its row was given."""
         change, batch = folded.change, folded.change.batch
         there = np.flatnonzero(change.last >= 0)

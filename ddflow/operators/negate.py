@@ -21,7 +21,7 @@ class Negate(RowPreservingOperator):
         super().__init__(of.flow, of.schema, [of], of.consolidated)
         self.unique = self.positive = False
 
-    def needs(self, wanted: set[str]) -> list[set[str]]:
+    def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
         """Return the wanted columns."""
         return [wanted]
 

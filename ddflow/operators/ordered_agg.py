@@ -36,7 +36,7 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import list_first_rows
 from ddflow.operators.arranged import refuse_negative_counts
 from ddflow.operators.base import GroupOperator, OperatorContext, RunningOperator, as_updates, register_operator
-from ddflow.operators.ordered_rows import OrderedGroups, RowChanges
+from ddflow.operators.ordered_rows import RowChanges, RunningOrderedGroups
 from ddflow.operators.row_order import (
     FirstRows,
     RowOrder,
@@ -49,7 +49,7 @@ from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Change, mark_first_of_keys
+from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
 from ddflow.trace.group_rows import gather_identities
 from ddflow.trace.ordered_index import ALL
 
@@ -92,20 +92,22 @@ class OrderedAgg(GroupOperator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        results = record.list("results")
-        return inputs[0]._apply_verb(cls.verb, record.texts("by"), record.texts("order"), results, record.text("skips"))
+        results = record.read_list("results")
+        return inputs[0]._apply_verb(
+            cls.verb, record.read_texts("by"), record.read_texts("order"), results, record.read_text("skips")
+        )
 
-    def unlike(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.unlike`: which rows come first must not change."""
+    def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.find_widening_obstacles`: which rows come first must not change."""
         for name, kind in find_reordered_columns(self.inputs[0].schema, narrow.inputs[0].schema):
             if name not in self.by:
                 yield f"agg(...) compares its column {name!r}, whose values as {kind} have another order"
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the groups, the order, and the results as text."""
-        told = [f"by={record.texts('by')}", f"order={record.texts('order')}"]
-        return ", ".join([*told, *(f"{name}={way} {column}" for name, way, column in record.list("results"))])
+        told = [f"by={record.read_texts('by')}", f"order={record.read_texts('order')}"]
+        return ", ".join([*told, *(f"{name}={way} {column}" for name, way, column in record.read_list("results"))])
 
     def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
@@ -131,7 +133,7 @@ class GroupCells(NamedTuple):
         return np.concatenate([self.cells[:-1] + np.arange(groups), np.arange(of.size) + of + 1])
 
 
-class RunningOrderedAgg(OrderedGroups):
+class RunningOrderedAgg(RunningOrderedGroups):
     """State: all rows of the input, by group and order."""
 
     def __init__(self, node: OrderedAgg, context: OperatorContext) -> None:
@@ -141,15 +143,15 @@ class RunningOrderedAgg(OrderedGroups):
         self.made, self.skips, self.results = node.schema, node.skips, node.results
         self.hashes = RowHasher(pa.schema([*node.schema][len(node.by) :]), context.secret)
 
-    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
 
         O(u log rows) for u updates; where there are lists, O(rows of the groups that change) for each of their times.
         """
         updates = inputs[0]
-        folded = self.fold(updates, since)
+        folded = self.fold_updates(updates, since)
         refuse_negative_counts(folded, updates, f"agg of {', '.join(name for name, _, _ in self.results)}")
-        pool = self.output_arrangement.pool(folded.change.batch.rows)
+        pool = self.output_arrangement.prepare_row_pool(folded.change.batch.rows)
         try:
             return self._compute_updates(folded, updates, pool), folded.change
         finally:

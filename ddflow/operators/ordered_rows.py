@@ -8,9 +8,9 @@ and extremes read them from the front.
 
 >>> from ddflow.operators.updates import narrow_ints, ints
 >>> schema = pa.schema({"city": pa.string(), "id": pa.int64()})
->>> rows = OrderedRows(schema, ["city"], [OrderColumn("id", False, True)], Secret(1, 2))
+>>> rows = RunningOrderedRows(schema, ["city"], [OrderColumn("id", False, True)], Secret(1, 2))
 >>> table = pa.table({"city": ["Bern", "Bern"], "id": [7, 3]}, schema=schema)
->>> folded = rows.fold(Updates(table, narrow_ints(0, 0), ints(1, 2), ints(5)), since=5)
+>>> folded = rows.fold_updates(Updates(table, narrow_ints(0, 0), ints(1, 2), ints(5)), since=5)
 >>> rows.apply([folded.change], upper=6, since=5)
 >>> found = rows.look_up_groups(*rows.hash_groups([pa.array(["Bern"])], 1))
 >>> rows.gather_rows(found.references).to_pylist(), found.values.tolist()
@@ -35,10 +35,10 @@ from ddflow.columns.sorting import SortedRows, sort_by_words
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.kernels.sort import number_groups
-from ddflow.operators.base import CountedRows, Hashes, as_updates
-from ddflow.operators.updates import Updates, count_overflow_error
+from ddflow.operators.base import Hashes, RunningCountedRows, as_updates
+from ddflow.operators.updates import Updates, build_count_overflow
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Change
+from ddflow.trace.batch import ArrangementChange
 from ddflow.trace.group_rows import find_group_rows
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
@@ -49,7 +49,7 @@ KINDS: Any = (np.int32, np.int64, np.int64, np.int64)
 class RowChanges(NamedTuple):
     """What a step does to rows: m distinct rows, in the order of identities, and how their multiplicities change."""
 
-    change: Change
+    change: ArrangementChange
     """To apply."""
     by: SortedRows
     """The distinct rows' groups and where identities begin; ``permutation``: their numbers."""
@@ -70,7 +70,7 @@ class RowChanges(NamedTuple):
     """int64[m]: where the rows are that were there before."""
 
 
-class OrderedRows(CountedRows):
+class RunningOrderedRows(RunningCountedRows):
     """``row``: the columns, of which ``by`` are the group's, possibly none.  ``order``: what decides within a group.
 
     ``whole``: whether no two rows of a group have the words of one order.
@@ -109,7 +109,7 @@ class OrderedRows(CountedRows):
         """Gather the rows at some references.  O(n)."""
         return gather_table(self.output_arrangement.slots.pool, references, self.row)
 
-    def fold(self, updates: Updates, since: int) -> RowChanges:
+    def fold_updates(self, updates: Updates, since: int) -> RowChanges:
         """Fold the updates of a step over what is held.  O(n log n).  Raises `CountOverflow`; nothing changes."""
         n, arena, arranged = updates.diffs.size, self.arena, self.output_arrangement
         columns = column_arrays(updates.rows, self.row.names)
@@ -119,7 +119,7 @@ class OrderedRows(CountedRows):
         high, low = self.whole.compute_identities(columns, n)
         number, first = number_identities(high, low, arena)
         by, order = self._sort_distinct_rows(table, high, low, first, n)
-        prior = arranged.seek(by.high, by.low, by.starts[:-1], arena, order=order)
+        prior = arranged.look_up_keys(by.high, by.low, by.starts[:-1], arena, order=order)
         m, empty = first.size, arena.choose_allocator(n)
         counts: Ints = empty(m, np.int64)
         before = np.where(prior.reference & LIVE != 0, prior.value.view(np.int64), 0)
@@ -131,7 +131,7 @@ class OrderedRows(CountedRows):
             number, updates.ranks, updates.diffs, counts, since_rank, *work
         )
         if refused >= 0:
-            raise count_overflow_error(table, refused)
+            raise build_count_overflow(table, refused)
         place = np.empty(m, np.int64)
         place[by.permutation] = np.arange(m)
         change = self._build_change(updates, by, order, prior, place, [column[:versions] for column in down])
@@ -153,14 +153,14 @@ class OrderedRows(CountedRows):
         times = np.asarray(rows.column(TIMES).fill_null(0)).view(np.uint64)
         if not set(self.row.names) <= set(rows.schema.names):
             return high, low, times  # of a file that was written before there were more columns
-        return high, low, times, self._identity_words(rows, *self.whole.identify_rows(rows))
+        return high, low, times, self._compute_identity_words(rows, *self.whole.identify_rows(rows))
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
         """See `ReadableNode.to_output_rows`: each row as often as it is there."""
         (times,) = column_arrays(arranged, [TIMES])
         return as_updates(arranged)._replace(diffs=times.to_numpy())
 
-    def _identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
+    def _compute_identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
         """int64[n, w]: the other words of rows whose own two are these."""
         ordered = self.ordered
         words = compute_order_words(rows.select(ordered.names).cast(ordered), self.order) if self.order else None
@@ -173,7 +173,7 @@ class OrderedRows(CountedRows):
         self, table: pa.Table, high: Words, low: Words, first: Ints, n: int
     ) -> tuple[SortedRows, Ints]:
         """Distinct rows by their identities, of which ``high`` and ``low`` are the last words."""
-        words = self._identity_words(table, high, low)
+        words = self._compute_identity_words(table, high, low)
         # By one word this is three times as fast as by several, within groups.
         before = np.argsort(words[:, 0].view(np.uint64).take(first))
         rows = first.take(before)
@@ -184,7 +184,7 @@ class OrderedRows(CountedRows):
         return by._replace(permutation=before.take(by.permutation).astype(np.int32)), words
 
 
-class OrderedGroups(OrderedRows):
+class RunningOrderedGroups(RunningOrderedRows):
     """What shows something else of groups than the rows that it holds."""
 
     def iterate_rows(self, as_of: int | None) -> Iterator[Updates]:

@@ -69,34 +69,34 @@ class Pad(Operator):
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         left, right = inputs
-        if (side := record.text("side")) not in ("0", "1"):
+        if (side := record.read_text("side")) not in ("0", "1"):
             raise CorruptState(record.what, f"its side is {side!r}", MEND)
-        columns = columns_from_json(record.list("columns"), inputs)
-        return cls(left, right, int(side), columns, record.texts("keys"), record.list("whole"))
+        columns = columns_from_json(record.read_list("columns"), inputs)
+        return cls(left, right, int(side), columns, record.read_texts("keys"), record.read_list("whole"))
 
-    def again(self, inputs: Sequence[Collection]) -> Collection:
-        """See `Collection.again`."""
+    def rebuild_with_inputs(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.rebuild_with_inputs`."""
         left, right = inputs
         columns: list[Chosen] = columns_from_json(columns_to_json(self.columns, self.whole, self.inputs), inputs)
         return Pad(left, right, self.side, columns, self.keys, self.whole)
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Whose rows, and the other."""
-        return ", ".join([*inputs, f"rows of the {'right' if record.text('side') == '1' else 'left'}"])
+        return ", ".join([*inputs, f"rows of the {'right' if record.read_text('side') == '1' else 'left'}"])
 
-    def needs(self, wanted: set[str]) -> list[set[str]]:
+    def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
         """Of the rows, what is wanted; of the other, nothing."""
         mine = {of for name, of in self._map_columns().items() if name in wanted}
         return [mine if at == self.side else set() for at in (0, 1)]
 
-    def carried(self, by: Columns | None) -> Columns | None:
-        """See `Collection.carried`: columns of the rows."""
+    def map_input_columns(self, by: Columns | None) -> Columns | None:
+        """See `Collection.map_input_columns`: columns of the rows."""
         names = {of: name for name, of in reversed(self._map_columns().items())}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.behind`: the rows of the side, and none of the other, because there is no partner."""
+    def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
+        """See `Collection.find_contributing_rows`: rows of this side only, because they have no partner."""
         return [
             alike.select_matches(each, wanted, {of: name for name, of in self._map_columns().items()})
             if at == self.side

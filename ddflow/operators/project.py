@@ -3,7 +3,7 @@
 >>> import pyarrow.compute as pc
 >>> from ddflow.operators.updates import narrow_ints, ints
 >>> updates = Updates(pa.table({"v": [1, 2]}), narrow_ints(0, 1), ints(1, 1), ints(3, 4))
->>> map_rows(updates, pa.schema({"w": pa.int64()}), [lambda batch: pc.add(batch["v"], 1)]).rows.to_pydict()
+>>> project_rows(updates, pa.schema({"w": pa.int64()}), [lambda batch: pc.add(batch["v"], 1)]).rows.to_pydict()
 {'w': [2, 3]}
 """
 
@@ -86,33 +86,36 @@ class Project(Operator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        columns = {c.text("name"): c.text("column" if "column" in c else "sql") for c in record.records("columns")}
+        columns = {
+            c.read_text("name"): c.read_text("column" if "column" in c else "sql")
+            for c in record.read_records("columns")
+        }
         return inputs[0]._apply_verb(cls.verb, columns, read_rest_columns(record))
 
-    def again(self, inputs: Sequence[Collection]) -> Collection:
-        """See `Collection.again`."""
+    def rebuild_with_inputs(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.rebuild_with_inputs`."""
         known = dict(zip(self.schema.names, self.columns, strict=True))
         columns = {name: each if isinstance(each := known[name], str) else each.given for name in self.named}
         return inputs[0]._apply_verb(self.verb, columns, self.rests)
 
-    def unlike(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.unlike`: its formulas must say the same, or that in a wider type."""
+    def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.find_widening_obstacles`: its formulas must say the same, or that in a wider type."""
         for column, field in zip(self.columns, self.schema, strict=True):
             if not isinstance(column, str):
                 schemas = narrow.inputs[0].schema, self.inputs[0].schema
                 yield from find_formula_objections(column, *schemas, narrow.schema.field(field.name).type)
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the columns as text."""
-        columns = {each.text("name"): write_formula(each) for each in record.records("columns")}
+        columns = {each.read_text("name"): write_formula(each) for each in record.read_records("columns")}
         plain = all(repr(name) == formula for name, formula in columns.items())
         shown = [formula if plain else f"{name!r}: {formula}" for name, formula in columns.items()]
         for rest in reversed(read_rest_columns(record)):
             shown.insert(rest.at, "*" + (f" without {[*rest.without]}" if rest.without else ""))
         return f"[{', '.join(shown)}]" if plain else f"{{{', '.join(shown)}}}"
 
-    def needs(self, wanted: set[str]) -> list[set[str]]:
+    def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
         """Return the columns that the wanted ones are computed from."""
         out = set[str]()
         for field, column in zip(self.schema, self.columns, strict=True):
@@ -121,8 +124,8 @@ class Project(Operator):
                 out |= set(self.inputs[0].schema.names if read is None else read)
         return [out]
 
-    def carried(self, by: Columns | None) -> Columns | None:
-        """See `Collection.carried`."""
+    def map_input_columns(self, by: Columns | None) -> Columns | None:
+        """See `Collection.map_input_columns`."""
         names: dict[str, str] = {}
         for field, column in zip(self.schema, self.columns, strict=True):
             if isinstance(column, str):
@@ -138,13 +141,13 @@ class Project(Operator):
 
     def unique_by(self) -> list[Columns]:
         """See `Collection.unique_by`: those of its input that are here."""
-        carried = map(self.carried, self.inputs[0].unique_by())
+        carried = map(self.map_input_columns, self.inputs[0].unique_by())
         return [each for each in carried if each is not None]
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.behind`: the rows that are mapped to these."""
+    def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
+        """See `Collection.find_contributing_rows`: the rows that are mapped to these."""
         columns = [each if isinstance(each, str) else partial(_compute_or_null, each) for each in self.columns]
-        made = map_rows(as_updates(given[0].drop_columns([DIFF])), self.schema, columns)
+        made = project_rows(as_updates(given[0].drop_columns([DIFF])), self.schema, columns)
         return [given[0].take(pa.array(np.flatnonzero(alike.mark_matches(made.rows, wanted, self.schema.names))))]
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -158,7 +161,7 @@ class RunningProject(StatelessRunningOperator):
     def __init__(self, node: Project, wanted: frozenset[str]) -> None:
         here = [i for i, field in enumerate(node.schema) if field.name in wanted]
         schema, columns = pa.schema([node.schema.field(i) for i in here]), [node.columns[i] for i in here]
-        super().__init__(partial(map_rows, schema=schema, columns=columns))
+        super().__init__(partial(project_rows, schema=schema, columns=columns))
         self.node, self.wanted = node, wanted
 
     def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
@@ -167,7 +170,7 @@ class RunningProject(StatelessRunningOperator):
             each if isinstance(each, str) or field.name in self.wanted else partial(_compute_or_null, each)
             for each, field in zip(self.node.columns, self.node.schema, strict=True)
         ]
-        return map_rows(inputs[0], self.node.schema, columns)
+        return project_rows(inputs[0], self.node.schema, columns)
 
 
 def _compute_or_null(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
@@ -178,7 +181,7 @@ def _compute_or_null(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
         return pa.nulls(batch.num_rows, expression.type)
 
 
-def map_rows(
+def project_rows(
     updates: Updates, schema: pa.Schema, columns: Sequence[str | Callable[[pa.RecordBatch], pa.Array]]
 ) -> Updates:
     """Map the rows to ``schema``, a column name or expression each.  O(n) for expressions, O(1) for names."""

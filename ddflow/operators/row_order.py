@@ -29,7 +29,7 @@ from ddflow.columns.schema import decode_array, is_flat_type, normalize_type, to
 from ddflow.columns.wider import find_widening, keeps_order, list_changed_types
 from ddflow.errors import Option, Phrase, SpecError, shorten
 from ddflow.kernels.top import merge_top_rows
-from ddflow.operators.ordered_rows import OrderedRows, RowChanges, find_order_type
+from ddflow.operators.ordered_rows import RowChanges, RunningOrderedRows, find_order_type
 from ddflow.trace.ordered_index import RowsByGroup
 
 MOST: Final = 8
@@ -198,7 +198,7 @@ class StepRows(NamedTuple):
 
 
 def find_first_rows(
-    rows: OrderedRows,
+    rows: RunningOrderedRows,
     ways: RowOrder,
     folded: RowChanges,
     first: Ints,
@@ -217,9 +217,9 @@ def find_first_rows(
     >>> import pyarrow as pa
     >>> row = pa.schema({"n": pa.int64()})
     >>> ways = RowOrder(row, [], parse_order_columns(["n"], row, "top"), Secret(1, 2))
-    >>> rows = OrderedRows(row, [], ways.words, Secret(1, 2))
-    >>> folded = rows.fold(Updates(pa.table({"n": [7, 3]}), narrow_ints(0, 0), ints(1, 1), ints(5)), since=5)
-    >>> pool = rows.output_arrangement.pool(folded.change.batch.rows)
+    >>> rows = RunningOrderedRows(row, [], ways.words, Secret(1, 2))
+    >>> folded = rows.fold_updates(Updates(pa.table({"n": [7, 3]}), narrow_ints(0, 0), ints(1, 1), ints(5)), since=5)
+    >>> pool = rows.output_arrangement.prepare_row_pool(folded.change.batch.rows)
     >>> found = find_first_rows(rows, ways, folded, ints(0, 2), pool, 1, back=True)
     >>> found.place.tolist(), found.held.tolist()
     ([1, 0], [0, 0])

@@ -63,19 +63,19 @@ class Single(RowPreservingOperator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        return inputs[0].single(record.text("count"), record.texts("keys"))
+        return inputs[0].single(record.read_text("count"), record.read_texts("keys"))
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the column of counts and the keys as text."""
-        return f"{record.text('count')!r}, {record.texts('keys')}"
+        return f"{record.read_text('count')!r}, {record.read_texts('keys')}"
 
-    def needs(self, wanted: set[str]) -> list[set[str]]:
+    def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
         """Return the wanted columns, the counts and the keys."""
         return [{*wanted, self.counts, *self.keys}]
 
-    def carried(self, by: Columns | None) -> Columns | None:
-        """See `Collection.carried`: all but the counts."""
+    def map_input_columns(self, by: Columns | None) -> Columns | None:
+        """See `Collection.map_input_columns`: all but the counts."""
         return None if by is not None and self.counts in by else by
 
     def unique_by(self) -> list[Columns]:

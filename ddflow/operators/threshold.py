@@ -28,11 +28,11 @@ from ddflow.errors import ExpressionError
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.operators.base import OperatorContext, RowPreservingOperator, RunningOperator, register_operator
 from ddflow.operators.count import RunningCount
-from ddflow.operators.updates import Updates, consolidate, count_overflow_error
+from ddflow.operators.updates import Updates, build_count_overflow, consolidate
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord, write_formula
 from ddflow.plan.verbs.rows import POSITIVE, Formula
-from ddflow.trace.batch import Change
+from ddflow.trace.batch import ArrangementChange
 
 GIVEN: Final = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 """What the function of a threshold reads."""
@@ -60,16 +60,16 @@ class Threshold(RowPreservingOperator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        return inputs[0].threshold(record.record("formula").text("sql"))
+        return inputs[0].threshold(record.read_record("formula").read_text("sql"))
 
-    def again(self, inputs: Sequence[Collection]) -> Collection:
-        """See `Collection.again`."""
+    def rebuild_with_inputs(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.rebuild_with_inputs`."""
         return inputs[0].threshold(self.formula.given)
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the function as text."""
-        return write_formula(record.record("formula"))
+        return write_formula(record.read_record("formula"))
 
     def exchange(self) -> list[Columns | None]:
         """Equal rows."""
@@ -87,7 +87,7 @@ class Distinct(Threshold):
     verb = "distinct"
 
     def __init__(self, of: Collection) -> None:
-        super().__init__(of, _mark_positive)
+        super().__init__(of, _mark_positive_counts)
         self.unique = self.positive = True
 
     def unique_by(self) -> list[Columns]:
@@ -103,17 +103,17 @@ class Distinct(Threshold):
         """See `Collection.from_json`."""
         return inputs[0].distinct()
 
-    def again(self, inputs: Sequence[Collection]) -> Collection:
-        """See `Collection.again`."""
+    def rebuild_with_inputs(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.rebuild_with_inputs`."""
         return inputs[0].distinct()
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Nothing."""
         return ""
 
 
-def _mark_positive(batch: pa.RecordBatch) -> Ints:
+def _mark_positive_counts(batch: pa.RecordBatch) -> Ints:
     """1 for what is positive."""
     once: Ints = np.clip(batch.column("n").to_numpy(), 0, 1)
     return once
@@ -140,21 +140,21 @@ class RunningThreshold(RunningCount):
         super().__init__(schema, TIMES, secret)
         self.formula, self.tracked = formula, None
 
-    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  O(updates).  Raises `CountOverflow`, and what the function raises."""
         counted, change = super().compute(inputs, since)
-        times = self._apply_function(counted.rows)
+        times = self._apply_threshold(counted.rows)
         if (beyond := np.flatnonzero(times == LEAST)).size:  # which has no opposite
-            raise count_overflow_error(counted.rows, int(beyond[0]))
+            raise build_count_overflow(counted.rows, int(beyond[0]))
         there = counted._replace(diffs=counted.diffs * times).take(np.flatnonzero(times))
         return consolidate(there._replace(rows=there.rows.select(self.groups.names)), self.secret), change
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
         """See `ReadableNode.to_output_rows`: each row as often as the function says."""
-        times = self._apply_function(arranged)
+        times = self._apply_threshold(arranged)
         return super().to_output_rows(arranged)._replace(diffs=times).take(np.flatnonzero(times))
 
-    def _apply_function(self, rows: pa.Table) -> Ints:
+    def _apply_threshold(self, rows: pa.Table) -> Ints:
         """Apply the function to multiplicities."""
         (times,) = column_arrays(rows, [TIMES])
         made = self.formula(pa.RecordBatch.from_arrays([times], schema=GIVEN))

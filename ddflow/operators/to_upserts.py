@@ -22,21 +22,21 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Secret, compute_identities, compute_value_hashes, has_wide_identities
+from ddflow.columns.hashing import Secret, compute_identities, compute_value_hashes, has_two_word_identities
 from ddflow.columns.names import DELETED, TIMES, check_column_names, check_columns_exist
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.schema import column_arrays, conform_to_schema, updates_schema
+from ddflow.columns.schema import build_updates_schema, column_arrays, conform_to_schema
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.columns.wider import keeps_order, list_changed_types
 from ddflow.errors import SpecError
 from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
 from ddflow.operators.held_rows import RowStore
-from ddflow.operators.ordered_rows import OrderedRows
+from ddflow.operators.ordered_rows import RunningOrderedRows
 from ddflow.operators.updates import Updates
 from ddflow.operators.upserts import Conflicts, ToUpserts
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
-from ddflow.trace.batch import Change
+from ddflow.trace.batch import ArrangementChange
 
 
 @register_operator
@@ -84,11 +84,11 @@ class AsUpserts(Operator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        rule: Any = record.text("on_conflict")
-        return inputs[0].to_upserts(record.texts("key"), rule)
+        rule: Any = record.read_text("on_conflict")
+        return inputs[0].to_upserts(record.read_texts("key"), rule)
 
-    def unlike(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.unlike`: which row is greatest must not change."""
+    def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.find_widening_obstacles`: which row is greatest must not change."""
         for name in (
             list_changed_types(narrow.inputs[0].schema, self.inputs[0].schema) if self.on_conflict == "greatest" else ()
         ):
@@ -97,16 +97,16 @@ class AsUpserts(Operator):
                 yield f"on_conflict='greatest' compares its column {name!r}, whose values as {now} have another order"
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the key and the rule as text."""
-        return f"{record.texts('key')}, on_conflict={record.text('on_conflict')!r}"
+        return f"{record.read_texts('key')}, on_conflict={record.read_text('on_conflict')!r}"
 
     def exchange(self) -> list[Columns | None]:
         """Return the key."""
         return [self.key]
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.behind`: all rows of their keys."""
+    def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
+        """See `Collection.find_contributing_rows`: all rows of their keys."""
         return [alike.select_matches(given[0], wanted, self.key)]
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -116,15 +116,15 @@ class AsUpserts(Operator):
     _apply_verb = consolidate = operand
 
 
-class RunningToUpserts(OrderedRows):
+class RunningToUpserts(RunningOrderedRows):
     """State: each row of the input, by its key, beside how often it is there.  ``told``: knows the rule."""
 
     def __init__(self, schema: pa.Schema, node: AsUpserts, time_type: pa.DataType, secret: Secret) -> None:
         self.told = ToUpserts(node.key, node.on_conflict, secret=secret)
-        self.told.declare(updates_schema(schema, time_type))
+        self.told.declare(build_updates_schema(schema, time_type))
         super().__init__(self.told.schema.row, node.key, [], secret)
 
-    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change | None]:
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange | None]:
         """Compute the upserts, as shown rows with ``_deleted``, and the change to apply.
 
         O(updates, and the rows that their keys hold) expected.  Raises `NotUnique`, `NotHeld`, `CountOverflow`.
@@ -141,7 +141,7 @@ class RunningToUpserts(OrderedRows):
             keys = sort_by_identity(*compute_identities(rows.select(self.by), self.secret))
             hashes = compute_value_hashes(rows.select(told.schema.beside.names), self.secret).view(np.int64)
             told.held_rows.insert_rows(rows, keys, hashes, found.values, told._rank_candidates)
-        return told.resolve(updates)[0], self.fold(updates, since).change
+        return told.resolve(updates)[0], self.fold_updates(updates, since).change
 
     def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """Compute the rows that keys show if the input holds these; store nothing.  O(rows).  Raises as `compute`."""
@@ -165,7 +165,7 @@ class RunningToUpserts(OrderedRows):
         return self.told.told(made._replace(rows=table))
 
     def _build_empty_store(self) -> RowStore:
-        return RowStore(self.row, has_wide_identities(pa.schema([self.row.field(name) for name in self.by])))
+        return RowStore(self.row, has_two_word_identities(pa.schema([self.row.field(name) for name in self.by])))
 
     def _conform_rows(self, updates: Updates) -> Updates:
         """Conform the columns to the declared ones: nullability, and perhaps the encoding, differ between pieces."""

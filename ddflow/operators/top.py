@@ -48,7 +48,7 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import compute_window_updates
 from ddflow.operators.arranged import refuse_negative_counts
 from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
-from ddflow.operators.ordered_rows import OrderedGroups, RowChanges
+from ddflow.operators.ordered_rows import RowChanges, RunningOrderedGroups
 from ddflow.operators.row_order import (
     RowOrder,
     find_first_rows,
@@ -60,7 +60,7 @@ from ddflow.operators.updates import Updates, ints, sort_retractions_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Change, mark_first_of_keys
+from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
 from ddflow.trace.group_rows import gather_identities
 
 MOST: Final = 10_000
@@ -116,23 +116,23 @@ class Top(Operator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        rank = record.text("rank_name") if "rank_name" in record else None
-        groups, offset = record.texts("partition_by"), record.integer("offset")
-        return inputs[0].top(record.integer("k"), record.texts("by"), groups, offset, rank)
+        rank = record.read_text("rank_name") if "rank_name" in record else None
+        groups, offset = record.read_texts("partition_by"), record.read_integer("offset")
+        return inputs[0].top(record.read_integer("k"), record.read_texts("by"), groups, offset, rank)
 
-    def unlike(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.unlike`: which rows come first must not change."""
+    def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.find_widening_obstacles`: which rows come first must not change."""
         for name, kind in find_reordered_columns(self.inputs[0].schema, narrow.inputs[0].schema):
             if name not in self.partition_by:
                 yield f"top(...) compares its column {name!r}, whose values as {kind} have another order"
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the options that differ from their defaults as text."""
-        told = [str(record.integer("k")), f"by={record.texts('by')}"]
-        told += [f"partition_by={groups}"] if (groups := record.texts("partition_by")) else []
-        told += [f"offset={offset}"] if (offset := record.integer("offset")) else []
-        told += [f"rank_name={record.text('rank_name')!r}"] if "rank_name" in record else []
+        told = [str(record.read_integer("k")), f"by={record.read_texts('by')}"]
+        told += [f"partition_by={groups}"] if (groups := record.read_texts("partition_by")) else []
+        told += [f"offset={offset}"] if (offset := record.read_integer("offset")) else []
+        told += [f"rank_name={record.read_text('rank_name')!r}"] if "rank_name" in record else []
         return ", ".join(told)
 
     def exchange(self) -> list[Columns | None]:
@@ -148,12 +148,12 @@ class Top(Operator):
             found = [*found, (*self.partition_by, self.rank_name)]
         return list(dict.fromkeys(found))
 
-    def solid(self) -> frozenset[str]:
-        """See `Collection.solid`: those of the rows, which it gives as they are."""
-        return super().solid() | (self.inputs[0].solid() & {*self.schema.names})
+    def find_never_null_columns(self) -> frozenset[str]:
+        """See `Collection.find_never_null_columns`: those of the rows, which it gives as they are."""
+        return super().find_never_null_columns() | (self.inputs[0].find_never_null_columns() & {*self.schema.names})
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.behind`: the rows themselves, with those before them where places say what is shown."""
+    def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
+        """See `Collection.find_contributing_rows`: the rows themselves, and those before them if places matter."""
         same = alike.select_matches(given[0], wanted, self.inputs[0].schema.names)
         cut = pc.sum(same.column(DIFF)) != pc.sum(wanted.column(DIFF))
         return [self._select_preceding_rows(given[0], wanted, alike) if self.rank_name or self.offset or cut else same]
@@ -187,7 +187,7 @@ def _check_row_count(value: Any, name: str, least: int, most: int) -> int:
     return value
 
 
-class RunningTop(OrderedGroups):
+class RunningTop(RunningOrderedGroups):
     """State: all rows of the input, by group and order."""
 
     def __init__(self, node: Top, context: OperatorContext) -> None:
@@ -197,16 +197,16 @@ class RunningTop(OrderedGroups):
         super().__init__(row, node.partition_by, self.ways.words, context.secret, self.ways.is_total_order)
         self.wanted = pa.schema([field for field in row if field.name in context.wanted])
 
-    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
 
         For u updates in g groups, and k the places of interest: O(u log rows + g k) where each group has few times, and
         O(k) more for each time at which a group's first rows change.
         """
         updates = inputs[0]
-        folded = self.fold(updates, since)
+        folded = self.fold_updates(updates, since)
         refuse_negative_counts(folded, updates, "top")
-        pool = self.output_arrangement.pool(folded.change.batch.rows)
+        pool = self.output_arrangement.prepare_row_pool(folded.change.batch.rows)
         try:
             return self._compute_updates(folded, updates.times, pool), folded.change
         finally:
@@ -243,7 +243,7 @@ class RunningTop(OrderedGroups):
         return Updates(shown, ranks[order], diffs[order], times)
 
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
-        """See `OrderedGroups._compute_group_output`.  Only rows that are shown, or tie with these, are gathered."""
+        """See `RunningOrderedGroups._compute_group_output`.  Rows that are shown, or tie with these, are gathered."""
         pool = arranged.slots.pool
         high, low, order = gather_identities(arranged, references)
         heads, first = mark_first_of_keys(high, low), mark_first_of_keys(high, low, order[:, : self.ways.tied])

@@ -65,19 +65,19 @@ class Unnest(Operator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        return inputs[0].unnest(record.text("column"))
+        return inputs[0].unnest(record.read_text("column"))
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the column as text."""
-        return repr(record.text("column"))
+        return repr(record.read_text("column"))
 
-    def carried(self, by: Columns | None) -> Columns | None:
-        """See `Collection.carried`."""
+    def map_input_columns(self, by: Columns | None) -> Columns | None:
+        """See `Collection.map_input_columns`."""
         return by if self.column not in (by or ()) else None
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.behind`: the rows in whose lists these are."""
+    def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
+        """See `Collection.find_contributing_rows`: the rows in whose lists these are."""
         n, place = given[0].num_rows, "_place"
         rows = given[0].drop_columns([DIFF]).append_column(place, pa.array(np.arange(n)))
         every = Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))

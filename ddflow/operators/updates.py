@@ -129,7 +129,7 @@ def compute_net_updates(updates: Updates, secret: Secret) -> tuple[Narrow, Ints,
     ranks, rows, diffs = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64)
     written, refused = consolidate_diffs(by.permutation, by.starts, updates.ranks, updates.diffs, ranks, rows, diffs)
     if refused >= 0:
-        raise count_overflow_error(updates.rows, refused)
+        raise build_count_overflow(updates.rows, refused)
     return ranks[:written], rows[:written], diffs[:written]
 
 
@@ -140,7 +140,7 @@ def sort_retractions_first(ranks: Narrow, diffs: Ints, times: int) -> Ints:
     return order
 
 
-def count_overflow_error(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:
+def build_count_overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:
     """Build the error for a sum of diffs that leaves int64, naming the row."""
     return CountOverflow(
         "adding up diffs",
@@ -156,7 +156,7 @@ def negate(updates: Updates) -> Updates:
     """
     least = np.flatnonzero(updates.diffs == np.iinfo(np.int64).min)
     if least.size:
-        raise count_overflow_error(updates.rows, int(least[0]))
+        raise build_count_overflow(updates.rows, int(least[0]))
     order = sort_retractions_first(updates.ranks, -updates.diffs, updates.times.size)
     return updates._replace(diffs=-updates.diffs).take(order)
 
@@ -198,7 +198,7 @@ def compute_with_net_retry(
     return compute([consolidate(each, secret) for each in inputs])
 
 
-def compute_succeeding_rows(
+def compute_without_failing_rows(
     compute: Callable[[Updates], Updates], updates: Updates, by: Sequence[str], secret: Secret
 ) -> tuple[Updates, Ints]:
     """Compute a linear operator of all rows that it succeeds for.  Return its output and the places of other rows.

@@ -12,7 +12,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Narrow, Secret, compute_identities, compute_value_hashes, has_wide_identities
+from ddflow.columns.hashing import (
+    Ints,
+    Narrow,
+    Secret,
+    compute_identities,
+    compute_value_hashes,
+    has_two_word_identities,
+)
 from ddflow.columns.layout import Arena
 from ddflow.columns.names import DELETED, DIFF, TIME, check_column_names, did_you_mean, parse_column_names
 from ddflow.columns.order_words import dense_ranks
@@ -32,7 +39,7 @@ from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.upserts import list_rows_per_time
 from ddflow.operators.held_rows import NULLS, STEP, CandidateRows, RowStore, RowStoreChange
-from ddflow.operators.updates import Updates, count_overflow_error, ints, narrow_ints
+from ddflow.operators.updates import Updates, build_count_overflow, ints, narrow_ints
 from ddflow.time import format_time
 
 ROWS = "rows"
@@ -304,7 +311,7 @@ class ToUpserts:
         """Take the columns of the first step."""
         self.schema, self.opened = UpsertsSchema(declared, self.key, self.on_conflict), True
         self.held_rows = RowStore(
-            self.schema.row, has_wide_identities(pa.schema([self.schema.row.field(name) for name in self.key]))
+            self.schema.row, has_two_word_identities(pa.schema([self.schema.row.field(name) for name in self.key]))
         )
 
     def _check_times(self, updates: Updates, kind: pa.DataType) -> None:
@@ -348,7 +355,7 @@ class ToUpserts:
 
         def settle(unique: bool) -> tuple[int, int, int, int]:
             net[:] = 0
-            return kernels.find_greatest_changes(
+            return kernels.find_changes_of_greatest(
                 *given, found.of, found.first, unique, count, net, heap, entered, row, shown
             )
 
@@ -366,7 +373,7 @@ class ToUpserts:
             written, why, where, place = settle(False)
         found = found._replace(counts=count)
         if why:
-            raise self._refusal_error(why, where, int(by.permutation[place]), found, pool, times, ranks)
+            raise self._build_refusal_error(why, where, int(by.permutation[place]), found, pool, times, ranks)
         order = self._sort_upserts(row[:written], n)
         row, shown = row.take(order), shown.take(order)
         live = np.flatnonzero(shown >= 0)
@@ -402,7 +409,7 @@ class ToUpserts:
             room = needed
         found = found._replace(counts=count)
         if why:
-            raise self._refusal_error(why, where, int(by.permutation[place]), found, pool, times, ranks)
+            raise self._build_refusal_error(why, where, int(by.permutation[place]), found, pool, times, ranks)
         row, size = row[:written], size[:written]
         order = self._sort_upserts(row, n)
         begins = np.cumsum(size) - size
@@ -417,7 +424,7 @@ class ToUpserts:
         place[row] = np.arange(row.size)
         return place[place >= 0]
 
-    def _refusal_error(
+    def _build_refusal_error(
         self, why: int, group: int, row: int, found: CandidateRows, pool: RowPool, times: Ints, ranks: Narrow
     ) -> DdflowError:
         """Build the error for the first update that is refused."""
@@ -426,7 +433,7 @@ class ToUpserts:
         time = format_time(int(times[ranks[row]]), self.schema.time_type)
         asked = f"upserts by {list(self.key)} at time {time}"
         if why == kernels.OVERFLOW:
-            return count_overflow_error(updates.table, row)
+            return build_count_overflow(updates.table, row)
         if why == kernels.ABSENT:
             return NotHeld(
                 asked,

@@ -40,7 +40,7 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.versions import NONE, compute_version_updates, compute_versions
 from ddflow.operators.arranged import refuse_negative_counts
 from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
-from ddflow.operators.ordered_rows import OrderedGroups, RowChanges, add_step_rows, find_order_type
+from ddflow.operators.ordered_rows import RowChanges, RunningOrderedGroups, add_step_rows, find_order_type
 from ddflow.operators.row_order import RowOrder, find_reordered_columns
 from ddflow.operators.updates import Updates, sort_retractions_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
@@ -48,7 +48,7 @@ from ddflow.plan.inputs.bind import find_tombstone_value
 from ddflow.plan.inputs.spec import Tombstone
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections, write_formula
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Change, mark_first_of_keys
+from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
 from ddflow.trace.group_rows import find_window_rows, gather_identities
 
 
@@ -100,7 +100,7 @@ class AsVersions(Operator):
             if name != self.order_by[-1] and not has_exact_words(row.field(name).type):
                 found = Phrase(Option("order_by"), f" holds {name!r}, a {row.field(name).type}, before other columns")
                 raise SpecError(asked, found, "give text and binary as the last column, or alone")
-        self.placed = _check_history(of, self, ends=delete is not None)
+        self.placed = _check_versions_input(of, self, ends=delete is not None)
         refuse_forgetting_inputs(asked, "they would stay for ever", of)
         given = delete if self.tombstone is None else _format_condition(self.tombstone, row)
         self.delete = None if given is None else compile_expression(given, row, boolean=True, what="delete of versions")
@@ -142,19 +142,21 @@ class AsVersions(Operator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        delete: Any = record.record("delete").text("sql") if "delete" in record else None
+        delete: Any = record.read_record("delete").read_text("sql") if "delete" in record else None
         if "tombstone" in record:
-            delete = Tombstone(record.text("tombstone"), record.given.get("value"))
-        names = record.text("valid_from"), record.text("valid_to")
-        return inputs[0].versions(record.texts("key"), _decode_order(record), delete, record.texts("ignore"), *names)
+            delete = Tombstone(record.read_text("tombstone"), record.given.get("value"))
+        names = record.read_text("valid_from"), record.read_text("valid_to")
+        return inputs[0].versions(
+            record.read_texts("key"), _decode_order_columns(record), delete, record.read_texts("ignore"), *names
+        )
 
-    def again(self, inputs: Sequence[Collection]) -> Collection:
-        """See `Collection.again`."""
+    def rebuild_with_inputs(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.rebuild_with_inputs`."""
         delete = self.tombstone or (None if self.delete is None else self.delete.given)
         return inputs[0].versions(self.key, self.order_by, delete, self.ignore, *self.names)
 
-    def unlike(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.unlike`: what is greatest, and what deletes, must not change."""
+    def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.find_widening_obstacles`: what is greatest, and what deletes, must not change."""
         rows = narrow.inputs[0].schema, self.inputs[0].schema
         for name, kind in find_reordered_columns(rows[1], rows[0]):
             if name not in self.key:
@@ -163,22 +165,22 @@ class AsVersions(Operator):
             yield from find_formula_objections(self.delete, *rows)
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the options that differ from their defaults as text."""
-        told = [str(record.texts("key")), repr(_decode_order(record))]
-        told += [f"delete={write_formula(record.record('delete'))}"] if "delete" in record else []
+        told = [str(record.read_texts("key")), repr(_decode_order_columns(record))]
+        told += [f"delete={write_formula(record.read_record('delete'))}"] if "delete" in record else []
         if "tombstone" in record:
-            told += [f"delete={Tombstone(record.text('tombstone'), record.given.get('value'))!r}"]
-        told += [f"ignore={names}"] if (names := record.texts("ignore")) else []
-        told += [f"{name}={to!r}" for name in ("valid_from", "valid_to") if (to := record.text(name)) != name]
+            told += [f"delete={Tombstone(record.read_text('tombstone'), record.given.get('value'))!r}"]
+        told += [f"ignore={names}"] if (names := record.read_texts("ignore")) else []
+        told += [f"{name}={to!r}" for name in ("valid_from", "valid_to") if (to := record.read_text(name)) != name]
         return ", ".join(told)
 
     def exchange(self) -> list[Columns | None]:
         """Return the key."""
         return [self.key]
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.behind`: what its key has of the order where it begins, and of that where it ends."""
+    def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
+        """See `Collection.find_contributing_rows`: the rows of its key where it begins and where it ends."""
         key, (begun, ended) = {name: name for name in self.key}, self.names
         orders = {name: name for name in self.order_by} | {self.order_by[0]: begun}, {self.order_by[0]: ended}
         found = [alike.mark_matches(given[0], wanted, key | order) for order in orders]
@@ -189,12 +191,16 @@ class AsVersions(Operator):
         return RunningVersions(self, context)
 
 
-def _decode_order(record: JsonRecord) -> str | list[str]:
+def _decode_order_columns(record: JsonRecord) -> str | list[str]:
     """Read the order columns: one as text, several as a list."""
-    return record.texts("order_by") if isinstance(record.given.get("order_by"), list) else record.text("order_by")
+    return (
+        record.read_texts("order_by")
+        if isinstance(record.given.get("order_by"), list)
+        else record.read_text("order_by")
+    )
 
 
-def _check_history(of: Collection, made: AsVersions, *, ends: bool) -> str | None:
+def _check_versions_input(of: Collection, made: AsVersions, *, ends: bool) -> str | None:
     """Refuse an input without versions, and orders that end rows lack.  Raises `SpecError`.
 
     ``ends``: whether there is a delete=.  Return the input whose messages must say their place, if there is one.
@@ -249,7 +255,7 @@ class KeyRows(NamedTuple):
     """uint64[n]: 0 for a delete."""
 
 
-class RunningVersions(OrderedGroups):
+class RunningVersions(RunningOrderedGroups):
     """State: all rows of the input, by key and order."""
 
     def __init__(self, node: AsVersions, context: OperatorContext) -> None:
@@ -269,7 +275,7 @@ class RunningVersions(OrderedGroups):
         self.whole_row = [field for field in node.schema if field.name not in self.names]
         self.wanted, self.placed = context.wanted, node.placed
 
-    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`, `BadMessage`.
 
         For u updates: O(u log rows), and O(r log r) for the r rows around them, from the version before to the second
@@ -280,12 +286,12 @@ class RunningVersions(OrderedGroups):
             found = f"{none:,} events say no place in a log and have no offset, so they have no order"
             remedy = "give messages with offsets, or order versions by a column of their rows; nothing was taken in"
             raise BadMessage(f"messages for {self.placed!r}", found, remedy)
-        folded = self.fold(updates, since)
+        folded = self.fold_updates(updates, since)
         refuse_negative_counts(folded, updates, "versions")
         return self._compute_updates(folded, updates), folded.change
 
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
-        """See `OrderedGroups._compute_group_output`.  Only rows that are shown, or tie with others, are gathered."""
+        """See `RunningOrderedGroups._compute_group_output`.  Rows that are shown, or tie with others, are gathered."""
         high, low, order = gather_identities(arranged, references)
         held = np.ones(references.size, np.int64)
         rows, _ = self._sort_rows(arranged.slots.pool, references, held, high, low, order)
@@ -294,8 +300,8 @@ class RunningVersions(OrderedGroups):
         at = np.flatnonzero(until != NONE)
         return as_updates(self._build_table(arranged.slots.pool, rows, at, until[at], None))
 
-    def _identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
-        """See `OrderedRows._identity_words`: the content stands before the row's own two."""
+    def _compute_identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
+        """See `RunningOrderedRows._compute_identity_words`: the content stands before the row's own two."""
         names = self.counting.names
         content = self.counting.compute_value_hashes(column_arrays(rows, names), rows.num_rows) | np.uint64(1)
         if self.delete is not None:
@@ -304,7 +310,7 @@ class RunningVersions(OrderedGroups):
             content[
                 unpack_booleans(self.delete(pa.RecordBatch.from_arrays(column_arrays(rows, read), schema=shown))) != 0
             ] = 0
-        words = super()._identity_words(rows, high, low)
+        words = super()._compute_identity_words(rows, high, low)
         return np.ascontiguousarray(np.insert(words, words.shape[1] - 2, content.view(np.int64), axis=1))
 
     def _compute_updates(self, folded: RowChanges, updates: Updates) -> Updates:

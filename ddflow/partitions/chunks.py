@@ -24,9 +24,9 @@ from ddflow.columns.hashing import (
 )
 from ddflow.columns.layout import offset_width
 from ddflow.columns.rows import RowPool, Rows, gather_table
-from ddflow.columns.schema import compute_decoded_size, empty_table, to_array, to_batch, updates_schema
+from ddflow.columns.schema import build_updates_schema, compute_decoded_size, empty_table, to_array, to_batch
 from ddflow.errors import Misrouted
-from ddflow.partitions.messages import MessageFacts, join_facts
+from ddflow.partitions.messages import MessageSummary, merge_summaries
 from ddflow.partitions.stages import Exchange, Stages
 from ddflow.storage.closing import Closing
 from ddflow.storage.files.arrow_file import restore_types
@@ -61,7 +61,7 @@ class RowOrigins(NamedTuple):
     carry places as a last column.
 
     >>> rows = pa.record_batch({"n": [10, 11, 12]})
-    >>> hashes = row_hashes(rows, Secret(1, 2))
+    >>> hashes = hash_rows(rows, Secret(1, 2))
     >>> chunks = pack_chunks(rows, np.array([1, 0, 1], np.int32), hashes, RowOrigins.of_range("0000000007", 40, 3),
     ...     what=0)
     >>> [(c["to"], c["origin"], c["at"], c["rows"]) for c in chunks.to_pylist()]
@@ -112,10 +112,10 @@ def add_arrival_column(schema: pa.Schema, has_places: bool) -> pa.Schema:
 
 def exchange_sums_schema(exchange: Exchange) -> pa.Schema:
     """Return the columns of sums on their way to an exchange: the columns they meet by, `_time` as int64, `_diff`."""
-    return updates_schema(exchange.schema, pa.int64())
+    return build_updates_schema(exchange.schema, pa.int64())
 
 
-def row_hashes(rows: pa.RecordBatch, secret: Secret) -> Words:
+def hash_rows(rows: pa.RecordBatch, secret: Secret) -> Words:
     """Hash each row with a key and the names of its columns, as uint64[n].  O(n); 11 ns a row of four numbers."""
     names = "".join(f"{len(name)} {name}" for name in rows.schema.names).encode()
     return compute_value_hashes(rows, Secret(secret.k0 ^ xxhash.xxh3_64_intdigest(names), secret.k1))
@@ -244,7 +244,7 @@ def pack_exchange_sums(
             rows = to_batch(part.combine_chunks())
             high, _ = compute_identities(rows.select(names), secret, rows.num_rows)
             origin = RowOrigins.of_range("", 0, rows.num_rows)
-            yield pack_chunks(rows, assign_partitions(high, partitions), row_hashes(rows, secret), origin, -1 - number)
+            yield pack_chunks(rows, assign_partitions(high, partitions), hash_rows(rows, secret), origin, -1 - number)
 
 
 def slice_rows(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
@@ -259,7 +259,7 @@ def slice_rows(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
         yield from slice_rows(rows.slice(begin, step), most_rows, most_bytes)
 
 
-def pack_message_facts(said: Mapping[int, str], what: int) -> pa.RecordBatch:
+def pack_message_summaries(said: Mapping[int, str], what: int) -> pa.RecordBatch:
     """Pack what a task tells partitions about the messages of an input, without rows.  O(partitions)."""
     n = len(said)
     columns = [[*said], [what] * n, [*said.values()], [0] * n, [0] * n, [NO_ROWS] * n, [None] * n]
@@ -339,7 +339,7 @@ class ShuffleReader(Closing):
             name: select_chunk_schema(input.bound.schema, (columns or {}).get(name))
             for name, input in cut.flow.inputs.items()
         }
-        self.rows, self.said = dict[str, int](), dict[str, MessageFacts]()
+        self.rows, self.said = dict[str, int](), dict[str, MessageSummary]()
         self.receipts: list[bytes] = []
         self.bytes_resident = self.spilled = 0
         self._digests: dict[str, bytes] = {}
@@ -368,7 +368,7 @@ class ShuffleReader(Closing):
         self._check_destination(to, {what[i] for i in here})
         if payload.null_count:
             given = payload.is_valid().to_pylist()
-            self._record_message_facts(
+            self._merge_message_summaries(
                 [(what[i], origin[i]) for i in range(len(to)) if not given[i] and what[i] is not None]
             )
         self._payloads.append(payload)
@@ -387,11 +387,11 @@ class ShuffleReader(Closing):
                 self.rows[name] = self.rows.get(name, 0) + rows[i]
                 self._digests[name] = add_digests(self._digests.get(name, NO_ROWS), digest[i])
 
-    def _record_message_facts(self, said: list[tuple[int, str]]) -> None:
+    def _merge_message_summaries(self, said: list[tuple[int, str]]) -> None:
         """Keep what tasks say of messages.  Raises `BadMessage` if these are of two tables."""
         for number, text in said:
             name = self.names[number]
-            self.said[name] = join_facts(name, self.said.get(name), MessageFacts.from_text(text))
+            self.said[name] = merge_summaries(name, self.said.get(name), MessageSummary.from_text(text))
 
     def _check_destination(self, to: list[int], what: set[int]) -> None:
         """Raise `Misrouted` for chunks of another task."""

@@ -35,11 +35,11 @@ from typing import Final, Literal, Self
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
-from ddflow.connectors.parquet.sink import check_target
+from ddflow.connectors.parquet.sink import check_outputs_path
 from ddflow.dataflow.budget import LEAST, parse_size
 from ddflow.engine.epoch_log import KEPT, EpochLog, LogOptions
 from ddflow.errors import (
-    Command,
+    CommandFix,
     EpochSkipped,
     FeedChanged,
     Option,
@@ -51,8 +51,8 @@ from ddflow.errors import (
     TimeWentBack,
     WrongMode,
 )
-from ddflow.partitions.epoch_start import Backfill, EpochStart, StateVersion, find_store_address, usable_memory
-from ddflow.partitions.messages import MessageFacts, load_known_messages
+from ddflow.partitions.epoch_start import Backfill, EpochStart, StateVersion, compute_usable_memory, find_store_address
+from ddflow.partitions.messages import MessageSummary, load_known_messages
 from ddflow.partitions.receipt import (
     OWED,
     ROWS,
@@ -121,8 +121,8 @@ class DriverOptions:
                 raise SpecError(
                     Option(name, given), "that is not possible", f"give a whole number from {least} to {most}"
                 )
-        check_target(self.outputs)  # before anything is made
-        if (size := self.task_memory) is not None and usable_memory(size) < LEAST:
+        check_outputs_path(self.outputs)  # before anything is made
+        if (size := self.task_memory) is not None and compute_usable_memory(size) < LEAST:
             raise SpecError(
                 f"memory={format_size(size)}",
                 "that is too small for a task to work in",
@@ -308,7 +308,7 @@ class EpochDriver:
             stages = len(manifest.inventories) // self.partitions
         self.live = LiveFiles.load(log.manifest_log.store, manifest.inventories, stages, self.partitions)
         self._owed: Mapping[str, Output] = {}
-        log.resume(self.live.file_names())
+        log.resume_from_newest_version(self.live.file_names())
         self.heard = load_known_messages(flow, log.manifest_log.store, self.live.parts[0] if self.live.parts else ())
         self._start: EpochStart | None = None
         self._past: tuple[tuple[tuple[str, ...], ...], ...] = ()
@@ -341,8 +341,8 @@ class EpochDriver:
             if many and before is not None and (moved := find_repartitioned_nodes(before, log.flow)):
                 raise PlanChanged(
                     f"open {log.manifest_log.store.where} with this plan",
-                    f"{log.change.text}; rows of {moved} are told apart by it, and would be in other partitions",
-                    Phrase("rewrite the state first: ", Command("evolve")),
+                    f"{log.change.description}; rows of {moved} are told apart by it, and would be in other partitions",
+                    Phrase("rewrite the state first: ", CommandFix("evolve")),
                 )
             return cls(log.flow, log, options)
 
@@ -421,7 +421,7 @@ class EpochDriver:
         if close and not self.flow.holds_back:
             raise WrongMode("close=True", "the flow is in epoch mode: its inputs name no time column", "leave it out")
         assert self.growing is None, "what is new was not made"
-        self.log.manifest_log.check_newest()
+        self.log.manifest_log.check_still_newest()
         number, time = self.epoch + 1, max(self.epoch, manifest.last) + 1
         if time >= CLOSED and not self.flow.holds_back:
             raise TimeWentBack(
@@ -429,10 +429,10 @@ class EpochDriver:
                 f"its last time is {format_time(manifest.last)}",
                 "there is none after it: make a new state",
             )
-        self._feed, self._start = feed, self._build_start(time, CLOSED if close else self._find_frontier())
+        self._feed, self._start = feed, self._build_epoch_start(time, CLOSED if close else self._find_frontier())
         return self._start
 
-    def _build_start(self, time: int, to: int, backfill: Backfill | None = None) -> EpochStart:
+    def _build_epoch_start(self, time: int, to: int, backfill: Backfill | None = None) -> EpochStart:
         """Build the start of the next epoch."""
         manifest, log = self.manifest, self.log.manifest_log
         return EpochStart(
@@ -447,7 +447,7 @@ class EpochDriver:
             to=to,
             horizons=dict(manifest.horizons),
             inventories=self.live.parts,
-            folder=self.log.outputs.path,
+            folder=self.log.outputs.sink_path,
             retain=self._retention_span,
             memory=self.options.task_memory,
             past=self._past,
@@ -460,10 +460,10 @@ class EpochDriver:
         `StorageFull`, `StorageFailed`."""
         assert self.growing is not None, "nothing is new"
         log = self.log.manifest_log
-        log.check_newest()
+        log.check_still_newest()
         parts = self.growing.write_inventories(self.options.trust, self.options.task_memory)
         self.live = LiveFiles.load(log.store, parts, self.cut.stages, self.partitions)
-        self._start = self._build_start(self.manifest.last, self.manifest.frontier, self.growing.new)
+        self._start = self._build_epoch_start(self.manifest.last, self.manifest.frontier, self.growing.new)
         return self._start
 
     def finish_backfill(self, start: EpochStart, receipts: Iterable[Receipt]) -> None:
@@ -525,7 +525,7 @@ class EpochDriver:
         self._past = extend_inventory_history(self.live.parts, live.parts, self._past)
         self.live, self._start, self._owed = live, None, {}
         for name, each in self.heard.items():
-            for found in each.add_facts(whole.said.get(name, MessageFacts())):
+            for found in each.add_summary(whole.said.get(name, MessageSummary())):
                 warnings.warn(f"messages for {name!r}: {found}", stacklevel=3)
         self.log.finish_epoch(APART)
         figures = whole.figures | {"tasks": len(taken), "commit": (perf_counter_ns() - began) // 1000}
@@ -560,7 +560,7 @@ class EpochDriver:
             self.log.publish_version(
                 manifest.receipts, manifest.inventories, self.live.file_names(), "sinks have acknowledged"
             )
-            self.log.manifest_log.sweep()
+            self.log.manifest_log.sweep_old_manifests()
 
     def _build_call_record(self, start: EpochStart, whole: EpochContribution) -> EpochCall:
         """Build the record of the epoch's call."""

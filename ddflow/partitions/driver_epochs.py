@@ -8,7 +8,7 @@ Guarantees: a read gives updates partition by partition, in bounded memory, of o
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with flow.open(store) as engine:
 ...     _ = engine.step({"people": {"id": [7, 8]}})
->>> epochs = DriverEpochs(EpochDriver.open(flow, store.writer()))
+>>> epochs = DriverEpochs(EpochDriver.open(flow, store.reopen()))
 >>> gained = epochs.read_updates(next(epochs.list_epochs()), "people")
 >>> epochs.manifest.epoch, epochs.read_output("people").num_rows, gained.num_rows
 (1, 2, 2)
@@ -27,19 +27,19 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret, assign_partitions, compute_identities
 from ddflow.columns.names import DIFF
 from ddflow.connectors.api import TableSink
-from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.budget import MemoryBudget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.engine.checkpoint import MEND, StoredInventory
 from ddflow.engine.read.history import compute_net_changes
 from ddflow.engine.read.reads import Reading
-from ddflow.engine.run.kept_epochs import InParts, KeptEpochs
+from ddflow.engine.run.kept_epochs import InParts, RetainedEpochs
 from ddflow.engine.run.sync import Synced, detach_connectors, sync_targets
 from ddflow.engine.snapshot import Snapshot, restore_version
 from ddflow.errors import CorruptState, PlanChanged, SpecError
 from ddflow.metrics import Look
 from ddflow.operators.updates import build_time_column
 from ddflow.partitions.commit import EpochDriver
-from ddflow.partitions.epoch_start import StateVersion, expired_error, find_store_address
+from ddflow.partitions.epoch_start import StateVersion, find_store_address, snapshot_expired_error
 from ddflow.partitions.receipt import OWED
 from ddflow.partitions.stages import StageGraph, compute_placements, cut_stages
 from ddflow.plan.collection import walk_inputs
@@ -51,7 +51,7 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import format_time_argument
-from ddflow.trace.joined import find_misplaced_key
+from ddflow.trace.joined import find_misplaced_key_partition
 
 KEYS: Final = 1000
 """Number of keys above which all partitions are read."""
@@ -116,15 +116,17 @@ class PartitionReader(Reading):
 
     def __init__(self, store: Store, manifest: Manifest, flow: Plan, stage: int, number: int) -> None:
         stored = StoredInventory.read(store, manifest.inventories[stage * manifest.partitions + number])
-        store.pin_blobs(stored.text.names)
+        store.pin_blobs(stored.text.file_names)
         graph = StageGraph(cut_stages(flow), stage, Secret(*manifest.secret))
-        super().__init__(Dataflow(flow, graph, Budget(None, None)))
+        super().__init__(Dataflow(flow, graph, MemoryBudget(None, None)))
         ids = compute_node_ids(flow)
         if missing := sorted(ids[node] for node in graph.keeping if ids[node] not in stored.of.operators):
             raise CorruptState(stored.what, f"it lacks the operators {missing}", MEND)
         restore_version(self.dataflow, manifest, [stored], BatchStore(store))
         for upsert in graph.inputs.values():
-            if (odd := find_misplaced_key(upsert.output_arrangement, number, manifest.partitions)) is not None:
+            if (
+                odd := find_misplaced_key_partition(upsert.output_arrangement, number, manifest.partitions)
+            ) is not None:
                 raise CorruptState(stored.what, f"partition {number} of {manifest.partitions} has a key of {odd}", MEND)
 
 
@@ -150,7 +152,7 @@ def read_updates(
             )
         except CorruptState:
             if version.number not in store.list_manifests():
-                raise expired_error(store, version.number) from None
+                raise snapshot_expired_error(store, version.number) from None
             raise
         return read_contents(reading, name, as_of, after)
 
@@ -190,7 +192,7 @@ Each = Callable[[Epoch, str, tuple[Blob, ...], Callable[[pa.Table], bytes]], lis
 """Runs a task for each file of what an output gained in an epoch: what each made of its rows."""
 
 
-class DriverEpochs(KeptEpochs):
+class DriverEpochs(RetainedEpochs):
     """``driver``: which holds the state.  ``each``: runs tasks, where there are any."""
 
     def __init__(self, driver: EpochDriver, each: Each | None = None) -> None:
@@ -219,14 +221,14 @@ class DriverEpochs(KeptEpochs):
         """Return whether an output is new."""
         return name in self.log.change.outputs
 
-    def find_part_mapper(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
+    def find_partition_splitter(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
         """Split an epoch's rows of an output by partition, if they are many and equal rows, or rows of a key, share a
         partition."""
         each = self.each
         if (
             each is None
             or len(receipt.calls) != 1
-            or receipt.output_bytes(name) < LARGE
+            or receipt.count_output_bytes(name) < LARGE
             or OWED in receipt.calls[0].figures
         ):
             return None
@@ -254,7 +256,7 @@ def sync_state(
 
     Raises as they do, and `PlanChanged` for a plan that has more than the state."""
     if driver.growing is not None:
-        found = f"it has more than the state: {driver.growing.change.text}"
+        found = f"it has more than the state: {driver.growing.change.description}"
         raise PlanChanged(f"sync {driver.log.manifest_log.store.where}", found, "run an epoch with this plan first")
     epochs = DriverEpochs(driver)
     done = sync_targets(epochs, sinks, adopt, dry, look)

@@ -34,12 +34,12 @@ class StateVersion(NamedTuple):
     ``digest``: of its manifest.
 
     >>> import ddflow as dd, pyarrow as pa
-    >>> from ddflow.storage.manifest import load_newest
+    >>> from ddflow.storage.manifest import load_newest_manifest
     >>> from ddflow.storage.memory import MemoryStore
     >>> flow, store = dd.Flow(), MemoryStore()
     >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
     >>> flow.open(store).close()
-    >>> version = StateVersion.of_manifest(store, load_newest(store), "owner")
+    >>> version = StateVersion.of_manifest(store, load_newest_manifest(store), "owner")
     >>> version.number, version.digest == hash_manifest(store.read_manifest(0))
     (0, True)
     >>> version._replace(digest="another").open("read")
@@ -68,7 +68,7 @@ class StateVersion(NamedTuple):
         """
         store: Store
         if isinstance(self.store, MemoryStore):
-            store = self.store.writer()
+            store = self.store.reopen()
         else:
             try:
                 store = open_store(self.store, trust=self.trust, create=False, readonly=readonly)
@@ -85,14 +85,14 @@ class StateVersion(NamedTuple):
         except CorruptState:
             if self.number in store.list_manifests():
                 raise
-            raise expired_error(store, self.number) from None
+            raise snapshot_expired_error(store, self.number) from None
 
     def _check_digest(self, store: Store, what: str) -> None:
         try:
             found = hash_manifest(store.read_manifest(self.number))
         except CorruptState:
             if store.list_manifests()[-1:] > [self.number]:
-                raise expired_error(store, self.number) from None
+                raise snapshot_expired_error(store, self.number) from None
             raise StateRefused(
                 self._describe_request(what), f"its manifest {self.number} is not there", REMEDY
             ) from None
@@ -113,7 +113,7 @@ def find_store_address(store: Store) -> str | MemoryStore:
     return store if isinstance(store, MemoryStore) else store.where
 
 
-def expired_error(store: Store, number: int) -> SnapshotExpired:
+def snapshot_expired_error(store: Store, number: int) -> SnapshotExpired:
     """Build the error for a manifest that was swept away after a look at it."""
     return SnapshotExpired(
         f"manifest {number} of {store.where}",
@@ -122,7 +122,7 @@ def expired_error(store: Store, number: int) -> SnapshotExpired:
     )
 
 
-def usable_memory(memory: int) -> int:
+def compute_usable_memory(memory: int) -> int:
     """Compute the bytes that a part may use of its task's memory: an eighth each goes to rows from Spark, to the
     shuffle reader and to allocators.  Pure."""
     return memory - 3 * (memory // 8)

@@ -11,7 +11,7 @@ files; an output or input that others need is not dropped.
 >>> _ = flow.output("by_city", people.count("city"))
 >>> with flow.open(store := MemoryStore()) as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1], "city": ["Bern"]})}, time=1)
->>> done = evolve(store.writer(), drop_outputs="by_city")
+>>> done = evolve(store.reopen(), drop_outputs="by_city")
 >>> done.outputs, done.unused, done.freed > 0
 (('by_city',), (), True)
 >>> with dd.Snapshot.open(store) as snapshot:
@@ -35,14 +35,14 @@ from ddflow.engine.garbage import list_version_blobs
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import EvolveFix, Phrase, PlanChanged, SchemaMismatch, SpecError
 from ddflow.metrics import Look
-from ddflow.partitions.rewrite import NewState, Rewrite, RewriteResult, drop_from_plan, require_same_plan
+from ddflow.partitions.rewrite import Rewrite, RewriteResult, RewriteTarget, drop_from_plan, require_same_plan
 from ddflow.partitions.rewrite_task import NOTHING
 from ddflow.partitions.stages import Stages, build_single_stage, cut_stages
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.compatibility import PlanChange, compare_plans
 from ddflow.plan.evolve import (
     build_plan_with_time_type,
-    evolve_to_types,
+    evolve_plan_to_types,
     refuse_misspelled_columns,
     retain_past_columns,
     share_join_arrangements,
@@ -87,7 +87,7 @@ class EvolutionResult(NamedTuple):
     >>> _ = flow.output("by_n", flow.upserts("o", {"id": pa.int64(), "n": pa.int64()}, dd.Upsert(key="id")).count("n"))
     >>> with flow.open(store := MemoryStore()) as engine:
     ...     _ = engine.step({"o": pa.table({"id": [1, 2], "n": [5, 5]})}, time=1)
-    >>> evolve(store.writer(), {"n": "decimal(12,2)"}).columns
+    >>> evolve(store.reopen(), {"n": "decimal(12,2)"}).columns
     {'o': {'n': ('int64', 'decimal128(12, 2)')}}
     >>> dd.read(store, "by_n").to_pylist()
     [{'n': Decimal('5.00'), 'count': 2, '_diff': 1}]
@@ -128,7 +128,7 @@ class ColumnEvolution:
             )
         self.types, self.flow, self.change = types, flow, PlanChange()
 
-    def plan_new_state(self, store: Store, manifest: Manifest) -> NewState:
+    def plan_new_state(self, store: Store, manifest: Manifest) -> RewriteTarget:
         """Find what to make of the state.  Raises `SpecError`, `PlanChanged`."""
         where = store.where
         if self.flow is None:
@@ -137,18 +137,20 @@ class ColumnEvolution:
             plan, _ = build_plan_with_time_type(self.flow.frozen(), read_step_time_type(manifest.plan, where))
             plan = share_join_arrangements(plan, manifest.plan)
         if self.types is not None:
-            plan, _ = evolve_to_types(plan, self.types, f"evolve {where}")
+            plan, _ = evolve_plan_to_types(plan, self.types, f"evolve {where}")
         self.plan, self.change = plan, compare_plans(manifest.plan, plan, where, rewriting=True)
         if self.change.inputs or self.change.outputs or self.change.options:
             raise PlanChanged(
                 f"evolve {where} with this plan",
-                self.change.text,
+                self.change.description,
                 "change columns only; the rest is taken when the state is opened with that plan",
             )
         if self.types is not None:
             refuse_misspelled_columns(plan, self.change.columns, f"evolve {where}")
         stages = cut_plan_for_partitions(plan, manifest.partitions)
-        return NewState(stages, manifest.partitions, "evolution", cast=self.change.before, revise=self._revise_manifest)
+        return RewriteTarget(
+            stages, manifest.partitions, "evolution", cast=self.change.before, revise=self._revise_manifest
+        )
 
     def _revise_manifest(self, manifest: Manifest, written: list[Blob]) -> Manifest:
         """Put the plan with other columns into a manifest, and keep the past columns of its receipts."""
@@ -200,7 +202,7 @@ class DropEvolution:
         self.given, self.trust, self.freed = flow, trust, 0
         self.names = {*self.outputs}
 
-    def plan_new_state(self, store: Store, manifest: Manifest) -> NewState:
+    def plan_new_state(self, store: Store, manifest: Manifest) -> RewriteTarget:
         """Find what to make of the state.  Raises `SpecError`, `PlanChanged`."""
         self.store, self.manifest = store, manifest
         self.plan = plan = require_same_plan(manifest, self.given, store.where, self.verb)
@@ -208,7 +210,7 @@ class DropEvolution:
         self.names |= {name for name, (input, _) in plan.side_outputs().items() if input.name in self.inputs}
         self.flow, moves = drop_from_plan(plan, self.inputs, self.outputs)
         many, note = manifest.partitions, f"dropped {', '.join(sorted({*self.outputs, *self.inputs}))}"
-        return NewState(
+        return RewriteTarget(
             cut_plan_for_partitions(self.flow, many),
             many,
             note,
@@ -245,8 +247,8 @@ class DropEvolution:
         self.freed = sum(length for name, length in before.items() if name not in after)
         # A folder shows the files of an epoch by its receipt, which names those of the outputs for the last time.
         outputs = Outputs.open(None, self.store, self.manifest, {}, self.trust)
-        outputs.finish_fragments(self.manifest.receipts)
-        outputs.sync()
+        outputs.publish_fragments(self.manifest.receipts)
+        outputs.sync_sinks()
         return new
 
     def _drop_epoch_outputs(self, epoch: Epoch) -> Epoch:

@@ -5,18 +5,18 @@ longest name, the columns that some message had, and those that nobody declared.
 theirs must be the same, and the first one also the columns; receipts bring all to the driver, who tells the tasks of
 the next epoch what is known. So a task of a later epoch knows a message of another table when it reads it.
 
->>> one, other = MessageFacts("orders", ("id",), ("id", "n")), MessageFacts("shop.orders", ("n",))
->>> join_facts("orders", one, other)
-MessageFacts(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=(), tables={})
->>> [MessageFacts.from_text(text).had for text in one.to_texts(2).values()]
+>>> one, other = MessageSummary("orders", ("id",), ("id", "n")), MessageSummary("shop.orders", ("n",))
+>>> merge_summaries("orders", one, other)
+MessageSummary(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=(), tables={})
+>>> [MessageSummary.from_text(text).had for text in one.to_texts(2).values()]
 [('id',), ()]
 >>> driver = KnownMessages(["id", "n"], None)
->>> driver.add_facts(MessageFacts(more=("city",)))
+>>> driver.add_summary(MessageSummary(more=("city",)))
 ["they have the columns ['city'], which the flow does not declare, so their values are left out: declare those that \
 you want in the flow; rows from before have null there until their keys come again"]
->>> driver.add_facts(MessageFacts(more=("city",)))
+>>> driver.add_summary(MessageSummary(more=("city",)))
 []
->>> join_facts("orders", one, MessageFacts("people"))
+>>> merge_summaries("orders", one, MessageSummary("people"))
 Traceback (most recent call last):
     ...
 ddflow.errors.BadMessage: messages for 'orders': some are of the table 'orders', others of 'people'; give those of ...
@@ -31,8 +31,8 @@ from typing import Final
 from msgspec import field
 from msgspec.json import Decoder
 
-from ddflow.connectors.formats.base import UnseenColumns
-from ddflow.connectors.formats.messages import merge_table_names
+from ddflow.connectors.formats.base import MissingColumnFinder
+from ddflow.connectors.formats.messages import match_table_names
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.errors import BadMessage, shorten
 from ddflow.plan.plan import Plan
@@ -40,7 +40,7 @@ from ddflow.storage.fields import StrictRecord, decode_record, encode_record
 from ddflow.storage.protocol import Blob, Store
 
 
-class MessageFacts(StrictRecord, frozen=True):
+class MessageSummary(StrictRecord, frozen=True):
     """``table``: that messages are of, None where none says it.  ``had``: columns that some message had.  ``names``:
     the columns that messages have, where one was looked for.  ``more``: those that they have and nobody declared.
     ``tables``: see `DecodedEvents`."""
@@ -53,17 +53,17 @@ class MessageFacts(StrictRecord, frozen=True):
 
     def to_texts(self, partitions: int) -> dict[int, str]:
         """Return the text for each partition; no partition if there is nothing to tell.  O(partitions)."""
-        alone = encode_record(MessageFacts(self.table)).decode()
+        alone = encode_record(MessageSummary(self.table)).decode()
         told = dict.fromkeys(range(partitions), alone) if self.table is not None else {}
-        return told | ({0: encode_record(self).decode()} if self != MessageFacts() else {})
+        return told | ({0: encode_record(self).decode()} if self != MessageSummary() else {})
 
     @classmethod
-    def from_text(cls, text: str) -> MessageFacts:
+    def from_text(cls, text: str) -> MessageSummary:
         """Decode what `texts` wrote.  Raises `CorruptState`."""
         return decode_record(_DECODER, text.encode(), "what a task says of messages", "run the job again")
 
 
-_DECODER: Final = Decoder(MessageFacts)
+_DECODER: Final = Decoder(MessageSummary)
 
 
 class KnownMessages:
@@ -71,22 +71,22 @@ class KnownMessages:
     ``unseen``: what none has had.  ``known``: the columns that are declared, or were told."""
 
     def __init__(self, columns: Sequence[str], table: str | None, asked: str | None = None) -> None:
-        self.unseen = UnseenColumns(columns, asked if table is None else None)
+        self.unseen = MissingColumnFinder(columns, asked if table is None else None)
         self.table, self.known = table, frozenset(columns)
 
-    def add_facts(self, said: MessageFacts) -> list[str]:
+    def add_summary(self, said: MessageSummary) -> list[str]:
         """Take in what a committed epoch said, and return the warnings about it.  O(columns).
 
         Each warning comes once.
         """
         if said.table is not None:
-            self.table = merge_table_names(self.table, said.table)
+            self.table = match_table_names(self.table, said.table)
         self.unseen.note_worker_findings(said.had, said.names, said.tables, self.table)
         more = sorted({*said.more} - self.known)
         self.known |= {*more}
         found = f"they have the columns {more}, which the flow does not declare, so their values are left out: "
         remedy = "declare those that you want in the flow; rows from before have null there until their keys come again"
-        return [*self.unseen.take_warnings(), *([found + remedy] if more else [])]
+        return [*self.unseen.pop_warnings(), *([found + remedy] if more else [])]
 
 
 def load_known_messages(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, KnownMessages]:
@@ -110,33 +110,33 @@ def load_known_messages(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict
     }
 
 
-def join_facts(input: str, one: MessageFacts | None, other: MessageFacts) -> MessageFacts:
+def merge_summaries(input: str, one: MessageSummary | None, other: MessageSummary) -> MessageSummary:
     """Join what two tasks say.  O(columns).  Raises `BadMessage` for messages of two tables."""
     if one is None:
         return other
     table = other.table if one.table is None else one.table
     if one.table is not None and other.table is not None:
-        table = match_table(input, one.table, other.table)
+        table = match_message_table(input, one.table, other.table)
     pairs = ((one.had, other.had), (one.names, other.names), (one.more, other.more))
     had, names, more = (tuple(dict.fromkeys((*a, *b))) for a, b in pairs)
-    return MessageFacts(table, had, names, more, dict(Counter(one.tables) + Counter(other.tables)))
+    return MessageSummary(table, had, names, more, dict(Counter(one.tables) + Counter(other.tables)))
 
 
-def join_all_facts(every: Iterable[Mapping[str, MessageFacts]]) -> dict[str, MessageFacts]:
-    """Join what many tasks say, by input.  Raises as `join_facts` does."""
-    out = dict[str, MessageFacts]()
+def merge_summaries_by_input(every: Iterable[Mapping[str, MessageSummary]]) -> dict[str, MessageSummary]:
+    """Join what many tasks say, by input.  Raises as `merge_summaries` does."""
+    out = dict[str, MessageSummary]()
     for each in every:
         for name, said in each.items():
-            out[name] = join_facts(name, out.get(name), said)
+            out[name] = merge_summaries(name, out.get(name), said)
     return out
 
 
-def match_table(input: str, own: str | None, table: str) -> str:
+def match_message_table(input: str, own: str | None, table: str) -> str:
     """Return the table of an input's messages, by its longest name.  ``own``: None if none has said it yet.
 
     Raises `BadMessage` for messages of another table than its own.
     """
-    if (both := merge_table_names(own, table)) is not None:
+    if (both := match_table_names(own, table)) is not None:
         return both
     one, other = (shorten(each, 80) for each in sorted([str(own), table]))
     raise BadMessage(

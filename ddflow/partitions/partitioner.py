@@ -39,7 +39,7 @@ from ddflow.columns.schema import (
 from ddflow.columns.widening import narrow_columns
 from ddflow.connectors.formats.base import (
     OWN,
-    UnseenColumns,
+    MissingColumnFinder,
     decode_messages,
     find_undeclared_columns,
     refuse_truncates,
@@ -55,15 +55,15 @@ from ddflow.partitions.chunks import (
     add_arrival_column,
     choose_chunk_limits,
     compute_digests,
+    hash_rows,
     pack_chunks,
-    pack_message_facts,
-    row_hashes,
+    pack_message_summaries,
     select_chunk_schema,
     slice_binary_value,
     slice_rows,
     unpack_chunk,
 )
-from ddflow.partitions.messages import KnownMessages, MessageFacts
+from ddflow.partitions.messages import KnownMessages, MessageSummary
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.plan import Plan
 
@@ -97,8 +97,8 @@ class Partitioner:
         # Not the whole of what is bound: a router is sent to the tasks, and expressions need not be.
         self.input, self.number, self.several = input, list(flow.inputs).index(input), len(flow.inputs) > 1
         self.declared, self.schema = bound.schema, select_chunk_schema(bound.schema, columns)
-        self.keys, self.required = bound.key_schema, bound.needed_columns
-        self.fixed = bound.deciding_columns
+        self.keys, self.required = bound.key_schema, bound.required_columns
+        self.fixed = bound.fixed_type_columns
         self.partitions, self.secret, self.restore = partitions, secret, restore
         self.format, self.target = bound.format, bound.message_target if bound.format else None
         self.table = None if heard is None else heard.table
@@ -115,7 +115,7 @@ class Partitioner:
         first, read, unseen, more = (
             0,
             DecodeProgress(self.table),
-            UnseenColumns(self.left, self.asked),
+            MissingColumnFinder(self.left, self.asked),
             dict[str, None](),
         )
         for table in self._group_batches(batches):
@@ -129,9 +129,9 @@ class Partitioner:
                 yield chunks
         had = tuple(name for name in self.left if name not in unseen.left)
         new = None if read.table == self.table else read.table
-        said = MessageFacts(new, had, tuple(unseen.names), tuple(more), unseen.tables)
+        said = MessageSummary(new, had, tuple(unseen.names), tuple(more), unseen.tables)
         if texts := said.to_texts(self.partitions):  # other tasks see other messages
-            yield pack_message_facts(texts, self.number)
+            yield pack_message_summaries(texts, self.number)
 
     def _group_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield tables of rows that are packed together; yields a table without rows for each new schema, to check
@@ -161,7 +161,7 @@ class Partitioner:
         number: int,
         first: int,
         read: DecodeProgress,
-        unseen: UnseenColumns,
+        unseen: MissingColumnFinder,
         more: dict[str, None],
     ) -> pa.RecordBatch:
         if self.format is not None and self.target is not None:
@@ -183,7 +183,7 @@ class Partitioner:
         number: int,
         first: int,
         read: DecodeProgress,
-        unseen: UnseenColumns,
+        unseen: MissingColumnFinder,
         more: dict[str, None],
     ) -> tuple[pa.RecordBatch, RowOrigins]:
         """Decode messages into events and their origin.  Raises `BadMessage`, `SchemaMismatch`."""
@@ -208,7 +208,7 @@ class Partitioner:
     def _pack_rows(self, rows: pa.RecordBatch, origin: RowOrigins) -> pa.RecordBatch:
         high, _ = RowHasher(self.keys, self.secret).identify_rows(rows)
         return pack_chunks(
-            rows, assign_partitions(high, self.partitions), row_hashes(rows, self.secret), origin, self.number
+            rows, assign_partitions(high, self.partitions), hash_rows(rows, self.secret), origin, self.number
         )
 
     def _read_row_origins(self, table: pa.Table) -> RowOrigins:
@@ -284,7 +284,7 @@ def find_present_columns(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
                 did_you_mean(name, bound.schema.names),
                 column=name,
             )
-    for name in bound.needed_columns:
+    for name in bound.required_columns:
         if name not in names:
             raise SchemaMismatch(
                 asked,
@@ -331,5 +331,5 @@ class PastSchemaDigests:
         if "/" in origin:
             table = table.select(list(range(table.num_columns - 1)))  # the last says where rows stood
         then = to_batch(narrow_columns(table, self.past[what]))
-        found: bytes = compute_digests(row_hashes(then, self.secret), np.zeros(1, np.int64))[0].as_py()
+        found: bytes = compute_digests(hash_rows(then, self.secret), np.zeros(1, np.int64))[0].as_py()
         return found

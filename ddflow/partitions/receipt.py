@@ -42,11 +42,11 @@ from msgspec import Meta
 from msgspec.json import Decoder
 
 from ddflow.connectors.parquet.sink import Fragment, OutputFolder
-from ddflow.dataflow.inflow import add_counts
+from ddflow.dataflow.inflow import add_to_counts
 from ddflow.engine.checkpoint import Inventory
 from ddflow.errors import CorruptState, MissingReceipts, ReceiptsDisagree, SpecError, StateRefused
 from ddflow.partitions.chunks import add_digests
-from ddflow.partitions.messages import MessageFacts, join_all_facts as said_together
+from ddflow.partitions.messages import MessageSummary, merge_summaries_by_input as said_together
 from ddflow.partitions.stages import Stages
 from ddflow.storage.epochs import Output, refuse_duplicate_files
 from ddflow.storage.fields import (
@@ -91,7 +91,7 @@ class EpochContribution(StrictRecord, frozen=True, kw_only=True):
     last: Instant
     since: Instant
     figures: dict[str, Natural]
-    said: dict[str, MessageFacts]
+    said: dict[str, MessageSummary]
 
 
 class Receipt(EpochContribution, frozen=True, kw_only=True):
@@ -341,7 +341,7 @@ def _describe_task(receipt: Receipt) -> str:
 def _sum_by_name(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
     out: dict[str, int] = {}
     for numbers in each:
-        add_counts(out, numbers)
+        add_to_counts(out, numbers)
     return out
 
 
@@ -407,7 +407,7 @@ class LiveFiles:
         blobs = tuple(each.inventory for each in taken)
         parts = tuple(blobs[stage * partitions : (stage + 1) * partitions] for stage in range(stages))
         if not self.whole:
-            return LiveFiles(parts, {(each.stage, each.number): self._list_files_after(each) for each in taken})
+            return LiveFiles(parts, {(each.stage, each.number): self._list_files_after_receipt(each) for each in taken})
         kept = [each.stage for each in taken if each.inventory == self.inventories[0]]
         if len(kept) == stages:
             return self
@@ -422,7 +422,7 @@ class LiveFiles:
             parts, {(each.stage, each.number): list_inventory_files(store, each.inventory) for each in taken}
         )
 
-    def _list_files_after(self, receipt: Receipt) -> frozenset[str]:
+    def _list_files_after_receipt(self, receipt: Receipt) -> frozenset[str]:
         before = self.files.get((receipt.stage, receipt.number), frozenset())
         if not receipt.added and not receipt.gone:
             return before
@@ -481,7 +481,7 @@ def extend_inventory_history(
 
 def list_inventory_files(store: Store, inventory: Blob) -> frozenset[str]:
     """Return the names of all files in an inventory.  O(bytes).  Raises `CorruptState`."""
-    return frozenset(read_inventory_text(store, inventory).names)
+    return frozenset(read_inventory_text(store, inventory).file_names)
 
 
 def check_receipt_names(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:

@@ -6,7 +6,7 @@ partitions. The work is in `ddflow.partitions.rewrite`.
 
 from ddflow.errors import SpecError
 from ddflow.metrics import Look
-from ddflow.partitions.rewrite import FindNewState, NewState, Rewrite, RewriteResult, require_same_plan
+from ddflow.partitions.rewrite import FindNewState, Rewrite, RewriteResult, RewriteTarget, require_same_plan
 from ddflow.partitions.stages import cut_stages
 from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import PARTITIONS, Manifest
@@ -21,9 +21,9 @@ def plan_rescale(partitions: int, flow: Plan | None = None) -> FindNewState:
             f"rescale to {partitions!r} partitions", "that is no number of them", f"give one from 1 to {PARTITIONS:,}"
         )
 
-    def find_new_state(store: Store, manifest: Manifest) -> NewState:
+    def find_new_state(store: Store, manifest: Manifest) -> RewriteTarget:
         plan = require_same_plan(manifest, flow, store.where, "rescale")
-        return NewState(cut_stages(plan), partitions, f"rescale {manifest.partitions} -> {partitions}")
+        return RewriteTarget(cut_stages(plan), partitions, f"rescale {manifest.partitions} -> {partitions}")
 
     return find_new_state
 
@@ -51,10 +51,10 @@ def rescale(
     >>> _ = flow.output("by_city", people.count("city"))
     >>> with flow.open(store := MemoryStore()) as engine:
     ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Bern", "Rome"]})}, time=1)
-    >>> done = [rescale(store.writer(), partitions) for partitions in (8, 3, 1)]
+    >>> done = [rescale(store.reopen(), partitions) for partitions in (8, 3, 1)]
     >>> [(each.before, each.partitions, each.stages, each.versions) for each in done]
     [(1, 8, 2, 5), (8, 3, 2, 5), (3, 1, 2, 5)]
-    >>> with flow.open(store.writer()) as engine:
+    >>> with flow.open(store.reopen()) as engine:
     ...     step = engine.step({"people": pa.table({"id": [1], "city": ["Rome"]})}, time=2)
     ...     engine.epoch, sorted((row["city"], row["count"]) for row in engine.read("by_city").to_pylist())
     (2, [('Bern', 1), ('Rome', 2)])

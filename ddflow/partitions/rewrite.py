@@ -1,7 +1,7 @@
 """Rewrite a state: read the ranges of its partitions, map their rows, write the new ones and publish them.
 
-`rescale` and `evolve` say what to make of a state (`NewState`). New parts of a plan (`BackfillPlan`) take the same way,
-but the next epoch publishes them.
+`rescale` and `evolve` say what to make of a state (`RewriteTarget`). New parts of a plan (`BackfillPlan`) take the same
+way, but the next epoch publishes them.
 
 Guarantees: the old state stays valid until the new one is published as a whole. Every row of an old partition goes to
 exactly one new one, and pending events go with their keys.
@@ -14,7 +14,7 @@ Limits: rows are rewritten only if their partition or their columns change; othe
 >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
 >>> with flow.open(store := MemoryStore()) as engine:
 ...     _ = engine.step({"people": [{"id": 1}, {"id": 2}]})
->>> with Rewrite.open(store.writer(), plan_rescale(2)) as rewrite:
+>>> with Rewrite.open(store.reopen(), plan_rescale(2)) as rewrite:
 ...     rewrite.run_tasks()
 ...     done = rewrite.finish()
 >>> rewrite.tasks, done.partitions, done.versions
@@ -32,10 +32,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
-from ddflow.dataflow.budget import LEAST, Budget, parse_size
+from ddflow.dataflow.budget import LEAST, MemoryBudget, parse_size
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
-from ddflow.dataflow.inflow import add_counts
+from ddflow.dataflow.inflow import add_to_counts
 from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory, make_inventory
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.metrics import Look
@@ -49,7 +49,7 @@ from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import compute_node_ids, describe_plan, fingerprint_plan
 from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.manifest import Manifest, load_newest
+from ddflow.storage.manifest import Manifest, load_newest_manifest
 from ddflow.storage.manifest_log import ManifestLog
 from ddflow.storage.opening import State, Trust, open_existing_store
 from ddflow.storage.protocol import Blob, Store
@@ -58,7 +58,7 @@ from ddflow.time import NEVER
 from ddflow.trace.records import ArrangementRecord, MergeRecord, RunRecord
 
 
-class NewState(NamedTuple):
+class RewriteTarget(NamedTuple):
     """The state that a rewrite makes of another.
 
     ``cut``: its plan.  ``partitions``: how many.  ``note``: of the new version.  ``cast``: the old plan, if columns
@@ -80,7 +80,7 @@ class NewState(NamedTuple):
         return self.partitions != manifest.partitions or self.cast is not None or self.new is not None
 
 
-FindNewState = Callable[[Store, Manifest], NewState]
+FindNewState = Callable[[Store, Manifest], RewriteTarget]
 """Says what to make of a version of a state.  May raise `SpecError`, `PlanChanged`."""
 
 
@@ -108,7 +108,7 @@ class Rewrite:
     ``written``: the files of this process.  ``publishing``: whether a new version may be there.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, target: NewState, trust: str, memory: int | None) -> None:
+    def __init__(self, store: Store, manifest: Manifest, target: RewriteTarget, trust: str, memory: int | None) -> None:
         self.store, self.manifest, self.target = store, manifest, target
         self.made, self.written, self.publishing = list[RewriteTaskResult](), list[Blob](), False
         cut, given, many = target.cut, manifest.inventories, manifest.partitions
@@ -162,7 +162,7 @@ class Rewrite:
                 f"memory={format_size(size)}", "that is too small to work in", f"give {format_size(LEAST)} or more"
             )
         with open_existing_store(state, trust=trust, readonly=False) as store:
-            manifest = load_newest(store)
+            manifest = load_newest_manifest(store)
             if manifest is None:
                 raise StateRefused(f"{verb} {store.where}", "there is no state", "make one with flow.open")
             rewrite = cls(store, manifest, find_new_state(store, manifest), trust, size)
@@ -207,7 +207,7 @@ class Rewrite:
             greatest=self.start.greatest,
         )
         log = ManifestLog(self.store, manifest, set())  # it sweeps nothing, so no names matter to it
-        log.check_newest()
+        log.check_still_newest()
         new = target.revise(new, self.written)
         self.publishing = True
         number = log.commit(new, new.inventories, set(), target.note).number
@@ -277,7 +277,7 @@ def join_inventories(shares: Sequence[Inventory]) -> Inventory:
     totals: dict[str, int] = {}
     inputs, operators = defaultdict[str, list[InputRecord]](list), defaultdict[str, list[OperatorRecord]](list)
     for each in shares:
-        add_counts(totals, each.totals)
+        add_to_counts(totals, each.totals)
         for name, input in each.inputs.items():
             inputs[name].append(input)
         for name, operator in each.operators.items():
@@ -376,7 +376,8 @@ class BackfillPlan:
     ...     _ = engine.step({"people": [{"id": 1, "city": "Bern"}]})
     >>> _ = flow.output("by_city", people.count("city"))
     >>> change = PlanChange(outputs=["by_city"])
-    >>> backfill = BackfillPlan(cut_stages(flow), change, ManifestLog(store.writer(), load_newest(store), set()))
+    >>> backfill = BackfillPlan(cut_stages(flow), change, ManifestLog(store.reopen(), load_newest_manifest(store),
+    ...     set()))
     >>> backfill.new.outputs, len(backfill.new.operators), len(backfill.write_inventories("owner", None))
     (('by_city',), 1, 2)
     """
@@ -386,21 +387,21 @@ class BackfillPlan:
         flow, many = cut.flow, log.manifest.partitions
         graph = Graph(flow, Secret(*log.manifest.secret))
         old = [StoredInventory.read(log.store, each).of for each in log.manifest.inventories]
-        empty = make_inventory(Dataflow(flow, graph, Budget(None, None)), BatchStore(log.store))
+        empty = make_inventory(Dataflow(flow, graph, MemoryBudget(None, None)), BatchStore(log.store))
         there = {name for each in old for name in each.operators}
         self.new = Backfill(tuple(change.outputs), tuple(name for name in empty.operators if name not in there))
         self._check_rows_retained(graph, {name for each in old for name, found in each.inputs.items() if found.arrived})
         _, moves = drop_from_plan(flow, change.inputs, change.outputs)
-        self.target = NewState(cut, many, new=empty, moves=moves and many > 1)
+        self.target = RewriteTarget(cut, many, new=empty, moves=moves and many > 1)
 
     def _check_rows_retained(self, graph: Graph, fed: set[str]) -> None:
         """Raise `PlanChanged` if a new part of the plan needs rows that are not kept.  ``fed``: inputs with events."""
         for name in self.new.outputs:
             if lost := fed.intersection(graph.list_stateless_inputs(graph.plan.outputs[name])):
-                raise graph.no_state_error(f"output {name!r}", sorted(lost))
+                raise graph.make_missing_state_error(f"output {name!r}", sorted(lost))
         for node, name in compute_node_ids(graph.plan).items():
             if name in self.new.operators and (lost := fed.intersection(graph.list_stateless_inputs(*node.inputs))):
-                raise graph.no_state_error(f"{node.verb}({', '.join(node.schema.names)})", sorted(lost))
+                raise graph.make_missing_state_error(f"{node.verb}({', '.join(node.schema.names)})", sorted(lost))
 
     def write_inventories(self, trust: Trust, memory: int | None) -> tuple[Blob, ...]:
         """Write the inventories that tasks start from, stage by stage.  O(files), and O(bytes) if rows must move.

@@ -12,7 +12,7 @@ memory does not grow with the partition. No manifest names the files of a task, 
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with flow.open(store := MemoryStore(), secret=dd.Secret(1, 2)) as engine:
 ...     _ = engine.step({"people": pa.table({"id": range(100)})}, time=1)
->>> with Rewrite.open(store.writer(), plan_rescale(2)) as rewrite:
+>>> with Rewrite.open(store.reopen(), plan_rescale(2)) as rewrite:
 ...     made = [run_task(rewrite.start, stage, number) for stage, number in rewrite.tasks]
 >>> [(each.to, each.inventory.inputs["people"].rows.keys) for part in made for each in part.shares]
 [(0, 42), (1, 58)]
@@ -33,10 +33,10 @@ from msgspec.structs import replace
 from ddflow.columns.hashing import Ints, Narrow, RowHasher, Secret, assign_partitions, compute_identities
 from ddflow.columns.rows import Rows, gather_table
 from ddflow.columns.schema import to_batch
-from ddflow.columns.widening import fill_columns
+from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.inflow import add_counts
+from ddflow.dataflow.inflow import add_to_counts
 from ddflow.dataflow.result import GONE
 from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
@@ -54,14 +54,14 @@ from ddflow.plan.text.codec import compute_node_ids
 from ddflow.storage.fields import MEND
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob, Store
-from ddflow.time import NEVER, Description
+from ddflow.time import NEVER, BatchDescription
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Run, mark_last_of_keys, repeat_value
-from ddflow.trace.cast import Cast, cast_batch, cast_batches, cast_rows, changes_identities
+from ddflow.trace.cast import Cast, cast_batch, cast_batches, cast_rows, has_changed_identities
 from ddflow.trace.checkpoint import WrittenBatch, restore_arrangement
-from ddflow.trace.merge import PickedVersions, mark_useless_deletions, pick_by_sorting
+from ddflow.trace.merge import PickedVersions, mark_useless_deletions, pick_versions_by_sorting
 from ddflow.trace.records import ArrangementRecord, BatchRecord, RunRecord
-from ddflow.trace.spill import Made, from_record, to_record
+from ddflow.trace.spill import Made, decode_batch, encode_batch
 
 T = TypeVar("T")
 Opened = tuple[Arrangement, Made, pa.Schema]
@@ -88,7 +88,7 @@ def run_task(
     try:
         made = _RewriteTask(start, stage, number, own, look).run()
         if store is None:
-            own.sync_names()
+            own.fsync_blob_names()
     finally:
         if store is None:
             own.close()
@@ -119,11 +119,11 @@ def build_inventory(stages: Stages, stage: int, old: Sequence[Inventory], new: I
     inputs: dict[str, InputRecord] = {**new.inputs}
     for each in old:
         inputs |= each.inputs
-        add_counts(totals, each.totals)
+        add_to_counts(totals, each.totals)
     dropped = [inputs.pop(name) for name in inputs.keys() - stages.flow.inputs.keys()]
     gone = sum(each.arrived - sum(run.rows - run.begin for run in each.runs) for each in dropped)
     if gone:
-        add_counts(totals, {GONE: gone})
+        add_to_counts(totals, {GONE: gone})
     return Inventory(inputs, operators, totals)
 
 
@@ -170,12 +170,12 @@ class _RewriteTask:
             start.cut.find_stateful_nodes(self.stage),
         )
         for node in flow.nodes:
-            if node in here and node.open(self._make_context(node)).arrangements:
+            if node in here and node.open(self._make_operator_context(node)).arrangements:
                 told = find_partition_columns(node, places[node]) if node in places else None
                 for to, groups in self._split_operator(node, self.ids[node], told).items():
                     operators[to][self.ids[node]] = groups
         # What is written is deleted when nobody refers to it, until it is known to be of use.
-        self.batch_store.register_named_files(blob.name for blob in self.added)
+        self.batch_store.register_manifest_files(blob.name for blob in self.added)
         first, totals = self.targets[0], self.old.of.totals if self.stage == 0 else {}
         shares = (
             PartitionShare(to, Inventory(inputs[to], operators[to], totals if to == first else {}))
@@ -198,7 +198,7 @@ class _RewriteTask:
         was = None if self.start.cast is None else self.start.cast.inputs[name].bound
         old = None if was is None else partial(open_rows, was)
         given, what = self._require_record("inputs", name, self.old.of.inputs.get(name))
-        resolved, batchers = self._split_pending(input, what, given, was)
+        resolved, batchers = self._split_pending_events(input, what, given, was)
         rows = self._split_versions(f"{what}, rows", given.rows, partial(open_rows, input.bound), old)
         nothing = drop_versions(next(iter(rows.values())))
         for to in sorted({*rows, *batchers}):
@@ -225,7 +225,7 @@ class _RewriteTask:
             raise CorruptState(self.old.what, f"it has no {name!r}, which the plan has", MEND)
         return found, self.old.describe_place(kind, name)
 
-    def _split_pending(
+    def _split_pending_events(
         self, input: Input, what: str, given: InputRecord, was: Binding | None
     ) -> tuple[int, dict[int, Batcher]]:
         """Count the resolved events, and split the others by new partition.
@@ -237,7 +237,8 @@ class _RewriteTask:
         old = pending.restore_batcher(given.runs, what, schema, self.batch_store, True, self.home)
         after = input.bound.event_schema
         every = [
-            run.pending_events._replace(rows=fill_columns(run.pending_events.rows, after)) for run in old.runs.by_least
+            run.pending_events._replace(rows=conform_to_wider_schema(run.pending_events.rows, after))
+            for run in old.runs.by_least
         ]
         picked = [(part, self._group_by_new_partition(input, part)) for part in every]
         out: dict[int, Batcher] = {to: Batcher() for _, places in picked for to in places}
@@ -249,7 +250,7 @@ class _RewriteTask:
             for to, rows in places.items():
                 # Numbers of other partitions' events have nothing to do with these; what counts is their order.
                 at = np.searchsorted(order[to], part.arrival[rows]) - order[to].size
-                out[to].add(_take_renumbered_events(part, rows, at * self.start.before + self.number))
+                out[to].add(_select_renumbered_events(part, rows, at * self.start.before + self.number))
             if memory is not None and sum(batcher.nbytes for batcher in out.values()) > memory // 8:
                 for batcher in out.values():
                     batcher.spill(self.batch_store, memory // 16 // len(out), memory // 32)
@@ -266,14 +267,14 @@ class _RewriteTask:
         ``told``: the columns that say which, if identities do not."""
         was = self.before.get(name)
         given, what = self._require_record("operators", name, self.old.of.operators.get(name))
-        empty: RunningOperator = node.open(self._make_context(node))
+        empty: RunningOperator = node.open(self._make_operator_context(node))
         if len(given.arrangements) != len(empty.arrangements):
             raise CorruptState(what, f"a {node.verb} has {len(empty.arrangements)} arrangements", MEND)
 
-        cast = cast_rows if was is None else partial(empty.cast_state_rows, was.open(self._make_context(was)))
+        cast = cast_rows if was is None else partial(empty.cast_state_rows, was.open(self._make_operator_context(was)))
 
         def open_groups(of: Collection, number: int) -> Opened:
-            made: RunningOperator = of.open(self._make_context(of))
+            made: RunningOperator = of.open(self._make_operator_context(of))
             return made.arrangements[number], made.hash_rows, made.identified
 
         def split_arrangement(number: int) -> dict[int, ArrangementRecord]:
@@ -290,7 +291,7 @@ class _RewriteTask:
             for to in sorted({to for shares in each for to in shares})
         }
 
-    def _make_context(self, node: Collection) -> OperatorContext:
+    def _make_operator_context(self, node: Collection) -> OperatorContext:
         return OperatorContext(self.secret, self.start.cut.flow.time_type, frozenset(node.schema.names))
 
     def _split_versions(
@@ -316,7 +317,7 @@ class _RewriteTask:
         upper = max((each.upper for each in times), default=NEVER)
         since = max([min(old.since, upper - 1), *(each.since for each in times)])
         shares = {to: _PartitionShareWriter(self, new.schema, old.since) for to in self.targets}
-        moves = changes_identities(was, identified)
+        moves = has_changed_identities(was, identified)
         source = self._rekey_versions(old, fresh()[0], made, cast) if moves else old
         recasts = before is not None and not moves
         most = WAITING if self.start.memory is None else self.start.memory // 4
@@ -328,7 +329,7 @@ class _RewriteTask:
             if sum(share.nbytes for share in shares.values()) > most:
                 for share in shares.values():
                     share.write_file()
-        return {to: share.make_record(old, Description(lower, upper, since)) for to, share in shares.items()}
+        return {to: share.make_record(old, BatchDescription(lower, upper, since)) for to, share in shares.items()}
 
     def _rekey_versions(self, old: Arrangement, out: Arrangement, made: Made, cast: Cast) -> Arrangement:
         """Put all versions under the identities of their wider columns: a run for each piece, to be merged."""
@@ -340,11 +341,11 @@ class _RewriteTask:
             if self.home is None:
                 part = out.slots.add_batch(batch)
             else:
-                record, layout = to_record(batch)
+                record, layout = encode_batch(batch)
                 kept = self.home.write(record)
-                part = out.slots.add_batch(from_record(kept.batch, layout))
+                part = out.slots.add_batch(decode_batch(kept.batch, layout))
                 out.slots.files[part.slot] = WrittenBatch(kept, layout, batch.rows.table.schema.names)
-            out.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [part]))
+            out.on_disk.append(Run(BatchDescription(NEVER, NEVER, NEVER), [part]))
         return out
 
     def _limit_versions_per_read(self, old: Arrangement) -> None:
@@ -358,7 +359,7 @@ class _RewriteTask:
         """Yield the versions that stay, merged, some identities at a time, and the partition of each."""
         self._limit_versions_per_read(old)
         for parts in old.iterate_version_ranges():
-            picked = pick_by_sorting(old.slots, parts, old.since, not old.keeps)
+            picked = pick_versions_by_sorting(old.slots, parts, old.since, not old.keeps)
             if old.lapse is not None and old.keeps:
                 picked = picked.drop_rows(mark_useless_deletions(picked, old.since, old.lapse))
             if picked.high.size:
@@ -395,7 +396,7 @@ class _PartitionShareWriter:
             self.write_file()
         self.waiting.append(batch)
         self.nbytes, self.versions = self.nbytes + batch.nbytes, self.versions + len(batch)
-        last = mark_last_of_keys(batch.high, batch.low, batch.extra_words)
+        last = mark_last_of_keys(batch.high, batch.low, batch.extra_identity_words)
         live = batch.live != 0
         self.keys, self.deleted = self.keys + int((live & last).sum()), self.deleted + int((~live & last).sum())
         self.latest = max(self.latest, int(batch.time.max()))
@@ -408,7 +409,7 @@ class _PartitionShareWriter:
             return
         batch, task = _join_batches(self.waiting, self.since), self.task
         self.waiting, self.nbytes, self.versions = [], 0, 0
-        record, layout = to_record(batch)
+        record, layout = encode_batch(batch)
         kept = task.batch_store.write_unmapped(record)
         task.held.append(kept)
         task.added.append(kept.blob)
@@ -416,7 +417,7 @@ class _PartitionShareWriter:
         task.look(len(batch))
         self.written.append(BatchRecord(kept.blob, len(batch), None, layout, 0))
 
-    def make_record(self, old: Arrangement, description: Description) -> ArrangementRecord:
+    def make_record(self, old: Arrangement, description: BatchDescription) -> ArrangementRecord:
         """Write the rest, and build the record for an inventory.  O(files)."""
         self.write_file()
         lower, upper, since = map(int, description)
@@ -461,7 +462,7 @@ def _join_batches(batches: list[Batch], since: int) -> Batch:
     return Batch(**columns, rows=Rows(rows))
 
 
-def _take_renumbered_events(events: Events, rows: Ints, arrival: Ints) -> Events:
+def _select_renumbered_events(events: Events, rows: Ints, arrival: Ints) -> Events:
     """Take some events, with other arrival numbers."""
     times = events.times[rows]
     original = times if events.original is events.times else events.original[rows]

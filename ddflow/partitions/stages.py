@@ -26,9 +26,9 @@ from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents, find_read_columns
-from ddflow.dataflow.step import Computation, Observe
+from ddflow.dataflow.step import Observe, StepComputation
 from ddflow.errors import ExpressionError, SpecError
-from ddflow.operators.updates import Updates, compute_succeeding_rows, consolidate, ints, narrow_ints
+from ddflow.operators.updates import Updates, compute_without_failing_rows, consolidate, ints, narrow_ints
 from ddflow.plan.collection import Collection, Columns, find_paired_inputs, is_partitioned_by, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import compute_node_ids
@@ -179,12 +179,12 @@ def compute_placements(flow: Plan) -> dict[Collection, Placement]:
             places[node] = Placement((node,), tuple(input_keys[node]))
         elif (by := node.exchange()[0]) is not None:
             if len(inputs) > 1:
-                places[node] = Placement((node,), node.carried(by))
+                places[node] = Placement((node,), node.map_input_columns(by))
             else:
                 stands = is_partitioned_by(inputs[0].by, by, exactly=node in paired)
                 places[node] = inputs[0] if stands else Placement((node,), by)
         elif len(inputs) == 1:
-            places[node] = Placement(inputs[0].roots, node.carried(inputs[0].by))
+            places[node] = Placement(inputs[0].roots, node.map_input_columns(inputs[0].by))
         else:
             roots = tuple(dict.fromkeys(root for i in inputs for root in i.roots))
             same = len(roots) == 1 and len({i.by for i in inputs}) == 1
@@ -257,7 +257,7 @@ class _StageCutter:
         ]
         stage = max(self._find_last_stage(of) + (not there) for of, there in zip(node.inputs, stands, strict=True))
         assert all(stands[n] for n in node.looks), "what is looked into stands by what meets"
-        read = node.needs(set(self.read[node].names))
+        read = node.find_read_columns(set(self.read[node].names))
         for of, by, columns in zip(node.inputs, every, read, strict=True):
             if self._find_last_stage(of) < stage:
                 self._add_exchange(of, by, stage, columns, node.of_events)
@@ -304,7 +304,7 @@ class StageGraph(Graph):
         self.sent: dict[int, pa.Table] = {}
 
 
-class StageComputation(Computation):
+class StageComputation(StepComputation):
     """One step of a stage; ``sent`` of its graph is what it sends on."""
 
     def __init__(
@@ -337,7 +337,7 @@ class StageComputation(Computation):
         self.tests = cut.find_failed_row_exchanges(graph.stage)
         if self.came:
             self.times = np.unique(np.concatenate([self.times, *(each.times for each in self.came.values())]))
-            self.came = {known: _rank_times(each, self.times) for known, each in self.came.items()}
+            self.came = {known: _rerank_updates(each, self.times) for known, each in self.came.items()}
 
     def run(self) -> ComputedStep:
         """Run the step, and sum the rows for later stages.  O(events and updates)."""
@@ -362,7 +362,7 @@ class StageComputation(Computation):
         names = self.of.needed[node.inputs[0]].names
         net = consolidate(inputs[0]._replace(rows=inputs[0].rows.select(names)), self.of.secret)
         running, by = self.of.running[node], [name for name in names if name in node.fallible] or names
-        made, failing = compute_succeeding_rows(
+        made, failing = compute_without_failing_rows(
             lambda part: running.compute([part], self.since)[0], net, by, self.of.secret
         )
         if failing.size:
@@ -414,7 +414,7 @@ def build_sum_updates(table: pa.Table, schema: pa.Schema) -> Updates:
     return updates if times.size < 2 else updates.take(np.argsort(ranks, kind="stable"))
 
 
-def _rank_times(updates: Updates, times: Ints) -> Updates:
+def _rerank_updates(updates: Updates, times: Ints) -> Updates:
     """Rank updates among more times."""
     places = np.searchsorted(times, updates.times).astype(np.int32)
     return updates._replace(ranks=places[updates.ranks] if updates.times.size else narrow_ints(), times=times)

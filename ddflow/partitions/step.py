@@ -14,21 +14,21 @@ from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret, compute_value_hashes
 from ddflow.connectors.formats.base import BAD
-from ddflow.connectors.parquet.sink import OutputFolder, open_outputs
-from ddflow.dataflow.admission import Admission
-from ddflow.dataflow.budget import Budget
+from ddflow.connectors.parquet.sink import OutputFolder, open_output_folder
+from ddflow.dataflow.admission import InputValidator
+from ddflow.dataflow.budget import MemoryBudget
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents
 from ddflow.dataflow.result import Step
-from ddflow.dataflow.side_outputs import SideOutputs, build_bad_messages, has_bad_messages
-from ddflow.dataflow.spill import spill_excess
+from ddflow.dataflow.side_outputs import SideOutputs, build_bad_message_table, has_bad_messages
+from ddflow.dataflow.spill import spill_to_fit_budget
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.outputs import write_output
 from ddflow.operators.updates import Updates, compute_with_net_retry, ints, narrow_ints
-from ddflow.partitions.epoch_start import Backfill, EpochStart, usable_memory
-from ddflow.partitions.messages import MessageFacts, match_table
+from ddflow.partitions.epoch_start import Backfill, EpochStart, compute_usable_memory
+from ddflow.partitions.messages import MessageSummary, match_message_table
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import StageComputation, StageGraph, Stages, build_sum_updates
 from ddflow.plan.collection import Collection, walk_inputs
@@ -80,7 +80,7 @@ class StagePartition:
         store = start.version.open("open a partition of", readonly=False)
         with undo_on_failure(store.close):
             graph = StageGraph(cut, stage, Secret(*start.secret))
-            budget = Budget(None if start.memory is None else usable_memory(start.memory), None, store)
+            budget = MemoryBudget(None if start.memory is None else compute_usable_memory(start.memory), None, store)
             self.dataflow = Dataflow(cut.flow, graph, budget, retain=start.retain, step=StageComputation)
             self.levelled, self.store, self.batch_store = (
                 graph,
@@ -123,7 +123,7 @@ class StagePartition:
         )
         self.sheets.load_text(text)
         self.at, self.names = blob.name, {each.name: each for each in text.files}
-        self.batch_store.register_named_files(self.names)
+        self.batch_store.register_manifest_files(self.names)
 
     def _load_lookup_collections(self, start: EpochStart) -> None:
         """Load the collections of earlier stages that this stage looks into.  O(bytes that are new)."""
@@ -144,7 +144,7 @@ class StagePartition:
 
     def close(self) -> None:
         """Close the part; twice is harmless."""
-        with self.dataflow.guard.take_turn("close"):
+        with self.dataflow.guard.lock_in_any_state("close"):
             self.dataflow.close()
             self.store.close()
 
@@ -155,7 +155,7 @@ class StagePartition:
         sums: Mapping[int, pa.Table],
         rows: Mapping[str, int],
         digests: Mapping[str, str],
-        said: Mapping[str, MessageFacts] | None = None,
+        said: Mapping[str, MessageSummary] | None = None,
     ) -> StagePartitionResult:
         """Take in this part's rows of an epoch, and write the results.  O(rows and updates) expected.
 
@@ -174,7 +174,7 @@ class StagePartition:
         for name, each in (said or {}).items():
             admission = self.dataflow.admissions[name]
             if each.table is not None:
-                admission.table = match_table(name, admission.table, each.table)
+                admission.table = match_message_table(name, admission.table, each.table)
         if start.backfill is not None:
             step = self._run_backfill(start, start.backfill, sums)
         else:
@@ -199,8 +199,8 @@ class StagePartition:
     def _step_events(self, start: EpochStart, inputs: Mapping[str, Any]) -> Step:
         """Step with the rows of inputs, on stage 0."""
         if not self.dataflow.flow.holds_back:
-            return self.dataflow.step(self.dataflow.admit(inputs, start.time), start.time)
-        return self.dataflow.push(self.dataflow.admit(inputs, None), start.to)
+            return self.dataflow.step(self.dataflow.ingest_inputs(inputs, start.time), start.time)
+        return self.dataflow.push(self.dataflow.ingest_inputs(inputs, None), start.to)
 
     def _step_sums(self, start: EpochStart, sums: Mapping[int, pa.Table]) -> Step:
         """Step with sums, on later stages."""
@@ -224,7 +224,7 @@ class StagePartition:
         graph.came = {number: each for number, each in self._build_exchange_updates(sums).items() if each.diffs.size}
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
         made = BackfillComputation(graph, backfill, start.last, start.frontier, start.since, buffer).run()
-        spill_excess(budget, graph, self.dataflow.batchers)
+        spill_to_fit_budget(budget, graph, self.dataflow.batchers)
         return self.dataflow.build_committed_step(made.outputs, {}, start.frontier)
 
     def _write_changes(self, start: EpochStart, step: Step) -> Receipt:
@@ -235,9 +235,9 @@ class StagePartition:
             _select_stage_inventory(recovery.make_inventory(self.dataflow, self.batch_store), self.cut, self.stage)
         )
         blob = self.sheets.write_inventory(data)
-        store.sync_names()
+        store.fsync_blob_names()
         self.names = {each.name: each for each in InventoryText(data, self.sheets.blobs).files}
-        self.batch_store.register_named_files(self.names)
+        self.batch_store.register_manifest_files(self.names)
         self.at = blob.name
         greatest, horizons = ({}, {}) if self.stage else recovery.find_max_times_and_orders(self.dataflow)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
@@ -269,7 +269,7 @@ class StagePartition:
         if start.folder is None:
             self.sink = None
         elif self.sink is None or self.sink.target != start.folder:  # one for all epochs, since it numbers its files
-            self.sink = open_outputs(start.folder, self.store, start.version.trust)
+            self.sink = open_output_folder(start.folder, self.store, start.version.trust)
         out = {name: write_output(self.sink, self.batch_store, name, table) for name, table in here.items()}
         if self.sink is not None and out:
             self.sink.sync()
@@ -372,11 +372,11 @@ class BackfillComputation(StageComputation):
                 self._propagate_rows(node)
             elif node in self.exchange:
                 running = self.graph.running[node]
-                for given in self._group_inputs(node):
+                for given in self._group_input_updates(node):
                     self._propagate_updates(
                         node, compute_with_net_retry(running.compute_initial_updates, given, secret)
                     )
-            self._compute_deferred()
+            self._compute_deferred_operators()
         for name, node in self.list_outputs():
             pieces = self._list_updates(node) if node.consolidated else self.receive_updates(node, None)
             self.out.outputs[name] = self.buffer.concat_tables(self._build_output_tables(node, pieces))
@@ -402,12 +402,12 @@ class BackfillComputation(StageComputation):
     def _backfill_operator(self, node: Collection) -> None:
         """Build the state of an operator from the rows of its inputs."""
         running, changes = self.graph.running[node], []
-        for inputs in self._group_inputs(node):
+        for inputs in self._group_input_updates(node):
             change = compute_with_net_retry(
                 partial(running.compute_initial_change, since=self.since), inputs, self.graph.secret
             )
             if change is not None:
-                changes.append(running.store_change(change, self._store_change))
+                changes.append(running.store_change(change, self._spill_change_if_needed))
         running.apply(changes, self.upper, self.since)
 
     def _propagate_rows(self, node: Collection) -> None:
@@ -469,11 +469,13 @@ def compute_stage(
     time, released = None if flow.holds_back else TIME, {}
     bad = {name: table for name, table in sides.build_tables().items() if has_bad_messages(name)}
     for name in list(rows):
-        admission = Admission(flow.inputs[name].bound)
-        events, refused = admission.admit(admission.decode_without_truncates(rows.pop(name)), NEVER, time)
+        admission = InputValidator(flow.inputs[name].bound)
+        events, refused = admission.validate_rows(admission.decode_without_truncates(rows.pop(name)), NEVER, time)
         released[name] = ReleasedEvents.from_parts(events)
         if refused is not None and f"{name}.bad" in bad:
-            bad[f"{name}.bad"] = build_bad_messages([refused.events.rows.column(BAD).drop_null()], TIME, flow.time_type)
+            bad[f"{name}.bad"] = build_bad_message_table(
+                [refused.events.rows.column(BAD).drop_null()], TIME, flow.time_type
+            )
     graph.came = {n: build_sum_updates(table, cut.exchanges[n].schema) for n, table in sums.items()}
     stepped = StageComputation(graph, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
     sent = {number: table for number, table in graph.sent.items() if table.num_rows}

@@ -83,13 +83,13 @@ def parse_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggreg
     from sqlglot import exp  # which takes long to import
 
     from ddflow.expressions.node import Refusal
-    from ddflow.expressions.parse import CALL_SUFFIXES, parse
+    from ddflow.expressions.parse import CALL_SUFFIXES, parse_expression
 
     empty = AggregateCall(name, str(text), "", [], False, [], False, "")
     if not isinstance(text, str):
         raise empty.build_error(f"it is {type(text).__name__}", "write SQL, as in total='sum(amount)'")
     try:
-        parsed = parse(text)
+        parsed = parse_expression(text)
         parsed.check_quoted_texts(columns)
     except Refusal as refusal:
         raise empty.build_error(refusal.found, refusal.fix) from refusal
@@ -136,9 +136,9 @@ def parse_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggreg
 
 
 def _write_sql(tree: Any) -> str:
-    from ddflow.expressions.parse import DdflowSpark
+    from ddflow.expressions.parse import ExpressionDialect
 
-    return str(tree.sql(dialect=DdflowSpark, normalize_functions=False))
+    return str(tree.sql(dialect=ExpressionDialect, normalize_functions=False))
 
 
 MOST: Final = 16

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, Self
 import pyarrow as pa
 
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.schema import updates_schema
+from ddflow.columns.schema import build_updates_schema
 from ddflow.errors import NotReadable, SpecError
 from ddflow.plan.text.formulas import Formulas, JsonRecord
-from ddflow.plan.verbs.family import NamesElsewhere
+from ddflow.plan.verbs.family import ForeignVerbHints
 from ddflow.plan.verbs.groups import GroupVerbs
 from ddflow.plan.verbs.joins import JoinVerbs
 from ddflow.plan.verbs.rows import RowVerbs, SetVerbs
@@ -30,13 +30,13 @@ from ddflow.plan.verbs.rows import RowVerbs, SetVerbs
 Columns = tuple[str, ...]
 
 
-class Nodes:
+class PlanNodes:
     """The collections of a plan, in order of creation: each comes after its inputs."""
 
     def __init__(self) -> None:
         self.nodes: list[Collection] = []
 
-    def known(self, made: Collection) -> Collection:
+    def reuse_equal_node(self, made: Collection) -> Collection:
         """Return the equal collection that the plan already has, or the new one.  O(nodes)."""
         for node in self.nodes[:-1]:
             if type(node) is type(made) and node.inputs == made.inputs and _is_same_operator(node, made):
@@ -50,7 +50,7 @@ class Collection(
     SetVerbs["Collection"],
     GroupVerbs["Collection"],
     JoinVerbs["Collection"],
-    NamesElsewhere,
+    ForeignVerbHints,
 ):
     """A multiset of rows that changes over time: an input, or an operator's output.
 
@@ -103,7 +103,7 @@ class Collection(
     transparent: ClassVar[bool] = False
     """Whether it is the same collection as its input, and so has no id of its own."""
 
-    def __init__(self, flow: Nodes, schema: pa.Schema, inputs: Sequence[Collection], consolidated: bool) -> None:
+    def __init__(self, flow: PlanNodes, schema: pa.Schema, inputs: Sequence[Collection], consolidated: bool) -> None:
         self.flow, self.schema, self.consolidated = flow, schema, consolidated
         self.inputs = tuple(each.operand() for each in inputs)
         self.unique: bool = self.keeps or (consolidated and all(each.unique for each in self.inputs))
@@ -155,11 +155,11 @@ class Collection(
         made: Collection = getattr(inputs[0], cls.verb)(*inputs[1:])
         return made
 
-    def again(self, inputs: Sequence[Collection]) -> Collection:
+    def rebuild_with_inputs(self, inputs: Sequence[Collection]) -> Collection:
         """Rebuild the same operator on inputs with wider or more columns.  Raises the errors of its constructor."""
         return self.from_json(inputs, JsonRecord(self.to_json(None), self.verb))
 
-    def unlike(self, narrow: Self) -> Iterator[str]:
+    def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
         """Yield reasons why its rows are not those of ``narrow`` in wider types; none if they are.
 
         ``narrow``: the same operator on the narrower columns.
@@ -167,11 +167,11 @@ class Collection(
         yield from ()
 
     @classmethod
-    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
+    def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Write the arguments of its verb, from its JSON.  ``inputs``: texts of the second input and later."""
         return ", ".join(inputs)
 
-    def needs(self, wanted: set[str]) -> list[set[str]]:
+    def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
         """List the columns that it reads of each input to compute the columns ``wanted``."""
         return [set(each.schema.names) for each in self.inputs]
 
@@ -179,17 +179,17 @@ class Collection(
         """List for each input the columns whose equal rows must meet; None if rows may stay in their partition."""
         return [None] * len(self.inputs)
 
-    def carried(self, by: Columns | None) -> Columns | None:
+    def map_input_columns(self, by: Columns | None) -> Columns | None:
         """Rename columns of the input to their names here; None if one is missing."""
         return by
 
-    def commuting(self, at: int) -> dict[str, str]:
+    def find_pushdown_columns(self, at: int) -> dict[str, str]:
         """Map input columns to their names here, if a selection by them may also run before this operator."""
         by = self.exchange()[at]
         names = by if by is not None and self.keeps else self.inputs[at].schema.names
-        return {name: here[0] for name in names if (here := self.carried((name,)))}
+        return {name: here[0] for name in names if (here := self.map_input_columns((name,)))}
 
-    def found_by(self) -> Columns | None:
+    def find_lookup_columns(self) -> Columns | None:
         """Return the columns by which its state finds rows: of an arrangement, or keys of one row each."""
         return None
 
@@ -201,20 +201,20 @@ class Collection(
         """List all such columns, because a projection may keep only some.  The first ones identify the rows."""
         return [] if self.proven is None else [self.proven]
 
-    def solid(self) -> frozenset[str]:
+    def find_never_null_columns(self) -> frozenset[str]:
         """Return the columns that the plan proves to be never null.  O(nodes and their columns)."""
         made = {field.name for field in self.schema if not field.nullable}
         if len(self.inputs) == 1:
-            made |= self._find_never_null_columns(0)
+            made |= self._find_never_null_of_input(0)
         return frozenset(made)
 
-    def _find_never_null_columns(self, at: int) -> set[str]:
+    def _find_never_null_of_input(self, at: int) -> set[str]:
         """Return the columns here that come from never-null columns of an input."""
-        below, here = self.inputs[at], self.commuting(at)
+        below, here = self.inputs[at], self.find_pushdown_columns(at)
         # Where none is null below, a selection of nulls in front gives no row.
-        return {here[name] for name in below.solid() if name in here} & {*self.schema.names}
+        return {here[name] for name in below.find_never_null_columns() if name in here} & {*self.schema.names}
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
+    def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """Select for each input the rows that make some of its rows; the operator turns them into those rows.
 
         ``wanted``: rows that it holds, ``given``: all rows of its inputs, each with ``_diff``, at the same time.
@@ -237,7 +237,7 @@ class Collection(
 
     def updates_schema(self, time_type: pa.DataType) -> pa.Schema:
         """Return the columns of its table if it is an output."""
-        return updates_schema(self.schema, time_type)
+        return build_updates_schema(self.schema, time_type)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{f.name} {f.type}' for f in self.schema)})"

@@ -12,7 +12,7 @@ name need not be the same. Nothing is changed here: what is added is named, for 
 ...     columns = {"id": pa.int64(), "at": pa.int64(), "rev": pa.int64()} | more
 ...     flow.output("out", flow.upserts("orders", columns, Upsert(key="id", order_by=order_by)))
 ...     return flow
->>> compare_plans(describe_plan(plan("at")), plan("at", city=pa.string()), "state/orders").text
+>>> compare_plans(describe_plan(plan("at")), plan("at", city=pa.string()), "state/orders").description
 "input 'orders' gets the columns ['city'], null in all rows there are"
 >>> compare_plans(describe_plan(plan("at")), plan("rev"), "state/orders")
 Traceback (most recent call last):
@@ -32,7 +32,7 @@ import pyarrow as pa
 from ddflow.columns.casts import format_type
 from ddflow.columns.schema import to_declared_type
 from ddflow.columns.wider import find_widening
-from ddflow.errors import Command, DeclareFix, EvolveFix, Option, Phrase, PlanChanged, shorten
+from ddflow.errors import CommandFix, DeclareFix, EvolveFix, Option, Phrase, PlanChanged, shorten
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.evolve import build_plan_with_time_type, evolve_plan, find_widening_objections, share_join_arrangements
 from ddflow.plan.inputs.bind import list_format_columns
@@ -43,10 +43,10 @@ from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import (
     describe_plan,
     find_first_difference,
-    read_inputs,
+    format_node,
+    read_input_specs,
     read_step_time_type,
     rebuild_plan,
-    show_node,
 )
 from ddflow.plan.text.formulas import JsonRecord
 
@@ -82,7 +82,7 @@ class PlanChange:
         return any(find_widening(*pair) == "rewrite" for types in self.types.values() for pair in types.values())
 
     @property
-    def text(self) -> str:
+    def description(self) -> str:
         """A sentence for people."""
         parts = [
             f"input {name!r} gets the columns {added}, null in all rows there are"
@@ -126,7 +126,7 @@ def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: 
     `CorruptState` if ``old`` is no description, and `SpecError` if ``flow`` cannot be described.
     """
     new, refused, change = describe_plan(flow), list[str](), PlanChange()
-    before = read_inputs(old, where)
+    before = read_input_specs(old, where)
     for name, (schema, spec) in before.items():
         input = flow.inputs.get(name)
         if input is None:
@@ -139,14 +139,14 @@ def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: 
     change.inputs.extend(name for name in flow.inputs if name not in before)
     record = JsonRecord(old, f"the plan of {where}")
     refused += _compare_outputs(old, new, where, change)
-    refused += _compare_formulas(record.record("formulas"), new)
+    refused += _compare_formulas(record.read_record("formulas"), new)
     if (change.types or change.columns) and not refused:
         narrow = {name: schema for name, (schema, _) in before.items()}
         plan, nodes = evolve_plan(flow, narrow, only=set(flow.outputs) - set(change.outputs))
         refused += find_widening_objections(plan, flow, {old: new for new, old in nodes.items()})
         change = replace(change, before=plan)
     remedy = Phrase(
-        *("open it with the plan that it was made by, or make a new state, of a log with ", Command("migrate")),
+        *("open it with the plan that it was made by, or make a new state, of a log with ", CommandFix("migrate")),
         ", else by a new run",
     )
     if any(LACKS in each for each in refused):
@@ -154,8 +154,10 @@ def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: 
         remedy = Phrase(
             "declare the columns that the state has, ", _list_missing_columns(before, flow), f", {stays}; or ", remedy
         )
-    lost = [name for name in record.record("outputs").names() if name not in flow.outputs]
-    altered = [name for name, made in new["outputs"].items() if record.record("outputs").given.get(name, made) != made]
+    lost = [name for name in record.read_record("outputs").list_field_names() if name not in flow.outputs]
+    altered = [
+        name for name, made in new["outputs"].items() if record.read_record("outputs").given.get(name, made) != made
+    ]
     if altered and len(refused) == len(altered) + len(lost) and _has_all_input_rows(flow, altered):
         remedy = _suggest_new_outputs(altered, flow, where) + "; or " + remedy
     without = [name for name in before if name not in flow.inputs]
@@ -163,7 +165,7 @@ def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: 
         drop = EvolveFix(state=where, drop_outputs=lost, drop_inputs=without)
         remedy = Phrase(f"to give {[*lost, *without]} up, take them out first with ", drop, "; or ", remedy)
     if not refused and change.requires_rewrite and not rewriting:
-        refused, remedy = change.text.split("; "), _suggest_rewrite(change, where, len(flow.inputs) > 1)
+        refused, remedy = change.description.split("; "), _suggest_rewrite(change, where, len(flow.inputs) > 1)
     if refused:
         more = f", and {len(refused) - MOST} more" if len(refused) > MOST else ""
         asked = f"evolve {where}" if rewriting else f"open {where} with this plan"
@@ -174,7 +176,7 @@ def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: 
 def adopt_wide_offset_types(old: Mapping[str, Any], flow: Plan, where: str) -> Plan:
     """Give ``flow`` the wide offsets of a state's columns (``large_string``), which are not another type."""
     schemas = dict[str, pa.Schema]()
-    for name, (there, _) in read_inputs(old, where).items():
+    for name, (there, _) in read_input_specs(old, where).items():
         if name in flow.inputs:
             mine = flow.inputs[name].bound.schema
             known = {field.name: field.type for field in there if field.type != to_declared_type(field.type)}
@@ -200,7 +202,7 @@ def add_state_columns(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Co
     ``added``: what inputs got from their sources, by input.  New columns come last.  O(plans).
     """
     schemas = dict[str, pa.Schema]()
-    for name, (there, _) in read_inputs(old, where).items():
+    for name, (there, _) in read_input_specs(old, where).items():
         if name not in flow.inputs:
             continue
         bound = flow.inputs[name].bound
@@ -237,7 +239,8 @@ def warn_of_new_columns(change: PlanChange, flow: Plan) -> Iterator[str]:
 def _has_all_input_rows(flow: Plan, outputs: Sequence[str]) -> bool:
     """Whether a state holds all rows that some outputs are made of.  O(nodes)."""
     return all(
-        each.bound is None or each.bound.is_kept for each in walk_inputs([flow.outputs[name] for name in outputs])
+        each.bound is None or each.bound.has_stored_rows
+        for each in walk_inputs([flow.outputs[name] for name in outputs])
     )
 
 
@@ -348,14 +351,14 @@ def _compare_columns(name: str, old: pa.Schema, input: Input, change: PlanChange
 
 def _compare_outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change: PlanChange) -> Iterator[str]:
     """Yield the forbidden changes of outputs; put the allowed ones into ``change``."""
-    before, now = JsonRecord(old, f"the plan of {where}").record("outputs"), new["outputs"]
-    for name in before.names():
-        was = before.text(name)
+    before, now = JsonRecord(old, f"the plan of {where}").read_record("outputs"), new["outputs"]
+    for name in before.list_field_names():
+        was = before.read_text(name)
         if name not in now:
-            yield f"output {name!r} is not in it, and was {show_node(old, was, where)}"
+            yield f"output {name!r} is not in it, and was {format_node(old, was, where)}"
         elif now[name] != was:
             first, second = find_first_difference(old, was, new, now[name], where)
-            a, b = show_node(new, second, "this plan"), show_node(old, first, where)
+            a, b = format_node(new, second, "this plan"), format_node(old, first, where)
             a, b = (a, b) if a != b else (f"{a} ({second})", f"{b} ({first})")
             made = " made of" * ((first, second) != (was, now[name]))
             yield f"output {name!r} is{made} {a}, and was{made} {b}"
@@ -364,7 +367,7 @@ def _compare_outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str,
 
 def _compare_formulas(before: JsonRecord, new: Mapping[str, Any]) -> Iterator[str]:
     """Yield functions and pyarrow expressions that changed under the same name, as far as their digests tell."""
-    for name in before.names():
-        was, now = before.texts(name), new["formulas"].get(name)
+    for name in before.list_field_names():
+        was, now = before.read_texts(name), new["formulas"].get(name)
         if now is not None and was[:1] == now[:1] and was != now:
             yield f"the formula {shorten(name.partition(' ')[2])} is not the one of that name that it was"

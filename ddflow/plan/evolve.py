@@ -17,11 +17,20 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.declared import to_schema
+from ddflow.columns.declared import to_arrow_schema
 from ddflow.columns.names import did_you_mean, find_nearest_name
 from ddflow.columns.schema import is_text, normalize_type, to_declared_type
 from ddflow.columns.wider import find_widening, keeps_order, list_changed_types
-from ddflow.errors import Command, CorruptState, ExpressionError, InputTypes, Phrase, PlanChanged, SpecError, shorten
+from ddflow.errors import (
+    CommandFix,
+    CorruptState,
+    ExpressionError,
+    InputTypesFix,
+    Phrase,
+    PlanChanged,
+    SpecError,
+    shorten,
+)
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.plan.inputs.input import Binding, Input, bind_input
@@ -43,7 +52,7 @@ def parse_column_types(plan: Plan, given: Any, asked: str) -> dict[str, dict[str
     Columns: a schema, an object with one, or ``{column: type}``, with types of Arrow or as text.  O(columns).  Raises
     `SpecError`, `NotArrow`.
     """
-    if isinstance(given, Mapping) and given and all(map(_has_columns, given.values())):
+    if isinstance(given, Mapping) and given and all(map(_is_schema_like, given.values())):
         if unknown := [name for name in given if name not in plan.inputs]:
             raise SpecError(
                 asked, f"there is no input {unknown[0]!r}", did_you_mean(str(unknown[0]), plan.inputs), input=unknown[0]
@@ -51,20 +60,20 @@ def parse_column_types(plan: Plan, given: Any, asked: str) -> dict[str, dict[str
         return {name: _map_column_types(columns, f"{asked} of {name!r}") for name, columns in given.items()}
     if len(plan.inputs) != 1:
         found = f"the plan has the inputs {list(plan.inputs)}"
-        raise SpecError(asked, found, "say of which: " + InputTypes(next(iter(plan.inputs))))
+        raise SpecError(asked, found, "say of which: " + InputTypesFix(next(iter(plan.inputs))))
     return {next(iter(plan.inputs)): _map_column_types(given, asked)}
 
 
-def _has_columns(given: Any) -> bool:
+def _is_schema_like(given: Any) -> bool:
     return isinstance(given, Mapping | pa.Schema) or hasattr(given, "schema")
 
 
 def _map_column_types(given: Any, asked: str) -> dict[str, pa.DataType]:
-    schema = to_schema(given, asked)
+    schema = to_arrow_schema(given, asked)
     return dict(zip(schema.names, schema.types, strict=True))
 
 
-def evolve_to_types(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
+def evolve_plan_to_types(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
     """Build the plan with the requested column types, and map each old collection to its new one.  O(nodes).
 
     Raises `SpecError` for a type that a column cannot be widened to; `PlanChanged` if the plan does not fit the types.
@@ -76,7 +85,7 @@ def evolve_to_types(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
     except (SpecError, ExpressionError) as error:
         remedy = Phrase(
             *(error.fix, "; as a new output, after which the old one goes (docs/guides/schema-changes.md, A column "),
-            *("that goes), or in a new state, of a log with ", Command("migrate")),
+            *("that goes), or in a new state, of a log with ", CommandFix("migrate")),
         )
         raise PlanChanged(asked, f"{error.asked}: {error.found}", remedy) from None
 
@@ -128,7 +137,7 @@ def widen_schema(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -
                 f"it is {field.type}, which cannot be widened to that",
                 Phrase(
                     *("a column may become wider (docs/semantics.md, Columns that change); for another type make a "),
-                    *("new state of the log with ", Command("migrate")),
+                    *("new state of the log with ", CommandFix("migrate")),
                 ),
                 column=field.name,
             )
@@ -155,13 +164,13 @@ def evolve_plan(
     inputs: dict[Collection, Input] = {each: each for each in plan.inputs.values()}
     for node in plan.nodes:
         if node in inputs and (only is None or inputs[node].name in schemas):
-            made[node] = out._add_input(_bind_input(inputs[node].bound, schemas, times))
+            made[node] = out._add_input(_bind_changed_input(inputs[node].bound, schemas, times))
         elif node in wanted:
             given = [made[each] for each in node.inputs]
             if sides is not None and node in sides:
                 of, names = made[sides[node][0]], list(sides[node][1])
                 given = [of if names == of.schema.names else of.project(names)]
-            made[node] = node.again(given)
+            made[node] = node.rebuild_with_inputs(given)
             made[node].proven = made[node].proven if node.proven is None else node.proven
     for name, node in plan.outputs.items():
         if node in wanted and (only is None or name in only):
@@ -176,7 +185,7 @@ def build_plan_with_time_type(plan: Plan, kind: pa.DataType) -> tuple[Plan, Node
     return evolve_plan(plan, {}, times=kind)
 
 
-def _bind_input(bound: Binding, schemas: Mapping[str, pa.Schema], times: pa.DataType | None) -> Binding:
+def _bind_changed_input(bound: Binding, schemas: Mapping[str, pa.Schema], times: pa.DataType | None) -> Binding:
     schema = schemas.get(bound.name, bound.schema)
     machine = None if bound.merging is None else bound.merging.machine
     kind = bound.time_type if times is None else times
@@ -194,7 +203,7 @@ def find_widening_objections(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str
             yield from _find_input_objections(old.inputs[name].bound, new.inputs[name].bound)
     for narrow, wide in nodes.items():
         if narrow.inputs:
-            yield from (f"{shorten(repr(wide), 80)}: {why}" for why in wide.unlike(narrow))
+            yield from (f"{shorten(repr(wide), 80)}: {why}" for why in wide.find_widening_obstacles(narrow))
 
 
 def _find_input_objections(old: Binding, new: Binding) -> Iterator[str]:
@@ -202,7 +211,7 @@ def _find_input_objections(old: Binding, new: Binding) -> Iterator[str]:
     changed, spec, of = list_changed_types(old.schema, new.schema), new.spec, f"of input {new.name!r}"
     for name in changed:
         was, now = old.schema.field(name).type, new.schema.field(name).type
-        for option in (option for option, names in new.deciding_columns_by_option.items() if name in names):
+        for option in (option for option, names in new.fixed_type_columns_by_option.items() if name in names):
             yield f"column {name!r} {of} is {now}, and was {was}; it decides ({option}), and such columns never change"
     if changed and old.merging is not None and old.merging.machine is not None:
         yield f"the machine {of} reads {changed}, and may do something else"

@@ -28,7 +28,7 @@ from os import PathLike
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from ddflow.columns.hashing import Secret
-from ddflow.connectors.parquet.sink import check_target
+from ddflow.connectors.parquet.sink import check_outputs_path
 from ddflow.errors import Option, SpecError
 from ddflow.metrics import Metrics
 from ddflow.storage.manifest_log import GRACE
@@ -128,7 +128,7 @@ class EngineOptions:
         if self.state is None and (self.outputs is not None or self.commit_every != "call"):
             name = "outputs=" if self.outputs is not None else "commit_every="
             raise SpecError(name, "it has no effect without a state", "give the folder of a state too")
-        check_target(self.outputs)  # before anything is made
+        check_outputs_path(self.outputs)  # before anything is made
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):
             given = getattr(self, name)
             if given == ("auto" if name == "threads" else None):

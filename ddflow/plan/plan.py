@@ -19,12 +19,12 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from ddflow.columns.declared import to_schema
+from ddflow.columns.declared import to_arrow_schema
 from ddflow.columns.names import check_column_names
-from ddflow.columns.schema import updates_schema
+from ddflow.columns.schema import build_updates_schema
 from ddflow.connectors.formats.base import Format
 from ddflow.errors import Option, Phrase, SpecError
-from ddflow.plan.collection import Collection, Nodes
+from ddflow.plan.collection import Collection, PlanNodes
 from ddflow.plan.inputs.bind import bind_upserts
 from ddflow.plan.inputs.differences import ChangeFeed, Differences, bind_differences
 from ddflow.plan.inputs.input import Binding, Input, bind_format, bind_machine
@@ -33,7 +33,7 @@ from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.machines import VALUES
 
 
-class Plan(Nodes):
+class Plan(PlanNodes):
     """A plan under construction.
 
     Attributes
@@ -85,7 +85,7 @@ class Plan(Nodes):
         >>> plan.upserts("people", {"id": int, "city": pa.string(), "at": "timestamp"}, Upsert(key="id"))
         Input(id int64, city string, at timestamp[us])
         """
-        columns = to_schema(schema, f"the schema of {name!r}")
+        columns = to_arrow_schema(schema, f"the schema of {name!r}")
         bound = bind_upserts(name, columns, spec) if format is None else bind_format(name, columns, spec, format)
         return self._add_input(bound)
 
@@ -111,7 +111,7 @@ class Plan(Nodes):
         SpecError
             As `upserts`, and for a field of ``spec`` that a machine does not go by; it is named.
         """
-        input = self._add_input(bind_machine(name, to_schema(schema, f"the schema of {name!r}"), spec, machine))
+        input = self._add_input(bind_machine(name, to_arrow_schema(schema, f"the schema of {name!r}"), spec, machine))
         return input.unnest(VALUES) if machine.several else input
 
     def updates(
@@ -178,7 +178,7 @@ class Plan(Nodes):
         Input(city string)
         """
         spec = Differences(diff, time, keep, late, lateness, null_key, value, key)
-        columns = to_schema(schema, f"the schema of {name!r}")
+        columns = to_arrow_schema(schema, f"the schema of {name!r}")
         bound = bind_differences(name, columns, spec) if format is None else bind_format(name, columns, spec, format)
         return self._add_input(bound)
 
@@ -345,7 +345,7 @@ class Plan(Nodes):
             return self.outputs[name].updates_schema(self.time_type)
         side, input = self.side_outputs().get(name), self.inputs.get(name)
         schema = side[1] if side is not None else None if input is None else input.schema
-        return None if schema is None else updates_schema(schema, self.time_type)
+        return None if schema is None else build_updates_schema(schema, self.time_type)
 
     def frozen(self) -> Plan:
         """Copy the plan, without the collections that are added to this flow later.

@@ -16,13 +16,13 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from ddflow.errors import Command, CorruptState, Phrase
+from ddflow.errors import CommandFix, CorruptState, Phrase
 from ddflow.storage.fields import Hex, HexOrNone, Instant, Moment, Natural, Path, StrictRecord
 from ddflow.storage.protocol import Blob
 
 Kind = Literal["step", "push", "advance_to", "replace", "restate"]
 REMEDY: Final = Phrase(
-    "go back with ", Command("rollback"), ", restore it from a copy, or replay the log into a new state"
+    "go back with ", CommandFix("rollback"), ", restore it from a copy, or replay the log into a new state"
 )
 QUERY: Final = 200
 """Characters that the name of a query may have."""
@@ -71,7 +71,7 @@ class Epoch(StrictRecord, frozen=True):
             for output in call.outputs.values():
                 yield from output.blobs
 
-    def output_bytes(self, output: str) -> int:
+    def count_output_bytes(self, output: str) -> int:
         """Count the bytes that one output gained.  O(calls)."""
         return sum(blob.length for call in self.calls if output in call.outputs for blob in call.outputs[output].blobs)
 

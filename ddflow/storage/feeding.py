@@ -14,7 +14,7 @@ events (epochs 1 to 2), full contents (epoch 3), full contents of the scope "reg
 True
 >>> fed.has_only_events, FeedHistory().add_call(1, EVENTS).has_only_events
 (False, True)
->>> print(fed.forget_runs_with_values())
+>>> print(fed.remove_runs_naming_values())
 4 calls that are not kept one by one (epochs up to 4: 2 of events, 2 of full contents, 0 restated)
 """
 
@@ -137,7 +137,7 @@ class FeedHistory(StrictRecord, frozen=True):
             over, at = over - runs[at].text_length, at + 1
         return self._forget_runs(at, runs)
 
-    def forget_runs_with_values(self) -> FeedHistory:
+    def remove_runs_naming_values(self) -> FeedHistory:
         """Return the record without the words of scopes and orders: drops each run that has such words, and all before
         it."""
         worded = [n for n, run in enumerate(self.runs, 1) if run.way.scope is not None or run.way.order is not None]

@@ -24,13 +24,13 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
-from ddflow.errors import Command, CorruptState, Phrase, shorten
+from ddflow.errors import CommandFix, CorruptState, Phrase, shorten
 from ddflow.time import CLOSED, NEVER
 
 T = TypeVar("T")
 I64: Final = 2**63 - 1
 MEND: Final = Phrase(
-    "it was not written by ddflow, or damaged; restore it from a copy, or go back with ", Command("rollback")
+    "it was not written by ddflow, or damaged; restore it from a copy, or go back with ", CommandFix("rollback")
 )
 
 Natural = Annotated[int, Meta(ge=0, le=I64)]
@@ -73,7 +73,7 @@ def decode_record(decoder: Decoder[T], data: Any, what: str, remedy: str = MEND)
     try:
         return decoder.decode(data)
     except REFUSALS as error:
-        raise record_error(what, error, remedy) from None
+        raise make_record_error(what, error, remedy) from None
 
 
 def convert_record(given: Any, kind: type[T], what: str) -> T:
@@ -81,9 +81,9 @@ def convert_record(given: Any, kind: type[T], what: str) -> T:
     try:
         return msgspec.convert(given, kind)
     except REFUSALS as error:
-        raise record_error(what, error) from None
+        raise make_record_error(what, error) from None
 
 
-def record_error(what: str, error: Exception, remedy: str = MEND) -> CorruptState:
+def make_record_error(what: str, error: Exception, remedy: str = MEND) -> CorruptState:
     """Build the error for data that is no record."""
     return CorruptState(what, f"it is no record of this format: {shorten(str(error))}", remedy)

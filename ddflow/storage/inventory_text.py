@@ -91,7 +91,7 @@ class InventoryText(NamedTuple):
         return [*self.sheets, *find_files(self.data)]
 
     @property
-    def names(self) -> set[str]:
+    def file_names(self) -> set[str]:
         """The names of those.  O(bytes)."""
         return find_file_names(self.data).union(sheet.name for sheet in self.sheets)
 

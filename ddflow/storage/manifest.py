@@ -34,7 +34,7 @@ from msgspec import Meta
 from msgspec.json import Decoder
 
 from ddflow.aside import run_on_new_stack
-from ddflow.errors import Command, CorruptState, Phrase, StateRefused, shorten
+from ddflow.errors import CommandFix, CorruptState, Phrase, StateRefused, shorten
 from ddflow.storage.backlog import BacklogFile, check_epoch_sequence
 from ddflow.storage.epochs import (
     REMEDY,
@@ -78,7 +78,7 @@ __all__ = [
     "Output",
     "PastColumns",
     "load_manifest",
-    "load_newest",
+    "load_newest_manifest",
 ]
 
 FORMAT: Final = 11
@@ -191,7 +191,7 @@ class Manifest(StrictRecord, frozen=True, kw_only=True):
                 f"it has format {format_}, and this ddflow reads format {FORMAT}",
                 Phrase(
                     "it was written by another ddflow: open it with that one, or replay the log into a new state; ",
-                    *(Command("rollback"), " goes back to a version of this format, where one is kept"),
+                    *(CommandFix("rollback"), " goes back to a version of this format, where one is kept"),
                 ),
             )
         try:
@@ -214,7 +214,7 @@ class Manifest(StrictRecord, frozen=True, kw_only=True):
 _DECODER: Final = Decoder(Manifest)
 
 
-def load_newest(store: Store) -> Manifest | None:
+def load_newest_manifest(store: Store) -> Manifest | None:
     """Load the manifest with the greatest number; return None if none was ever published.  O(manifests + bytes).
 
     Raises `CorruptState` if it is damaged, or if it is marked as published and missing; also raises
@@ -222,7 +222,7 @@ def load_newest(store: Store) -> Manifest | None:
     """
     while True:
         # The mark first: it follows its manifest, so that whoever commits meanwhile does not look like a loss.
-        marked, numbers = store.find_last_mark(), store.list_manifests()
+        marked, numbers = store.find_last_published(), store.list_manifests()
         last = numbers[-1] if numbers else -1
         if marked > last:
             raise CorruptState(
@@ -290,15 +290,15 @@ def _decode_body(body: bytes) -> Manifest:
         )
     if max(manifest.secret) >= 1 << 64:
         raise ValueError("its secret is not two words of 64 bits")
-    if _is_too_deep(manifest.plan):
+    if _is_plan_too_deep(manifest.plan):
         raise ValueError(f"its plan is nested deeper than {DEPTH} levels")
     for name, source in manifest.sources.items():
-        if _is_too_deep({"position": source.position}):
+        if _is_plan_too_deep({"position": source.position}):
             raise ValueError(f"the position of its source {name} is nested deeper than {DEPTH} levels")
     return manifest
 
 
-def _is_too_deep(plan: dict[str, Any]) -> bool:
+def _is_plan_too_deep(plan: dict[str, Any]) -> bool:
     level: list[Any] = [plan]
     for _ in range(DEPTH):
         below: list[Any] = []

@@ -15,7 +15,7 @@ not know what partitions hold, but for which files they name.
 >>> part = store.put("json", lambda sink: sink.write(b"{}"))
 >>> manifest_log.commit(manifest_log.manifest, (part,), set(), note="an example").epoch
 0
->>> ManifestLog(store, load_newest(store), set()).number, manifest_log.number
+>>> ManifestLog(store, load_newest_manifest(store), set()).number, manifest_log.number
 (1, 1)
 """
 
@@ -33,11 +33,11 @@ from msgspec.structs import replace
 from ddflow.columns.hashing import Secret
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown
 from ddflow.storage.backlog import Backlog, BacklogFile
-from ddflow.storage.manifest import Epoch, Manifest, load_manifest, load_newest
+from ddflow.storage.manifest import Epoch, Manifest, load_manifest, load_newest_manifest
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
 
-__all__ = ["ManifestLog", "load_newest"]
+__all__ = ["ManifestLog", "load_newest_manifest"]
 
 GRACE: Final = 60.0
 """Seconds for which a manifest, and what it names, outlives its successor."""
@@ -118,7 +118,7 @@ class ManifestLog:
         if store.publish(0, first.encode()):
             store.mark_published(0)
             return cls(store, first, set(), grace)
-        found = load_newest(store)
+        found = load_newest_manifest(store)
         assert found is not None, "a manifest was published and is not there"
         return cls(store, found, set(), grace)
 
@@ -127,7 +127,7 @@ class ManifestLog:
         """The number of the manifest."""
         return self.manifest.number
 
-    def check_newest(self) -> None:
+    def check_still_newest(self) -> None:
         """Raise `Fenced` if another writer has committed since.  O(manifests)."""
         if self.store.is_published(self.number + 1):
             raise self._fenced_error()
@@ -136,10 +136,11 @@ class ManifestLog:
         """Publish a manifest as the next one, with a new number, writer and date.  O(files that changed).
 
         ``names``: of the files that ``inventories`` and the manifest name.  All of them were put before.  Raises
-        `Fenced`, and what `Store.sync_names` and `Store.publish` raise; after `OutcomeUnknown` it may have happened.
+        `Fenced`, and what `Store.fsync_blob_names` and `Store.publish` raise; after `OutcomeUnknown` it may have
+        happened.
         """
         names = names | {blob.name for blob in inventories}
-        self.store.sync_names()
+        self.store.fsync_blob_names()
         new = replace(
             manifest,
             number=self.number + 1,
@@ -148,7 +149,7 @@ class ManifestLog:
             inventories=inventories,
             note=note,
             previous=self.digest,
-            receipts=self.sign_receipts(manifest.receipts),
+            receipts=self.add_digest_to_receipts(manifest.receipts),
         )
         mine = publish_manifest(self.store, new)
         if mine is None:
@@ -159,7 +160,7 @@ class ManifestLog:
             self.store.mark_published(new.number)
         return new
 
-    def sign_receipts(self, receipts: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
+    def add_digest_to_receipts(self, receipts: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
         """Add digest and date of the current manifest to the receipt of its epoch."""
         signed, epoch = {"digest": self.digest, "written": self.manifest.written}, self.manifest.epoch
         every = [replace(each, **signed) if each.epoch == epoch and not each.digest else each for each in receipts]
@@ -181,7 +182,7 @@ class ManifestLog:
                 )
         self._past = [*past, *self._past]
 
-    def sweep(self, apart: float = math.inf) -> None:
+    def sweep_old_manifests(self, apart: float = math.inf) -> None:
         """Delete manifests whose time is over, and then the files that only they named.  O(files deleted), amortised.
 
         ``apart``: a thread deletes more files than that; `settle` waits for it.  Never fails: what stays is

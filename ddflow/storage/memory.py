@@ -6,7 +6,7 @@ it, what a failed `put` wrote is gone, and every opener has a nonce of its own. 
 it is not for several threads.
 
 >>> one = MemoryStore()
->>> other = one.writer()
+>>> other = one.reopen()
 >>> one.publish(0, b"by one"), other.publish(0, b"by the other"), other.read_manifest(0)
 (True, False, b'by one')
 >>> one.map(other.put("arrow", lambda sink: sink.write(b"four"))).to_pybytes()
@@ -52,7 +52,7 @@ class MemoryStore(Store):
         super().__init__("memory")
         self.shared = shared or SharedStoreData()
 
-    def writer(self) -> MemoryStore:
+    def reopen(self) -> MemoryStore:
         """Open the same state once more.  O(1)."""
         return MemoryStore(self.shared)
 
@@ -66,7 +66,7 @@ class MemoryStore(Store):
         self.shared.blobs[name] = whole.getvalue(), time.time()
         return Blob(name, sink.size, sink.state.digest())
 
-    def sync_names(self) -> None:
+    def fsync_blob_names(self) -> None:
         """Do nothing: nothing is durable in memory."""
         self._check_writable()
 
@@ -119,7 +119,7 @@ class MemoryStore(Store):
         self._check_writable()
         self.shared.marked = max(self.shared.marked, number)
 
-    def find_last_mark(self) -> int:
+    def find_last_published(self) -> int:
         """Return the greatest number marked, or -1.  O(1)."""
         return self.shared.marked
 

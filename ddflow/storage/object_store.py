@@ -51,7 +51,7 @@ _process = 0  # The one that obstore's threads are in.
 _CONFLICT = "status code: 409"  # Two at once, of which neither was judged yet.
 
 
-class ObjectFacts(NamedTuple):
+class ObjectMetadata(NamedTuple):
     """An object as a listing or a look gives it.  ``written``: seconds since 1970, by the server's clock."""
 
     key: str
@@ -73,7 +73,7 @@ class Bucket:
                 "it is not of the form s3://bucket/prefix",
                 "give such a URL, or a folder; keys belong into the environment (AWS_ACCESS_KEY_ID, ...)",
             )
-        self._check_process()
+        self._refuse_forked_process()
         errors = self._api.exceptions
         self._exists = errors.AlreadyExistsError
         self._refusals = (
@@ -107,7 +107,7 @@ class Bucket:
         No other writer may put the same ``data``.  Tried again while there is nothing, as often as any request.  Raises
         `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have, or may yet.
         """
-        self._check_process()
+        self._refuse_forked_process()
         doubt, began = "", time.monotonic()
         for wait in self._waits:
             time.sleep(wait)
@@ -134,7 +134,7 @@ class Bucket:
 
     def prove_conditional_put(self, key: str) -> None:
         """Raise `StateRefused` unless the second of two conditional puts is refused; the first may be long ago."""
-        self._check_process()
+        self._refuse_forked_process()
         done, why = 0, ""
         for wait in (each for each in self._waits for _ in range(2)):
             time.sleep(wait)
@@ -160,14 +160,14 @@ class Bucket:
 
     def put_object(self, key: str, data: bytes) -> None:
         """Put an object, and replace any object of its key."""
-        self._request(f"put {key}", self._api.put, self._many, key, data)
+        self._send_request(f"put {key}", self._api.put, self._many, key, data)
 
     def upload(self, key: str, path: str, length: int) -> None:
         """Put a file as an object whose key no other writer uses.  O(bytes), at most `AT_ONCE` pieces in memory.
 
         A put in pieces takes effect at once or not at all; an object of the full length is therefore whole.
         """
-        self._check_process()
+        self._refuse_forked_process()
         chunk = max(PIECE, length // _MOST_PARTS + 1)
         try:
             self._api.put(self._many, key, Path(path), chunk_size=chunk, max_concurrency=AT_ONCE)
@@ -181,25 +181,25 @@ class Bucket:
 
     def open_object(self, key: str) -> tuple[int, Iterator[bytes]]:
         """Open an object: return its length and an iterator of its pieces.  Both raise `FileNotFoundError`."""
-        result = self._request(f"read {key}", self._api.get, self._many, key)
+        result = self._send_request(f"read {key}", self._api.get, self._many, key)
         length: int = result.meta["size"]
-        return length, self._read_pieces(key, result, length)
+        return length, self._read_object_chunks(key, result, length)
 
     def read_range(self, key: str, begin: int, end: int) -> bytes:
         """Read the bytes of an object from ``begin`` to before ``end``.  Raises `FileNotFoundError`."""
-        return bytes(self._request(f"read {key}", self._api.get_range, self._many, key, start=begin, end=end))
+        return bytes(self._send_request(f"read {key}", self._api.get_range, self._many, key, start=begin, end=end))
 
-    def head(self, key: str) -> ObjectFacts:
+    def head(self, key: str) -> ObjectMetadata:
         """Look at an object, without its bytes.  Raises `FileNotFoundError`."""
-        found = self._request(f"look at {key}", self._api.head, self._many, key)
-        return ObjectFacts(key, found["size"], found["last_modified"].timestamp())
+        found = self._send_request(f"look at {key}", self._api.head, self._many, key)
+        return ObjectMetadata(key, found["size"], found["last_modified"].timestamp())
 
-    def find_lengths(self, keys: list[str]) -> dict[str, int]:
+    def find_object_lengths(self, keys: list[str]) -> dict[str, int]:
         """Return the lengths of the objects that exist.  A request for each, `LOOKS` at a time."""
 
         def length(key: str) -> tuple[str, int | None]:
             with suppress(FileNotFoundError):
-                return key, int(self._request(f"look at {key}", self._api.head, self._many, key)["size"])
+                return key, int(self._send_request(f"look at {key}", self._api.head, self._many, key)["size"])
             return key, None
 
         with ThreadPoolExecutor(LOOKS) as pool:
@@ -208,28 +208,30 @@ class Bucket:
     def delete(self, key: str) -> None:
         """Delete an object; one that is not there is as good as deleted."""
         with suppress(FileNotFoundError):
-            self._request(f"delete {key}", self._api.delete, self._many, key)
+            self._send_request(f"delete {key}", self._api.delete, self._many, key)
 
-    def delete_all(self, keys: list[str]) -> None:
+    def delete_many(self, keys: list[str]) -> None:
         """Delete objects.  A request for each, `LOOKS` at a time."""
         with ThreadPoolExecutor(LOOKS) as pool:
             list(pool.map(self.delete, keys))
 
-    def list_objects(self, folder: str | None = None, all: bool = True) -> list[ObjectFacts]:
+    def list_objects(self, folder: str | None = None, all: bool = True) -> list[ObjectMetadata]:
         """List the objects of a folder; ``all=False``: the first 1,000.  A request for each 1,000.
 
         Raises `FileNotFoundError` if the bucket does not exist.
         """
 
-        def chunks() -> list[ObjectFacts]:
+        def chunks() -> list[ObjectMetadata]:
             found = []
             for chunk in self._api.list(self._many, folder, chunk_size=1000):
-                found += [ObjectFacts(each["path"], each["size"], each["last_modified"].timestamp()) for each in chunk]
+                found += [
+                    ObjectMetadata(each["path"], each["size"], each["last_modified"].timestamp()) for each in chunk
+                ]
                 if not all:
                     break
             return found
 
-        found: list[ObjectFacts] = self._request(f"list {folder or 'everything'}", chunks)
+        found: list[ObjectMetadata] = self._send_request(f"list {folder or 'everything'}", chunks)
         return found
 
     def build_refusal(self, found: str, remedy: str) -> StateRefused:
@@ -245,10 +247,10 @@ class Bucket:
             f"{what} of {self.url}", found, "see to the network, the bucket and its keys, and open the state again"
         )
 
-    def _read_pieces(self, key: str, result: Any, length: int) -> Iterator[bytes]:
+    def _read_object_chunks(self, key: str, result: Any, length: int) -> Iterator[bytes]:
         """Yield the bytes of an object whose first answer is ``result``; requests a large one again, in ranges."""
         if length <= PIECE:
-            yield self._request(f"read {key}", result.bytes)
+            yield self._send_request(f"read {key}", result.bytes)
             return
 
         def piece(begin: int) -> bytes:
@@ -258,7 +260,7 @@ class Bucket:
             for begin in range(0, length, AT_ONCE * PIECE):
                 yield from pool.map(piece, range(begin, min(begin + AT_ONCE * PIECE, length), PIECE))
 
-    def _check_process(self) -> None:
+    def _refuse_forked_process(self) -> None:
         global _process
         _process = _process or os.getpid()
         if _process != os.getpid():
@@ -275,9 +277,9 @@ class Bucket:
             return bool(result.meta["size"] == len(data) and bytes(result.bytes()) == data)
         return None
 
-    def _request(self, what: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def _send_request(self, what: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call a function of obstore, and raise its failures as errors of ddflow, except `FileNotFoundError`."""
-        self._check_process()
+        self._refuse_forked_process()
         try:
             return call(*given, **named)
         except FileNotFoundError:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import xxhash
 from msgspec import Meta
 
-from ddflow.errors import Command, CorruptState, EngineClosed, Phrase, StateRefused, StorageFailed
+from ddflow.errors import CommandFix, CorruptState, EngineClosed, Phrase, StateRefused, StorageFailed
 from ddflow.storage.fields import FILE, FileName, Natural
 
 NAME: Final = re.compile(FILE)
@@ -35,7 +35,7 @@ MANIFEST: Final = 1 << 28
 """Bytes that a manifest may have at most."""
 
 RESTORE: Final = Phrase(
-    "restore it from a copy, go back with ", Command("rollback"), ", or replay the log into a new state"
+    "restore it from a copy, go back with ", CommandFix("rollback"), ", or replay the log into a new state"
 )
 """The fix for a damaged file of a state."""
 
@@ -115,7 +115,7 @@ class BlobStore(ABC):
 class Store(BlobStore):
     """Blobs that last, and the manifests that name them.  One thread at a time.
 
-    The bytes of a blob are durable when `put` returns, its name is after `sync_names`.  ``readonly``: it changes
+    The bytes of a blob are durable when `put` returns, its name is after `fsync_blob_names`.  ``readonly``: it changes
     nothing.
     """
 
@@ -123,7 +123,7 @@ class Store(BlobStore):
     _closed, _broken = False, ""
 
     @abstractmethod
-    def sync_names(self) -> None:
+    def fsync_blob_names(self) -> None:
         """Make the names of all blobs durable that were put before."""
 
     def pin_blobs(self, names: Iterable[str]) -> None:
@@ -178,7 +178,7 @@ class Store(BlobStore):
         """
 
     @abstractmethod
-    def find_last_mark(self) -> int:
+    def find_last_published(self) -> int:
         """Return the greatest number marked, -1 for none."""
 
     @abstractmethod

@@ -104,17 +104,17 @@ class BlobCache:
                 if sink.size > blob.length:
                     break
 
-        path, _ = self.write_part(what, fetch)
-        with undo_on_failure(self.drop_part, path):
+        path, _ = self.write_temporary_file(what, fetch)
+        with undo_on_failure(self.delete_temporary_file, path):
             with self.site.translate_disk_errors(what):
                 whole = verify_bytes(self.site.disk.map(path), blob, where)
-            self.commit_part(path, blob)
+            self.commit_temporary_file(path, blob)
         return whole
 
-    def write_part(self, what: str, write: Write) -> tuple[str, FileWriter]:
+    def write_temporary_file(self, what: str, write: Write) -> tuple[str, FileWriter]:
         """Write a new file that only this user may read; return its path and its writer.
 
-        Call `commit_part` or `drop_part` on the path.
+        Call `commit_temporary_file` or `delete_temporary_file` on the path.
 
         O(bytes).  Raises as `ManagedFolder.write_file` does, for ``what``; nothing is left then.
         """
@@ -122,19 +122,19 @@ class BlobCache:
         path = os.path.join(self.path, f"{os.urandom(8).hex()}.part")
         return path, self.site.write_file(path, what, write)
 
-    def commit_part(self, path: str, blob: Blob) -> None:
+    def commit_temporary_file(self, path: str, blob: Blob) -> None:
         """Give a file of write_part its name; it holds this blob.  Never fails: what cannot be kept is dropped."""
         if blob.length > self.size:
-            return self.drop_part(path)
+            return self.delete_temporary_file(path)
         try:
             os.rename(path, os.path.join(self.path, blob.digest.hex()))
         except OSError:
-            return self.drop_part(path)
+            return self.delete_temporary_file(path)
         self._held, self._added = self._held + blob.length, self._added + blob.length
         if self._held > self.size or self._added > self.size // 16:
             self._evict()
 
-    def drop_part(self, path: str) -> None:
+    def delete_temporary_file(self, path: str) -> None:
         """Unlink a file of write_part; twice is harmless."""
         self.site.try_unlink(path)
 
@@ -170,12 +170,12 @@ class BlobCache:
                     if _WHOLE.fullmatch(entry.name):
                         files.append((state.st_mtime_ns, state.st_size, entry.path))
                     elif _PART.fullmatch(entry.name) and time.time() - state.st_mtime > _ABANDONED:
-                        self.drop_part(entry.path)
+                        self.delete_temporary_file(entry.path)
         self._held, self._added = sum(size for _, size, _ in files), 0
         for _, size, path in sorted(files):
             if self._held <= self.size:
                 break
-            self.drop_part(path)
+            self.delete_temporary_file(path)
             self._held -= size
 
 
@@ -225,15 +225,15 @@ class S3Store(Store):
         """Write a blob to the cache's disk, then upload it, as `Store.put`.  O(bytes); memory for a few pieces."""
         name = self._make_blob_name(ending)
         what = f"write the file {name} of {self.where}"
-        path, sink = self.cache.write_part(what, write)
-        with undo_on_failure(self.cache.drop_part, path):
+        path, sink = self.cache.write_temporary_file(what, write)
+        with undo_on_failure(self.cache.delete_temporary_file, path):
             blob = Blob(name, sink.size, sink.state.digest())
             with self.cache.site.translate_disk_errors(what):
                 self._bucket.upload(f"blobs/{name}", path, blob.length)
-        self.cache.commit_part(path, blob)
+        self.cache.commit_temporary_file(path, blob)
         return blob
 
-    def sync_names(self) -> None:
+    def fsync_blob_names(self) -> None:
         """Do nothing: a name is as durable as its bytes."""
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
@@ -244,7 +244,7 @@ class S3Store(Store):
 
     def fetch(self, blob: Blob) -> pa.Buffer:
         """Fetch a blob from the bucket even if the cache has it, for checks of the bucket."""
-        return self.cache.add_blob(blob, self._read_pieces(blob), self.where)
+        return self.cache.add_blob(blob, self._read_blob_chunks(blob), self.where)
 
     def list_blobs(self) -> list[BlobEntry]:
         """List all blobs, as `Store.list_blobs`; O(blobs), a request for each 1,000.
@@ -265,7 +265,7 @@ class S3Store(Store):
         """Return lengths (`Store.find_blob_sizes`): a request for each name, many at once, or for each 1,000 blobs."""
         if len(names) > MANY:
             return super().find_blob_sizes(names)
-        found = self._bucket.find_lengths([_blob_key(name) for name in names])
+        found = self._bucket.find_object_lengths([_blob_key(name) for name in names])
         return {name: found[_blob_key(name)] for name in names if _blob_key(name) in found}
 
     def delete(self, name: str) -> None:
@@ -276,7 +276,7 @@ class S3Store(Store):
     def delete_many(self, names: Iterable[str]) -> None:
         """Delete blobs, as `Store.delete_many`; a request for each, many at a time."""
         self._check_writable()
-        self._bucket.delete_all([_blob_key(name) for name in names])
+        self._bucket.delete_many([_blob_key(name) for name in names])
 
     def list_manifests(self) -> list[int]:
         """List numbers as `Store.list_manifests` does; O(manifests), a request for each 1,000."""
@@ -329,8 +329,8 @@ class S3Store(Store):
                 self._marks.discard(smaller)
         self._marks.add(number)
 
-    def find_last_mark(self) -> int:
-        """Return the greatest number marked, as `Store.find_last_mark` does; O(marks)."""
+    def find_last_published(self) -> int:
+        """Return the greatest number marked, as `Store.find_last_published` does; O(marks)."""
         self._marks = set(self._list_numbers("marks"))
         return max(self._marks, default=-1)
 
@@ -346,7 +346,7 @@ class S3Store(Store):
     def _check_prefix(self, create: bool) -> None:
         """Raise `StateRefused` unless the prefix has a state, or, to create one, is empty."""
         try:
-            if self.list_manifests() or self.find_last_mark() >= 0:
+            if self.list_manifests() or self.find_last_published() >= 0:
                 return
             first = self._bucket.list_objects(all=False)
         except FileNotFoundError as error:
@@ -361,7 +361,7 @@ class S3Store(Store):
                     f"it has no state and is not empty ({each.key!r})", "give a new prefix"
                 )
 
-    def _read_pieces(self, blob: Blob) -> Iterator[bytes]:
+    def _read_blob_chunks(self, blob: Blob) -> Iterator[bytes]:
         """Yield the pieces of a blob whose length is right, each requested when it is needed."""
         try:
             length, pieces = self._bucket.open_object(_blob_key(blob.name))

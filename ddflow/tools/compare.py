@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.casts import cast_exactly, suggest_type
-from ddflow.columns.declared import to_schema
+from ddflow.columns.declared import to_arrow_schema
 from ddflow.columns.hashing import Ints, Secret, compute_identities, compute_value_hashes
 from ddflow.columns.names import DIFF, RESERVED, did_you_mean, parse_column_names
 from ddflow.columns.schema import cast_losslessly, decode_array, is_text, normalize_type, to_array
@@ -32,12 +32,12 @@ from ddflow.connectors.error_location import is_path
 from ddflow.connectors.files import AS_USUAL as FILES_AS_USUAL, FileOptions, open_files
 from ddflow.connectors.files.file_path import FilePath, build_dialect
 from ddflow.connectors.files.kinds import CSV, TSV, Dialect, is_text_kind
-from ddflow.connectors.files.places import STDIN, FilePlace, list_places
-from ddflow.connectors.files.spelling import MisspelledValue, parse_texts
-from ddflow.connectors.to_arrow import read_files, to_table
+from ddflow.connectors.files.places import STDIN, FileLocation, list_file_locations
+from ddflow.connectors.files.spelling import UnparsableValue, parse_texts_strictly
+from ddflow.connectors.to_arrow import build_files_reader, to_table
 from ddflow.engine.engine import Flow
 from ddflow.errors import DdflowError, DuplicateKeys, NullKey, Option, Phrase, SchemaMismatch, SpecError
-from ddflow.errors.base import replace_texts, set_error_row_names
+from ddflow.errors.base import replace_error_texts, set_error_row_names
 from ddflow.metrics import Look
 from ddflow.plan.inputs.spec import Upsert
 
@@ -48,7 +48,7 @@ class ComparisonSide(NamedTuple):
     >>> from ddflow.connectors.files.source import AS_USUAL
     >>> schema = pa.schema({"n": pa.string()})
     >>> sides = [ComparisonSide(None, AS_USUAL, pa.table({"n": each})) for each in ([1.5], ["7", "7,50"])]
-    >>> make_text_notes(schema, sides)[0].partition(", so ")[0]
+    >>> make_text_column_notes(schema, sides)[0].partition(", so ")[0]
     "compare: 'n' is double before and string after (because of '7,50')"
     """
 
@@ -60,7 +60,7 @@ class ComparisonSide(NamedTuple):
     def file(self) -> tuple[str, int] | None:
         """The only file, with its number for its first row; None if rows come otherwise. O(files)."""
         places = (
-            list_places([os.fspath(self.given)], self.dialect.kind)
+            list_file_locations([os.fspath(self.given)], self.dialect.kind)
             if is_path(self.given) and self.given != STDIN
             else []
         )
@@ -76,13 +76,15 @@ class ComparisonSide(NamedTuple):
         if (file := self.file) is None:
             return error
         set_error_row_names(error, lambda row: f"row {row + file[1]:,}", file[0])
-        return replace_texts(error, asked=error.asked + f", {file[0]}")
+        return replace_error_texts(error, asked=error.asked + f", {file[0]}")
 
-    def find_misspelled(self, name: str, kind: pa.DataType) -> str:
+    def describe_invalid_text(self, name: str, kind: pa.DataType) -> str:
         """Name the first text of a column that is no value of a type, and its place; "" if there is none. O(rows)."""
         try:
-            parse_texts(to_array(self.rows.column(name)).cast(pa.string()), kind, forms=self.dialect.value_forms)
-        except MisspelledValue as error:
+            parse_texts_strictly(
+                to_array(self.rows.column(name)).cast(pa.string()), kind, forms=self.dialect.value_formats
+            )
+        except UnparsableValue as error:
             file, text = self.file, self.rows.column(name)[error.row].as_py()
             place = "" if file is None else f" in {file[0]}, row {error.row + file[1]:,}"
             return f" (because of {text!r:.100}{place})"
@@ -91,7 +93,7 @@ class ComparisonSide(NamedTuple):
         return ""
 
 
-def make_text_notes(schema: pa.Schema, sides: Sequence[ComparisonSide]) -> tuple[str, ...]:
+def make_text_column_notes(schema: pa.Schema, sides: Sequence[ComparisonSide]) -> tuple[str, ...]:
     """Make a note for each column that is text on only one side. ``schema``: of the comparison."""
     notes = list[str]()
     for field in schema:
@@ -99,7 +101,7 @@ def make_text_notes(schema: pa.Schema, sides: Sequence[ComparisonSide]) -> tuple
             continue
         was, now = (side.rows.column(field.name).type for side in sides)
         if is_text(was) != is_text(now) and not {pa.null()} & {was, now}:
-            odd = sides[is_text(now)].find_misspelled(field.name, was if is_text(now) else now)
+            odd = sides[is_text(now)].describe_invalid_text(field.name, was if is_text(now) else now)
             before, after = (odd, "") if is_text(was) else ("", odd)
             types = f"{was} before{before} and {now} after{after}"
             notes.append(f"compare: {field.name!r} is {types}, so its values are compared as text")
@@ -119,7 +121,7 @@ class Comparison(NamedTuple):
     """The result of a comparison.
 
     ``table``: the differences that `compare` returns. ``notes``: a line for each column that one side lacks. ``rows``:
-    of both. ``doubts``: as of `FilesSource`, of the files of both.
+    of both. ``doubts``: as of `MultiFileReader`, of the files of both.
     """
 
     table: pa.Table
@@ -193,7 +195,7 @@ def compare(
     >>> compare({"id": [1]}, {"id": [1, 2]}, key="id").to_pylist()
     [{'id': 2, '_change': 'added', '_changed': None}]
     """
-    schema = pa.schema([]) if types is None else to_schema(types, "types of compare")
+    schema = pa.schema([]) if types is None else to_arrow_schema(types, "types of compare")
     done = compare_tables(
         before, after, key, ignore, dict(zip(schema.names, schema.types, strict=True)), null_key=null_key
     )
@@ -235,7 +237,7 @@ def compare_tables(
     notes = tuple(
         f"compare: {name!r} is only in the rows {SIDES[1 - i]}, so it is null {SIDES[i]}" for name, i in lacking
     )
-    notes += make_text_notes(schema, sides)
+    notes += make_text_column_notes(schema, sides)
     return Comparison(
         _compare_rows(both, schema, Upsert(key=keys, null_key=null_key), sides),
         notes,
@@ -254,10 +256,10 @@ def _read_rows(
 ) -> pa.Table:
     """Read rows in normal types. ``doubts``: collects the doubts about files, once each."""
     if isinstance(given, str | os.PathLike):
-        files = open_files([os.fspath(given)], types=types, how=_file_options(given, how))
+        files = open_files([os.fspath(given)], types=types, how=_build_file_options(given, how))
         if doubts is not None:
             doubts |= dict.fromkeys(files.doubts)
-        rows = read_files(files)
+        rows = build_files_reader(files)
         given = pa.RecordBatchReader.from_batches(rows.schema, _report_rows_read(rows, look))
     table = to_table(given, what, pa.schema(types))
     names = table.column_names
@@ -272,14 +274,14 @@ def _read_rows(
     return pa.table(columns)
 
 
-def _file_options(given: Any, how: FileOptions) -> FileOptions:
+def _build_file_options(given: Any, how: FileOptions) -> FileOptions:
     """Return the options to read a file: the common ones, except those that its path implies."""
     return replace(how, dialect=build_dialect(given)) if isinstance(given, FilePath) else how
 
 
-def _list_files(given: Any, how: FileOptions) -> list[FilePlace]:
+def _list_files(given: Any, how: FileOptions) -> list[FileLocation]:
     """List the files of a path. Raises `UnreadableInput`."""
-    return list_places([os.fspath(given)], _file_options(given, how).dialect.kind)
+    return list_file_locations([os.fspath(given)], _build_file_options(given, how).dialect.kind)
 
 
 def _report_rows_read(batches: Iterable[pa.RecordBatch], look: Look) -> Iterator[pa.RecordBatch]:
@@ -367,9 +369,9 @@ def _replace_null_type(kind: pa.DataType) -> pa.DataType:
 
 def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequence[ComparisonSide]) -> pa.Table:
     flow, keys = Flow(), tuple(spec.key)
-    own = [_unreserved_name(name, schema.names) for name in schema.names]  # an input has no columns of updates
+    own = [_avoid_reserved_name(name, schema.names) for name in schema.names]  # an input has no columns of updates
     inner = pa.schema([field.with_name(name) for field, name in zip(schema, own, strict=True)])
-    spec = replace(spec, key=[_unreserved_name(name, schema.names) for name in keys])
+    spec = replace(spec, key=[_avoid_reserved_name(name, schema.names) for name in keys])
     flow.output(_ROWS, flow.upserts(_ROWS, inner, spec))
 
     def restore_names(text: Phrase) -> Phrase:
@@ -389,7 +391,7 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
             except (DuplicateKeys, NullKey) as error:
                 more = "a row needs a key of its own: name more columns in the key, or mend the rows"
                 remedy = restore_names(error.fix) if isinstance(error, NullKey) else more
-                replace_texts(error, f"compare: the rows {side}", restore_names(error.found), remedy)
+                replace_error_texts(error, f"compare: the rows {side}", restore_names(error.found), remedy)
                 raise of.add_file_location(error) from None
         secret = engine.dataflow.secret
     sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(own) for diff in (-1, 1)]
@@ -408,7 +410,7 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
     return _sort_rows(pa.table(columns), keys)
 
 
-def _unreserved_name(name: str, names: Sequence[str]) -> str:
+def _avoid_reserved_name(name: str, names: Sequence[str]) -> str:
     """Rename a column for the comparison: a reserved name gets blanks, until no other column has its name."""
     own = name if name not in RESERVED else f"{name} "
     while own != name and own in names:

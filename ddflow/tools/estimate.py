@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.declared import to_schema
-from ddflow.columns.hashing import RowHasher, Secret, has_wide_identities
+from ddflow.columns.declared import to_arrow_schema
+from ddflow.columns.hashing import RowHasher, Secret, has_two_word_identities
 from ddflow.columns.layout import fixed_width, offset_width
 from ddflow.columns.schema import conform_to_schema, empty_table, to_batch
 from ddflow.columns.sorting import sort_by_identity
@@ -156,7 +156,7 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
         )
     times = 1.0 if keys is None else keys / seen.keys
     rows, entries, live = (round(n * times) for n in (seen.rows, seen.keys, seen.live))
-    order, wide = build_order(seen.bound), has_wide_identities(seen.bound.key_schema)
+    order, wide = build_order(seen.bound), has_two_word_identities(seen.bound.key_schema)
     dead = entries - live if order.keeps else 0
     slot = WORD * (3 + wide + order.words)
     version = WORD * (1 + wide + order.words) + 1 + seen.payload
@@ -230,16 +230,16 @@ def _count_bytes(column: pa.Array) -> float:
 def _split_rows(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
     """Split the rows into pieces, at least one, and return them with the schema that their input would have."""
     if isinstance(given, pa.RecordBatchReader):
-        schema = to_schema(given.schema)
+        schema = to_arrow_schema(given.schema)
         return chain([empty_table(schema)], (pa.Table.from_batches([batch]) for batch in given)), schema
     table = to_table(given, "an estimate", pa.schema([]))
     starts = range(0, max(table.num_rows, 1), PIECE)
-    return (table.slice(start, PIECE) for start in starts), to_schema(table.schema)
+    return (table.slice(start, PIECE) for start in starts), to_arrow_schema(table.schema)
 
 
 def _convert_events(table: pa.Table, bound: BoundUpserts) -> pa.RecordBatch:
     """Convert a piece to the input's types, without the rows that have no key."""
-    events = to_batch(conform_to_schema(table, bound.schema, "an estimate", bound.needed_columns))
+    events = to_batch(conform_to_schema(table, bound.schema, "an estimate", bound.required_columns))
     if bound.spec.null_key == "keep":
         return events
     keyless = bound.mark_events_without_key(events)

@@ -48,13 +48,14 @@ def open_contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tu
         as_of = snapshot.closed(f"export {name!r} as of {format_time_argument(as_of, snapshot.flow.time_type)}", as_of)
     if node.unique:
         return node.schema, (
-            piece.rows.select(node.schema.names) for piece in read_ranges(snapshot.dataflow.graph, node, as_of)
+            piece.rows.select(node.schema.names)
+            for piece in read_collection_ranges(snapshot.dataflow.graph, node, as_of)
         )
     schema = pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)])
     return schema, iter([snapshot.dataflow.graph.read_collection(node, as_of)])
 
 
-def read_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
+def read_collection_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
     """Yield the rows of a collection in pieces; equal rows may be in several. O(rows)."""
     # What is to be read, and what its pieces pass then, as which input.
     walk: list[tuple[Collection, Any]] = [(node, None)]
@@ -64,7 +65,7 @@ def read_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Ite
         if opened.arrangements:
             pieces = opened.iterate_rows(as_of)
         elif any(by is not None for by in each.exchange()):
-            pieces = [consolidate(graph.accumulate(each, as_of), graph.secret)]
+            pieces = [consolidate(graph.accumulate_rows(each, as_of), graph.secret)]
         else:
             walk += ((of, (each, n, after)) for n, of in reversed(list(enumerate(each.inputs))))
             continue

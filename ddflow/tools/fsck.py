@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, cast
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
-from ddflow.connectors.parquet.sink import Fragment, open_outputs
+from ddflow.connectors.parquet.sink import Fragment, open_output_folder
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories, StoredInventory
-from ddflow.errors import Command, DdflowError, Phrase, SpecError
+from ddflow.errors import CommandFix, DdflowError, Phrase, SpecError
 from ddflow.metrics import Look
 from ddflow.operators.inputs import open_input
 from ddflow.partitions.stages import compute_placements, find_partition_columns
@@ -135,7 +135,7 @@ class FsckReport:
             lines.append("  garbage: not known, as not all manifests and inventories can be read")
         elif self.garbage:
             files = f"{self.garbage:,} files of {format_size(self.garbage_bytes or 0)}"
-            lines.append(Phrase(f"  garbage: {files} that no manifest names; ", Command("gc"), " removes them"))
+            lines.append(Phrase(f"  garbage: {files} that no manifest names; ", CommandFix("gc"), " removes them"))
         lines += [f"  ignored, since it is not ours: {each}" for each in self.ignored]
         return Phrase.join_texts("\n", lines)
 
@@ -242,7 +242,7 @@ class _StateCheck:
     def run(self) -> FsckReport:
         """Check the state and return the report."""
         entries = self.store.list_blobs()
-        marked, numbers = self.store.find_last_mark(), self.store.list_manifests()
+        marked, numbers = self.store.find_last_published(), self.store.list_manifests()
         if marked > max(numbers, default=-1):
             self.report.add_problem(manifest_file_name(marked), "it was committed and is missing")
         elif not numbers:
@@ -420,7 +420,7 @@ class _StateCheck:
         """Check that the folder of outputs belongs to this state."""
         if manifest.folder is None:
             return
-        sink = open_outputs(manifest.folder, self.store)
+        sink = open_output_folder(manifest.folder, self.store)
         file = sink.record_path
         with self._report_errors(file, manifest.number):
             owner = sink.read_owner()
@@ -434,7 +434,7 @@ class _StateCheck:
     def _output_path(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> str:
         if is_state_file(blob):
             return f"blobs/{blob.name}"
-        return open_outputs(str(manifest.folder), self.store).build_fragment_path(epoch, Fragment(name, blob))
+        return open_output_folder(str(manifest.folder), self.store).build_fragment_path(epoch, Fragment(name, blob))
 
     def _count_output_rows(
         self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Plan | None
@@ -458,7 +458,7 @@ class _StateCheck:
 
     def _count_fragment_rows(self, manifest: Manifest, epoch: int, fragment: Fragment) -> int | None:
         """Check that a fragment in a sink is present and complete, and return its number of rows."""
-        sink, number, blob = open_outputs(str(manifest.folder), self.store), manifest.number, fragment.blob
+        sink, number, blob = open_output_folder(str(manifest.folder), self.store), manifest.number, fragment.blob
         path = sink.build_fragment_path(epoch, fragment)
         if (path, blob) in self.files:
             return None

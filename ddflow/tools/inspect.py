@@ -19,13 +19,13 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from ddflow.connectors.parquet.folder import folder_name
-from ddflow.dataflow.inflow import add_counts
+from ddflow.connectors.parquet.folder import build_folder_name
+from ddflow.dataflow.inflow import add_to_counts
 from ddflow.dataflow.result import NAMES
 from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.snapshot import find_version
 from ddflow.errors import DdflowError
-from ddflow.plan.text.codec import list_columns, read_inputs, read_time_type, show_node
+from ddflow.plan.text.codec import format_node, list_columns, read_input_specs, read_time_type
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.epochs import AttachedSource
@@ -50,16 +50,16 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
     -------
     dict
         Plain values that ``json.dumps`` takes: ``state``, ``id``, ``manifest`` (its number), ``epoch``, ``written``
-        (ISO), ``note``, ``writer``, ``frontier``, ``last``, ``since``, numbers in the unit of ``time_type``;
-        ``inputs`` and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, and what an input's
-        plan and pending events are, and how it was ``fed``: the last runs of calls alike, and how many of each kind
-        there were before them; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is whose in
-        it; ``receipts``: of the last epochs, with the ``origin`` of rows, their files; ``versions``: the manifests that
-        are kept; ``files``, ``bytes``; ``partitions``, ``stages``: how many, and ``sources``, ``sinks``: what is
-        attached, with positions, by input the columns of a source that are ``left_out`` and those that runs have
-        ``added``, until when what was written was taken (``reached``, unix milliseconds), the last epochs acknowledged,
-        and what waits for each sink, in epochs and bytes; ``parts``: of each stage and partition the keys, pending
-        events, files and bytes; ``fed``: by which query in batches, and the last of them.
+        (ISO), ``note``, ``writer``, ``frontier``, ``last``, ``since``, numbers in the unit of ``time_type``; ``inputs``
+        and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, an input's plan, pending events,
+        and how it was ``fed``: the last runs of calls alike, and how many of each kind came before; ``verdicts``;
+        ``outputs``: as text; ``folder``: of output files, and whose is what; ``receipts``: of the last epochs, with the
+        ``origin`` of rows, their files; ``versions``: the manifests that are kept; ``files``, ``bytes``;
+        ``partitions``, ``stages``: how many, and ``sources``, ``sinks``: what is attached, with positions, by input the
+        columns that are ``left_out`` and those that runs ``added``, until when what was written was taken (``reached``,
+        unix milliseconds), the last epochs acknowledged, and what waits for each sink, in epochs and bytes; ``parts``:
+        of each stage and partition the keys, pending events, files and bytes; ``fed``: by which query in batches, and
+        the last of them.
 
     Raises
     ------
@@ -67,9 +67,10 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         If there is no state; if the newest manifest or its inventory is damaged.
     """
     with open_existing_store(state, trust=trust) as store:
-        manifest = find_version(store)
+        manifest, where = find_version(store), store.where
+        outputs = JsonRecord(manifest.plan, f"the plan of {where}").read_record("outputs")
         out: dict[str, Any] = {
-            "state": store.where,
+            "state": where,
             "id": manifest.id,
             "manifest": manifest.number,
             "epoch": manifest.epoch,
@@ -79,11 +80,11 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "frontier": manifest.frontier,
             "last": manifest.last,
             "since": manifest.since,
-            "time_type": str(read_time_type(manifest.plan, store.where)),
-            "inputs": _describe_inputs(manifest, store.where),
+            "time_type": str(read_time_type(manifest.plan, where)),
+            "inputs": _describe_inputs(manifest, where),
             "operators": {},
             "verdicts": {},
-            "outputs": {},
+            "outputs": {n: format_node(manifest.plan, outputs.read_text(n), where) for n in outputs.list_field_names()},
             "folder": _describe_output_folder(manifest),
             "receipts": [_describe_receipt(each) for each in manifest.receipts],
             "partitions": manifest.partitions,
@@ -93,8 +94,6 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "sinks": _describe_sinks(store, manifest),
             "fed": None if manifest.feed is None else to_builtins(manifest.feed),
         }
-        outputs = JsonRecord(manifest.plan, f"the plan of {store.where}").record("outputs")
-        out["outputs"] = {name: show_node(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
         waiting = Backlog(store).list_files(manifest.backlog)
         named = {blob.name: blob.length for blob in (*manifest.output_files(), *manifest.inventories, *waiting)}
         for place, part in enumerate(manifest.inventories):
@@ -102,7 +101,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             files = {blob.name: blob.length for blob in stored.text.files}
             stage, number = divmod(place, manifest.partitions)
             within = {"stage": stage, "partition": number, "files": len(files), "bytes": sum(files.values())}
-            out["parts"].append(within | _add_inventory_figures(out, stored.of, manifest, store.where))
+            out["parts"].append(within | _add_inventory_figures(out, stored.of, manifest, where))
             named |= files
         versions = [_describe_version(store, number) for number in reversed(store.list_manifests())]
         return out | {"files": len(named), "bytes": sum(named.values()), "versions": versions}
@@ -123,7 +122,7 @@ def _describe_sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any
         | {"columns": list(sink.columns)}
         | {
             "waiting": manifest.epoch - sink.epoch,
-            "waiting_bytes": sum(receipt.output_bytes(name) for receipt in kept if receipt.epoch > sink.epoch),
+            "waiting_bytes": sum(receipt.count_output_bytes(name) for receipt in kept if receipt.epoch > sink.epoch),
         }
         for name, sink in manifest.sinks.items()
     }
@@ -145,7 +144,7 @@ def _describe_inputs(manifest: Manifest, where: str) -> dict[str, dict[str, Any]
             "spec": json.loads(spec.to_json()),
             "fed": _describe_feed_calls(manifest.fed.get(name, FeedHistory())),
         }
-        for name, (schema, spec) in read_inputs(manifest.plan, where).items()
+        for name, (schema, spec) in read_input_specs(manifest.plan, where).items()
     }
 
 
@@ -166,7 +165,7 @@ def _describe_feed_calls(fed: FeedHistory) -> dict[str, Any]:
 
 
 def _describe_output_folder(manifest: Manifest) -> dict[str, Any] | None:
-    of = {name: folder_name(name) for name in manifest.plan["outputs"]}
+    of = {name: build_folder_name(name) for name in manifest.plan["outputs"]}
     return None if manifest.folder is None else {"path": manifest.folder, "of": of}
 
 
@@ -180,14 +179,14 @@ def _add_inventory_figures(out: dict[str, Any], inventory: Inventory, manifest: 
             "pending_files": len(each.runs),
             "pending_bytes": sum(run.file.length for run in each.runs),
         }
-        add_counts(out["inputs"].setdefault(name, {}), figures)
+        add_to_counts(out["inputs"].setdefault(name, {}), figures)
         keys, pending = keys + figures["keys"], pending + figures["pending"]
     for name, operator in inventory.operators.items():
         for arranged in operator.arrangements:
             figures = _describe_arrangement(arranged)
-            add_counts(out["operators"].setdefault(show_node(manifest.plan, name, where), {}), figures)
+            add_to_counts(out["operators"].setdefault(format_node(manifest.plan, name, where), {}), figures)
             keys += figures["keys"]
-    add_counts(out["verdicts"], {name: n for name, n in inventory.totals.items() if name in NAMES})
+    add_to_counts(out["verdicts"], {name: n for name, n in inventory.totals.items() if name in NAMES})
     return {"keys": keys, "pending": pending}
 
 

@@ -25,7 +25,7 @@ from ddflow.columns.hashing import Secret, Words, assign_partitions, compute_ide
 from ddflow.columns.rows import gather_table
 from ddflow.connectors.sources import find_position_error
 from ddflow.dataflow import batcher as pending
-from ddflow.dataflow.result import GONE, NAMES, count_resolved
+from ddflow.dataflow.result import GONE, NAMES, count_resolved_events
 from ddflow.engine.checkpoint import MEND, InputRecord, Inventories, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import ReadableNode
@@ -39,7 +39,7 @@ from ddflow.time import NEVER
 from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
-from ddflow.trace.merge import pick_by_sorting
+from ddflow.trace.merge import pick_versions_by_sorting
 from ddflow.trace.records import ArrangementRecord, BatchRecord
 from ddflow.trace.spill import WORDS, BloomFilter, Made
 
@@ -137,7 +137,7 @@ class InventoryCheck:
                             )
         with self.guard():
             known = {name: n for name, n in stored.of.totals.items() if name in (*NAMES, GONE)}
-            if complete and arrived != (done := count_resolved(known)) + waiting:
+            if complete and arrived != (done := count_resolved_events(known)) + waiting:
                 found = f"{arrived:,} events came in, {done:,} were resolved and {waiting:,} are pending"
                 raise CorruptState(stored.what, found, MEND)
 
@@ -299,7 +299,7 @@ def count_keys(arranged: Arrangement, rows: Made) -> tuple[int, int]:
     """
     live = dead = 0
     for parts in arranged.iterate_version_ranges():
-        picked = pick_by_sorting(arranged.slots, parts, NEVER, droppable=False)
+        picked = pick_versions_by_sorting(arranged.slots, parts, NEVER, droppable=False)
         last = picked.last_of_keys
         there = last & (picked.live != 0)
         live, dead = live + int(there.sum()), dead + int((last & (picked.live == 0)).sum())

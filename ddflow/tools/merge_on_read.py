@@ -18,13 +18,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddflow.columns.declared import to_schema
+from ddflow.columns.declared import to_arrow_schema
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.formats.base import Format
 from ddflow.connectors.to_arrow import to_arrow_rows
 from ddflow.dataflow.result import Step
 from ddflow.engine.engine import Engine, Flow
-from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, iterate_parts, to_batches
+from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, convert_part_to_batches, iterate_parts
 from ddflow.engine.replace import AbsenceLimit
 from ddflow.errors import NotArrow
 from ddflow.operators.inputs import RunningInput
@@ -114,7 +114,7 @@ def fold_log(
     parts, first = _peek_log_parts(log) if schema is None else (iterate_parts(log, repr(LOG)), schema)
     if first is None:
         raise NotArrow(f"rows for {LOG!r}", "there is no part that tells of columns", "give schema=", input=LOG)
-    declared = to_schema(first, f"the schema of {LOG!r}")
+    declared = to_arrow_schema(first, f"the schema of {LOG!r}")
     flow = Flow()
     # What stale= adds is no part of the collection.
     alone = replace(spec, stale="drop", expiry=None) if isinstance(spec, Upsert) else spec
@@ -156,7 +156,7 @@ def _group_parts_into_calls(parts: Iterator[Any], declared: pa.Schema, bound: Bi
             # Part by part, since a column that a part lacks is not null there; how events are split does not matter.
             yield from each
         else:
-            events = chain.from_iterable(to_batches(part, bound) for part in each)
+            events = chain.from_iterable(convert_part_to_batches(part, bound) for part in each)
             yield pa.RecordBatchReader.from_batches(declared, events)
 
 

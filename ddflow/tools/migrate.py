@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.engine.engine import Engine, Flow
-from ddflow.engine.lineage.log_parts import MARKS, convert_part, mark_log_parts
+from ddflow.engine.lineage.log_parts import MARKS, convert_part_rows, mark_log_parts
 from ddflow.engine.read.history import make_side_output_error
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, Option, Phrase, PlanChanged, SpecError, StateRefused
@@ -111,7 +111,7 @@ class MigrationResult:
     >>> log, old = [{"orders": pa.table({"id": [1, 2], "amount": [10, 20]})}], MemoryStore()
     >>> with plan(20).open(old) as engine:
     ...     _ = engine.step(log[0], time=7)
-    >>> migrate(old.writer(), MemoryStore(), plan(10), log).tables["large"].to_pylist()
+    >>> migrate(old.reopen(), MemoryStore(), plan(10), log).tables["large"].to_pylist()
     [{'id': 1, 'amount': 10, '_time': 8, '_diff': 1}]
     """
 
@@ -246,7 +246,7 @@ def _build_log_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
             for number, inputs in enumerate(calls, 1):
                 time += 1
                 last = not following and number == len(calls)
-                _run_call(engine, inputs, max(time, least) if last else time)
+                _replay_call(engine, inputs, max(time, least) if last else time)
             engine.flush()
             calls = following
 
@@ -264,7 +264,9 @@ def _mark_log_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: LogMarke
     for inputs in calls:
         given = {name: next(parts.get(name) or told(name, [rows])) for name, rows in inputs.items()}
         known = flow.inputs
-        yield {name: convert_part(part, known[name].bound) if name in known else part for name, part in given.items()}
+        yield {
+            name: convert_part_rows(part, known[name].bound) if name in known else part for name, part in given.items()
+        }
 
 
 def _split_epoch_into_calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -274,7 +276,7 @@ def _split_epoch_into_calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]
     return [events, *alone] if events or not alone else alone
 
 
-def _run_call(engine: Engine, inputs: Mapping[str, Any], number: int) -> None:
+def _replay_call(engine: Engine, inputs: Mapping[str, Any], number: int) -> None:
     if len(inputs) == 1:
         ((name, part),) = inputs.items()
         feed_log_part(engine, name, part, number)
@@ -354,6 +356,6 @@ def _has_state(state: State, trust: Trust) -> bool:
     """Return whether there is a state. Raises the errors of the store."""
     try:
         with open_existing_store(state, trust=trust) as store:
-            return bool(store.list_manifests()) or store.find_last_mark() >= 0
+            return bool(store.list_manifests()) or store.find_last_published() >= 0
     except StateRefused:
         return False  # and if it is for another reason, it is said when it is made

@@ -94,7 +94,7 @@ def changes(
     distinct = distinct.take(pc.sort_indices(distinct))
     together = -(-len(distinct) // MOST) or 1
     at = np.asarray(pc.index_in(times, distinct)) // together
-    bars = _count_keys(table, keys, distinct, together) if keys else {}
+    bars = _build_key_bars(table, keys, distinct, together) if keys else {}
     if not keys:
         bars = {"came": (CAME, at[diffs > 0], diffs[diffs > 0]), "went": (WENT, at[diffs < 0], diffs[diffs < 0])}
     heights = np.zeros((len(bars), -(-len(distinct) // together)), np.int64)
@@ -130,7 +130,7 @@ def _combine_updates(updates: Any, keys: Sequence[str]) -> pa.Table:
     return table.append_column(TIME, pa.array(["net"] * table.num_rows, pa.string()))
 
 
-def _count_keys(table: pa.Table, keys: Sequence[str], distinct: Any, together: int) -> dict[str, Any]:
+def _build_key_bars(table: pa.Table, keys: Sequence[str], distinct: Any, together: int) -> dict[str, Any]:
     """Return, for each fate of keys, a colour, the bar of each key, and 1 or, of those removed, -1."""
     diffs = table.column(DIFF)
     signs = {"came": pc.greater(diffs, 0), "went": pc.less(diffs, 0)}

@@ -122,8 +122,8 @@ def rollback(
     >>> with flow.open(store := MemoryStore()) as engine:
     ...     for time in (1, 2):
     ...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
-    >>> back = rollback(store.writer())
-    >>> back.manifest.epoch, back.manifest.number, back.manifest.note, dd.read(store.writer(), "people").num_rows
+    >>> back = rollback(store.reopen())
+    >>> back.manifest.epoch, back.manifest.number, back.manifest.note, dd.read(store.reopen(), "people").num_rows
     (1, 3, 'rollback to epoch 1 (manifest 1)', 1)
     """
     with open_existing_store(state, trust=trust, readonly=False) as store:
@@ -144,7 +144,7 @@ def rollback(
 
 def _list_manifest_numbers(store: Store) -> list[int]:
     """List the numbers of all manifests, descending, with that of a lost one that has left its mark."""
-    marked, numbers = store.find_last_mark(), store.list_manifests()
+    marked, numbers = store.find_last_published(), store.list_manifests()
     if marked > max(numbers, default=-1):
         numbers.append(marked)
     if not numbers:
@@ -232,7 +232,7 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
             previous=_compute_digest(store, number - 1),
             note=f"rollback to epoch {old.epoch} (manifest {old.number})",
         )
-        store.sync_names()
+        store.fsync_blob_names()
         if publish_manifest(store, new) is None:
             raise Fenced(
                 f"go back in {store.where}",

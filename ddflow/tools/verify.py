@@ -29,7 +29,7 @@ from ddflow.columns.hashing import (
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import row_values
 from ddflow.connectors.formats.base import BAD as MARK
-from ddflow.engine.lineage.log_parts import MARKS, iterate_parts, mark_log_parts, to_batches
+from ddflow.engine.lineage.log_parts import MARKS, convert_part_to_batches, iterate_parts, mark_log_parts
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import CorruptState, NotReadable, Option, Phrase
 from ddflow.metrics import Look
@@ -38,13 +38,13 @@ from ddflow.operators.updates import ints
 from ddflow.plan.collection import Collection
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import compute_node_ids, describe_plan, show_node
+from ddflow.plan.text.codec import compute_node_ids, describe_plan, format_node
 from ddflow.storage.feeding import FeedHistory
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
 from ddflow.terminal import format_count, format_row
 from ddflow.time import CLOSED, format_time
-from ddflow.tools.export import read_ranges
+from ddflow.tools.export import read_collection_ranges
 from ddflow.tools.merge_on_read import fold_log
 from ddflow.trace.arrangement import PIECE, Arrangement
 from ddflow.trace.batch import mark_first_of_keys
@@ -94,7 +94,7 @@ class HashedRows(NamedTuple):
         left = np.flatnonzero(alone)
         return left[left < n], left[left >= n] - n, first, second - n
 
-    def mark_keys(self, keys: set[tuple[int, int]], rows: Ints) -> Mask:
+    def build_key_mask(self, keys: set[tuple[int, int]], rows: Ints) -> Mask:
         """Mark the rows whose identity is in a set of (high, low), low 0 if there is none."""
         low = self.low[rows].tolist() if self.low.size else [0] * rows.size
         pairs = zip(self.high[rows].tolist(), low, strict=True)
@@ -175,7 +175,7 @@ def recount_groups(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
         secret = snapshot.dataflow.graph.secret
         stored, made = _hash_groups(kept.output_arrangement, secret), _hash_groups(fresh.output_arrangement, secret)
         wrong = max(np.setdiff1d(stored, made).size, np.setdiff1d(made, stored).size)
-        yield show_node(description, ids[node], "this state"), wrong
+        yield format_node(description, ids[node], "this state"), wrong
 
 
 def _recompute_state(snapshot: Snapshot, node: Collection) -> RunningOperator:
@@ -184,7 +184,7 @@ def _recompute_state(snapshot: Snapshot, node: Collection) -> RunningOperator:
     fresh: RunningOperator = node.open(
         OperatorContext(graph.secret, graph.plan.time_type, frozenset(node.schema.names))
     )
-    for time, piece in enumerate(read_ranges(graph, node.inputs[0])):
+    for time, piece in enumerate(read_collection_ranges(graph, node.inputs[0])):
         if piece.diffs.size:
             _, change = fresh.compute([piece._replace(times=ints(time))], time)
             fresh.apply([change], time + 1, time)
@@ -391,7 +391,7 @@ class _InputComparison:
     def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
         self.snapshot, self.look, self.out = snapshot, look, InputVerifyResult(name)
         self.upsert = snapshot.dataflow.graph.inputs[name]
-        if not self.upsert.bound.is_kept:
+        if not self.upsert.bound.has_stored_rows:
             raise NotReadable(
                 f"verify the input {name!r}",
                 "its rows are not kept",
@@ -422,7 +422,7 @@ class _InputComparison:
         for part in told:
             marked = isinstance(part, MARKS)
             table = self.snapshot.dataflow.admissions[self.out.input].table
-            seen = map(self._select_events, to_batches(part.rows if marked else part, self.bound, table))
+            seen = map(self._select_events, convert_part_to_batches(part.rows if marked else part, self.bound, table))
             if not marked:
                 yield from seen
             elif (first := next(seen, None)) is not None:
@@ -470,8 +470,10 @@ class _InputComparison:
         if self.bound.spec.expiry is not None:
             out.unknown, missing = out.unknown + missing.size, missing[:0]
         if self.unknown:
-            extra, missing = (at[~piece.mark_keys(self.unknown, at)] for piece, at in ((one, extra), (other, missing)))
-            wrong &= ~one.mark_keys(self.unknown, ours)
+            extra, missing = (
+                at[~piece.build_key_mask(self.unknown, at)] for piece, at in ((one, extra), (other, missing))
+            )
+            wrong &= ~one.build_key_mask(self.unknown, ours)
         out.extra, out.missing = out.extra + extra.size, out.missing + missing.size
         out.different += int(wrong.sum())
         self._add_differences("different", one, ours[wrong], other, theirs[wrong])

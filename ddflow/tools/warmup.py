@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ddflow.kernels.cache import mark_filled
+from ddflow.kernels.cache import mark_cache_filled
 from ddflow.kernels.compile import Kernel, argument_types, cache_directory, list_entry_kernels
 
 Progress = Callable[[int, int, str], None]
@@ -47,5 +47,5 @@ def compile_all_kernels(progress: Progress | None = None) -> WarmupResult:
         kernel.compile(types)
     if progress is not None and kernels:
         progress(len(every), len(every), "ready")
-    mark_filled(cache_directory())
+    mark_cache_filled(cache_directory())
     return WarmupResult(len(every), compiled, cache_directory())

@@ -12,8 +12,8 @@ index, then on disk from the newest run to the oldest. An arrangement does not r
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
 >>> zero = np.array([0])
 >>> batch = Batch.from_lists([5], [3], [True], pa.table({"k": [1]}))
->>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
->>> arranged.apply([change], upper=4, since=3)
+>>> change = ArrangementChange(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
+>>> arranged.apply_changes([change], upper=4, since=3)
 >>> arranged.read().to_pylist(), arranged.since, arranged.upper, arranged.keys
 ([{'k': 1}], 3, 4, 1)
 """
@@ -37,12 +37,12 @@ from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.time import NEVER, Description, advance_frontier, format_time
-from ddflow.trace.batch import END, BatchRange, BatchSlots, Change, Run
+from ddflow.time import NEVER, BatchDescription, advance_frontier, format_time
+from ddflow.trace.batch import END, ArrangementChange, BatchRange, BatchSlots, Run
 from ddflow.trace.index import Index, IndexWrite
-from ddflow.trace.merge import RunMerge, TombstoneExpiry, pick_by_sorting
+from ddflow.trace.merge import RunMerge, TombstoneExpiry, pick_versions_by_sorting
 from ddflow.trace.ordered_index import OrderedIndex
-from ddflow.trace.spill import find_groups, spill_batch
+from ddflow.trace.spill import find_groups_in_batch, spill_batch
 from ddflow.trace.spine import Spine
 
 FAN = 4
@@ -77,7 +77,7 @@ class Arrangement:
         self.slots.pool.threads = threads
         self.index.set_threads(threads)
 
-    def seek(
+    def look_up_keys(
         self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
     ) -> Prior:
         """Look up the keys that begin at ``starts`` of the sorted identities; arrays come from ``arena``.
@@ -85,9 +85,9 @@ class Arrangement:
         ``order``: words of identities beyond two.  O(keys) expected in memory; about 40 ns more for each key and run on
         disk.
         """
-        prior = self.index.seek(high, low, starts, arena, order)
+        prior = self.index.look_up_keys(high, low, starts, arena, order)
         if self.unindexed_parts:
-            self._seek_on_disk(prior, high, low, starts, order)
+            self._look_up_keys_on_disk(prior, high, low, starts, order)
         return prior
 
     @property
@@ -98,7 +98,7 @@ class Arrangement:
             lower.insert(0, flush.output.parts)
         return lower
 
-    def _seek_on_disk(self, prior: Prior, high: Words, low: Words, starts: Narrow, order: Ints | None) -> None:
+    def _look_up_keys_on_disk(self, prior: Prior, high: Words, low: Words, starts: Narrow, order: Ints | None) -> None:
         """Fill in what is held by the keys that the index does not know."""
         wanted = np.flatnonzero(prior.reference == 0)
         for parts in self.unindexed_parts:
@@ -109,7 +109,7 @@ class Arrangement:
                 last = int(np.searchsorted(ids, batch.high[part.end - 1], side="right"))
                 if first == last:
                     continue
-                groups, rows = find_groups(batch, part.begin, high, low, starts, wanted[first:last], order)
+                groups, rows = find_groups_in_batch(batch, part.begin, high, low, starts, wanted[first:last], order)
                 live = batch.live.take(rows).astype(np.int64)
                 prior.reference[groups] = rows | (OCCUPIED | part.slot << SLOT) | live * LIVE
                 prior.value[groups] = batch.value.take(rows)
@@ -117,7 +117,7 @@ class Arrangement:
                     prior.order[groups] = batch.order[rows]
             wanted = wanted[prior.reference.take(wanted) == 0]
 
-    def pool(self, events: Rows | None = None) -> RowPool:
+    def prepare_row_pool(self, events: Rows | None = None) -> RowPool:
         """Return the pool that references point into: the batches, and the step's rows at 0.
 
         The step's rows stay there until `apply` or the next ones.
@@ -126,7 +126,7 @@ class Arrangement:
             self.slots.pool.set_batch(0, events)
         return self.slots.pool
 
-    def apply(self, changes: Sequence[Change], upper: int, since: int) -> None:
+    def apply_changes(self, changes: Sequence[ArrangementChange], upper: int, since: int) -> None:
         """Take in the computed changes of a step, by ascending identities; times below ``upper`` are complete now.
 
         O(versions).  The merging in memory that they pay for is done, what goes to files is `spill`'s.
@@ -146,8 +146,8 @@ class Arrangement:
         if self.slots.pool.rows[0] is not None:
             self.slots.pool.set_batch(0, None)
         if changes:
-            self.index.reserve(entries)
-            run = Run(Description(lower, upper, NEVER), self._add_batches(changes))
+            self.index.reserve_entries(entries)
+            run = Run(BatchDescription(lower, upper, NEVER), self._add_batches(changes))
             (self.spine if changes[0].batch.mapped is None else self.on_disk).append(run)
         self.spine.plan_merges(
             self.index.used if self.lapse is None else self._needed_version_count, not self.unindexed_parts
@@ -155,7 +155,7 @@ class Arrangement:
         # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
         self.spine.advance_merges(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 
-    def _add_batches(self, changes: list[Change]) -> list[BatchRange]:
+    def _add_batches(self, changes: list[ArrangementChange]) -> list[BatchRange]:
         """Give the batches of some changes their slots, and the index what is in memory."""
         parts: list[BatchRange] = []
         writes: list[IndexWrite] = []
@@ -171,7 +171,7 @@ class Arrangement:
         self.index.write(*writes)
         return parts
 
-    def write_change(self, change: Change, batch_store: BatchStore) -> Change:
+    def write_change(self, change: ArrangementChange, batch_store: BatchStore) -> ArrangementChange:
         """Write the change to files, for disk at once; a `spill` with no share must precede the step.
 
         O(versions).  Raises `SpillFull`, `SpillFailed`.
@@ -182,11 +182,11 @@ class Arrangement:
         self.index.keep_deletions()
         return change._replace(batch=spill_batch(replace(change.batch, value=change.value), batch_store))
 
-    def expire_tombstones(self, of: Callable[[Ints], Any]) -> None:
+    def set_tombstone_expiry(self, of: Callable[[Ints], Any]) -> None:
         """Let merges drop the deletions that ``of`` tells by their orders, as soon as nothing older is held."""
         self.lapse = self.spine.lapse = self.on_disk.lapse = TombstoneExpiry(of)
 
-    def note_useless_deletions(self, deletions: int, more: bool = False) -> None:
+    def update_useless_deletions(self, deletions: int, more: bool = False) -> None:
         """Note how many deletions merges may drop, about; ``more``: how many more."""
         if self.lapse is not None:
             self.lapse.here = max(deletions + (self.lapse.here if more else 0), 0)
@@ -316,7 +316,7 @@ class Arrangement:
             yield self.found
             return
         if (as_of is None or as_of >= self.latest) and self.is_searched and not self.unindexed_parts:
-            yield self.index.walk(live=True)[0]
+            yield self.index.list_entries(live=True)[0]
             return
         # A merge stamps what it settles with a time up to since, which may be after the latest version's.
         as_of = max(self.latest, self.since) if as_of is None else as_of
@@ -328,7 +328,7 @@ class Arrangement:
 
         O(versions).
         """
-        whole = [Run(Description(NEVER, NEVER, NEVER), [part]) for part in self.parts]
+        whole = [Run(BatchDescription(NEVER, NEVER, NEVER), [part]) for part in self.parts]
         for end in ends:
             parts = [part for run in whole for part in run.split_off(self.slots, end)]
             yield gather_table(self.slots.pool, self._find_live_rows(parts, max(self.latest, self.since)), self.schema)
@@ -349,7 +349,7 @@ class Arrangement:
         """Find the rows of a range that were live at a time; the range may have no versions."""
         if not parts:
             return np.empty(0, np.int64)
-        picked = pick_by_sorting(self.slots, parts, NEVER, droppable=False)
+        picked = pick_versions_by_sorting(self.slots, parts, NEVER, droppable=False)
         early = picked.time <= as_of
         last = early.copy()
         # A version is the one in force when the next of its key is not yet.
@@ -384,7 +384,7 @@ class Arrangement:
         assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.by_slot) if b is not None]
         assert self.slots.resident == sum(b.nbytes for b in self.slots.batches if b.mapped is None)
         where, alive = {part.slot: part for part in self.spine.parts}, 0
-        for word in self.index.walk(live=False)[0]:
+        for word in self.index.list_entries(live=False)[0]:
             slot, row = (int(word) >> SLOT) & ((1 << 20) - 1), int(word) & ((1 << SLOT) - 1)
             alive += bool(int(word) & LIVE)
             if slot:

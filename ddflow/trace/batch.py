@@ -30,7 +30,7 @@ from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.threads import ALONE
 from ddflow.errors import CorruptState
 from ddflow.kernels.gather import SLOT
-from ddflow.time import Description
+from ddflow.time import BatchDescription
 
 
 def repeat_value(value: int, n: int, kind: Any) -> np.ndarray[Any, Any]:
@@ -60,7 +60,7 @@ class Batch:
     ordered: bool = False
 
     @property
-    def extra_words(self) -> Ints | None:
+    def extra_identity_words(self) -> Ints | None:
         """The words of identities beyond two, None where there are none."""
         return self.order if self.ordered else None
 
@@ -137,13 +137,13 @@ def mark_last_of_keys(high: Words, low: Words, more: Ints | None = None) -> Any:
     return np.append(mark_first_of_keys(high, low, more)[1:], np.ones(min(high.size, 1), np.bool_))
 
 
-class Change(NamedTuple):
+class ArrangementChange(NamedTuple):
     """What one step does to a range of identities: its versions, and which of them are current after it.
 
     >>> import numpy as np, pyarrow as pa
     >>> zero = np.array([0])
     >>> batch = Batch.from_lists([5], [3], [True], pa.table({"k": [1]}))
-    >>> Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0).nbytes > 0
+    >>> ArrangementChange(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0).nbytes > 0
     True
     """
 
@@ -171,7 +171,7 @@ class Change(NamedTuple):
 END = 2**64 - 1
 """The greatest identity."""
 LASTS = 1 << 16
-"""Versions that `iterate_last_rows` looks at together."""
+"""Versions that `iterate_last_rows_of_keys` looks at together."""
 
 
 class BatchRange(NamedTuple):
@@ -187,12 +187,12 @@ class BatchRange(NamedTuple):
         return np.arange(self.slot << SLOT | self.begin, self.slot << SLOT | self.end, dtype=np.int64)
 
 
-def iterate_last_rows(batch: Batch, part: BatchRange) -> Iterator[Ints]:
+def iterate_last_rows_of_keys(batch: Batch, part: BatchRange) -> Iterator[Ints]:
     """Yield the rows that are the last of their keys in a part, some at a time.  O(rows)."""
     for begin in range(part.begin, part.end, LASTS):
         end = min(begin + LASTS, part.end)
         to = min(end + 1, part.end)
-        more = None if batch.extra_words is None else batch.extra_words[begin:to]
+        more = None if batch.extra_identity_words is None else batch.extra_identity_words[begin:to]
         yield np.flatnonzero(mark_last_of_keys(batch.high[begin:to], batch.low[begin:to], more)[: end - begin]) + begin
 
 
@@ -267,7 +267,7 @@ class BatchSlots:
         if file is not None:
             file.drop()
 
-    def note_file(self, slot: int, file: Any) -> None:
+    def set_batch_file(self, slot: int, file: Any) -> None:
         """Note that a resident batch is in a file, too; the index holds the hashes of its values."""
         self.files[slot] = file
         self.replace_batch(slot, replace(self[slot], value=NONE))
@@ -285,7 +285,7 @@ class BatchSlots:
         else:
             self.mapped += sign * batch.mapped.nbytes
 
-    def mark_slots(self, parts: list[BatchRange]) -> Flags:
+    def build_slot_mask(self, parts: list[BatchRange]) -> Flags:
         """uint8[slots]: 1 for those that the parts are of."""
         out = np.zeros(len(self.by_slot), np.uint8)
         out[[part.slot for part in parts]] = 1
@@ -303,12 +303,12 @@ class Run:
 
     >>> slots = BatchSlots(pa.schema({"k": pa.int64()}))
     >>> batch = Batch.from_lists([4, 7, 9], [1, 1, 2], [True] * 3, pa.table({"k": [1, 2, 3]}))
-    >>> run = Run(Description(0, 3, 0), [slots.add_batch(batch)])
+    >>> run = Run(BatchDescription(0, 3, 0), [slots.add_batch(batch)])
     >>> run.split_off(slots, 7), len(run), run.split_off(slots, 2**64 - 1), len(run)
     ([BatchRange(slot=1, begin=0, end=2)], 1, [BatchRange(slot=1, begin=2, end=3)], 0)
     """
 
-    def __init__(self, description: Description, parts: list[BatchRange]) -> None:
+    def __init__(self, description: BatchDescription, parts: list[BatchRange]) -> None:
         self.description, self.parts, self.size = description, parts, 0
         for part in parts:
             self.size += part.end - part.begin

@@ -27,17 +27,17 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints
 from ddflow.columns.rows import RowPool, Rows
-from ddflow.columns.widening import fill_columns
+from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.columns.wider import find_widening
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.index import REF, VALUE
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.time import NEVER, Description
+from ddflow.time import NEVER, BatchDescription
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, BatchRange, Run, mark_first_of_keys
 from ddflow.trace.checkpoint import index_run
-from ddflow.trace.merge import pick_by_sorting
+from ddflow.trace.merge import pick_versions_by_sorting
 from ddflow.trace.spill import Made, spill_batch
 
 Cast = Callable[[pa.Table | pa.RecordBatch, pa.Schema, Flags], pa.RecordBatch]
@@ -45,11 +45,11 @@ Cast = Callable[[pa.Table | pa.RecordBatch, pa.Schema, Flags], pa.RecordBatch]
 
 
 def cast_rows(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Flags) -> pa.RecordBatch:
-    """Rows whose columns say what they say whatever their types are.  See `Cast`, and `fill_columns`."""
-    return fill_columns(rows, schema)
+    """Rows whose columns say what they say whatever their types are.  See `Cast`, and `conform_to_wider_schema`."""
+    return conform_to_wider_schema(rows, schema)
 
 
-def changes_identities(old: pa.Schema, new: pa.Schema) -> bool:
+def has_changed_identities(old: pa.Schema, new: pa.Schema) -> bool:
     """Whether identities by some columns change with these: there are more, or hashes are others.  O(columns)."""
     pairs = [(f.type, new.field(f.name).type) for f in old if f.name in new.names]
     return old.names != new.names or any(a != b and find_widening(a, b) != "read" for a, b in pairs)
@@ -73,7 +73,7 @@ def cast_batch(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool, cast: 
     value = np.where(live, value, batch.value) if batch.value.size else value
     if not rekeys:
         return replace(batch, rows=Rows(rows), value=value, mapped=None)
-    of: Ints = np.cumsum(mark_first_of_keys(batch.high, batch.low, batch.extra_words)) - 1
+    of: Ints = np.cumsum(mark_first_of_keys(batch.high, batch.low, batch.extra_identity_words)) - 1
     said: Ints = np.full(len(batch), -1)
     said[of[live]] = np.flatnonzero(live)
     says: Ints = said[of]
@@ -101,7 +101,7 @@ def cast_batches(
 ) -> Iterable[Batch]:
     """All versions of an arrangement, a range of the old identities at a time, recast.  O(versions)."""
     for parts in old.iterate_version_ranges():
-        picked = pick_by_sorting(old.slots, parts, old.since, not old.keeps)
+        picked = pick_versions_by_sorting(old.slots, parts, old.since, not old.keeps)
         if picked.high.size:
             yield cast_batch(picked.build_batch(old.slots, True), schema, made, rekeys, cast)
 
@@ -116,10 +116,10 @@ def rekey_arrangement(
     moved = new.make_empty()
     for batch in cast_batches(old, new.schema, made, True):
         if len(batch):
-            moved.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [moved.slots.add_batch(batch)]))
+            moved.on_disk.append(Run(BatchDescription(NEVER, NEVER, NEVER), [moved.slots.add_batch(batch)]))
     new.since, new.upper, new.latest, parts = old.since, old.upper, old.latest, list[BatchRange]()
     for some in moved.iterate_version_ranges():
-        picked = pick_by_sorting(moved.slots, some, old.since, not new.keeps)
+        picked = pick_versions_by_sorting(moved.slots, some, old.since, not new.keeps)
         if picked.high.size:
             new.keys += int((picked.last_of_keys & (picked.live != 0)).sum())
             batch = picked.build_batch(moved.slots, True)
@@ -130,17 +130,17 @@ def rekey_arrangement(
         return
     items = [*old.on_disk.items, *old.spine.items]
     times = [(item if isinstance(item, Run) else item.output).description for item in items]
-    run = Run(Description(times[0].lower, times[-1].upper, max(each.since for each in times)), parts)
+    run = Run(BatchDescription(times[0].lower, times[-1].upper, max(each.since for each in times)), parts)
     (new.spine if indexed else new.on_disk).append(run)
     if indexed:
-        new.index.reserve(new.keys + sum(map(len, new.slots.batches)))
+        new.index.reserve_entries(new.keys + sum(map(len, new.slots.batches)))
         index_run(new, run)
     else:
         new.index.keep_deletions()
         new.spine.keeps = True
 
 
-def grow_arrangement(arranged: Arrangement, schema: pa.Schema, made: Made, hashed: bool) -> None:
+def cast_arrangement_in_place(arranged: Arrangement, schema: pa.Schema, made: Made, hashed: bool) -> None:
     """Give an arrangement the columns of a schema, where it is.  O(rows) a column that changes.
 
     Identities stay.  ``made``: hashes of rows of the schema, which are others where ``hashed``; then all rows are read.
@@ -153,7 +153,7 @@ def grow_arrangement(arranged: Arrangement, schema: pa.Schema, made: Made, hashe
         if batch is None:
             slots.pool.set_batch(slot, None)
             continue
-        rows = fill_columns(batch.rows.table, schema)
+        rows = conform_to_wider_schema(batch.rows.table, schema)
         if hashed:
             values[slot] = made(rows)[2]
             batch = replace(batch, value=values[slot] if batch.value.size else batch.value)

@@ -9,13 +9,13 @@ kernel sees them.
 
 >>> from ddflow.storage.fields import Decoder, decode_record
 >>> from ddflow.storage.memory import MemoryStore
->>> from ddflow.trace.batch import Change
+>>> from ddflow.trace.batch import ArrangementChange
 >>> batch_store, schema = BatchStore(MemoryStore()), pa.schema({"k": pa.int64()})
 >>> arranged = Arrangement(schema, wide=False, words=0)
 >>> arranged.slots.lasting, zero = True, np.array([0])
 >>> batch = Batch.from_lists([5], [3], [True], pa.table({"k": [1]}))
->>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
->>> arranged.apply([change], upper=4, since=3)
+>>> change = ArrangementChange(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
+>>> arranged.apply_changes([change], upper=4, since=3)
 >>> record = decode_record(Decoder(ArrangementRecord), encode_record(checkpoint_arrangement(arranged, batch_store)),
 ...     "an example")
 >>> again = Arrangement(schema, wide=False, words=0)
@@ -43,9 +43,9 @@ from ddflow.kernels.merge import find_first_invalid_row
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.storage.fields import MEND, encode_record
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
-from ddflow.time import Description
+from ddflow.time import BatchDescription
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import LASTS, Batch, BatchRange, BatchSlots, Run, iterate_last_rows
+from ddflow.trace.batch import LASTS, Batch, BatchRange, BatchSlots, Run, iterate_last_rows_of_keys
 from ddflow.trace.index import IndexWrite
 from ddflow.trace.merge import RunMerge
 from ddflow.trace.records import ArrangementRecord, BatchRecord, MergeRecord, RunRecord
@@ -55,11 +55,11 @@ from ddflow.trace.spill import (
     BloomFilter,
     FileLayout,
     Made,
-    add_filter,
+    add_bloom_filter,
+    decode_batch,
+    encode_batch,
     fill_hashes,
-    from_record,
     spill_batch,
-    to_record,
 )
 
 ROW = (1 << SLOT) - 1
@@ -104,7 +104,7 @@ class ReusedBatches:
                     file.record = None
         slots.shapes = shapes
 
-    def reindex(self) -> None:
+    def update_index(self) -> None:
         """Make the index fit what the arrangement holds now, and let go of what it holds no more.
 
         O(versions that came and went), and O(slots) when they outgrow the index."""
@@ -133,7 +133,7 @@ class ReusedBatches:
         arranged, index, slots, here = self.arranged, self.arranged.index, self.arranged.slots, set(self.slots)
         if not here:
             versions = sum(map(len, arranged.spine.runs))
-            index.reserve(arranged.keys + arranged.tombstone_count + min(LASTS, versions))
+            index.reserve_entries(arranged.keys + arranged.tombstone_count + min(LASTS, versions))
         new = [
             Run(run.description, [part for part in run.parts if part.slot not in here]) for run in arranged.spine.runs
         ]
@@ -145,21 +145,23 @@ class ReusedBatches:
         # Older runs first, so that the newest of a key stays.
         for run in later:
             # Deletions that need not be kept stand in the index all the same until newer runs are told.
-            index.reserve(sum(last.size for part in run.parts for last in iterate_last_rows(slots[part.slot], part)))
+            index.reserve_entries(
+                sum(last.size for part in run.parts for last in iterate_last_rows_of_keys(slots[part.slot], part))
+            )
             index_run(arranged, run)
         for part in (part for run in new for part in run.parts):
             if slots[part.slot].value.size:
-                slots.note_file(part.slot, slots.files[part.slot])
+                slots.set_batch_file(part.slot, slots.files[part.slot])
 
     def _redirect_entries(self, part: BatchRange, floor: Ints) -> None:
         """Point entries that point at what is gone at a merge's output."""
-        for last in iterate_last_rows(self.arranged.slots[part.slot], part):
+        for last in iterate_last_rows_of_keys(self.arranged.slots[part.slot], part):
             places, lost = self._find_lost_entries(part.slot, last, floor)
-            self.arranged.index.redirect(places[lost], last[lost] | part.slot << SLOT)
+            self.arranged.index.repoint_entries(places[lost], last[lost] | part.slot << SLOT)
 
     def _clear_entries(self, part: BatchRange, floor: Ints) -> None:
         """Let entries that still point at what is gone point at nothing."""
-        for last in iterate_last_rows(self.arranged.slots[part.slot], part) if part.end > part.begin else ():
+        for last in iterate_last_rows_of_keys(self.arranged.slots[part.slot], part) if part.end > part.begin else ():
             places, lost = self._find_lost_entries(part.slot, last, floor)
             if lost.any():
                 self.arranged.index.drop_tombstones(places[lost])
@@ -167,7 +169,9 @@ class ReusedBatches:
     def _find_lost_entries(self, slot: int, rows: Ints, floor: Ints) -> tuple[Ints, Any]:
         """Where the index has the keys of some rows, and bool[m]: which of these entries point at what is gone."""
         batch = self.arranged.slots[slot]
-        prior = self.arranged.index.seek(batch.high, batch.low, rows.astype(np.int32), order=batch.extra_words)
+        prior = self.arranged.index.look_up_keys(
+            batch.high, batch.low, rows.astype(np.int32), order=batch.extra_identity_words
+        )
         references = prior.reference & ~np.int64(OCCUPIED | LIVE)
         return prior.place, references & ROW < floor[references >> SLOT]
 
@@ -178,7 +182,7 @@ def index_run(arranged: Arrangement, run: Run) -> None:
     for part in run.parts:
         batch = arranged.slots[part.slot]
         columns = batch.high, batch.low, batch.value, batch.live, batch.order
-        for last in iterate_last_rows(batch, part):
+        for last in iterate_last_rows_of_keys(batch, part):
             index.write(IndexWrite(np.full(last.size, -1), index.built, last, *columns, part.slot))
 
 
@@ -238,9 +242,9 @@ def _write_batch_record(slots: BatchSlots, slot: int, batch_store: BatchStore) -
     batch = slots[slot]
     file: BatchFiles | WrittenBatch | None = batch.mapped or slots.files.get(slot)
     if file is None:
-        columns, layout = to_record(batch, batch_store.compresses)
+        columns, layout = encode_batch(batch, batch_store.compresses)
         file = WrittenBatch(batch_store.write_unmapped(columns), layout, batch.rows.table.schema.names)
-        slots.note_file(slot, file)
+        slots.set_batch_file(slot, file)
     if file.names not in slots.shapes:
         slots.shapes.append(file.names)
     bloom = file.words.blob if isinstance(file, BatchFiles) else None
@@ -274,7 +278,7 @@ def restore_arrangement(
     shapes = [_select_fields(names, arranged.schema, what) for names in given.shapes]
     held.update_shapes([*given.shapes])
     if (batches := sum(len(run.batches) for run in given.runs)) >= SLOTS:
-        raise _corrupt_error(what, f"it has {batches:,} batches")
+        raise _make_corrupt_error(what, f"it has {batches:,} batches")
     searched, arranged.is_searched = not indexed and sieved, indexed or sieved
 
     def load(record: BatchRecord) -> tuple[Batch, Any]:
@@ -282,17 +286,17 @@ def restore_arrangement(
 
     target = None if indexed else partial(spill_batch, batch_store=batch_store)
     items = _InventoryLoader(arranged, held, load, target, batch_store if sieved else None, indexed, what)
-    made_again = [items.build_item(each) for each in given.items]
+    made_again = [items.build_run_or_merge(each) for each in given.items]
     arranged.spine.items[:], arranged.on_disk.items[:] = (made_again, []) if indexed else ([], made_again)
     items.check_time_coverage()
     if max(given.keys, given.tombstones) > items.versions or given.lapsed > given.tombstones:
         found = f"{given.keys:,} keys, {given.tombstones:,} tombstones, {given.lapsed:,} of them lapsed"
-        raise _corrupt_error(what, f"it has {items.versions:,} versions, and says {found}")
+        raise _make_corrupt_error(what, f"it has {items.versions:,} versions, and says {found}")
     arranged.keys, arranged.tombstones_counted = given.keys, given.tombstones
     if arranged.lapse is not None:
         arranged.lapse.gone = 0
-    arranged.note_useless_deletions(given.lapsed)
-    held.reindex()
+    arranged.update_useless_deletions(given.lapsed)
+    held.update_index()
     if not indexed and items.versions:
         arranged.index.keep_deletions()
         arranged.spine.keeps = True
@@ -316,14 +320,14 @@ class _InventoryLoader:
         self.used: set[str] = set()
         self.versions = 0
 
-    def build_item(self, record: RunRecord | MergeRecord) -> Run | RunMerge:
+    def build_run_or_merge(self, record: RunRecord | MergeRecord) -> Run | RunMerge:
         """Build a run, or a merge under way."""
         if isinstance(record, RunRecord):
             return self._load_run(record)
         inputs, output = [self._load_run(each) for each in record.inputs], self._load_run(record.output)
         low, high = output.description.lower, output.description.upper
         if (inputs[0].description.lower, inputs[-1].description.upper) != (low, high):
-            raise _corrupt_error(self.what, "a merge speaks of other times than its inputs")
+            raise _make_corrupt_error(self.what, "a merge speaks of other times than its inputs")
         self._check_times_meet([run.description for run in inputs])
         merge = RunMerge(inputs, record.whole, self.target)
         # A piece may be larger than what was paid for, so that the credit is less than nothing.
@@ -333,39 +337,41 @@ class _InventoryLoader:
     def _load_run(self, record: RunRecord) -> Run:
         parts: list[BatchRange] = []
         if record.begin and not record.batches:
-            raise _corrupt_error(self.what, f"a run without batches begins at row {record.begin:,}")
+            raise _make_corrupt_error(self.what, f"a run without batches begins at row {record.begin:,}")
         for each in record.batches:
             part = self._load_part(each, 0 if parts else record.begin)
-            if parts and self._identity_at(parts[-1], -1) >= self._identity_at(part, 0):
-                raise _corrupt_error(self.what, "the files of a run overlap")
+            if parts and self._get_identity_word(parts[-1], -1) >= self._get_identity_word(part, 0):
+                raise _make_corrupt_error(self.what, "the files of a run overlap")
             parts.append(part)
             self.versions += part.end - part.begin
-        return Run(Description(record.lower, record.upper, record.since), parts)
+        return Run(BatchDescription(record.lower, record.upper, record.since), parts)
 
-    def _identity_at(self, part: BatchRange, at: int) -> int:
+    def _get_identity_word(self, part: BatchRange, at: int) -> int:
         return int(self.arranged.slots[part.slot].high[part.begin if at == 0 else part.end - 1])
 
     def _load_part(self, record: BatchRecord, begin: int) -> BatchRange:
         if record.file.name in self.used:
-            raise _corrupt_error(self.what, f"it names the file {record.file.name} twice")
+            raise _make_corrupt_error(self.what, f"it names the file {record.file.name} twice")
         self.used.add(record.file.name)
         if begin >= record.rows:
-            raise _corrupt_error(self.what, f"a run begins at row {begin:,} of a batch of {record.rows:,}")
+            raise _make_corrupt_error(self.what, f"a run begins at row {begin:,} of a batch of {record.rows:,}")
         if (slot := self.held.find_slot(record)) is not None:
             if len(self.arranged.slots[slot]) != record.rows:
-                raise _corrupt_error(self.what, f"it says {record.rows:,} rows of {record.file.name}, which has others")
+                raise _make_corrupt_error(
+                    self.what, f"it says {record.rows:,} rows of {record.file.name}, which has others"
+                )
             return BatchRange(slot, begin, record.rows)
         batch, file = self.load(record)
         if not self.indexed and batch.mapped is None and self.batch_store is not None:
-            batch = replace(batch, mapped=add_filter(file.columns, file.layout, self.batch_store).mapped)
+            batch = replace(batch, mapped=add_bloom_filter(file.columns, file.layout, self.batch_store).mapped)
         slot = self.arranged.slots.add_batch(batch).slot
         if batch.mapped is None:
             self.arranged.slots.files[slot] = file
         return BatchRange(slot, begin, len(batch))
 
-    def _check_times_meet(self, descriptions: list[Description]) -> None:
-        if not all(older.meets(newer) for older, newer in pairwise(descriptions)):
-            raise _corrupt_error(self.what, "its runs leave out times, or overlap")
+    def _check_times_meet(self, descriptions: list[BatchDescription]) -> None:
+        if not all(older.is_followed_by(newer) for older, newer in pairwise(descriptions)):
+            raise _make_corrupt_error(self.what, "its runs leave out times, or overlap")
 
     def check_time_coverage(self) -> None:
         """Raise `CorruptState` unless every time is spoken of once."""
@@ -376,7 +382,7 @@ class _InventoryLoader:
 def _select_fields(names: list[str], schema: pa.Schema, what: str) -> list[pa.Field]:
     """Select the columns of a payload by name."""
     if names != [name for name in schema.names if name in names]:
-        raise _corrupt_error(what, f"its files have the columns {shorten(str(names))}, which the plan has not")
+        raise _make_corrupt_error(what, f"its files have the columns {shorten(str(names))}, which the plan has not")
     return [schema.field(name) for name in names]
 
 
@@ -392,30 +398,30 @@ def _load_batch(
 ) -> tuple[Batch, Any]:
     """Load a batch from its file, and return the file if the batch does not hold it."""
     if record.shape >= len(shapes):
-        raise _corrupt_error(what, f"it has no shape {record.shape}")
+        raise _make_corrupt_error(what, f"it has no shape {record.shape}")
     layout, fields, rows = record.layout, shapes[record.shape], record.rows
-    wanted = layout.schema(pa.schema(fields))
+    wanted = layout.build_schema(pa.schema(fields))
     if (
         ("low" in layout.own) != arranged.index.wide
         or layout.words != arranged.index.words
         or "value" not in layout.own
     ):
-        raise _corrupt_error(
+        raise _make_corrupt_error(
             what, f"its own columns are {layout.own} and {layout.words} of order, which the plan has not"
         )
     kept = batch_store.open_batch(record.file, wanted, rows, layout.compressed)
     file = WrittenBatch(kept, layout, [f.name for f in fields])
-    batch = from_record(kept.batch, layout)
+    batch = decode_batch(kept.batch, layout)
     if layout.compressed:
         # What lies in the file is not what is held.
         batch, file.columns = (
-            fill_hashes(batch, made(_fill_payload(batch, arranged.schema))[:3]),
+            fill_hashes(batch, made(_add_null_columns(batch, arranged.schema))[:3]),
             StoredBlob(batch_store, kept.blob, True),
         )
         if home is not None:
-            plain, file.layout = to_record(batch)
+            plain, file.layout = encode_batch(batch)
             written = home.write(plain)
-            batch, file.columns = from_record(written.batch, file.layout), written
+            batch, file.columns = decode_batch(written.batch, file.layout), written
     timed, told = (batch.time if layout.time is None else NONE.view(np.int64)), layout.live is None
     beyond = layout.words if arranged.ordered else 0
     more = np.uint64(batch.order.ctypes.data if beyond else 0)
@@ -423,7 +429,7 @@ def _load_batch(
         batch.high, batch.low, more, beyond, timed, batch.live if told else np.empty(0, np.uint8)
     )
     if wrong >= 0:
-        raise _corrupt_error(what, f"row {wrong} of {kept.blob.name} is not in order")
+        raise _make_corrupt_error(what, f"row {wrong} of {kept.blob.name} is not in order")
     if sieved and record.bloom is not None and len(fields) == len(arranged.schema):
         words = BloomFilter.compute_size(int(batch.high[0]), int(batch.high[-1]), rows)[2]
         bloom = batch_store.open_batch(record.bloom, pa.schema({WORDS: pa.uint64()}), words)
@@ -435,16 +441,16 @@ def _widen_batch(batch: Batch, schema: pa.Schema, made: Made) -> Batch:
     """Add null columns that a batch was written without, and compute the hashes of its rows again."""
     if len(batch.rows.columns) == len(schema):
         return batch
-    payload = _fill_payload(batch, schema)
+    payload = _add_null_columns(batch, schema)
     return replace(batch, rows=Rows(payload), value=made(payload)[2])
 
 
-def _fill_payload(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
+def _add_null_columns(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch's rows, with null in the columns that it was written without."""
     there = dict(zip(batch.rows.table.schema.names, batch.rows.columns, strict=True))
     columns = [there[f.name] if f.name in there else pa.nulls(len(batch), f.type) for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _corrupt_error(what: str, found: str) -> CorruptState:
+def _make_corrupt_error(what: str, found: str) -> CorruptState:
     return CorruptState(what, found, MEND)

@@ -23,7 +23,7 @@ from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, mark_first_of_keys, mark_last_of_keys
 from ddflow.trace.ordered_index import ALL, OrderedIndex, RowsByGroup
-from ddflow.trace.spill import find_ranges
+from ddflow.trace.spill import find_identity_ranges
 
 AHEAD = 16
 """So many rows more than are asked for are read of a layer: some were deleted."""
@@ -71,7 +71,7 @@ def find_group_rows(
     parts = [
         part for parts in arranged.unindexed_parts for part in reversed(parts)
     ]  # of a merge, they are oldest first
-    ranges = [find_ranges(arranged.slots[part.slot], part.begin, high, low, order) for part in parts]
+    ranges = [find_identity_ranges(arranged.slots[part.slot], part.begin, high, low, order) for part in parts]
     limits = np.full(high.size, most) if isinstance(most, int) else most
     room, of, found = np.minimum(limits, ALL // MORE) + AHEAD, np.arange(high.size), list[tuple[Ints, ...]]()
     while of.size:
@@ -138,7 +138,7 @@ def _read_batch_layer(batch: Batch, slot: int, first: Ints, last: Ints, room: In
     ending = mark_last_of_keys(*columns)
     rows, group = rows[ending], np.repeat(np.arange(sizes.size), sizes)[ending]
     if back:
-        turned = _reverse_groups(group)
+        turned = _reverse_group_rows(group)
         rows, ending = rows[turned], np.flatnonzero(ending)[turned]
     values, live = batch.value[rows].view(np.int64), batch.live[rows].astype(np.uint64)
     high, low, order = (each[ending] for each in columns)
@@ -166,10 +166,10 @@ def _find_newest_versions(every: VersionLayer, layers: Sequence[VersionLayer], b
     newest = by.permutation.take(by.starts[:-1])
     keep = (every.live.take(newest) != 0) & (number[newest] < bound[every.group[newest]])
     rows: Ints = newest[keep]
-    return rows[_reverse_groups(every.group[rows])] if back else rows
+    return rows[_reverse_group_rows(every.group[rows])] if back else rows
 
 
-def _reverse_groups(group: Ints) -> Ints:
+def _reverse_group_rows(group: Ints) -> Ints:
     """Reverse the rows of each ascending group."""
     turned: Ints = group.size - 1 - np.argsort(group[::-1], kind="stable")
     return turned

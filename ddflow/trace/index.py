@@ -8,10 +8,10 @@ that makes room.
 
 >>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
 >>> high, both = np.array([1, 2**63], np.uint64), np.array([0, 1])
->>> index.reserve(2)
+>>> index.reserve_entries(2)
 >>> columns = high, none, high, np.ones(2, np.uint8), np.empty((2, 0), np.int64)
 >>> index.write(IndexWrite(np.array([-1, -1]), index.built, both, *columns, slot=3))
->>> prior = index.seek(high, none, both)
+>>> prior = index.look_up_keys(high, none, both)
 >>> (prior.reference & ~(OCCUPIED | LIVE)).tolist() == [3 << 40, (3 << 40) + 1], len(index)
 (True, 2)
 """
@@ -86,7 +86,7 @@ class Index:
         """Bytes of the table, free slots included."""
         return int(self.table.nbytes)
 
-    def seek(
+    def look_up_keys(
         self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
     ) -> Prior:
         """Look up the keys at ``starts`` of the sorted identities.  O(keys) expected.
@@ -116,10 +116,10 @@ class Index:
 
         Writes to shards of their own are done side by side; all are of other keys.
         """
-        apart = self.shards > 1 and len(writes) > 1 and self._have_own_shards(writes)
+        apart = self.shards > 1 and len(writes) > 1 and self._is_one_write_per_shard(writes)
         while True:
             added = (
-                self.threads.run_each(self._write_versions, [*zip(writes)])
+                self.threads.run_in_parallel(self._write_versions, [*zip(writes)])
                 if apart
                 else list(map(self._write_versions, writes))
             )
@@ -141,13 +141,13 @@ class Index:
             )
         )
 
-    def _have_own_shards(self, writes: Sequence[IndexWrite]) -> bool:
+    def _is_one_write_per_shard(self, writes: Sequence[IndexWrite]) -> bool:
         """Whether no two writes, by ascending identities, are to one shard."""
         some = [each.high for each in writes if each.high.size]
         ends = [(int(high[0]) * self.shards >> 64, int(high[-1]) * self.shards >> 64) for high in some]
         return all(one[1] < other[0] for one, other in pairwise(ends))
 
-    def redirect(self, places: Ints, references: Ints) -> None:
+    def repoint_entries(self, places: Ints, references: Ints) -> None:
         """Point the entries at ``places`` (-1: none) to where their rows have moved, their flags unchanged."""
         flags = np.uint64(OCCUPIED | LIVE)
         self.threads.run_spans(
@@ -159,7 +159,7 @@ class Index:
         kernels.redirect_entries(self.table, places, np.zeros(places.size, np.int64), np.uint64(OCCUPIED))
         self.tombstones = self.tombstones or bool(places.size)
 
-    def evict(self, first: int, last: int, members: Flags) -> None:
+    def remove_entries(self, first: int, last: int, members: Flags) -> None:
         """Take out the entries of a range of identities that point into some batches.  O(slots of the range)."""
         end = np.uint64((last + 1) & (2**64 - 1))
         gone = evict_entries(self.table, *self._cut, np.uint64(first), end, members)
@@ -168,19 +168,21 @@ class Index:
         self.parted = self.parted + gone if end else 0
         self.built += 1
 
-    def find_places(
+    def find_entry_places(
         self, high: Words, low: Words, starts: Narrow, references: Ints, groups: Ints, order: Ints | None = None
     ) -> Ints:
         """int64[m]: the slots of the entries that point at ``references`` (without flags), -1 where they do not.
 
         ``groups``: int64[m], of which of the keys at ``starts`` each reference is.
         """
-        prior = self.seek(high, low, starts, order=order)
+        prior = self.look_up_keys(high, low, starts, order=order)
         now = (prior.reference & ~(OCCUPIED | LIVE))[groups]
         there = (now == references) & (prior.reference[groups] != 0)
         return np.where(there, prior.place[groups], -1)
 
-    def walk(self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1) -> tuple[Ints, Ints]:
+    def list_entries(
+        self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1
+    ) -> tuple[Ints, Ints]:
         """Return the references and places of a range's entries, or of the live ones, in the order of identities.
 
         ``members``: only those that point into these batches.  O(slots of the range).
@@ -188,12 +190,14 @@ class Index:
         mask = np.uint64(OCCUPIED | LIVE if live else OCCUPIED)
         count = len(self.threads.cut_spans((self.used * (last - first + 1)) >> 64, WALKED))
         cuts = [first + (last - first + 1) * i // count for i in range(count + 1)]
-        found = self.threads.run_each(self._walk_range, [(mask, members, a, b - 1) for a, b in pairwise(cuts)])
+        found = self.threads.run_in_parallel(
+            self._list_range_entries, [(mask, members, a, b - 1) for a, b in pairwise(cuts)]
+        )
         if count == 1:
             return found[0]
         return np.concatenate([one[0] for one in found]), np.concatenate([one[1] for one in found])
 
-    def _walk_range(self, mask: np.uint64, members: Flags, first: int, last: int) -> tuple[Ints, Ints]:
+    def _list_range_entries(self, mask: np.uint64, members: Flags, first: int, last: int) -> tuple[Ints, Ints]:
         """Return the references and places of a range."""
         room = min(self.used, ((last - first) * self.table.shape[0] >> 64) + 2 * self.spare) + 2
         while True:
@@ -227,7 +231,7 @@ class Index:
             self._rebuild(self.capacity * self.shards)
             self.keeps = True
 
-    def reserve(self, more: int) -> None:
+    def reserve_entries(self, more: int) -> None:
         """Make room for so many keys, known or not, before they are written.
 
         Once for all that ascends, however many writes it takes: the first of two would else fill the lower half of a
@@ -238,7 +242,7 @@ class Index:
         if need > held:
             if self.tombstones or not self.keeps:
                 # What is let go now leaves room: else a table of ever new keys would grow for ever.
-                need = self._count_slots(int((self.table[:, kernels.REF] & self._kept_bits != 0).sum()), more)
+                need = self._count_slots(int((self.table[:, kernels.REF] & self._needed_entry_bits != 0).sum()), more)
             few = need <= held // 2
             self._rebuild(held if few else max(need, held + held // 2))
 
@@ -247,7 +251,7 @@ class Index:
         return max(int((used + more) / LOAD), int((used + self.parted + more) / CROWDED))
 
     @property
-    def _kept_bits(self) -> np.uint64:
+    def _needed_entry_bits(self) -> np.uint64:
         """Bits of which a reference has one, unless it is of a deleted key that need not be known."""
         return np.uint64(LIVE | (SLOTS << SLOT if self.keeps else 0))
 
@@ -257,7 +261,7 @@ class Index:
         There is room by count; where it runs out all the same, identities crowd the end, and more spare slots help
         where more capacity would not.
         """
-        keep, shards = self._kept_bits, self.threads.size if homes >= self.shared else 1
+        keep, shards = self._needed_entry_bits, self.threads.size if homes >= self.shared else 1
         capacity, bounds = -(-homes // shards), [-(-IDENTITIES * i // shards) for i in range(shards + 1)]
         while True:
             # Fresh memory is zeros already: to clear it again would go through all of it once more.
@@ -265,7 +269,7 @@ class Index:
             cut = *self._cut, table, np.uint64(capacity), np.uint64(shards)
             ends = [(np.uint64(first), np.uint64(end - 1)) for first, end in pairwise(bounds)]
             rebuild = partial(kernels.copy_entries, self.table, *cut)
-            used = self.threads.run_each(rebuild, [(*each, self.wide, keep) for each in ends])
+            used = self.threads.run_in_parallel(rebuild, [(*each, self.wide, keep) for each in ends])
             if min(used) >= 0:
                 self.table, self.capacity, self.shards, self.used = table, capacity, shards, sum(used)
                 self._cut = cut[-2:]

@@ -9,17 +9,17 @@ arrangement looks into each of `Arrangement.partitions`.
 >>> import pyarrow as pa
 >>> from ddflow.trace.batch import Batch
 >>> from ddflow.trace.batch import Run
->>> from ddflow.time import Description
+>>> from ddflow.time import BatchDescription
 >>> def part(high):
 ...     each = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
 ...     batch = Batch.from_lists([high], [3], [True], pa.table({"k": [high % 1000]}))
-...     each.on_disk.append(Run(Description(0, 4, 3), [each.slots.add_batch(batch)]))
+...     each.on_disk.append(Run(BatchDescription(0, 4, 3), [each.slots.add_batch(batch)]))
 ...     each.keys, each.since, each.upper, each.latest = 1, 3, 4, 3
 ...     return each
 >>> joined = PartitionedArrangement([part(7), part(2**63)], since=3, upper=9)
 >>> joined.read(8).to_pylist(), joined.keys, len(joined.partitions)
 ([{'k': 7}, {'k': 808}], 2, 2)
->>> find_misplaced_key(part(8), number=0, partitions=2)
+>>> find_misplaced_key_partition(part(8), number=0, partitions=2)
 1
 """
 
@@ -84,7 +84,7 @@ def advance_times(arranged: Arrangement, since: int, upper: int) -> None:
     arranged.since, arranged.upper = max(arranged.since, since), max(arranged.upper, upper)
 
 
-def find_misplaced_key(arranged: Arrangement, number: int, partitions: int) -> int | None:
+def find_misplaced_key_partition(arranged: Arrangement, number: int, partitions: int) -> int | None:
     """Where the first key belongs that is not of partition ``number`` of so many; None where all are.  O(versions)."""
     for part in arranged.parts:
         of = assign_partitions(arranged.slots[part.slot].high[part.begin : part.end], partitions)

@@ -8,10 +8,10 @@ index names what lives, in hash order, and nothing is sorted. Otherwise the vers
 When to merge is decided by ``spine.choose``, where output goes by ``Target``.
 
 >>> import pyarrow as pa
->>> from ddflow.time import Description
+>>> from ddflow.time import BatchDescription
 >>> slots, table = BatchSlots(pa.schema({"k": pa.int64()})), pa.table({"k": [1, 2]})
 >>> old, new = (slots.add_batch(Batch.from_lists([4, 9], [time, time], [True, True], table)) for time in (0, 5))
->>> merge = RunMerge([Run(Description(0, 5, 0), [old]), Run(Description(5, 9, 0), [new])], whole=True)
+>>> merge = RunMerge([Run(BatchDescription(0, 5, 0), [old]), Run(BatchDescription(5, 9, 0), [new])], whole=True)
 >>> merge.advance(2, slots, None, since=5, settled=True, keeps=False)  # two of four, of which one stays
 (2, 1)
 >>> merge.remaining_versions, len(merge.output)
@@ -58,7 +58,7 @@ class TombstoneExpiry:
     def __init__(self, of: Callable[[Ints], Any]) -> None:
         self.of, self.gone, self.here = of, 0, 0
 
-    def count_dropped(self, keys: int) -> None:
+    def record_dropped_keys(self, keys: int) -> None:
         """Count keys that a merge has let go."""
         self.gone, self.here = self.gone + keys, max(self.here - keys, 0)
 
@@ -79,19 +79,19 @@ class PickedVersions(NamedTuple):
     ordered: bool = False
 
     @property
-    def extra_words(self) -> Ints | None:
+    def extra_identity_words(self) -> Ints | None:
         """The words of identities beyond two, None where there are none."""
         return self.order if self.ordered else None
 
     @property
     def first_of_keys(self) -> Any:
         """bool[m]: which are the first of their keys.  O(m)."""
-        return mark_first_of_keys(self.high, self.low, self.extra_words)
+        return mark_first_of_keys(self.high, self.low, self.extra_identity_words)
 
     @property
     def last_of_keys(self) -> Any:
         """bool[m]: which are the last of their keys.  O(m)."""
-        return mark_last_of_keys(self.high, self.low, self.extra_words)
+        return mark_last_of_keys(self.high, self.low, self.extra_identity_words)
 
     def drop_rows(self, out: Any) -> PickedVersions:
         """They without some, by bool[m].  O(m)."""
@@ -121,7 +121,7 @@ class PickedVersions(NamedTuple):
         return Batch(self.high, self.low, self.time, self.live, value, self.order, rows, ordered=self.ordered)
 
 
-def pick_by_index(
+def pick_versions_by_index(
     index: Index, slots: BatchSlots, parts: list[BatchRange], first: int, last: int, time: int, deletions: bool
 ) -> PickedVersions:
     """Pick the versions of ``parts`` that stay, in the range [first, last], if all are at or before since.
@@ -129,7 +129,7 @@ def pick_by_index(
     ``time``: the new time of all of them, since history before since is one.  ``deletions``: whether they stay. O(slots
     of the range).
     """
-    references, places = index.walk(not deletions, slots.mark_slots(parts), first, last)
+    references, places = index.list_entries(not deletions, slots.build_slot_mask(parts), first, last)
     high, low, value, order = index.read_entries(places)
     m = references.size
     live = (references & LIVE != 0).astype(np.uint8) if deletions else repeat_value(1, m, np.uint8)
@@ -137,7 +137,7 @@ def pick_by_index(
     return PickedVersions(references & (LIVE - 1), places, *columns, slots.ordered)
 
 
-def pick_by_sorting(
+def pick_versions_by_sorting(
     slots: BatchSlots,
     parts: list[BatchRange],
     since: int,
@@ -175,7 +175,7 @@ def pick_by_sorting(
     value, places = NONE, np.full(n, -1)
     if index is not None:
         more = order.take(by.permutation, axis=0) if slots.ordered else None
-        places = index.find_places(by.high, by.low, by.starts[:-1], references, groups, more)
+        places = index.find_entry_places(by.high, by.low, by.starts[:-1], references, groups, more)
         value = np.where(places >= 0, index.read_entries(np.maximum(places, 0))[2], np.uint64(0))
     elif all(batch.value.size for batch, _ in cuts):
         value = join_column("value").take(rows)
@@ -235,15 +235,15 @@ class RunMerge:
         for those of ``lapse``.  O(versions gone through).  When the target raises, nothing was changed.
         """
         target = self.target
-        last = self._find_piece_end(rows, slots)
+        last = self._find_chunk_end(rows, slots)
         kept = [list(run.parts) for run in self.inputs]
         parts = [part for run in self.inputs for part in run.split_off(slots, last)]
         try:
             if index is not None and settled and (self.whole or keeps):
                 time = min(since, self.output.description.upper - 1)
-                picked = pick_by_index(index, slots, parts, self.first, last, time, keeps)
+                picked = pick_versions_by_index(index, slots, parts, self.first, last, time, keeps)
             else:
-                picked = pick_by_sorting(slots, parts, since, self.whole and not keeps, index)
+                picked = pick_versions_by_sorting(slots, parts, since, self.whole and not keeps, index)
             lapsed = picked.places[:0]
             if lapse is not None and self.whole and keeps:
                 out = mark_useless_deletions(picked, since, lapse)
@@ -260,13 +260,13 @@ class RunMerge:
             part = slots.add_batch(batch)
             self.output.add(part)
             if index is not None and target is None:
-                index.redirect(picked.places, part.references)
+                index.repoint_entries(picked.places, part.references)
         if lapse is not None and lapsed.size:
             if index is not None and target is None:
                 index.drop_tombstones(lapsed[lapsed >= 0])
-            lapse.count_dropped(lapsed.size if index is None else int((lapsed >= 0).sum()))
+            lapse.record_dropped_keys(lapsed.size if index is None else int((lapsed >= 0).sum()))
         if index is not None and target is not None:
-            index.evict(self.first, last, slots.mark_slots(parts))
+            index.remove_entries(self.first, last, slots.build_slot_mask(parts))
         for part in parts:
             if part.end == len(slots[part.slot]):
                 slots.drop_batch(part.slot)
@@ -285,7 +285,7 @@ class RunMerge:
             if file is not None and part.end == len(batch):
                 file.verify()
 
-    def _find_piece_end(self, rows: int, slots: BatchSlots) -> int:
+    def _find_chunk_end(self, rows: int, slots: BatchSlots) -> int:
         """Find the greatest identity of the next piece, of about ``rows`` versions: its share of the largest input."""
         owed = self.remaining_versions
         if owed <= rows + rows // 4:

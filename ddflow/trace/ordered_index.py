@@ -7,7 +7,7 @@ until the next write. A deletion that need not be kept is taken out at once.
 >>> index = OrderedIndex(words=1)
 >>> high, low, more = np.array([1, 1], np.uint64), np.array([5, 7], np.uint64), np.array([[0], [2]])
 >>> both, value = np.array([0, 1]), np.array([3, 4], np.uint64)
->>> index.reserve(2)
+>>> index.reserve_entries(2)
 >>> index.write(IndexWrite(both, 0, both, high, low, value, np.ones(2, np.uint8), more, slot=3))
 >>> found = index.find_group_rows(high[:1], low[:0])
 >>> found.values.tolist(), found.begins.tolist(), len(index)
@@ -29,7 +29,7 @@ from ddflow.kernels.ordered import (
     walk_ordered_entries,
     write_ordered_entries,
 )
-from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, Identities, Tree, allocate_tree
+from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, IdentityAddresses, Tree, allocate_tree
 from ddflow.kernels.ordered_window import read_groups_backward, read_windows
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.trace.index import EVERY, Index, IndexWrite
@@ -85,7 +85,7 @@ class OrderedIndex(Index):
     def set_threads(self, threads: object) -> None:
         """One thread does it all."""
 
-    def seek(
+    def look_up_keys(
         self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
     ) -> Prior:
         """Look up the identities at ``starts``; ``order``: their words beyond two.  O(keys log entries)."""
@@ -93,7 +93,7 @@ class OrderedIndex(Index):
         n, empty, more = starts.size, (arena or Arena()).choose_allocator(starts.size), to_identity_words(order)
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), np.empty((n, 0), np.int64))
         look_up_ordered_entries(
-            self.tree, Identities.from_arrays(high, low, more), starts, prior.place, prior.reference, prior.value
+            self.tree, IdentityAddresses.from_arrays(high, low, more), starts, prior.place, prior.reference, prior.value
         )
         return prior
 
@@ -116,7 +116,7 @@ class OrderedIndex(Index):
         entries + rows).
         """
         begins, more = np.empty(high.size + 1, np.int64), np.empty((high.size, 0), np.uint64)
-        keys = Identities.from_arrays(high, low, more if order is None else (more := to_identity_words(order)))
+        keys = IdentityAddresses.from_arrays(high, low, more if order is None else (more := to_identity_words(order)))
         mask, room = np.uint64(LIVE if live else OCCUPIED), 2 * high.size + 16
         each = np.full(high.size, most) if isinstance(most, int) else most
         equal = np.int64(self.words if tied is None else tied)
@@ -138,7 +138,7 @@ class OrderedIndex(Index):
         ``order``, and runs of equal content are one: see `ddflow.kernels.ordered_window`.  O(places log entries +
         rows).
         """
-        keys, room = Identities.from_arrays(high, low, more := to_identity_words(order)), 8 * high.size + 16
+        keys, room = IdentityAddresses.from_arrays(high, low, more := to_identity_words(order)), 8 * high.size + 16
         segments, begins = np.empty(high.size, np.int64), np.empty(high.size + 1, np.int64)
         told = np.int64(more.shape[1]), np.uint64(LIVE), segments, begins
         while True:
@@ -158,14 +158,14 @@ class OrderedIndex(Index):
             begin, more = 0, to_identity_words(order)
             while begin < last.size:
                 tag = OCCUPIED | slot << SLOT
-                keys = Identities.from_arrays(high, low, more)
+                keys = IdentityAddresses.from_arrays(high, low, more)
                 begin = write_ordered_entries(self.tree, keys, value, live, last, begin, tag, LIVE, self.keeps)
                 if begin < last.size:
                     self._add_leaves()
         self.built += 1
 
-    def reserve(self, more: int) -> None:
-        """See `Index.reserve`: leaves are made as they are needed."""
+    def reserve_entries(self, more: int) -> None:
+        """See `Index.reserve_entries`: leaves are made as they are needed."""
 
     def _add_leaves(self) -> None:
         """Make room for more leaves; where those there are stand nearly empty, pack them.  O(entries)."""
@@ -181,13 +181,13 @@ class OrderedIndex(Index):
 
     def _pack_entries(self, leaves: int) -> None:
         """Put all entries that point at something side by side, into a tree with room for so many leaves."""
-        references, places = self.walk(live=False)
+        references, places = self.list_entries(live=False)
         there = references & ~(OCCUPIED | LIVE) != 0
         references, (high, low, value, order) = references[there], self.read_entries(places[there])
         self._set_arrays(allocate_tree(leaves, 4 + self.words))
         n, keys, live = (
             references.size,
-            Identities.from_arrays(high, low, to_identity_words(order)),
+            IdentityAddresses.from_arrays(high, low, to_identity_words(order)),
             np.ones(references.size, np.uint8),
         )
         assert (
@@ -196,19 +196,21 @@ class OrderedIndex(Index):
             )
             == n
         )
-        self.table[self.walk(live=False)[1], REF] = references.view(np.uint64)
+        self.table[self.list_entries(live=False)[1], REF] = references.view(np.uint64)
         self.tombstones, self.built = False, self.built + 1
 
-    def redirect(self, places: Ints, references: Ints) -> None:
+    def repoint_entries(self, places: Ints, references: Ints) -> None:
         """See `Index.redirect`."""
         redirect_entries(self.table, places, references, np.uint64(OCCUPIED | LIVE))
 
-    def evict(self, first: int, last: int, members: Flags) -> None:
+    def remove_entries(self, first: int, last: int, members: Flags) -> None:
         """See `Index.evict`.  O(entries of the range)."""
         evict_ordered_entries(self.tree, np.array([first, last], np.uint64), members)
         self.built += 1
 
-    def walk(self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1) -> tuple[Ints, Ints]:
+    def list_entries(
+        self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1
+    ) -> tuple[Ints, Ints]:
         """See `Index.walk`.  O(entries of the range)."""
         mask, room = np.uint64(OCCUPIED | LIVE if live else OCCUPIED), self.used
         references, places = np.empty(room, np.int64), np.empty(room, np.int64)
@@ -229,7 +231,7 @@ class OrderedIndex(Index):
 
     def _check_invariants(self) -> None:
         """Assert the invariant of the tree."""
-        references, places = self.walk(live=False)
+        references, places = self.list_entries(live=False)
         # The count is the number of entries.
         assert references.size == self.used, (references.size, self.used)
         high, low, _, order = self.read_entries(places)
@@ -241,6 +243,6 @@ class OrderedIndex(Index):
         # Entries ascend, and no identity has two.
         assert less.all()
         # Each identity is found where it stands.
-        found = self.seek(high, low, np.arange(high.size, dtype=np.int32), order=order)
+        found = self.look_up_keys(high, low, np.arange(high.size, dtype=np.int32), order=order)
         assert (found.place == places).all()
         assert int(self.arrays[-1][LEAVES]) <= int(self.arrays[-1][MOST_LEAVES])

@@ -25,7 +25,7 @@ from ddflow.columns.hashing import NONE, Ints, Narrow, Words, view_values
 from ddflow.columns.rows import Rows
 from ddflow.errors import CorruptState
 from ddflow.kernels.bloom import BLOCK, add_identities, count_blocks, find_possible_groups
-from ddflow.kernels.ordered_tree import Identities
+from ddflow.kernels.ordered_tree import IdentityAddresses
 from ddflow.kernels.search import search_batch, search_row_ranges
 from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.fields import Instant, StrictRecord
@@ -70,7 +70,7 @@ class FileLayout(StrictRecord, frozen=True):
         ):
             raise ValueError(f"a file cannot have the columns {own} beside time {self.time} and live {self.live}")
 
-    def schema(self, payload: pa.Schema) -> pa.Schema:
+    def build_schema(self, payload: pa.Schema) -> pa.Schema:
         """Return the columns of the file.  ``payload``: its last columns."""
         fields = [pa.field(f"_{name}", pa.from_numpy_dtype(KINDS[name])) for name in self.own]
         if self.words:
@@ -78,14 +78,14 @@ class FileLayout(StrictRecord, frozen=True):
         return pa.schema([*fields, *payload])
 
 
-def to_record(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, FileLayout]:
+def encode_batch(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, FileLayout]:
     """Return the columns to write, and their layout, without a copy unless ``compressed``.  O(columns), or O(n).
 
     >>> batch = Batch.from_lists([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
-    >>> record, layout = to_record(batch)
+    >>> record, layout = encode_batch(batch)
     >>> record.schema.names, layout.own, layout.words
     (['_high', '_time', '_live', 'k'], ('high', 'time', 'live'), 0)
-    >>> from_record(record, layout).rows.table.to_pylist()
+    >>> decode_batch(record, layout).rows.table.to_pylist()
     [{'k': 'a'}, {'k': 'b'}]
     """
     kept = {name: column for name in KINDS if (column := getattr(batch, name)).size and all(column.strides)}
@@ -99,10 +99,10 @@ def to_record(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, F
     if layout.words:
         arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(batch.order.reshape(-1)), layout.words))
     arrays += batch.rows.columns
-    return pa.RecordBatch.from_arrays(arrays, schema=layout.schema(batch.rows.schema)), layout
+    return pa.RecordBatch.from_arrays(arrays, schema=layout.build_schema(batch.rows.schema)), layout
 
 
-def from_record(record: pa.RecordBatch, layout: FileLayout, mapped: Any = None) -> Batch:
+def decode_batch(record: pa.RecordBatch, layout: FileLayout, mapped: Any = None) -> Batch:
     """Build the batch over the memory of a file's record; a compressed one needs `fill_hashes`.
 
     ``mapped``: the file, which the batch remembers.  O(columns).
@@ -195,22 +195,22 @@ class BatchFiles:
 
 def spill_batch(batch: Batch, batch_store: BatchStore) -> Batch:
     """Write the batch to files.  O(bytes).  Raises the errors of the store; no file is left then."""
-    record, layout = to_record(batch)
+    record, layout = encode_batch(batch)
     columns = batch_store.write(record)
     with undo_on_failure(columns.drop):
-        return add_filter(columns, layout, batch_store)
+        return add_bloom_filter(columns, layout, batch_store)
 
 
-def add_filter(columns: StoredBatch, layout: FileLayout, batch_store: BatchStore) -> Batch:
+def add_bloom_filter(columns: StoredBatch, layout: FileLayout, batch_store: BatchStore) -> Batch:
     """Add a Bloom filter, in another file, to a batch in a file.  O(n).  Raises the errors of the store."""
-    batch = from_record(columns.batch, layout)
+    batch = decode_batch(columns.batch, layout)
     words = batch_store.write(
         pa.RecordBatch.from_arrays([pa.array(BloomFilter.from_identities(batch.high, batch.low).words)], [WORDS])
     )
     return replace(batch, mapped=BatchFiles(columns, layout, words, BloomFilter.from_words(batch, words.batch)))
 
 
-def find_groups(
+def find_groups_in_batch(
     batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, wanted: Ints, order: Ints | None = None
 ) -> tuple[Ints, Ints]:
     """Which of the ``wanted`` groups have versions among a spilled batch's rows from ``begin`` on, and their last ones.
@@ -224,7 +224,7 @@ def find_groups(
     n = find_possible_groups(high, low, starts, wanted, bloom.base, bloom.shift, bloom.words, maybe)
     maybe = maybe[:n]
     if order is not None:
-        first, last = find_ranges(batch, begin, high, low, order, starts.take(maybe).astype(np.int64))
+        first, last = find_identity_ranges(batch, begin, high, low, order, starts.take(maybe).astype(np.int64))
         there = last > first
         return maybe[there], last[there] - 1
     row = np.empty(n, np.int64)
@@ -236,7 +236,7 @@ def find_groups(
     return maybe[there], row[there]
 
 
-def find_ranges(
+def find_identity_ranges(
     batch: Batch, begin: int, high: Words, low: Words, order: Ints | None, keys: Ints | None = None
 ) -> tuple[Ints, Ints]:
     """Where the rows of some identities, or prefixes of them, stand among a batch's rows from ``begin`` on.
@@ -247,6 +247,9 @@ def find_ranges(
     more = np.empty((high.size, 0), np.int64) if order is None else np.ascontiguousarray(order)
     theirs = np.ascontiguousarray(batch.order)
     first, last = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
-    sought, rows = Identities.from_arrays(high, low, more), Identities.from_arrays(batch.high, batch.low, theirs)
+    sought, rows = (
+        IdentityAddresses.from_arrays(high, low, more),
+        IdentityAddresses.from_arrays(batch.high, batch.low, theirs),
+    )
     search_row_ranges(sought, keys, rows, np.int64(begin), np.int64(len(batch)), first, last)
     return first, last

@@ -24,7 +24,7 @@ from copy import copy
 from itertools import pairwise
 
 from ddflow.metrics import LOG
-from ddflow.time import NEVER, Description
+from ddflow.time import NEVER, BatchDescription
 from ddflow.trace.batch import BatchRange, BatchSlots, Run
 from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge, Target, TombstoneExpiry
@@ -206,7 +206,7 @@ class Spine:
             if isinstance(item, RunMerge):
                 # What was made has no identity in common with what was not, so it may stand for no time of its own.
                 lower, _, since = item.output.description
-                runs += [Run(Description(lower, lower, since), item.output.parts), *item.inputs]
+                runs += [Run(BatchDescription(lower, lower, since), item.output.parts), *item.inputs]
             else:
                 runs.append(item)
         return runs
@@ -227,4 +227,4 @@ class Spine:
                 ends = [(int(slots[p.slot].high[p.begin]), int(slots[p.slot].high[p.end - 1])) for p in each.parts]
                 assert all(a[1] < b[0] for a, b in pairwise(ends)), ends
         # Neighbours meet: no time is covered twice or not at all.
-        assert all(older.meets(newer) for older, newer in pairwise(descriptions)), descriptions
+        assert all(older.is_followed_by(newer) for older, newer in pairwise(descriptions)), descriptions

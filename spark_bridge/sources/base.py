@@ -44,7 +44,7 @@ def check_options(
             raise SpecError(f"{kind} with the option {name!r}", found, f"leave it out{remedy}")
 
 
-def list_shares(plan: Plan, name: str, manifest: Manifest) -> list[tuple[int, int] | None]:
+def list_readable_partitions(plan: Plan, name: str, manifest: Manifest) -> list[tuple[int, int] | None]:
     """List the shares of an output or an input that tasks can read: a stage and a partition, or None for all of it.
 
     O(nodes + partitions).
@@ -72,9 +72,9 @@ class StreamReader(DataSourceStreamReader):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Go no further than what is available now."""
-        self.target = self.find_end()
+        self.target = self.find_stream_end()
 
-    def find_end(self) -> Any:
+    def find_stream_end(self) -> Any:
         """Look where the stream ends now."""
         raise NotImplementedError
 

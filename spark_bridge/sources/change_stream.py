@@ -37,8 +37,8 @@ from ddflow.storage.inventory_text import is_state_file
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.opening import open_existing_store, open_store
 from ddflow.storage.protocol import Store
-from spark_bridge.sources.base import StreamReader, list_shares
-from spark_bridge.tasks import UpdatesFile, batches_for_spark
+from spark_bridge.sources.base import StreamReader, list_readable_partitions
+from spark_bridge.tasks import UpdatesFile, to_spark_batches
 
 Offset = dict[str, Any]
 BYTES: Final = 32 << 20
@@ -103,7 +103,7 @@ class ChangeStream(StreamReader):
         """Where a new query begins.  Raises `SnapshotExpired` for an epoch that is not kept."""
         if self.begin == "earliest":
             return {"epoch": -1, "mark": ""}
-        manifest = self.find_end()
+        manifest = self.find_stream_end()
         if self.begin == "latest":
             return self._build_offset(manifest, manifest.epoch)
         kept = [each.epoch for each in manifest.receipts]
@@ -123,7 +123,7 @@ class ChangeStream(StreamReader):
 
         O(epochs kept). Raises `SnapshotExpired` if it cannot be read.
         """
-        manifest = self.target or self.find_end()
+        manifest = self.target or self.find_stream_end()
         if start is None:
             return self._build_end_offset(manifest) if manifest.epoch else self.initialOffset()
         if manifest.epoch == start["epoch"] or not manifest.epoch:
@@ -164,7 +164,7 @@ class ChangeStream(StreamReader):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Split a batch into partitions for tasks. O(files). Raises `SnapshotExpired`, `PlanChanged`."""
-        manifest = self.find_end()
+        manifest = self.find_stream_end()
         self._check_offset(manifest, start)
         if start["epoch"] == end["epoch"]:
             return []
@@ -195,7 +195,7 @@ class ChangeStream(StreamReader):
             assert isinstance(partition, SnapshotSplit), partition
             tables = iter([self._read_snapshot(partition)])
         for table in tables:
-            yield from batches_for_spark(table.select(self.columns.names), self.output)
+            yield from to_spark_batches(table.select(self.columns.names), self.output)
 
     def _split_contents(
         self, manifest: Manifest, plan: Plan, schema: pa.Schema, end: Offset
@@ -216,7 +216,7 @@ class ChangeStream(StreamReader):
             ]
         self._check_offset(then, end)
         version = StateVersion.of_manifest(store, then, self.trust)
-        shares = list_shares(plan, self.output, then)
+        shares = list_readable_partitions(plan, self.output, then)
         return [SnapshotSplit(version, share, end["time"], None if upserts else schema) for share in shares]
 
     def _list_epochs(self, manifest: Manifest, start: Offset, last: int) -> list[Epoch]:
@@ -303,7 +303,7 @@ class ChangeStream(StreamReader):
             self._store = open_store(self.where, trust=self.trust, create=False, readonly=True)
         return self._store
 
-    def find_end(self) -> Manifest:
+    def find_stream_end(self) -> Manifest:
         """Return the newest manifest; look for it a hundred times a second, and read it only if it is new."""
         store = self._open_store()
         if self._last is None or store.list_manifests()[-1:] != [self._last.number]:

@@ -25,7 +25,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ddflow.connectors.kafka.source import KafkaTopic, OffsetRangeReader, TopicPosition, TopicWatcher, build_position
+from ddflow.connectors.kafka.source import (
+    KafkaTopicSource,
+    OffsetRangeReader,
+    TopicPosition,
+    TopicWatcher,
+    build_position,
+)
 from ddflow.errors import SpecError
 from spark_bridge.errors import attach_error_notes
 from spark_bridge.sources.base import StreamReader, check_limit_supported, check_options
@@ -100,7 +106,7 @@ class KafkaSource(DataSource):
         self._check_query(schema, STREAM, "a batch")
         ending = self.options.get("endingOffsets", "latest")
         given = {} if ending == "latest" else self._parse_offsets("endingOffsets", ending)
-        return TopicBatch(self._parse_start_topics("earliest"), Topics(self._make_topics("latest"), given))
+        return TopicBatchReader(self._parse_start_topics("earliest"), Topics(self._make_topics("latest"), given))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make what follows topics: from ``startingOffsets`` ("latest") on.
@@ -125,7 +131,7 @@ class KafkaSource(DataSource):
         self._check_query(schema, BATCH, "a stream")
         most = self._parse_number("maxOffsetsPerTrigger")
         check_limit_supported(most, "follow Kafka with maxOffsetsPerTrigger")
-        return TopicStream(self._parse_start_topics("latest"), most)
+        return TopicStreamReader(self._parse_start_topics("latest"), most)
 
     def _check_query(self, schema: StructType, others: tuple[str, ...], kind: str) -> None:
         """Raise `SpecError` for options that are not of this kind of query, that are missing, and for a schema."""
@@ -137,12 +143,12 @@ class KafkaSource(DataSource):
         if schema != self.schema():
             raise SpecError("read Kafka with a schema", "its columns are always the same", "leave schema() out")
 
-    def _make_topics(self, start: str | datetime) -> list[KafkaTopic]:
+    def _make_topics(self, start: str | datetime) -> list[KafkaTopicSource]:
         """Make the topics, to be read from a start on."""
         config = {name[6:]: value for name, value in self.options.items() if name.lower().startswith("kafka.")}
         servers = config.pop("bootstrap.servers")
         names = [name.strip() for name in self.options["subscribe"].split(",")]
-        return [KafkaTopic(servers, name, start, False, config) for name in names]
+        return [KafkaTopicSource(servers, name, start, False, config) for name in names]
 
     def _parse_start_topics(self, default: str) -> Topics:
         at, start = self._parse_number("startingTimestamp"), self.options.get("startingOffsets")
@@ -182,7 +188,7 @@ class KafkaSource(DataSource):
 class OffsetRange(InputPartition):
     """Messages of a partition of a topic, from an offset on, before another."""
 
-    of: KafkaTopic
+    of: KafkaTopicSource
     partition: int
     first: int
     end: int
@@ -191,7 +197,7 @@ class OffsetRange(InputPartition):
 class Topics:
     """Some topics, watched from where Spark plans.  ``given``: offsets that are named instead of a start."""
 
-    def __init__(self, of: Sequence[KafkaTopic], given: Mapping[str, Mapping[str, int]]) -> None:
+    def __init__(self, of: Sequence[KafkaTopicSource], given: Mapping[str, Mapping[str, int]]) -> None:
         self.of, self.given = {each.topic: each for each in of}, given
         self._ends: dict[str, TopicWatcher] = {}
 
@@ -204,7 +210,7 @@ class Topics:
             self._ends[topic] = TopicWatcher(self.of[topic])
         return self._ends[topic]
 
-    def find_starts(self) -> Offsets:
+    def find_start_offsets(self) -> Offsets:
         """Find where reading begins.  O(partitions).  Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`."""
         return {topic: self._find_offsets(topic) or offsets_to_json(self.connect(topic).at) for topic in self.of}
 
@@ -213,21 +219,21 @@ class Topics:
         if topic not in self.given:
             return {}
         ends, asked = self.connect(topic), {int(p): n for p, n in self.given[topic].items()}
-        now = ends.read_offsets()
+        now = ends.fetch_offset_ranges()
         found = {p: now[p][{-1: 1, -2: 0}[n]] if n in (-1, -2) and p in now else n for p, n in asked.items()}
         ends.check_offsets(found, now)
         at = int(self.of[topic].start == "latest")
         return offsets_to_json({partition: each[at] for partition, each in now.items()} | found)
 
-    def find_ends(self, since: Offsets | None = None) -> Offsets:
+    def find_end_offsets(self, since: Offsets | None = None) -> Offsets:
         """Find where topics end.  ``since``: offsets that they must still have.
 
-        O(partitions).  Raises as `find_starts`.
+        O(partitions).  Raises as `find_start_offsets`.
         """
         found = dict[str, dict[str, int]]()
         for topic in self.of:
             ends = self.connect(topic)
-            now = ends.read_offsets()
+            now = ends.fetch_offset_ranges()
             if since is not None:
                 ends.check_offsets({int(p): n for p, n in since.get(topic, {}).items()}, now)
             found[topic] = offsets_to_json({partition: high for partition, (_, high) in now.items()})
@@ -240,7 +246,7 @@ class Topics:
     def extract_offsets(self, positions: Positions) -> Offsets:
         """Return the offsets of positions. O(topics).
 
-        Raises the errors of `find_starts`, and `SourceChanged` for positions of another topic.
+        Raises the errors of `find_start_offsets`, and `SourceChanged` for positions of another topic.
         """
         return {
             topic: dict(self.connect(topic).check_topic_identity(each))
@@ -253,7 +259,7 @@ class Topics:
         made = list[InputPartition]()
         for topic, partitions in end.items():
             before = start.get(topic, {})
-            new = self.connect(topic).read_offsets() if partitions.keys() - before.keys() else {}
+            new = self.connect(topic).fetch_offset_ranges() if partitions.keys() - before.keys() else {}
             for partition, last in partitions.items():
                 first = before[partition] if partition in before else new[int(partition)][0]
                 if first < last:
@@ -261,7 +267,7 @@ class Topics:
         return made
 
 
-def read_range(of: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_offset_range(of: InputPartition) -> Iterator[pa.RecordBatch]:
     """Read the messages of a range, in a task. O(messages). Raises `SourceFailed`, `SourceChanged`."""
     assert isinstance(of, OffsetRange)
     with attach_error_notes(), closing(OffsetRangeReader(of.of, of.partition, of.first, of.end)) as reader:
@@ -269,7 +275,7 @@ def read_range(of: InputPartition) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_arrays([batch.column(f.name).cast(f.type) for f in COLUMNS], schema=COLUMNS)
 
 
-class TopicBatch(DataSourceReader):
+class TopicBatchReader(DataSourceReader):
     """Messages up to where topics end when the query is planned, or before the offsets of ``until``."""
 
     def __init__(self, topics: Topics, until: Topics) -> None:
@@ -277,14 +283,14 @@ class TopicBatch(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Split the batch into ranges for tasks, at most one a partition of a topic."""
-        return self.topics.split_ranges(self.topics.find_starts(), self.until.find_starts())
+        return self.topics.split_ranges(self.topics.find_start_offsets(), self.until.find_start_offsets())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of a range."""
-        return read_range(partition)
+        return read_offset_range(partition)
 
 
-class TopicStream(StreamReader):
+class TopicStreamReader(StreamReader):
     """Messages as they come, at most so many a batch."""
 
     limit = "ReadMaxRows"
@@ -292,18 +298,18 @@ class TopicStream(StreamReader):
     def __init__(self, topics: Topics, most: int | None = None) -> None:
         self.topics, self.most = topics, most
 
-    def find_end(self) -> Offsets:
+    def find_stream_end(self) -> Offsets:
         """Return the ends of the topics."""
-        return self.topics.find_ends()
+        return self.topics.find_end_offsets()
 
     def initialOffset(self) -> Positions:
         """Return where a new query begins."""
-        return self.topics.build_positions(self.topics.find_starts())
+        return self.topics.build_positions(self.topics.find_start_offsets())
 
     def latestOffset(self, start: Positions | None = None, limit: Any = None) -> Positions:
         """Return where the next batch ends.  O(partitions)."""
         since = None if start is None else self.topics.extract_offsets(start)
-        end = self.topics.find_ends(since) if self.target is None else self.target
+        end = self.topics.find_end_offsets(since) if self.target is None else self.target
         if since is not None and (most := getattr(limit, "max_rows", None)):
             end = limit_messages(since, end, most)
         return self.topics.build_positions(end)
@@ -314,7 +320,7 @@ class TopicStream(StreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of a range."""
-        return read_range(partition)
+        return read_offset_range(partition)
 
 
 def offsets_to_json(offsets: Mapping[int, int]) -> dict[str, int]:

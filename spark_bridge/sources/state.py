@@ -53,9 +53,9 @@ from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import open_existing_store
 from ddflow.storage.protocol import Store
 from ddflow.time import format_time, parse_time
-from spark_bridge.sources.base import check_limit_supported, check_options, list_shares
+from spark_bridge.sources.base import check_limit_supported, check_options, list_readable_partitions
 from spark_bridge.sources.change_stream import ChangeStream
-from spark_bridge.tasks import batches_for_spark
+from spark_bridge.tasks import to_spark_batches
 from spark_bridge.types import find_transfer_type, spark_schema
 
 BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
@@ -346,7 +346,7 @@ class ReadRequest(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ShareSplit(InputPartition):
+class PartitionSplit(InputPartition):
     """``share``: a stage and a partition, or None for all of the state."""
 
     share: tuple[int, int] | None
@@ -357,7 +357,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, read: ReadRequest, plan: Plan, manifest: Manifest) -> None:
         self.asked, self.filters = read, list[Any]()
-        self.parts = [ShareSplit(share) for share in list_shares(plan, read.name, manifest)]
+        self.parts = [PartitionSplit(share) for share in list_readable_partitions(plan, read.name, manifest)]
 
     def partitions(self) -> Sequence[InputPartition]:
         """One or more."""
@@ -365,10 +365,10 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition's rows, in the types that travel. O(bytes of it). Raises the errors of `read_updates`."""
-        assert isinstance(partition, ShareSplit), partition
+        assert isinstance(partition, PartitionSplit), partition
         version, flow, name, columns, as_of, after = self.asked
         table = read_updates(version, flow, name, partition.share, as_of, after)
-        for out in batches_for_spark(table.select(columns.names), name):
+        for out in to_spark_batches(table.select(columns.names), name):
             for each in self.filters:
                 out = out.filter(_apply_filter(each, out))
             if out.num_rows:
@@ -399,7 +399,7 @@ class FilteredReader(BatchReader):
             assert by is not None, "it has several parts"
             numbers = find_matching_partitions(by.by or (), self._list_filter_values(), manifest)
             if numbers is not None:
-                self.parts = [ShareSplit((by.stage, number)) for number in numbers]
+                self.parts = [PartitionSplit((by.stage, number)) for number in numbers]
         return rest
 
     def _list_filter_values(self) -> dict[str, list[Any]]:

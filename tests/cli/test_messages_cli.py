@@ -22,7 +22,7 @@ from ddflow.cli.input_files import build_file_options
 from ddflow.cli.plan import find_message_columns
 from ddflow.connectors.files import open_files
 from ddflow.connectors.files.csv_reader import BLOCK, drop_blank_lines, read_line_blocks
-from ddflow.connectors.formats.row_columns import find_connect_type
+from ddflow.connectors.formats.row_columns import find_kafka_connect_type
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 TOPIC = "shop.public.everything"
@@ -141,7 +141,7 @@ def test_types_come_from_a_schema_where_there_is_one(tmp_path: Path) -> None:
     ],
 )
 def test_a_field_of_connect_has_one_type(field: dict[str, Any], kind: pa.DataType | None) -> None:
-    assert find_connect_type(field) == kind
+    assert find_kafka_connect_type(field) == kind
 
 
 def test_what_cannot_be_read_says_so(feed: Path, tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ import ddflow as dd
 from ddflow.cli.words import ShellSyntax
 from ddflow.errors import (
     BadMessage,
-    Command,
+    CommandFix,
     DeclareFix,
-    DeleteRule,
     EvolveFix,
     FileFix,
     Option,
     Phrase,
     SchemaMismatch,
+    TombstoneFix,
     format_phrase,
 )
 
@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (Option("scalar", True) + " has no effect", "--scalar has no effect"),
         (Phrase(Option("time", "two words")), "--time 'two words'"),
         ("the scope 'time=1', a row's own", "the scope 'time=1', a row's own"),
-        (Phrase(DeleteRule("op", "D"), ", ", Option("late", "drop")), "dd.tombstone('op', 'D'), late='drop'"),
+        (Phrase(TombstoneFix("op", "D"), ", ", Option("late", "drop")), "dd.tombstone('op', 'D'), late='drop'"),
         ("declare " + DeclareFix({"a": "decimal(9,2)"}), "declare --types 'a=decimal(9,2)'"),
         ("by " + EvolveFix({"a": "int64"}), "by ddflow evolve STATE --types a=int64"),
         (Phrase(EvolveFix({"a": "int64"}, "in", "my s")), "ddflow evolve 'my s' --input in --types a=int64"),
@@ -65,7 +65,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             Phrase(EvolveFix(state="s", drop_outputs=["a"], drop_inputs=["b"])),
             "ddflow evolve s --drop-output a --drop-input b",
         ),
-        ("go back with " + Command("rollback"), "go back with ddflow rollback"),
+        ("go back with " + CommandFix("rollback"), "go back with ddflow rollback"),
     ],
 )
 def test_words_of_python_become_those_of_the_shell(fix: str, shell: str) -> None:
@@ -77,7 +77,7 @@ def test_how_text_is_written_is_said_in_the_address_of_a_source() -> None:
     said = format_phrase(fix, ShellSyntax({"from": "--from"}))
     assert said == "give --from 'INPUT=files:PATTERN:delimiter=;:null=NA:null=-'"
     assert format_phrase(fix, ShellSyntax({}, tables=True)) == "give 'NAME=FILE:delimiter=;:null=NA:null=-'"
-    assert format_phrase(Phrase(DeleteRule("op", "D")), ShellSyntax({}, tables=True)) == ":tombstone=op=D"
+    assert format_phrase(Phrase(TombstoneFix("op", "D")), ShellSyntax({}, tables=True)) == ":tombstone=op=D"
 
 
 def test_the_same_mistake_is_worded_for_who_made_it() -> None:

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import types as T
 
 import ddflow as dd
-from ddflow.columns.declared import to_schema
+from ddflow.columns.declared import to_arrow_schema
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
 
 PLAIN = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.timestamp("us"), "n": pa.float64()})
@@ -49,7 +49,7 @@ GIVEN: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", GIVEN)
 def test_every_kind_of_schema_means_the_same_columns(kind: str) -> None:
-    assert to_schema(GIVEN[kind]) == PLAIN
+    assert to_arrow_schema(GIVEN[kind]) == PLAIN
     flow = dd.Flow()
     flow.output("rows", flow.upserts("rows", GIVEN[kind], dd.Upsert(key="id")))
     with flow.open() as engine:
@@ -57,7 +57,7 @@ def test_every_kind_of_schema_means_the_same_columns(kind: str) -> None:
 
 
 def test_types_of_python_and_of_spark_that_are_more_than_one_word() -> None:
-    found = to_schema({"d": dt.date, "t": dt.time, "l": dt.timedelta, "b": bool, "x": bytes, "many": list[int]})
+    found = to_arrow_schema({"d": dt.date, "t": dt.time, "l": dt.timedelta, "b": bool, "x": bytes, "many": list[int]})
     times = [pa.date32(), pa.time64("us"), pa.duration("us")]
     assert found.types == [*times, pa.bool_(), pa.binary(), pa.list_(pa.int64())]
     spark = T.StructType(
@@ -70,7 +70,7 @@ def test_types_of_python_and_of_spark_that_are_more_than_one_word() -> None:
             T.StructField("who", T.StructType([T.StructField("name", T.StringType())])),
         ]
     )
-    assert to_schema(spark) == pa.schema(
+    assert to_arrow_schema(spark) == pa.schema(
         [
             pa.field("amount", pa.decimal128(12, 2), nullable=False),
             ("at", pa.timestamp("us", "UTC")),
@@ -98,7 +98,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
 def test_what_is_no_schema_is_refused_with_its_column(name: str) -> None:
     given, error, why = WRONG[name]
     with pytest.raises(error, match=why):
-        to_schema(given)
+        to_arrow_schema(given)
 
 
 def test_text_of_a_frame_is_declared_as_string_and_a_wide_declaration_is_the_same_type(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_text_of_a_frame_is_declared_as_string_and_a_wide_declaration_is_the_sam
         return made
 
     frame = pl.DataFrame({"id": ["a"], "tags": [["x", None]]})
-    assert to_schema(frame) == pa.schema({"id": pa.string(), "tags": pa.list_(pa.string())})
+    assert to_arrow_schema(frame) == pa.schema({"id": pa.string(), "tags": pa.list_(pa.string())})
     wide = pa.schema({"id": pa.large_string(), "tags": pa.large_list(pa.large_string())})
     for number, (first, then) in enumerate([(frame, {"id": str, "tags": list[str]}), (wide, frame), (wide, wide)]):
         state = tmp_path / str(number)

@@ -15,7 +15,7 @@ from ddflow.columns.hashing import (
     Secret,
     compute_identities,
     compute_value_hashes,
-    has_wide_identities,
+    has_two_word_identities,
     unpack_booleans,
     unpack_validity,
 )
@@ -116,8 +116,8 @@ def test_one_integer_column_without_nulls_needs_one_word_and_cannot_collide() ->
     keys = [0, 1, -1, 2**63 - 1, -(2**63), *range(5, 300)]
     high, low = compute_identities(pa.table({"k": keys}, schema), SECRET)
     assert low.size == 0 and len(set(high.tolist())) == len(keys)
-    assert not has_wide_identities(schema) and has_wide_identities(schema.append(schema.field(0)))
-    assert has_wide_identities(pa.schema([("k", pa.int64())])) and has_wide_identities(
+    assert not has_two_word_identities(schema) and has_two_word_identities(schema.append(schema.field(0)))
+    assert has_two_word_identities(pa.schema([("k", pa.int64())])) and has_two_word_identities(
         pa.schema([pa.field("k", pa.string(), nullable=False)])
     )
 

@@ -17,7 +17,7 @@ from kinds import ENCODED, PLAIN, pieces
 from messages import raises
 
 from ddflow.columns.casts import suggest_type
-from ddflow.columns.declared import to_schema
+from ddflow.columns.declared import to_arrow_schema
 from ddflow.columns.schema import conform_to_schema, decode_array, empty_table, normalize_type
 from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
@@ -58,7 +58,7 @@ def test_a_column_of_the_declared_type_is_taken_as_it_is(kind: str) -> None:
 @pytest.mark.parametrize("kind", ENCODED)
 def test_an_encoded_column_is_decoded_from_any_chunks(kind: str) -> None:
     array, normal = ENCODED[kind]
-    assert to_schema({"v": array.type}).field("v").type == normal
+    assert to_arrow_schema({"v": array.type}).field("v").type == normal
     for given in (array, array.slice(1), pieces(array), array.slice(0, 0)):
         found = conformed(given, normal)
         found.validate(full=True)
@@ -311,16 +311,16 @@ def test_an_error_of_the_producer_itself_is_passed_on() -> None:
     ids=["schema", "types", "names", "capsule", "table"],
 )
 def test_schemas_are_taken_from_anything_that_has_one(given: Any) -> None:
-    assert to_schema(given) == INTS
+    assert to_arrow_schema(given) == INTS
 
 
 @pytest.mark.parametrize("given", [None, 5, {"id": set}, ["id"], {5: pa.int64()}], ids=repr)
 def test_what_is_no_schema_is_refused(given: Any) -> None:
     with pytest.raises(NotArrow, match="schema"):
-        to_schema(given)
+        to_arrow_schema(given)
 
 
 @pytest.mark.parametrize("names", [["a", "b", "a"], ["a", "_diff", "_time"]])
 def test_duplicate_and_reserved_names_are_refused(names: list[str]) -> None:
     with raises(SpecError):
-        to_schema(pa.schema([pa.field(name, pa.int64()) for name in names]))
+        to_arrow_schema(pa.schema([pa.field(name, pa.int64()) for name in names]))

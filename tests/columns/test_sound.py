@@ -12,7 +12,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.columns.schema import MANY, is_long_ascii
+from ddflow.columns.schema import MANY, is_large_ascii_array
 
 DAY = 86_400
 
@@ -89,11 +89,11 @@ def test_many_texts_are_looked_at_as_few_are(kind: pa.DataType) -> None:
     back[5:7], beyond[5], before[5] = back[6:4:-1], n + 1, -1
     last, accent, cut = b"a" * (n - 1) + b"\xff", b"a" * (n - 2) + "ä".encode(), b"\xc3\xa4" * n
     for at, data in ((offsets, last), (offsets, cut), *((each, b"a" * n) for each in (back, beyond, before))):
-        assert not is_long_ascii(of_buffers(kind, at.tobytes(), data, rows=n))
+        assert not is_large_ascii_array(of_buffers(kind, at.tobytes(), data, rows=n))
     with opened(kind) as engine:
         apart = np.append(offsets[:-2], np.full(2, n, width))
         taken = of_buffers(kind, apart.tobytes(), accent, rows=n)
-        assert is_long_ascii(taken.slice(0, n - 2)) and not is_long_ascii(taken)
+        assert is_large_ascii_array(taken.slice(0, n - 2)) and not is_large_ascii_array(taken)
         for values in (
             taken,
             pa.nulls(n, kind),

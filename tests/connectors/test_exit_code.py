@@ -26,12 +26,12 @@ from postgres_server import Server
 from programs import run_python
 from s3_server import Moto, moto
 
-from ddflow.connectors.delta.sink import read_files
+from ddflow.connectors.delta.sink import read_dataset_rows
 from ddflow.connectors.files import csv_reader
 from ddflow.connectors.files.columnar_reader import ParquetFile
 from ddflow.connectors.files.csv_reader import CsvFile
 from ddflow.connectors.files.kinds import Dialect
-from ddflow.connectors.files.places import FilePlace, LocalFile
+from ddflow.connectors.files.places import FileLocation, LocalFile
 
 __all__ = ["moto"]
 REPOSITORY = Path(__file__).parents[2]
@@ -192,7 +192,7 @@ SLOW = """
 import io, time
 import pyarrow as pa
 from ddflow.connectors.files.kinds import Dialect
-from ddflow.connectors.files.places import FilePlace
+from ddflow.connectors.files.places import FileLocation
 from ddflow.connectors.files.csv_reader import CsvFile
 
 class Slow(io.RawIOBase):
@@ -206,7 +206,7 @@ class Slow(io.RawIOBase):
         into[: len(text)] = text
         return len(text)
 
-class Here(FilePlace):
+class Here(FileLocation):
     def size(self):
         return None
     def open(self):
@@ -257,7 +257,7 @@ class Handler(DeltaStorageHandler):
             return pa.PythonFile(Watched(file.read(), self.seen), mode="r")
 
 
-class Object(FilePlace):
+class Object(FileLocation):
     """A file that Python gives, as one of S3 is."""
 
     def __init__(self, data: bytes, seen: set[int]) -> None:
@@ -277,7 +277,7 @@ def test_files_that_python_gives_are_read_by_the_thread_that_asks(tmp_path: Path
     handler, seen = Handler(str(tmp_path / "t")), set[int]()
     handler.seen = seen
     dataset = deltalake.DeltaTable(tmp_path / "t").to_pyarrow_dataset(filesystem=fs.PyFileSystem(handler))
-    assert sum(batch.num_rows for batch in read_files(dataset, rows.schema.names)) == 100_000
+    assert sum(batch.num_rows for batch in read_dataset_rows(dataset, rows.schema.names)) == 100_000
     pq.write_table(rows, data := io.BytesIO())
     file = ParquetFile(Object(data.getvalue(), seen))
     assert sum(batch.num_rows for batch in file.batches(rows.schema)) == 100_000

@@ -30,7 +30,7 @@ from ddflow.columns.casts import parse_type, parse_types
 from ddflow.connectors.files import FileOutput, FilePosition, UnwritableOutput, open_files, open_output
 from ddflow.connectors.files.kinds import ARRAY, ARROW, CSV, JSON, KINDS, PARQUET, STREAM, TSV, find_kind
 from ddflow.connectors.files.reader import ROWS
-from ddflow.connectors.files.spelling import is_storable_type
+from ddflow.connectors.files.spelling import is_storable_in_text
 from ddflow.errors import OutputExists, SpecError, UnreadableInput
 
 TEXTS = [ending for ending, kind in KINDS.items() if kind.name in (CSV, TSV, JSON, ARRAY)]
@@ -101,7 +101,7 @@ def as_parquet(schema: pa.Schema) -> pa.Schema:
 def test_every_type_comes_back_as_it_was_written(ending: str, tmp_path: Path) -> None:
     kind = find_kind(Path(f"a{ending}"))
     names = [
-        name for name in EVERY.column_names if ending not in TEXTS or is_storable_type(EVERY[name].type, kind.name)
+        name for name in EVERY.column_names if ending not in TEXTS or is_storable_in_text(EVERY[name].type, kind.name)
     ]
     nested = {"list", "large_list", "pair", "map", "struct"}
     assert set(EVERY.column_names) - set(names) == (set() if ending in NESTING else nested)

@@ -21,7 +21,7 @@ from hypothesis import given, settings, strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.formats.cells import CellForm, cast_cells
+from ddflow.connectors.formats.cells import CellEncoding, cast_cells
 
 COLUMNS = {"id": pa.int64(), "v": pa.string()}
 DEBEZIUM = dd.formats.debezium()
@@ -338,7 +338,7 @@ def test_times_of_other_units_and_decimals_of_other_modes() -> None:
 def test_decimals_as_bytes_are_exact(values: list[int]) -> None:
     coded = [v.to_bytes(max((v.bit_length() + 8) // 8, 1), "big", signed=True) for v in values]
     texts = pa.array([base64.b64encode(each).decode() for each in coded], pa.string())
-    made, wrong = cast_cells(texts, pa.decimal128(38, 3), CellForm())
+    made, wrong = cast_cells(texts, pa.decimal128(38, 3), CellEncoding())
     assert wrong is None and made.to_pylist() == [Decimal(f"{v}e-3") for v in values]
 
 

@@ -15,8 +15,8 @@ import ddflow as dd
 from ddflow.connectors.formats.base import (
     SAMPLE,
     MessageTarget,
+    build_events_schema,
     decode_messages,
-    events_schema,
     find_undeclared_columns,
 )
 from ddflow.connectors.formats.messages import find_nearest_table
@@ -89,7 +89,7 @@ def test_a_column_that_no_message_has_is_told_once(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_column_that_messages_get_and_nobody_declared_is_found_in_a_sample(kind: str) -> None:
     format, columns = format_of(kind, on_bad="drop"), pa.schema({"id": pa.int64()})
-    target = MessageTarget("'t'", columns, ("id",), (), True, events_schema(format, columns, True))
+    target = MessageTarget("'t'", columns, ("id",), (), True, build_events_schema(format, columns, True))
     given = values(*(message(kind, {"id": n}) for n in range(2 * SAMPLE)), message(kind, {"id": 0, "note": "x"}), "{")
     made = decode_messages(format, given, target)
     assert find_undeclared_columns(format, given, made, ["id"], "'t'") == ["note"]

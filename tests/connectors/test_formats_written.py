@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.modes import parse_row_messages, read_rows_with_diff
+from ddflow.connectors.modes import parse_change_messages, read_rows_with_diff
 from ddflow.errors import NotUnique, SinkRefused, SpecError
 
 ROWS = pa.schema({"id": pa.int64(), "city": pa.string(), "n": pa.decimal128(6, 2)})
@@ -112,7 +112,9 @@ def test_values_read_back_exactly(kind: pa.DataType) -> None:
     with flow.open() as engine:
         made = engine.step({"rows": messages}, time=1)["rows"]
     assert made.sort_by("id").select(["id", "v"]).equals(updates.select(["id", "v"]))
-    assert parse_row_messages(messages, updates.select(["id", "v"]).schema).column("v").combine_chunks().equals(column)
+    assert (
+        parse_change_messages(messages, updates.select(["id", "v"]).schema).column("v").combine_chunks().equals(column)
+    )
 
 
 def test_a_row_that_is_there_several_times_is_written_so_often() -> None:
@@ -163,6 +165,6 @@ def test_what_cannot_be_written_is_refused(mode: Any, options: dict[str, Any]) -
 
 def test_messages_of_others_are_not_read_back() -> None:
     with raises(SinkRefused):
-        parse_row_messages(pa.table({"value": ["{"]}), ROWS)
+        parse_change_messages(pa.table({"value": ["{"]}), ROWS)
     with raises(SinkRefused):
-        parse_row_messages(pa.table({"value": ['{"before":null,"after":{"id":"x"}}']}), ROWS)
+        parse_change_messages(pa.table({"value": ['{"before":null,"after":{"id":"x"}}']}), ROWS)

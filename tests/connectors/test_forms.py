@@ -13,21 +13,26 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.files import FileOptions, FilesSource, open_files
-from ddflow.connectors.files.kinds import Dialect, ValueForms
-from ddflow.connectors.files.spelling import MisspelledValue, convert_texts, is_parsable_as, parse_texts
+from ddflow.connectors.files import FileOptions, MultiFileReader, open_files
+from ddflow.connectors.files.kinds import Dialect, ValueFormats
+from ddflow.connectors.files.spelling import (
+    UnparsableValue,
+    is_parsable_as,
+    parse_texts_leniently,
+    parse_texts_strictly,
+)
 from ddflow.errors import SchemaMismatch, SpecError
 
 AT = datetime.datetime(2024, 1, 3, 14, 5)
 GERMAN = Dialect(";", decimal=",", dates=("%d.%m.%Y", "%d.%m.%Y %H:%M"))
 
 
-def source(path: Path, text: str, dialect: Dialect, **types: Any) -> FilesSource:
+def source(path: Path, text: str, dialect: Dialect, **types: Any) -> MultiFileReader:
     path.write_text(text, encoding="utf-8")
     return open_files([path], types, how=FileOptions(dialect=dialect))
 
 
-def rows(given: FilesSource) -> list[dict[str, Any]]:
+def rows(given: MultiFileReader) -> list[dict[str, Any]]:
     return [row for batch, _ in given.batches() for row in batch.to_pylist()]
 
 
@@ -64,13 +69,13 @@ def rows(given: FilesSource) -> list[dict[str, Any]]:
 )
 def test_a_form_gives_what_iso_would(form: str, text: str, meant: str) -> None:
     given = pa.array([None, text])
-    assert ValueForms(dates=(form,)).validate().normalize(given, pa.timestamp("us")).to_pylist() == [None, meant]
-    assert ValueForms(dates=(form,)).normalize(given, pa.int64()) is given
+    assert ValueFormats(dates=(form,)).validate().normalize(given, pa.timestamp("us")).to_pylist() == [None, meant]
+    assert ValueFormats(dates=(form,)).normalize(given, pa.int64()) is given
 
 
 @pytest.mark.parametrize("text", ["31.02.2024", "00.01.2024", "01.13.2024", "29.02.2023"])
 def test_a_day_that_is_not_is_none(text: str) -> None:
-    assert not is_parsable_as(pa.array([text]), pa.date32(), forms=ValueForms(dates=("%d.%m.%Y",)))
+    assert not is_parsable_as(pa.array([text]), pa.date32(), forms=ValueFormats(dates=("%d.%m.%Y",)))
 
 
 @pytest.mark.parametrize(
@@ -80,24 +85,26 @@ def test_what_python_writes_by_a_form_is_read_by_it(form: str) -> None:
     draw, first = random.Random(form), datetime.datetime(1969, 1, 1)
     given = [first + datetime.timedelta(microseconds=draw.randrange(99 * 365 * 86_400 * 10**6)) for _ in range(500)]
     texts = pa.array([each.strftime(form) for each in given])
-    assert parse_texts(texts, pa.timestamp("us"), forms=ValueForms(dates=(form,))).to_pylist() == given
+    assert parse_texts_strictly(texts, pa.timestamp("us"), forms=ValueFormats(dates=(form,))).to_pylist() == given
 
 
 def test_of_several_forms_the_first_that_a_value_has_is_its_own() -> None:
-    forms = ValueForms(dates=("%d/%m/%Y", "%m/%d/%Y", "%m/%d/%Y %H:%M", "iso"))
+    forms = ValueFormats(dates=("%d/%m/%Y", "%m/%d/%Y", "%m/%d/%Y %H:%M", "iso"))
     texts = pa.array(["01/02/2024", "01/13/2024 14:05", "2024-01-03"])
-    found = parse_texts(texts, pa.timestamp("us"), forms=forms).to_pylist()
+    found = parse_texts_strictly(texts, pa.timestamp("us"), forms=forms).to_pylist()
     assert [each.isoformat() for each in found] == ["2024-02-01T00:00:00", "2024-01-13T14:05:00", "2024-01-03T00:00:00"]
     # It is no day of the first, and days of both orders in one column would be a guess.
     assert not is_parsable_as(pa.array(["01/13/2024"]), pa.date32(), forms=forms)
 
 
 def test_a_column_of_nulls_stays_one() -> None:
-    assert parse_texts(pa.array([None, None], pa.string()), pa.date32(), forms=GERMAN.value_forms).to_pylist() == [
+    assert parse_texts_strictly(
+        pa.array([None, None], pa.string()), pa.date32(), forms=GERMAN.value_formats
+    ).to_pylist() == [
         None,
         None,
     ]
-    assert len(parse_texts(pa.array([], pa.string()), pa.date32(), forms=GERMAN.value_forms)) == 0
+    assert len(parse_texts_strictly(pa.array([], pa.string()), pa.date32(), forms=GERMAN.value_formats)) == 0
 
 
 def test_columns_are_guessed_by_the_forms(tmp_path: Path) -> None:
@@ -224,17 +231,19 @@ def test_a_value_of_another_form_is_named_with_the_option(
 def test_groups_are_of_three_digits_and_the_rest_is_no_number(
     decimal: str, thousands: str | None, right: str, wrong: str
 ) -> None:
-    forms = Dialect(decimal=decimal, thousands=thousands).validate().value_forms
+    forms = Dialect(decimal=decimal, thousands=thousands).validate().value_formats
     texts, meant = zip(*(each.replace("_", " ").split("=") for each in right.split(" ")), strict=True)
-    assert parse_texts(pa.array(texts), pa.float64(), forms=forms).to_pylist() == [float(each) for each in meant]
+    assert parse_texts_strictly(pa.array(texts), pa.float64(), forms=forms).to_pylist() == [
+        float(each) for each in meant
+    ]
     for kind in (pa.int64(), pa.decimal128(9, 0)):
         whole = [text for text in texts if decimal not in text]
-        found = parse_texts(pa.array(whole, pa.string()), kind, forms=forms).to_pylist()
+        found = parse_texts_strictly(pa.array(whole, pa.string()), kind, forms=forms).to_pylist()
         assert found == [int(m) for m, text in zip(meant, texts, strict=True) if decimal not in text]
     for text in wrong.replace("_", "\0").split(" "):
         for kind in (pa.float64(), pa.int64(), pa.decimal128(12, 4)):
-            for way in (parse_texts, convert_texts):
-                with pytest.raises(MisspelledValue):
+            for way in (parse_texts_strictly, parse_texts_leniently):
+                with pytest.raises(UnparsableValue):
                     way(pa.array(["7", text.replace("\0", " ")]), kind, forms=forms)
 
 

@@ -32,7 +32,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.connectors.parquet.folder import MARK_BYTES, folder_name
+from ddflow.connectors.parquet.folder import MARK_BYTES, build_folder_name
 from ddflow.connectors.parquet.sink import OutputFolder
 from ddflow.engine.garbage import gc
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
@@ -207,7 +207,7 @@ def test_tidying_leaves_a_folder_that_belongs_to_another_state(tmp_path: Path) -
     for path in sorted(outputs.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     fed(y, range(1, 6), outputs=outputs)
-    left = outputs / folder_name("by city") / ".00ff00ff00ff00ff-1.parquet.hidden"
+    left = outputs / build_folder_name("by city") / ".00ff00ff00ff00ff-1.parquet.hidden"
     left.write_text("of a commit of y's under way")
     os.utime(left, (0, 0))
     assert rollback(x).hidden == [] and gc(x, grace=0, orphans=0).outputs == []
@@ -240,7 +240,7 @@ def test_of_states_that_want_a_folder_at_once_one_gets_it(tmp_path: Path) -> Non
         assert len(won) == 1 and len(lost) == 3
         assert json.loads((place / "outputs.json").read_text())["state"] == won[0]
         assert sorted(path.name for path in place.iterdir()) == sorted(
-            [folder_name("by city"), folder_name("all"), "outputs.json"]
+            [build_folder_name("by city"), build_folder_name("all"), "outputs.json"]
         )
 
 
@@ -258,7 +258,7 @@ def test_a_copy_of_a_state_deletes_nothing_until_it_takes_the_folder(tmp_path: P
     state.rename(tmp_path / "moved")
     fed(tmp_path / "moved", range(4, 5), outputs=outputs)
     assert json.loads((outputs / "outputs.json").read_text())["at"] == str(tmp_path / "moved")
-    left = outputs / folder_name("by city") / ".00ff00ff00ff00ff-1.parquet.hidden"
+    left = outputs / build_folder_name("by city") / ".00ff00ff00ff00ff-1.parquet.hidden"
     left.write_text("x")
     os.utime(left, (0, 0))
     assert gc(tmp_path / "moved", grace=0, orphans=0).outputs == [str(left)] and seen(outputs) == [1, 2, 3, 4]
@@ -317,7 +317,7 @@ def test_a_damaged_outputs_json_is_named_with_a_remedy_that_helps(damage: str, t
     fed(state, range(3, 4))  # who does not use the folder is not kept from going on
     path.rmdir() if path.is_dir() else path.unlink()
     fed(state, range(4, 5), outputs=outputs)
-    own = {"state": inspect(state)["id"], "at": str(state), "outputs": {"by city": folder_name("by city")}}
+    own = {"state": inspect(state)["id"], "at": str(state), "outputs": {"by city": build_folder_name("by city")}}
     assert json.loads(path.read_text()) == own
     assert seen(outputs) == [1, 2, 4]
 
@@ -339,11 +339,11 @@ def test_the_folders_of_outputs_have_names_that_can_be_read(tmp_path: Path) -> N
         "\ud800": "",
     }
     for name, readable in wanted.items():
-        assert re.fullmatch(re.escape(f"{readable}-" if readable else "") + "[0-9a-f]{16}", folder_name(name)), (
+        assert re.fullmatch(re.escape(f"{readable}-" if readable else "") + "[0-9a-f]{16}", build_folder_name(name)), (
             name,
-            folder_name(name),
+            build_folder_name(name),
         )
-    assert len({folder_name(name) for name in wanted}) == len(wanted)
+    assert len({build_folder_name(name) for name in wanted}) == len(wanted)
     folder = OutputFolder(tmp_path / "outputs", "00ff00ff00ff00ff")
     for at, names in (("here", wanted), ("\udce4", ["by city"])):
         with raises(StateRefused):
@@ -353,7 +353,7 @@ def test_the_folders_of_outputs_have_names_that_can_be_read(tmp_path: Path) -> N
     folder.claim("0" * 32, "here", wanted)
     folder.claim("0" * 32, "here", ["one more"])
     names = json.loads((tmp_path / "outputs" / "outputs.json").read_text())["outputs"]
-    assert names == {name: folder_name(name) for name in [*wanted, "one more"]}
+    assert names == {name: build_folder_name(name) for name in [*wanted, "one more"]}
     assert {path.name for path in (tmp_path / "outputs").iterdir()} == {*names.values(), "outputs.json"}
 
 
@@ -365,10 +365,10 @@ def test_no_pattern_of_parquet_files_finds_one_that_is_not_committed(tmp_path: P
         engine.flush()
         step(engine, 2)
         there = str(outputs / "by_city-*" / "*.parquet")
-        assert len(list((outputs / folder_name("by city")).iterdir())) == 2
+        assert len(list((outputs / build_folder_name("by city")).iterdir())) == 2
         assert duckdb.sql(f"select count(*) from read_parquet('{there}')").fetchall() == [(1,)]
         assert pl.scan_parquet(there).select(pl.len()).collect().item() == 1
-        assert ds.dataset(outputs / folder_name("by city"), format="parquet").count_rows() == 1
+        assert ds.dataset(outputs / build_folder_name("by city"), format="parquet").count_rows() == 1
         engine.flush()
         page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
         (query,) = re.findall(r"^    DuckDB +(.*)$", page, re.MULTILINE)
@@ -391,7 +391,7 @@ def test_a_folder_that_others_may_write_to_is_refused(mode: int, tmp_path: Path)
     fed(tmp_path / "state", range(1, 3), outputs=outputs, trust="group")
     assert seen(outputs) == [1, 2]
     outputs.chmod(0o700)
-    (outputs / folder_name("by city")).chmod(mode)
+    (outputs / build_folder_name("by city")).chmod(mode)
     with raises(StateRefused):
         flow().open(tmp_path / "state", outputs=outputs)
 
@@ -415,7 +415,7 @@ def test_a_folder_may_be_reached_by_a_link_and_an_output_s_own_may_be_none(tmp_p
     (tmp_path / "outputs").symlink_to(tmp_path / "disk")
     fed(tmp_path / "state", range(1, 3), outputs=tmp_path / "outputs")
     assert seen(tmp_path / "disk") == [1, 2] and inspect(tmp_path / "state")["folder"]["path"] == str(tmp_path / "disk")
-    own = tmp_path / "disk" / folder_name("by city")
+    own = tmp_path / "disk" / build_folder_name("by city")
     own.rename(tmp_path / "away")
     own.symlink_to(tmp_path / "away")
     with raises(StateRefused):
@@ -474,7 +474,7 @@ def test_a_disk_without_room_for_an_output_is_told_as_such(number: int, remedy: 
 def test_an_output_s_folder_that_was_deleted_is_told_and_made_again(tmp_path: Path) -> None:
     state, outputs = tmp_path / "state", tmp_path / "outputs"
     engine = flow().open(state, outputs=outputs)
-    (outputs / folder_name("by city")).rmdir()
+    (outputs / build_folder_name("by city")).rmdir()
     with raises(StateRefused):
         step(engine, 1)
     engine.close()

@@ -21,11 +21,11 @@ from programs import PIPE, Program
 from s3_server import Moto, Proxy, moto, options, proxy
 from test_files import read, write
 
-from ddflow.columns.wider import suggest_evolve
+from ddflow.columns.wider import suggest_evolve_call
 from ddflow.connectors.files import FileOptions, open_files
 from ddflow.connectors.files.guess import SAMPLE
-from ddflow.connectors.files.json_reader import JsonArraySplitter, bracket_depths
-from ddflow.connectors.files.kinds import Dialect, find_kind, find_kind_by_ending
+from ddflow.connectors.files.json_reader import JsonArraySplitter, compute_bracket_depths
+from ddflow.connectors.files.kinds import Dialect, find_kind, find_kind_by_extension
 from ddflow.errors import MissingExtra, SchemaMismatch, SpecError, UnreadableInput
 
 __all__ = ["moto", "proxy"]
@@ -73,7 +73,7 @@ def test_standard_input_is_of_the_kind_that_is_told_or_that_it_looks_like(
     ending: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write(tmp_path / f"a{ending}", TABLE).read_bytes()
-    kind = find_kind_by_ending(ending) if told else None
+    kind = find_kind_by_extension(ending) if told else None
     assert piped(data, monkeypatch, dialect=Dialect(kind=kind)) == TABLE.to_pylist()
     with raises(UnreadableInput):
         piped(b"", monkeypatch, dialect=Dialect(kind=kind))
@@ -144,7 +144,7 @@ def test_a_dialect_that_no_reader_takes_is_refused(dialect: Dialect, tmp_path: P
     with raises(SpecError):
         open_files([write(tmp_path / "a.csv", TABLE)], how=FileOptions(dialect=dialect))
     with raises(SpecError):
-        find_kind_by_ending("xls")
+        find_kind_by_extension("xls")
 
 
 @pytest.mark.parametrize("between", [";", "\t", "|"])
@@ -244,7 +244,7 @@ def test_depths_count_no_bracket_within_quotes() -> None:
             elif not quoted:
                 depth += (letter in "[{") - (letter in "]}")
             found.append(depth)
-        assert bracket_depths(text.encode())[0].tolist() == found, text
+        assert compute_bracket_depths(text.encode())[0].tolist() == found, text
 
 
 def test_scalars_under_a_text_type_are_the_text_in_the_file(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_column_that_goes_from_number_to_text_says_what_to_type(tmp_path: Path
     assert str(caught.value).endswith("declare the type that fits: {'F_OUTAGE_ID': 'string'}")
     assert set(read(path, types={"F_OUTAGE_ID": pa.string()})["F_OUTAGE_ID"].to_pylist()) == {"12", "A-7"}
     known = pa.schema({"F_OUTAGE_ID": pa.int64()})
-    source = open_files([path], known=known, how=FileOptions(retype=suggest_evolve))
+    source = open_files([path], known=known, how=FileOptions(retype=suggest_evolve_call))
     with raises(SchemaMismatch):
         list(source.batches())
 
@@ -371,4 +371,7 @@ def test_a_wrapped_name_is_of_the_kind_inside(tmp_path: Path) -> None:
     assert [row["id"] for row in rows(tmp_path / "a.csv.gz")] == [1, 2]
     assert (find_kind("A.JSON.ZST").name, find_kind("x.tab").delimiter) == ("JSON", "\t")
     os.rename(tmp_path / "a.csv.gz", tmp_path / "data")
-    assert [row["id"] for row in rows(tmp_path / "data", dialect=Dialect(kind=find_kind_by_ending("csv.gz")))] == [1, 2]
+    assert [row["id"] for row in rows(tmp_path / "data", dialect=Dialect(kind=find_kind_by_extension("csv.gz")))] == [
+        1,
+        2,
+    ]

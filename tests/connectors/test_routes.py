@@ -13,7 +13,7 @@ from messages import raises
 from test_formats_recorded import EVERYTHING, OPTIONS, PAIRS, expected, in_order, messages
 
 import ddflow as dd
-from ddflow.connectors.formats.routes import split_by_input
+from ddflow.connectors.formats.routes import split_messages_by_input
 from ddflow.errors import BadMessage, SpecError
 
 BOTH = {"public.everything": "everything", "public.pairs": "pairs"}
@@ -35,7 +35,7 @@ def test_a_recorded_feed_of_two_tables_adds_up_to_both(run: str) -> None:
     with flow_of(run).open() as engine:
         for begin in range(0, one.num_rows, 50):
             (batch,) = one.slice(begin, 50).combine_chunks().to_batches()
-            given = split_by_input(batch, BOTH, "error", "read the feed")
+            given = split_messages_by_input(batch, BOTH, "error", "read the feed")
             if given:
                 engine.step({name: [some] for name, some in given.items()})
         for name in BOTH.values():
@@ -83,7 +83,7 @@ def test_a_tombstone_goes_where_its_key_says() -> None:
     key = json.dumps({"id": 1, "__dbz__physicalTableIdentifier": "shop.public.b"})
     columns = {"value": pa.array([None, None], pa.binary()), "key": pa.array([b'{"id": 1}', key.encode()], pa.binary())}
     batch = pa.record_batch({**columns, "partition": np.zeros(2, int), "offset": np.arange(2)})
-    given = split_by_input(batch, {"public.a": "left", "public.b": "right"}, "error", "read t")
+    given = split_messages_by_input(batch, {"public.a": "left", "public.b": "right"}, "error", "read t")
     assert {name: some.column("offset").to_pylist() for name, some in given.items()} == {"right": [1]}
 
 
@@ -100,16 +100,16 @@ def test_a_tombstone_goes_where_its_key_says() -> None:
 )
 def test_every_format_names_its_table(message: Any, table: str) -> None:
     batch = pa.record_batch({"value": [json.dumps(message)]})
-    assert list(split_by_input(batch, {"other": "x", table: "mine"}, "error", "read t")) == ["mine"]
+    assert list(split_messages_by_input(batch, {"other": "x", table: "mine"}, "error", "read t")) == ["mine"]
     with raises(BadMessage):
-        split_by_input(batch, {"other": "x"}, "error", "read t")
-    assert not split_by_input(batch, {"other": "x"}, "ignore", "read t")
+        split_messages_by_input(batch, {"other": "x"}, "error", "read t")
+    assert not split_messages_by_input(batch, {"other": "x"}, "ignore", "read t")
 
 
 def test_what_is_of_no_table_is_no_error() -> None:
     said = [{"op": "m", "source": {"table": ""}}, {"action": "B"}, {"action": "C"}]
     batch = pa.record_batch({"value": [json.dumps(each) for each in said]})
-    assert not split_by_input(batch, {"a": "x"}, "error", "read t")
+    assert not split_messages_by_input(batch, {"a": "x"}, "error", "read t")
 
 
 def test_options_that_are_none_are_refused() -> None:

@@ -26,7 +26,7 @@ from messages import raises
 from ddflow.dataflow import batcher, pending_runs
 from ddflow.dataflow.batcher import Batcher, PendingRunRecord
 from ddflow.errors import SpillFull
-from ddflow.operators.upsert.events import FEW, Events, join_events, sort_times
+from ddflow.operators.upsert.events import FEW, Events, argsort_times, merge_events
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import LOCK, ScratchStore
 
@@ -165,20 +165,20 @@ def test_runs_cut_at_any_time_are_joined_as_if_they_had_never_been_apart(times: 
     cuts = sorted(data.draw(st.sets(st.integers(0, len(events)), max_size=4)) | {0, len(events)})
     for begin, end in pairwise(cuts):
         parts.append(whole.slice_events(begin, end))
-    assert read(join_events(data.draw(st.permutations(parts)))) == sorted(events)
+    assert read(merge_events(data.draw(st.permutations(parts)))) == sorted(events)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([2, FEW - 1, FEW, 3000]), st.integers(0, 62).map(lambda bits: 2**bits))
 def test_times_are_sorted_stably_however_many_there_are_and_however_far_apart(seed: int, n: int, reach: int) -> None:
     times = np.random.default_rng(seed).integers(-reach, reach, n)
-    order = sort_times(times)
+    order = argsort_times(times)
     assert (order if order is not None else np.arange(n)).tolist() == np.argsort(times, kind="stable").tolist()
-    assert sort_times(np.sort(times)) is None
+    assert argsort_times(np.sort(times)) is None
 
 
 def test_a_run_that_is_in_order_is_not_copied() -> None:
     run = run_of([(1, 0), (1, 1), (4, 2)])
-    assert run.sort_by_time() is run and join_events([run]) is run
+    assert run.sort_by_time() is run and merge_events([run]) is run
     cut = run.slice_events(1, 3)
     assert read(cut) == [(1, 1), (4, 2)]
     assert cut.rows.column("n").buffers()[1].address == run.rows.column("n").buffers()[1].address
@@ -243,9 +243,9 @@ def test_pushes_are_merged_so_that_few_runs_wait_and_each_event_is_copied_few_ti
     def counting(parts: list[Events]) -> Events:
         nonlocal copied
         copied += sum(part.times.size for part in parts)
-        return join_events(parts)
+        return merge_events(parts)
 
-    monkeypatch.setattr(pending_runs, "join_events", counting)
+    monkeypatch.setattr(pending_runs, "merge_events", counting)
     waiting = Batcher()
     for i in range(3000):
         waiting.add(plain(order[i * size : (i + 1) * size], i * size))
@@ -264,12 +264,14 @@ def test_a_seal_looks_only_at_runs_that_release_something_and_joins_them_once(mo
     for i in range(30):
         waiting.add(plain(np.arange(50_000) * 30 + i + 1_000_000 * (i % 2), 50_000 * i))
     looked: list[int] = []
-    place = pending_runs.PendingRun.find_first_at
+    place = pending_runs.PendingRun.find_first_event_at
     monkeypatch.setattr(
-        pending_runs.PendingRun, "find_first_at", lambda self, upper: looked.append(self.least) or place(self, upper)
+        pending_runs.PendingRun,
+        "find_first_event_at",
+        lambda self, upper: looked.append(self.least) or place(self, upper),
     )
     calls: list[int] = []
-    monkeypatch.setattr(batcher, "join_events", lambda parts: calls.append(len(parts)) or join_events(parts))
+    monkeypatch.setattr(batcher, "merge_events", lambda parts: calls.append(len(parts)) or merge_events(parts))
     peeked = waiting.peek(600_000)
     assert peeked is not None and (waiting.seal(600_000) is peeked) and len(calls) == 1
     assert looked and max(looked) < 600_000 and len(waiting.runs.by_least) > 3 * len(looked) / 2
@@ -398,9 +400,9 @@ def test_lots_hold_every_event_once_and_are_none_much_larger_than_asked(pushes: 
     for times in pushes:
         # Some have been consumed in part, up to a time that others still have.
         whole = pending_runs.PendingRun.from_events(plain(times, first).sort_by_time())
-        given.append(whole.slice_from(len(times) // 3))
+        given.append(whole.slice_remainder(len(times) // 3))
         first += len(times)
-    out = list(pending_runs.split_by_time(given, rows))
+    out = list(pending_runs.split_events_by_time(given, rows))
     wait = [each.pending_events for each in given]
     most_of_one = max(np.bincount(np.concatenate([part.times for part in wait])))
     assert sorted(np.concatenate([chunk.arrival for chunk in out])) == sorted(np.concatenate([w.arrival for w in wait]))

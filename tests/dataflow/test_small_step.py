@@ -60,7 +60,7 @@ def test_rows_of_the_declared_schema_are_taken_as_they_lie_and_wait_nowhere() ->
         for name in SCHEMA.names:
             there, here = table.column(name).chunk(0).buffers(), events.column(name).buffers()
             assert [b and b.address for b in there] == [b and b.address for b in here]
-        inflow = engine.dataflow.admit({"orders": table}, 1)["orders"]
+        inflow = engine.dataflow.ingest_inputs({"orders": table}, 1)["orders"]
         assert inflow.batcher is None and [chunk.times.tolist() for chunk in inflow.chunks] == [[1, 1, 1]]
 
 

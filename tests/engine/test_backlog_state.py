@@ -16,7 +16,7 @@ from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
 from ddflow.storage.epochs import AttachedSink
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import Manifest, load_manifest, load_newest
+from ddflow.storage.manifest import Manifest, load_manifest, load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 from ddflow.tools.fsck import fsck
@@ -58,7 +58,7 @@ def steps(engine: dd.Engine, count: int) -> None:
 
 
 def newest_of(store: Any) -> Manifest:
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None
     return manifest
 

@@ -27,7 +27,7 @@ import ddflow as dd
 from ddflow.cli import app
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.text.codec import compute_node_ids, describe_plan, show_node
+from ddflow.plan.text.codec import compute_node_ids, describe_plan, format_node
 from ddflow.plan.verbs.family import load_operators
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import load_manifest
@@ -235,7 +235,7 @@ def test_verify_names_the_operator_whose_rows_are_not_those_of_its_input() -> No
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(running, "apply", missed)
                 fed(engine, 4, 4)
-            said = show_node(describe_plan(engine.flow), compute_node_ids(engine.flow)[node], "this state")
+            said = format_node(describe_plan(engine.flow), compute_node_ids(engine.flow)[node], "this state")
         assert dd.verify(store, {}).operators[said] > 0, (number, said)
         named.add(node.verb)
     assert named >= {"agg", "arrange", "count", "distinct", "ordered_agg", "threshold", "to_upserts", "top", "versions"}

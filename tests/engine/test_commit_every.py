@@ -194,7 +194,7 @@ def test_whoever_waits_is_told_of_a_step_that_was_interrupted(
     with plan().open(tmp_path / "state", commit_every="100ms") as engine:
         step = engine.step(row(1))
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(engine.dataflow.graph, "apply", broken(KeyboardInterrupt()))
+            patch.setattr(engine.dataflow.graph, "apply_computed_step", broken(KeyboardInterrupt()))
             engine.step(row(2))
         spans.begin()
         with raises(EngineClosed):
@@ -352,7 +352,7 @@ def total(outputs: Path) -> dict[str, int]:
 def test_a_forked_child_commits_nothing_of_what_waits(tmp_path: Path) -> None:
     with plan().open(tmp_path / "state", commit_every="1h") as engine:
         engine.step(row(1))
-        inside = engine.dataflow.guard.background_turn()
+        inside = engine.dataflow.guard.lock_for_background()
         assert inside.__enter__()  # as if the thread were in its commit when the child is made
         _, status = child(lambda _: engine.close())
         inside.__exit__(None, None, None)
@@ -397,7 +397,7 @@ def interrupted_at(at: int) -> int:
         sys.settrace(None)
     with suppress(ConcurrentUse):  # it came between taking the turn and the call
         engine.close()
-    with plan().open(store.writer()) as engine:
+    with plan().open(store.reopen()) as engine:
         held = (engine.read("by_city")["count"].to_pylist() or [0])[0]
         told = [engine.step(row(id), id)["by_city"].to_pylist() for id in range(1, held + 1)]
         assert engine.epoch <= 1 and engine.last == (held or engine.last), f"line {at}"

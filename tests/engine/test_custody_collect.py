@@ -17,11 +17,11 @@ from chance import mid_test
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.parquet.folder import folder_name
+from ddflow.connectors.parquet.folder import build_folder_name
 from ddflow.engine.garbage import DAY, CollectedGarbage, collect_file_names, gc
 from ddflow.errors import CorruptState, StateRefused
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import load_manifest, load_newest
+from ddflow.storage.manifest import load_manifest, load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import BlobEntry
 
@@ -48,7 +48,7 @@ def whole(store: Any) -> None:
     for number in store.list_manifests():
         manifest = load_manifest(store, number)
         assert collect_file_names(store, manifest) <= {entry.name for entry in store.list_blobs()}
-        with dd.Snapshot.open(store.writer(), epoch=manifest.epoch) as snapshot:
+        with dd.Snapshot.open(store.reopen(), epoch=manifest.epoch) as snapshot:
             snapshot.read("people")
 
 
@@ -63,7 +63,7 @@ def test_versions_go_when_their_successor_is_old_enough_and_the_two_newest_stay(
     store = MemoryStore()
     with plan().open(store) as engine:
         steps(engine, range(5))
-    other = store.writer()
+    other = store.reopen()
     assert gc(other).manifests == []  # all are within their grace
     told = gc(other, grace=0, dry_run=True)
     assert (told.manifests, told.kept) == ([0, 1, 2, 3], [4, 5]) and other.list_manifests() == [0, 1, 2, 3, 4, 5]
@@ -82,7 +82,7 @@ def test_a_file_that_nobody_named_goes_when_it_is_old_and_older_than_the_newest_
     with plan().open(store) as engine:
         steps(engine, range(2))
         orphan = store.put("arrow", lambda sink: sink.write(b"an epoch that was never committed"))
-        other = store.writer()
+        other = store.reopen()
         age(store, 2 * DAY)
         # It was put after the newest version: whoever put it may still publish.
         done = gc(other)
@@ -101,7 +101,7 @@ def test_a_state_without_a_commit_keeps_what_its_first_epoch_writes() -> None:
         steps(engine, range(2))
         early = store.put("arrow", lambda sink: sink.write(b"of the first epoch"))
         age(store, 9 * DAY)
-        assert gc(store.writer(), grace=0, orphans=0).files == 0 and early.name in store.shared.blobs
+        assert gc(store.reopen(), grace=0, orphans=0).files == 0 and early.name in store.shared.blobs
         engine.flush()
 
 
@@ -127,10 +127,10 @@ def test_what_is_put_and_published_while_the_collector_looks_is_not_garbage() ->
     age(store, 2 * DAY)
     for _ in range(3):
         gc(Late(store.shared), grace=0, orphans=0)
-        whole(store.writer())
+        whole(store.reopen())
     expected = engine.read("people")
     engine.close()
-    assert dd.read(store.writer(), "people").equals(expected)
+    assert dd.read(store.reopen(), "people").equals(expected)
 
 
 def test_a_collector_that_was_stopped_and_woken_takes_nothing_of_later_versions() -> None:
@@ -144,9 +144,9 @@ def test_a_collector_that_was_stopped_and_woken_takes_nothing_of_later_versions(
         def _others(self) -> None:
             nonlocal engine
             steps(engine, range(engine.last + 1, engine.last + 4))
-            dd.rollback(self.writer())
+            dd.rollback(self.reopen())
             engine.close()
-            engine = plan().open(self.writer(), grace=0)
+            engine = plan().open(self.reopen(), grace=0)
             engine.compact()
 
         def delete_manifest(self, number: int) -> None:
@@ -162,7 +162,7 @@ def test_a_collector_that_was_stopped_and_woken_takes_nothing_of_later_versions(
     steps(engine, range(3, 5))
     done = gc(Asleep(store.shared), grace=0)
     assert done.files >= 4 and len(done.manifests) == 4
-    whole(store.writer())
+    whole(store.reopen())
     steps(engine, range(engine.last + 1, engine.last + 3))
     engine._check_invariants()
     engine.close()
@@ -183,7 +183,7 @@ def test_nothing_is_deleted_when_something_cannot_be_accounted_for(what: str) ->
         name = f"manifest {number}"
     before = dict(store.shared.blobs), dict(store.shared.manifests)
     with pytest.raises(CorruptState, match=name):
-        gc(store.writer(), grace=0)
+        gc(store.reopen(), grace=0)
     assert (store.shared.blobs, store.shared.manifests) == before
 
 
@@ -192,12 +192,12 @@ def test_a_damaged_manifest_that_was_passed_over_goes_in_its_time() -> None:
     with plan().open(store) as engine:
         steps(engine, range(4))
     store.shared.manifests[4] = b"damaged"
-    dd.rollback(store.writer())
+    dd.rollback(store.reopen())
     with raises(CorruptState):
-        gc(store.writer(), grace=0)
-    done = gc(store.writer(), grace=0, orphans=0)
+        gc(store.reopen(), grace=0)
+    done = gc(store.reopen(), grace=0, orphans=0)
     assert 4 in done.manifests and done.kept == [3, 5]
-    whole(store.writer())
+    whole(store.reopen())
 
 
 def test_where_there_is_nothing_there_is_nothing_to_collect(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_junk_is_left_and_hidden_outputs_of_failed_commits_go(tmp_path: Path) ->
     state, outputs = tmp_path / "state", tmp_path / "outputs"
     with plan().open(state, outputs=outputs) as engine:
         steps(engine, range(3))
-    there = outputs / folder_name("people")
+    there = outputs / build_folder_name("people")
     old, new, junk = (there / name for name in (*(f".00ff00ff00ff00ff-{n}.parquet.hidden" for n in (1, 2)), ".mine"))
     (state / "blobs" / "notes.txt").write_text("mine")
     for path in (old, new, junk):
@@ -222,7 +222,7 @@ def test_junk_is_left_and_hidden_outputs_of_failed_commits_go(tmp_path: Path) ->
     assert gc(state, grace=0).outputs == [str(old)]
     assert (old.exists(), new.exists(), junk.exists()) == (False, True, True)
     assert sorted(there.glob("0*.parquet")) == shown and (state / "blobs" / "notes.txt").read_text() == "mine"
-    assert load_newest(LocalStore(state, readonly=True)).epoch == 3  # type: ignore[union-attr]
+    assert load_newest_manifest(LocalStore(state, readonly=True)).epoch == 3  # type: ignore[union-attr]
 
 
 @mid_test
@@ -237,17 +237,17 @@ def test_random_lives_of_a_state_lose_nothing(seed: int = 7) -> None:
             engine.step(rows(choice.randrange(1, 9), str(turn)), max(engine.last, -1) + 1)
         elif what == "crash":
             engine.durable.batch_store.write_table(rows(3)["people"].to_batches(), rows(3)["people"].schema)  # type: ignore
-            engine = plan().open(store := store.writer(), grace=choice.choice([0, 60]))
+            engine = plan().open(store := store.reopen(), grace=choice.choice([0, 60]))
         elif what == "collect":
             age(store, choice.choice([0, 3, DAY]))
-            gc(store.writer(), grace=choice.choice([0, 60]), orphans=choice.choice([0, DAY]))
+            gc(store.reopen(), grace=choice.choice([0, 60]), orphans=choice.choice([0, DAY]))
         elif what == "back" and len(store.list_manifests()) > 1 and engine.epoch > 1:
-            dd.rollback(store.writer(), load_manifest(store, store.list_manifests()[-2]).epoch)
-            engine = plan().open(store := store.writer(), grace=0)
+            dd.rollback(store.reopen(), load_manifest(store, store.list_manifests()[-2]).epoch)
+            engine = plan().open(store := store.reopen(), grace=0)
         elif what == "compact":
             engine.compact(forget=choice.random() < 0.5)
         number = store.list_manifests()[-1]
         table = engine.read("people")
         assert held.setdefault(number, table).equals(table), (seed, turn, what)
-        whole(store.writer())
+        whole(store.reopen())
     engine._check_invariants()

@@ -171,7 +171,7 @@ def test_without_forgetting_history_stays_and_epochs_can_be_given_again() -> Non
         with pytest.raises(NotReadable):
             engine.read("people", as_of=4)
         engine.step(calls[0], 6)
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         engine._check_invariants()
 
 

@@ -70,7 +70,7 @@ def test_calls_of_one_epoch_are_given_again_at_their_times() -> None:
     with opened(store, commit_every=None) as engine:
         steps = [engine.step(rows((1, "Bern"))), engine.step(rows((1, "Chur")), 5), engine.replace(rows((2, "Zug")))]
         engine.flush()
-    with opened(store.writer()) as engine:
+    with opened(store.reopen()) as engine:
         for _ in range(2):
             assert stamped(engine.step(rows((1, "Bern")), epoch=1)) == stamped(steps[0])
             assert stamped(engine.step(rows((1, "Chur")), epoch=1)) == stamped(steps[1])

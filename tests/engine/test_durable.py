@@ -97,7 +97,7 @@ class Restarts:
         self.door.close()
         with pytest.raises(EngineClosed):
             self.door.engine.read("a")
-        self.store = self.store.writer()
+        self.store = self.store.reopen()
         medium = self.data.draw(st.sampled_from([None, self.medium, self.medium]))
         self.door = opened(self.scenario, self.store, medium, shape=self.door.shape, **self.options)
         self.door.engine._check_invariants()
@@ -194,7 +194,7 @@ def test_each_epoch_given_again_returns_what_it_returned_however_its_rows_are_cu
         case.holds(door, epoch)
     before = store.shared.blobs.keys(), store.list_manifests()
     for shape in SHAPES.values():
-        for again in (door, opened(case.scenario, store.writer(), None, shape=shape)):
+        for again in (door, opened(case.scenario, store.reopen(), None, shape=shape)):
             again.shape = shape
             for epoch in (len(case.calls), 1, *range(1, len(case.calls) + 1)):
                 case.go(again, epoch)
@@ -206,7 +206,7 @@ def test_a_step_at_a_time_that_was_committed_is_told_again_without_its_number() 
     case, store = CASES["epochs"], MemoryStore()
     with case.open(store).engine:
         pass
-    door = case.open(store.writer())
+    door = case.open(store.reopen())
     case.go(door, 1)
     case.go(door, 2)
     for epoch in (1, 2):
@@ -222,7 +222,7 @@ def test_an_epoch_of_several_calls_is_told_again_call_by_call(name: str) -> None
         for number in calls:
             case.agrees(door, perform(door, case.calls[number - 1], epoch), number)
         assert door.engine.epoch == epoch - 1 and door.engine.flush() == epoch
-    door = case.open(store.writer(), commit_every=None)
+    door = case.open(store.reopen(), commit_every=None)
     case.holds(door, 4)
     for _ in range(2):
         for epoch, calls in ((1, (1, 2)), (2, (3, 4))):
@@ -231,7 +231,7 @@ def test_an_epoch_of_several_calls_is_told_again_call_by_call(name: str) -> None
             with raises(ReplayMismatch):
                 perform(door, case.calls[4], epoch)
             assert door.engine.flush() == 2
-        door = case.open(store.writer(), commit_every=None)
+        door = case.open(store.reopen(), commit_every=None)
     case.agrees(door, perform(door, case.calls[4], 3), 5)
     assert door.engine.flush() == 3
     case.holds(door, 5)
@@ -253,7 +253,7 @@ def test_other_rows_times_or_calls_under_a_committed_number_are_refused_and_chan
     ]
     wrong += [["step", 9, inputs]] if verb == "step" else [["advance", 9]]
     for call in wrong:
-        for again in (door, case.open(store.writer())):
+        for again in (door, case.open(store.reopen())):
             with raises(ReplayMismatch):
                 perform(again, call, 1)
             case.holds(again, 3)
@@ -261,7 +261,7 @@ def test_other_rows_times_or_calls_under_a_committed_number_are_refused_and_chan
     if verb == "step":
         with raises(ReplayMismatch):
             perform(door, wrong[0])
-    case.go(case.open(store.writer()), 4)
+    case.go(case.open(store.reopen()), 4)
 
 
 @BOTH
@@ -278,7 +278,7 @@ def test_epochs_that_skip_or_are_kept_no_more_are_refused(name: str) -> None:
     later = [["step", 100 + i, {}] if name == "epochs" else ["advance", 1 + i] for i in range(8)]
     for epoch, call in enumerate(later, 2):
         perform(door, call, epoch)
-    for again in (door, case.open(store.writer())):
+    for again in (door, case.open(store.reopen())):
         with raises(EpochSkipped):
             case.play(again, 1)
         perform(again, later[0], 2)
@@ -311,9 +311,9 @@ def test_without_commits_of_its_own_nothing_is_there_until_the_commit_and_then_a
     for number in (1, 2):
         case.agrees(door, perform(door, case.calls[number - 1]), number)
     case.holds(door, 2)
-    assert dd.read(store.writer(), "by_s").num_rows == 0 and door.engine.epoch == 0
+    assert dd.read(store.reopen(), "by_s").num_rows == 0 and door.engine.epoch == 0
     door.close()
-    door = case.open(store.writer(), medium, commit_every=None)
+    door = case.open(store.reopen(), medium, commit_every=None)
     case.holds(door, 0)
     for number in (1, 2):
         case.agrees(door, perform(door, case.calls[number - 1]), number)
@@ -322,7 +322,7 @@ def test_without_commits_of_its_own_nothing_is_there_until_the_commit_and_then_a
     with pytest.raises(EpochSkipped):
         perform(door, case.calls[3], 1)  # which is no time to look back
     door.close()
-    door = case.open(store.writer(), medium)
+    door = case.open(store.reopen(), medium)
     assert door.engine.epoch == 1
     case.holds(door, 2)
     case.agrees(door, perform(door, case.calls[2], 2), 3)
@@ -565,7 +565,7 @@ def test_a_call_without_rows_is_an_epoch_like_any_other(name: str) -> None:
     door = case.open(store)
     call = ["step", 1, {}] if name == "epochs" else ["push", {}]
     expected = door._call(lambda: perform(door, call, 1))
-    for again in (door, case.open(store.writer())):
+    for again in (door, case.open(store.reopen())):
         assert same(again._call(lambda again=again: perform(again, call, 1)), expected)
         assert same(again._call(lambda again=again: perform(again, [*call[:-1], {"a": []}], 1)), expected)
 
@@ -584,7 +584,7 @@ def test_a_merge_that_went_further_than_was_paid_for_is_gone_on_with() -> None:
                 door.engine.dataflow, door.engine.durable.log.manifest_log.manifest.receipts, "a test"
             )
             door.close()
-            store = store.writer()
+            store = store.reopen()
             door = case.open(store)
             again = [merge for each in door.engine.dataflow.graph.arrangements.values() for merge in each.spine.merges]
             assert [merge.credit for merge in again] == [merge.credit for merge in merges]
@@ -604,11 +604,11 @@ def test_a_step_that_fails_after_it_was_taken_in_is_not_gone_on_from(monkeypatch
         if len(calls) == 2:  # the room that is made after the step, not before it
             raise MemoryError
 
-    monkeypatch.setattr("ddflow.dataflow.dataflow.spill_excess", no_memory)
+    monkeypatch.setattr("ddflow.dataflow.dataflow.spill_to_fit_budget", no_memory)
     with raises(OutOfMemory):
         case.play(door, 2)
     with raises(EngineClosed):
         case.play(door, 2)
     door.close()
     monkeypatch.undo()
-    assert case.recovered(store.writer(), 1, 1) == 1
+    assert case.recovered(store.reopen(), 1, 1) == 1

@@ -16,7 +16,7 @@ import ddflow as dd
 from ddflow.engine.garbage import gc
 from ddflow.errors import CorruptState, DdflowError, StateRefused
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import load_manifest, load_newest
+from ddflow.storage.manifest import load_manifest, load_newest_manifest
 from ddflow.storage.protocol import GREATEST
 from ddflow.storage.s3 import S3Store
 from ddflow.tools.rollback import list_versions, rollback
@@ -68,7 +68,7 @@ LAST = "9999999999999999"
 ASKED: dict[str, Callable[[Any], Any]] = {
     "open": lambda store: plan().open(store),
     "read": lambda store: dd.read(store, "people"),
-    "newest": load_newest,
+    "newest": load_newest_manifest,
     "rollback": rollback,
     "versions": list_versions,
     "gc": gc,

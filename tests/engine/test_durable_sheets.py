@@ -23,7 +23,7 @@ from ddflow.partitions.rescale import rescale
 from ddflow.storage.fields import encode_record
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.inventory_text import read_inventory_text
-from ddflow.storage.manifest import load_manifest, load_newest
+from ddflow.storage.manifest import load_manifest, load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 from ddflow.tools.rollback import rollback
@@ -87,7 +87,7 @@ def settled(files: int) -> tuple[tuple[float, float, int], int]:
     with of_many_files(store, files) as engine:
         commits(engine, store, 20 + files // 64)
         found = commits(engine, store, 64)
-        manifest = load_newest(store)
+        manifest = load_newest_manifest(store)
         assert manifest is not None
         assert collect_file_names(store, manifest) == engine.durable.log.manifest_log.names  # type: ignore[union-attr]
         return found, len(read_inventory_text(store, manifest.inventories[0]).data)
@@ -111,7 +111,7 @@ def test_a_small_state_is_in_one_inventory() -> None:
             store.puts = 0
             engine.step(rows(range(time, time + 3)), time)
             assert store.puts == 1
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None and b"\n" not in store.map(manifest.inventories[0]).to_pybytes()
 
 
@@ -127,12 +127,12 @@ def in_sheets(store: Any, epochs: int = 14, **options: Any) -> None:
     with plan().open(store, grace=0.0, **options) as engine:
         for time in range(1, epochs + 1):
             engine.step(rows(sorted(chance.sample(range(60), 9))), time)
-    manifest = load_newest(store if not isinstance(store, Path) else LocalStore(store, readonly=True))
+    manifest = load_newest_manifest(store if not isinstance(store, Path) else LocalStore(store, readonly=True))
     assert manifest is not None and manifest.epoch == epochs
 
 
 def sheets_of(store: Any) -> list[Blob]:
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None
     return [sheet for part in manifest.inventories for sheet in read_inventory_text(store, part).sheets]
 
@@ -146,8 +146,8 @@ def test_a_collection_keeps_the_sheets_that_versions_name_and_no_other(tiny: Non
         *(collect_file_names(store, load_manifest(store, number)) for number in store.list_manifests())
     )
     assert there == named and {each.name for each in sheets_of(store)} <= named
-    lost = store.writer().put("json", lambda sink: sink.write(b"nobody names it"))
-    gc(store.writer(), grace=0.0, orphans=0.0)
+    lost = store.reopen().put("json", lambda sink: sink.write(b"nobody names it"))
+    gc(store.reopen(), grace=0.0, orphans=0.0)
     in_between = {entry.name for entry in store.list_blobs()}
     assert named <= in_between <= named | {lost.name}
     assert dd.fsck(store).ok
@@ -157,9 +157,9 @@ def test_a_collection_deletes_nothing_where_an_inventory_is_not_one(tiny: None) 
     """Its checksum is right and its JSON is not: what it would name is not known."""
     store = MemoryStore()
     in_sheets(store)
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None
-    store = store.writer()
+    store = store.reopen()
     orphan = store.put("arrow", lambda sink: sink.write(b"an orphan"))
     for data in (b'{"inputs":{},"operators":{}', b'{"inputs":{},"operators":{},"totals":{},"more":1}', b"\n[]\n"):
         broken = store.put("json", lambda sink, data=data: sink.write(data))
@@ -167,7 +167,7 @@ def test_a_collection_deletes_nothing_where_an_inventory_is_not_one(tiny: None) 
         assert store.publish(number, replace(manifest, number=number, inventories=(broken,)).encode())
         before = {entry.name for entry in store.list_blobs()}
         with pytest.raises(CorruptState, match=broken.name):
-            gc(store.writer(), grace=0.0, orphans=0.0)
+            gc(store.reopen(), grace=0.0, orphans=0.0)
         assert {entry.name for entry in store.list_blobs()} == before >= {orphan.name}
         report = dd.fsck(store)
         assert f"blobs/{broken.name}" in {each.file for each in report.problems} and report.garbage is None
@@ -179,7 +179,7 @@ def test_a_bit_flipped_in_any_sheet_is_named_by_all_who_read(tiny: None) -> None
     for sheet in sheets_of(store):
         data, put = store.shared.blobs[sheet.name]
         store.shared.blobs[sheet.name] = bytes([data[0] ^ 1]) + data[1:], put
-        for act in (dd.Snapshot.open, plan().open, lambda state: gc(state.writer()), lambda state: dd.inspect(state)):
+        for act in (dd.Snapshot.open, plan().open, lambda state: gc(state.reopen()), lambda state: dd.inspect(state)):
             with pytest.raises(CorruptState, match=sheet.name):
                 act(store)
         report = dd.fsck(store)
@@ -205,7 +205,7 @@ def test_it_is_opened_again_and_again_with_any_budget(tiny: None, memory: str | 
         budget = {} if memory is None or time % 5 == 0 else {"memory": memory, "spill": tmp_path / str(time)}
         if budget:
             (tmp_path / str(time)).mkdir()
-        with plan().open(store.writer(), grace=0.0, **budget) as engine:
+        with plan().open(store.reopen(), grace=0.0, **budget) as engine:
             if budget:
                 tight.tighten(engine, share=0, rows=2**40)
             engine.step(rows(range(time, time + 9)), time)
@@ -213,8 +213,8 @@ def test_it_is_opened_again_and_again_with_any_budget(tiny: None, memory: str | 
             assert engine.durable is not None
             seen += bool(engine.durable.sheets.blobs)
             engine._check_invariants()
-        assert {row["id"]: row["n"] for row in dd.read(store.writer(), "rows").to_pylist()} == held
-        assert dd.fsck(store.writer()).ok
+        assert {row["id"]: row["n"] for row in dd.read(store.reopen(), "rows").to_pylist()} == held
+        assert dd.fsck(store.reopen()).ok
     assert seen > 4
 
 
@@ -231,17 +231,17 @@ def test_what_rewrites_a_state_takes_and_leaves_sheets(tiny: None) -> None:
 
     assert sheets_of(store)
     for partitions in (3, 1):
-        rescale(store.writer(), partitions)
+        rescale(store.reopen(), partitions)
         assert holds()
-    with plan().open(store.writer(), grace=1000.0) as engine:
+    with plan().open(store.reopen(), grace=1000.0) as engine:
         for time in range(20, 50):
             engine.step(rows([time * 100]), time)
         expected = sorted(map(json.dumps, engine.read("rows").to_pylist()))
         assert engine.durable is not None and engine.durable.sheets.blobs
         engine.step(rows([2, 77]), 60)
-    done = rollback(store.writer())
+    done = rollback(store.reopen())
     assert done.manifest.note.startswith("rollback") and holds()
-    with plan().open(store.writer()) as engine:
+    with plan().open(store.reopen()) as engine:
         engine.step({}, 70)
         engine.compact(forget=True)
     assert holds()
@@ -251,9 +251,9 @@ def test_the_files_of_a_sheet_are_read_as_records(tiny: None) -> None:
     """A sheet whose checksum is right and whose fields are not."""
     store = MemoryStore()
     in_sheets(store)
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None
-    store = store.writer()
+    store = store.reopen()
     whole = read_inventory_text(store, manifest.inventories[0])
     text = next(data for sheet in whole.sheets if b"\n" not in (data := store.map(sheet).to_pybytes()))
     for old, new in ((b'"rows":', b'"rowz":'), (b'"rows":', b'"rows":-'), (b'{"file":', b'{{"file":')):

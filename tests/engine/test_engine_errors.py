@@ -375,7 +375,7 @@ calls = [
 if state:
     snapshot = dd.Snapshot.open(*state)
     calls += [lambda: snapshot.read("out"), engine.flush, lambda: engine.replace("s", pa.table({"id": [1]}), time=3)]
-inside = engine.dataflow.guard.writer_turn("a call of another thread")  # the child lacks its thread, so it never ends
+inside = engine.dataflow.guard.lock_for_write("a call of another thread")  # the child lacks its thread: no end
 if not os.fork():
     signal.alarm(60)
     for call in calls:
@@ -448,7 +448,7 @@ def test_an_engine_that_was_interrupted_while_it_changed_its_state_goes_no_furth
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine.dataflow.graph, "apply", interrupted)
+    monkeypatch.setattr(engine.dataflow.graph, "apply_computed_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.step({"s": rows((1, "y", 1))}, time=2)
     for act in (lambda: engine.step({}, time=3), lambda: engine.read("rows")):
@@ -574,9 +574,9 @@ def test_an_output_that_stale_adds_is_no_collection_and_a_read_of_it_says_where_
             assert_refused(engine, act, errors.NotReadable, why)
         assert_refused(engine, lambda: engine.read("s.evens"), errors.NotReadable, "no output or input")
     with pytest.raises(errors.NotReadable, match=why):
-        dd.read(store.writer(), name)
+        dd.read(store.reopen(), name)
     with raises(errors.NotReadable):
-        dd.migrate(store.writer(), MemoryStore(), flow, [{"s": pa.table({"id": [1], "at": [5]})}], name)
+        dd.migrate(store.reopen(), MemoryStore(), flow, [{"s": pa.table({"id": [1], "at": [5]})}], name)
 
 
 def test_what_is_added_to_a_flow_later_is_in_the_engines_that_are_opened_later() -> None:

@@ -279,7 +279,7 @@ def test_a_verdict_finds_its_event_by_its_arrival_also_where_a_column_is_the_seq
     given: list[tuple[int | None, int, int | None]] = []
     for time, (events, expected) in enumerate(zip(steps, verdicts, strict=True)):
         first, given = len(given), given + events
-        with flow.open(store.writer() if time else store, verdicts="rows") as engine:
+        with flow.open(store.reopen() if time else store, verdicts="rows") as engine:
             table = pa.table(dict(zip(columns, map(list, zip(*events, strict=True)), strict=True)), pa.schema(columns))
             rows = (engine.step({"s": table}, time).verdicts.rows or {})["s"].to_pylist()
         assert sorted(row["_arrival"] for row in rows) == list(range(first, len(given)))

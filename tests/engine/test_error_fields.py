@@ -12,8 +12,8 @@ from messages import raises
 
 import ddflow as dd
 from ddflow.cli.words import ShellSyntax
-from ddflow.errors import Command, EvolveFix, Option, Phrase, Row, SpecError, WidenFix, format_phrase
-from ddflow.errors.base import replace_texts, set_error_row_names
+from ddflow.errors import CommandFix, EvolveFix, Option, Phrase, Row, SpecError, WidenFix, format_phrase
+from ddflow.errors.base import replace_error_texts, set_error_row_names
 
 
 def flow(name: str = "rows", **spec: Any) -> dd.Flow:
@@ -70,7 +70,7 @@ def test_another_plan_is_fixed_by_calls_as_data(tmp_path: Path) -> None:
     with raises(dd.PlanChanged) as caught:
         two("a").open(tmp_path / "state")
     state = str(tmp_path / "state")
-    assert caught.value.fixes == (EvolveFix(state=state, drop_outputs=["b"], drop_inputs=["b"]), Command("migrate"))
+    assert caught.value.fixes == (EvolveFix(state=state, drop_outputs=["b"], drop_inputs=["b"]), CommandFix("migrate"))
     shell = format_phrase(caught.value.message, ShellSyntax({}))
     assert f"ddflow evolve {state} --drop-output b --drop-input b;" in shell and "ddflow migrate" in shell
 
@@ -79,7 +79,9 @@ def test_an_error_keeps_its_data_on_its_way() -> None:
     error = SpecError("rows for 'a'", "null in " + Row(3), "choose " + Option("tie", "last"), column="c", input="a")
     again = copy.deepcopy(error)
     assert (str(again), again.fixes, again.column, again.row) == (str(error), error.fixes, "c", 3)
-    changed = set_error_row_names(replace_texts(again, found=again.found + ", at time 7"), "line {}".format, "a.csv")
+    changed = set_error_row_names(
+        replace_error_texts(again, found=again.found + ", at time 7"), "line {}".format, "a.csv"
+    )
     assert str(changed) == "rows for 'a': null in line 3, at time 7; choose tie='last'"
     assert changed.args == (changed.asked, changed.found, changed.fix) and changed.file == "a.csv"
 

@@ -20,7 +20,7 @@ from hypothesis import given, strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.columns.widening import InexactValue, fill_columns
+from ddflow.columns.widening import InexactValue, conform_to_wider_schema
 from ddflow.columns.wider import find_widening
 from ddflow.errors import Fenced, PlanChanged, ReplayMismatch, SchemaMismatch, SpecError
 from ddflow.partitions.evolve import ColumnEvolution
@@ -112,12 +112,12 @@ def test_an_engine_that_evolves_goes_on_as_one_of_the_new_columns(
         if not durable:
             return
         # What no commit has published is not there after a crash.
-        crashed = dd.Snapshot.open(store.writer())
+        crashed = dd.Snapshot.open(store.reopen())
         assert (crashed.flow.inputs["a"].bound.schema == schema(columns)) == (1 <= at <= len(log))
         engine.step({}, len(log) + 1)
         told(engine.step({"a": log[-1]}, len(log)), twin_step(columns, log, retain))
-    assert dd.fsck(store.writer()).ok and dd.verify(store.writer(), {"a": log}).ok
-    with plan(columns).open(store.writer(), **given) as engine:
+    assert dd.fsck(store.reopen()).ok and dd.verify(store.reopen(), {"a": log}).ok
+    with plan(columns).open(store.reopen(), **given) as engine:
         same(engine, twin_of(columns, log, retain), columns and plan(columns).outputs)
         engine._check_invariants()
 
@@ -167,19 +167,19 @@ def test_a_state_that_was_rewritten_goes_on_as_one_of_the_new_columns(
         for time, table in enumerate(log[:-1], 1):
             before = engine.step({"a": table}, time)
     if partitions > 1:
-        rescale(store.writer(), partitions, memory=memory)
-    epoch = dd.inspect(store.writer())["epoch"]
-    done = dd.evolve(store.writer(), schema(columns), memory=memory)
+        rescale(store.reopen(), partitions, memory=memory)
+    epoch = dd.inspect(store.reopen())["epoch"]
+    done = dd.evolve(store.reopen(), schema(columns), memory=memory)
     assert done.epoch == epoch and set(done.columns["a"]) == set(REWRITES[what])
-    assert dd.evolve(store.writer(), schema(columns)).columns == {}  # and a second time there is nothing to do
-    assert dd.fsck(store.writer()).ok and dd.verify(store.writer(), {"a": log[:-1]}).ok
+    assert dd.evolve(store.reopen(), schema(columns)).columns == {}  # and a second time there is nothing to do
+    assert dd.fsck(store.reopen()).ok and dd.verify(store.reopen(), {"a": log[:-1]}).ok
     with make(columns).open(retain=retain) as twin:
         steps = [twin.step({"a": cast(table, columns)}, time) for time, table in enumerate(log[:-1], 1)]
-        with dd.Snapshot.open(store.writer()) as snapshot:
+        with dd.Snapshot.open(store.reopen()) as snapshot:
             same(snapshot, twin, twin.flow.outputs)
         if partitions > 1:
-            rescale(store.writer(), 1)
-        with make(columns).open(store.writer(), memory=memory, retain=retain) as engine:
+            rescale(store.reopen(), 1)
+        with make(columns).open(store.reopen(), memory=memory, retain=retain) as engine:
             for given_again in (log[-2], cast(log[-2], columns)):  # as it was given, and in the new columns
                 again = engine.step({"a": given_again}, last)
                 assert {n: plain(t) for n, t in again.items()} == {n: plain(t) for n, t in steps[-1].items()}
@@ -192,7 +192,7 @@ def test_a_state_that_was_rewritten_goes_on_as_one_of_the_new_columns(
             )
             same(engine, twin, twin.flow.outputs)
             engine._check_invariants()
-    assert dd.verify(store.writer(), {"a": log}).ok
+    assert dd.verify(store.reopen(), {"a": log}).ok
 
 
 def test_waiting_events_and_kept_orders_are_cast() -> None:
@@ -215,8 +215,8 @@ def test_waiting_events_and_kept_orders_are_cast() -> None:
         for each in (engine, twin):
             each.push({"a": table if each is engine else cast(table, wide)})
             each.advance_to(8)
-    assert dd.evolve(store.writer(), {"op": pa.int64(), "n": "decimal(12,1)"}).pending == 2
-    with flow(wide).open(store.writer(), retain=FOREVER) as engine, flow(wide).open(retain=FOREVER) as twin:
+    assert dd.evolve(store.reopen(), {"op": pa.int64(), "n": "decimal(12,1)"}).pending == 2
+    with flow(wide).open(store.reopen(), retain=FOREVER) as engine, flow(wide).open(retain=FOREVER) as twin:
         twin.push({"a": cast(table, wide)})
         twin.advance_to(8)
         late = pa.table({"id": [3, 1], "at": [2, 4], "rev": ["z", "a"], "op": [0, 0], "n": [Decimal("0.5"), None]})
@@ -257,16 +257,16 @@ def test_a_merge_goes_on_where_it_was(what: str) -> None:
         return out
 
     def wider(table: pa.Table) -> pa.Table:
-        return pa.Table.from_batches([fill_columns(table, pa.schema({"id": pa.int64(), "n": wide}))])
+        return pa.Table.from_batches([conform_to_wider_schema(table, pa.schema({"id": pa.int64(), "n": wide}))])
 
     store = MemoryStore()
     with flow(narrow).open(store) as engine:
         engine.step({"a": log[0]}, 1)
-    dd.evolve(store.writer(), {"n": wide})
-    with flow(wide).open(store.writer()) as engine, flow(wide).open() as twin:
+    dd.evolve(store.reopen(), {"n": wide})
+    with flow(wide).open(store.reopen()) as engine, flow(wide).open() as twin:
         twin.step({"a": wider(log[0])}, 1)
         told(engine.step({"a": wider(log[1])}, 2), twin.step({"a": wider(log[1])}, 2))
-    assert dd.verify(store.writer(), {"a": log}).ok
+    assert dd.verify(store.reopen(), {"a": log}).ok
 
 
 def one(spec: dict[str, Any], make: Any = None, kind: Any = None, **more: Any) -> dd.Flow:
@@ -339,7 +339,7 @@ def test_what_would_mean_something_else_is_refused_by_name(what: str) -> None:
     store = MemoryStore()
     flow.open(store).close()
     with pytest.raises(PlanChanged, match=found):
-        dd.evolve(store.writer(), types)
+        dd.evolve(store.reopen(), types)
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -410,17 +410,17 @@ def test_types_that_are_not_wider_and_values_that_do_not_fit_are_refused() -> No
             engine.evolve({"n": pa.int8()})
         with raises(PlanChanged):
             engine.evolve({"n": pa.float64()})
-    before = store.writer().list_manifests()
+    before = store.reopen().list_manifests()
     for kind in ("double", "decimal(12,2)"):
         with raises(SchemaMismatch):
-            dd.evolve(store.writer(), {"n": kind})
-    assert store.writer().list_manifests() == before and dd.fsck(store.writer()).ok
-    dd.evolve(store.writer(), {"n": "decimal(20,0)"})
+            dd.evolve(store.reopen(), {"n": kind})
+    assert store.reopen().list_manifests() == before and dd.fsck(store.reopen()).ok
+    dd.evolve(store.reopen(), {"n": "decimal(20,0)"})
     with raises(PlanChanged):
         wide = dd.Flow()
         columns = {"id": pa.int64(), "n": pa.decimal128(20, 0), "at": pa.float64()}
         wide.output("out", wide.upserts("a", columns, dd.Upsert(key="id")))
-        wide.open(store.writer())
+        wide.open(store.reopen())
 
 
 def test_an_error_names_the_type_that_a_value_fits_and_how_it_is_had() -> None:
@@ -483,16 +483,16 @@ def test_a_commit_meanwhile_wins_and_a_task_may_run_twice() -> None:
         engine.step({"a": pa.table({"id": [1], "n": pa.array([3], pa.int32())})}, 1)
     for meanwhile in (False, True):
         evolution = ColumnEvolution({"n": "double"}, None)
-        with Rewrite.open(store.writer(), evolution.plan_new_state) as rewrite:
+        with Rewrite.open(store.reopen(), evolution.plan_new_state) as rewrite:
             rewrite.made = [run_task(rewrite.start, *each) for _ in range(2) for each in rewrite.tasks]
             if not meanwhile:
                 continue
-            with one({}).open(store.writer()) as engine:
+            with one({}).open(store.reopen()) as engine:
                 engine.step({"a": pa.table({"id": [2]})}, 2)
             with pytest.raises(Fenced):
                 rewrite.finish()
-    assert dd.read(store.writer(), "out").schema.field("n").type == pa.int32()
-    assert dd.read(store.writer(), "out").num_rows == 2
+    assert dd.read(store.reopen(), "out").schema.field("n").type == pa.int32()
+    assert dd.read(store.reopen(), "out").num_rows == 2
 
 
 def test_each_type_is_widened_without_losing_or_mixing_values() -> None:
@@ -517,7 +517,7 @@ def test_each_type_is_widened_without_losing_or_mixing_values() -> None:
         column = pa.array(values[old], old)
         for part in (column, column.slice(1)):
             try:
-                batch = fill_columns(pa.table({"c": part}), pa.schema({"c": new}))
+                batch = conform_to_wider_schema(pa.table({"c": part}), pa.schema({"c": new}))
             except InexactValue:
                 assert (old, new) == (pa.int64(), pa.decimal128(20, 9))  # of 64 bits only some fit
                 continue

@@ -17,7 +17,7 @@ from messages import raises
 from test_evolve import FOREVER, one, same, told
 
 import ddflow as dd
-from ddflow.columns.widening import fill_columns
+from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.errors import PlanChanged, SchemaMismatch
 from ddflow.kernels.accumulate import GroupTimes
 from ddflow.operators.aggregates.parts import BYTES, ExactSumPart, UpdatesByGroup
@@ -57,7 +57,7 @@ def states(kind: pa.DataType, square: bool, column: pa.Array, diffs: list[int]) 
     cells = GroupTimes(np.arange(n), np.array([0, n]), np.array([0, 1]))
     nothing = np.empty(0, np.int64)
     folding = UpdatesByGroup(cells, np.array(diffs, np.int64), nothing, 1, np.zeros(1, np.int64), None)
-    return ExactSumPart(kind, square).fold(folding, pa.array([], BYTES), column)
+    return ExactSumPart(kind, square).fold_updates(folding, pa.array([], BYTES), column)
 
 
 @effort(60)
@@ -68,9 +68,11 @@ def test_a_state_in_another_unit_is_the_one_that_the_wider_values_make(
     narrow, wide = WIDER[what]
     numbers, diffs = values(narrow, [n for n, _ in drawn]), [diff for _, diff in drawn]
     was = states(narrow, square, numbers, diffs)
-    (wider,) = fill_columns(pa.table({"n": numbers}), pa.schema({"n": wide})).columns
+    (wider,) = conform_to_wider_schema(pa.table({"n": numbers}), pa.schema({"n": wide})).columns
     assert (
-        ExactSumPart(wide, square).widen(was, ExactSumPart(narrow, square)).equals(states(wide, square, wider, diffs))
+        ExactSumPart(wide, square)
+        .widen_states(was, ExactSumPart(narrow, square))
+        .equals(states(wide, square, wider, diffs))
     )
 
 
@@ -116,19 +118,19 @@ def test_what_is_added_up_goes_on_in_the_wider_column(
         narrower = pa.table({"id": pa.array(ids, pa.int64()), "g": pa.array(groups, pa.string())})
         narrower = narrower.append_column("n", values(narrow, list(numbers)))
         schema = pa.schema({"id": pa.int64(), "g": pa.string(), "n": kind})
-        return pa.Table.from_batches([fill_columns(narrower, schema)])
+        return pa.Table.from_batches([conform_to_wider_schema(narrower, schema)])
 
     store = MemoryStore()
     with flow(narrow).open(store, memory=memory, retain=retain) as engine:
         for time, given_ in enumerate(log[:-1], 1):
             engine.step({"a": table(given_, narrow)}, time)
     if partitions > 1:
-        rescale(store.writer(), partitions)
-    dd.evolve(store.writer(), {"n": wide}, memory=memory)
-    assert dd.fsck(store.writer()).ok
+        rescale(store.reopen(), partitions)
+    dd.evolve(store.reopen(), {"n": wide}, memory=memory)
+    assert dd.fsck(store.reopen()).ok
     if partitions > 1:
-        rescale(store.writer(), 1)
-    with flow(wide).open(retain=retain) as twin, flow(wide).open(store.writer(), retain=retain) as engine:
+        rescale(store.reopen(), 1)
+    with flow(wide).open(retain=retain) as twin, flow(wide).open(store.reopen(), retain=retain) as engine:
         for time, given_ in enumerate(log[:-1], 1):
             twin.step({"a": table(given_, wide)}, time)
         same(engine, twin, twin.flow.outputs)
@@ -136,26 +138,26 @@ def test_what_is_added_up_goes_on_in_the_wider_column(
         told(engine.step({"a": last}, len(log)), twin.step({"a": last}, len(log)))
         same(engine, twin, twin.flow.outputs)
         engine._check_invariants()
-    assert dd.verify(store.writer(), {"a": [table(given_, narrow) for given_ in log]}).ok
+    assert dd.verify(store.reopen(), {"a": [table(given_, narrow) for given_ in log]}).ok
 
 
 def test_a_sum_that_is_no_double_is_refused_and_is_a_decimal() -> None:
     store = MemoryStore()
     with one({}, lambda c: c.agg(s="sum(n)"), kind=pa.int64()).open(store) as engine:
         engine.step({"a": pa.table({"id": [1, 2], "n": [2**53, 1]})}, 1)
-    before = store.writer().list_manifests()
+    before = store.reopen().list_manifests()
     with raises(SchemaMismatch):
-        dd.evolve(store.writer(), {"n": pa.float64()})
-    assert store.writer().list_manifests() == before and dd.fsck(store.writer()).ok
-    dd.evolve(store.writer(), {"n": pa.decimal128(20, 1)})
-    assert dd.read(store.writer(), "out").to_pylist() == [{"s": Decimal("9007199254740993.0"), "_diff": 1}]
+        dd.evolve(store.reopen(), {"n": pa.float64()})
+    assert store.reopen().list_manifests() == before and dd.fsck(store.reopen()).ok
+    dd.evolve(store.reopen(), {"n": pa.decimal128(20, 1)})
+    assert dd.read(store.reopen(), "out").to_pylist() == [{"s": Decimal("9007199254740993.0"), "_diff": 1}]
 
 
 def test_sums_of_values_that_are_no_numbers_then_are_refused() -> None:
     store = MemoryStore()
     one({}, lambda c: c.agg(s="sum(n)")).open(store).close()
     with raises(PlanChanged):
-        dd.evolve(store.writer(), {"n": pa.string()})
+        dd.evolve(store.reopen(), {"n": pa.string()})
 
 
 def test_an_aggregate_of_ones_own_is_refused_by_name() -> None:
@@ -163,7 +165,7 @@ def test_an_aggregate_of_ones_own_is_refused_by_name() -> None:
     flow, store = one({}, lambda c: c.agg(s=total("n"))), MemoryStore()
     flow.open(store).close()
     with raises(PlanChanged):
-        dd.evolve(store.writer(), {"n": pa.float64()}, flow=flow)
+        dd.evolve(store.reopen(), {"n": pa.float64()}, flow=flow)
 
 
 def test_an_epoch_that_put_out_what_is_no_double_is_not_told_again() -> None:
@@ -171,8 +173,8 @@ def test_an_epoch_that_put_out_what_is_no_double_is_not_told_again() -> None:
     with one({}, lambda c: c.agg(s="sum(n)"), kind=pa.int64()).open(store) as engine:
         for time, n in enumerate((2**53 + 1, 1), 1):
             engine.step({"a": pa.table({"id": [1], "n": [n]})}, time)
-    dd.evolve(store.writer(), {"n": pa.float64()})
-    with one({}, lambda c: c.agg(s="sum(n)"), kind=pa.float64()).open(store.writer()) as engine:
+    dd.evolve(store.reopen(), {"n": pa.float64()})
+    with one({}, lambda c: c.agg(s="sum(n)"), kind=pa.float64()).open(store.reopen()) as engine:
         with raises(SchemaMismatch):
             engine.step({"a": pa.table({"id": [1], "n": [1.0]})}, 2)
         assert engine.step({"a": pa.table({"id": [1], "n": [2.0]})}, 3)["out"].column("s").to_pylist() == [1.0, 2.0]
@@ -189,4 +191,4 @@ def test_a_mean_of_days_that_would_be_of_durations_is_refused() -> None:
     with plan("date").open(store) as engine:
         engine.step([{"id": 1, "begins": dt.date(2026, 1, 1), "ends": dt.date(2026, 1, 9)}])
     with raises(PlanChanged):
-        plan("timestamp").open(store.writer())
+        plan("timestamp").open(store.reopen())

@@ -19,7 +19,7 @@ from proof_case import ARRIVAL, BERN, EPOCH, HELD, SCHEMA, WIDE, one, plan, repl
 import ddflow as dd
 from ddflow.errors import LogUnclear, OutOfScope, SpecError, WrongMode
 from ddflow.storage.feeding import EVENTS, FULL, FeedHistory, FeedMode, FeedRun
-from ddflow.storage.manifest import load_newest
+from ddflow.storage.manifest import load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.fsck import fsck
 
@@ -114,7 +114,7 @@ def made(spec: dd.Upsert, ways: Calls, chance: random.Random, store: MemoryStore
             engine.flush()
             if chance.random() < 0.4:
                 engine.close()
-                engine = plan(spec).open(store.writer(), commit_every=None, retain=99)
+                engine = plan(spec).open(store.reopen(), commit_every=None, retain=99)
     engine.flush()
     engine.close()
     return log
@@ -214,7 +214,7 @@ def test_full_contents_bring_no_deleted_key_back_when_they_are_migrated() -> Non
     flow = plan(dd.Upsert(key="id", order_by="at", delete=dd.tombstone("gone")))
     done = dd.migrate(old, new, flow, ({"orders": part} for part in log))
     assert dd.read(new, "orders")["id"].to_pylist() == [3] and not done.tables["orders"].num_rows
-    found = load_newest(new)
+    found = load_newest_manifest(new)
     runs = (FeedRun(1, 1, 1, EVENTS), FeedRun(2, 2, 1, FeedMode(FULL)), FeedRun(3, 3, 1, FeedMode(FULL, BERN)))
     assert found is not None and found.fed == {"orders": FeedHistory(runs)}
     assert dd.verify(new, {"orders": log}).ok
@@ -246,7 +246,7 @@ def test_one_call_of_a_log_may_bring_events_and_full_contents_of_several_inputs(
         engine.flush()
     done = dd.migrate(old, new, flow, [first, then])
     assert (done.epoch, done.last) == (2, 5) and not any(net.num_rows for net in done.tables.values())
-    fed, again = load_newest(old), load_newest(new)
+    fed, again = load_newest_manifest(old), load_newest_manifest(new)
     assert fed is not None and again is not None and fed.fed == again.fed
 
 
@@ -254,14 +254,14 @@ def test_a_log_may_begin_with_full_contents_of_all() -> None:
     store = MemoryStore()
     a, b, c = replaced(store)
     assert dd.verify(store, {"orders": [dd.Full(b), dd.Full(c)]}).ok
-    with plan(ARRIVAL).open(store.writer()) as engine:
+    with plan(ARRIVAL).open(store.reopen()) as engine:
         engine.step({"orders": one(7)}, 4)
     assert dd.verify(store, {"orders": [dd.Full(b), dd.Full(c, BERN), one(7)]}).ok
     # Where deleted keys keep orders, those decide over events that come later.
     store = MemoryStore()
     a, b, c = replaced(store, EPOCH)
     assert dd.verify(store, {"orders": [dd.Full(b), dd.Full(c)]}).ok
-    with plan(EPOCH).open(store.writer()) as engine:
+    with plan(EPOCH).open(store.reopen()) as engine:
         engine.step({"orders": one(7)}, 4)
     with raises(LogUnclear):
         dd.verify(store, {"orders": [dd.Full(b), dd.Full(c), one(7)]})

@@ -20,7 +20,7 @@ from ddflow.partitions.rescale import rescale
 from ddflow.storage import feeding as module
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, FeedHistory, FeedMode, FeedRun
 from ddflow.storage.fields import Decoder, decode_record, encode_record
-from ddflow.storage.manifest import load_newest
+from ddflow.storage.manifest import load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.fsck import fsck
 
@@ -28,18 +28,18 @@ from ddflow.tools.fsck import fsck
 def test_the_record_goes_with_the_version_that_it_led_to() -> None:
     store = MemoryStore()
     log = replaced(store)
-    with pytest.raises(SpecError), plan(ARRIVAL).open(store.writer()) as engine:
+    with pytest.raises(SpecError), plan(ARRIVAL).open(store.reopen()) as engine:
         engine.replace("orders", one(1), 4, order=3)  # refused: no trace of it
-    dd.rollback(store.writer(), 2)
-    found = load_newest(store)
+    dd.rollback(store.reopen(), 2)
+    found = load_newest_manifest(store)
     assert found is not None and found.fed["orders"] == FeedHistory(
         (FeedRun(1, 1, 1, EVENTS), FeedRun(2, 2, 1, FeedMode(FULL)))
     )
     assert dd.verify(store, {"orders": log[:2]}).ok
-    rescale(store.writer(), 4)
+    rescale(store.reopen(), 4)
     assert dd.verify(store, {"orders": log[:2]}).ok
-    rescale(store.writer(), 1)
-    with plan(ARRIVAL).open(store.writer()) as engine:
+    rescale(store.reopen(), 1)
+    with plan(ARRIVAL).open(store.reopen()) as engine:
         engine.compact()
         engine.replace("orders", log[2], 3, BERN)
     assert dd.verify(store, {"orders": log}).ok and fsck(store).ok
@@ -48,13 +48,13 @@ def test_the_record_goes_with_the_version_that_it_led_to() -> None:
 def test_what_many_tasks_are_given_are_events() -> None:
     store = MemoryStore()
     a, b, c = replaced(store)
-    rescale(store.writer(), 3)
-    hands = Hands(plan(ARRIVAL), store.writer(), None, random.Random(1))
+    rescale(store.reopen(), 3)
+    hands = Hands(plan(ARRIVAL), store.reopen(), None, random.Random(1))
     hands.epoch({"orders": one(8, 9)})
     hands.epoch({"orders": SCHEMA.empty_table()})
     hands.epoch({"orders": one(9, city="Chur")})
     hands.close()
-    found = load_newest(store)
+    found = load_newest_manifest(store)
     assert found is not None and found.fed["orders"].runs[-1] == FeedRun(4, 6, 2, EVENTS)
     assert dd.verify(store, {"orders": [a, b, c, one(8, 9), one(9, city="Chur")]}).ok
     assert dd.verify(store, {"orders": [a, dd.Full(b), dd.Full(c), one(8), one(9, city="Chur")]}).ok
@@ -69,7 +69,7 @@ def test_forgetting_leaves_no_word_of_a_scope_and_counts_are_enough_for_a_marked
         engine.compact(forget=True)
     every = [*store.shared.manifests.values(), *(data for data, _ in store.shared.blobs.values())]
     assert not any(b"Zermatt" in data or b"424242" in data for data in every)
-    found = load_newest(store)
+    found = load_newest_manifest(store)
     assert found is not None and found.fed["orders"] == FeedHistory(
         (FeedRun(3, 3, 1, FeedMode(FULL)),), 2, events=1, full=1
     )
@@ -200,7 +200,7 @@ def test_inspect_says_how_inputs_were_fed() -> None:
     found = dd.inspect(store)["inputs"]["orders"]["fed"]
     assert found["before"] is None and [run["way"] for run in found["runs"]] == ["events", "full", "full"]
     assert found["runs"][2] == {"first": 3, "last": 3, "calls": 1, "way": "full", "scope": BERN, "order": False}
-    with plan(EPOCH).open(store.writer()) as engine:
+    with plan(EPOCH).open(store.reopen()) as engine:
         engine.compact(forget=True)
     assert dd.inspect(store)["inputs"]["orders"]["fed"]["before"] == {
         "until": 3,
@@ -213,7 +213,7 @@ def test_inspect_says_how_inputs_were_fed() -> None:
 def test_a_call_that_is_told_again_is_not_counted_again() -> None:
     store = MemoryStore()
     log = replaced(store)
-    with plan(ARRIVAL).open(store.writer()) as engine:
+    with plan(ARRIVAL).open(store.reopen()) as engine:
         engine.replace("orders", log[2], 3, BERN)
         engine.replace("orders", log[1], 2, epoch=2)
         assert engine.dataflow.fed["orders"].call_count == 3

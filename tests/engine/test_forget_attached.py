@@ -23,7 +23,7 @@ from ddflow.engine.garbage import gc
 from ddflow.errors import SpecError
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
-from ddflow.storage.manifest import load_newest
+from ddflow.storage.manifest import load_newest_manifest
 from ddflow.storage.opening import open_store
 from ddflow.tools.fsck import fsck
 
@@ -66,7 +66,7 @@ def person(number: int, at: int, marked: bool, op: str = "U") -> str:
 def marks(state: Path) -> list[bytes]:
     """What must not be there."""
     store = open_store(state)
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     store.close()
     assert manifest is not None
     secret = Secret(*manifest.secret)
@@ -152,7 +152,7 @@ def test_no_byte_of_a_deleted_row_is_left_once_the_sinks_have_it(
     monkeypatch.setattr(backlog, "FAN", 2)
     case = Case(tmp_path, held_back, options, compressed)
     case.live()
-    manifest = load_newest(open_store(case.state))
+    manifest = load_newest_manifest(open_store(case.state))
     assert manifest is not None and manifest.backlog and len(found(case.state)) > 5
     assert compressed or all(found(case.state, [mark]) for mark in marks(case.state)[2:6:2])  # by its hashes, too
     with case.open() as engine:

@@ -317,7 +317,7 @@ def test_followers_at_any_pace_hold_what_the_collection_is_through_merges() -> N
                 elif reader.time >= 0:
                     assert bag(reader.read()) == states[reader.time][name] == held[pace, name]
             least = min(reader.time for reader in followers.values())
-            assert engine.since <= least == engine.dataflow.holds.least_time()
+            assert engine.since <= least == engine.dataflow.holds.find_least_time()
         assert sum(a.spine.copied for a in engine.dataflow.graph.arrangements.values()) > 0
 
 

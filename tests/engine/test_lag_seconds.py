@@ -45,14 +45,14 @@ def reader(source: Source, position: Any = None) -> SourceReader:
 def test_of_files_it_is_since_the_last_one_was_written_that_was_read(tmp_path: Path) -> None:
     source = dd.sources.files(landed(tmp_path, 7200, 3600, 60))
     made = reader(source)
-    assert made.find_lag().seconds is None
+    assert made.measure_lag().seconds is None
     seen, position = list[Any](), None
     while (found := made.poll(1)) is not None:
-        seen, position = [*seen, made.find_lag()], found.position if len(seen) == 1 else position
-    assert [round(each.seconds, -2) for each in seen[:2]] == [7200, 3600] and made.find_lag().seconds == 0.0
+        seen, position = [*seen, made.measure_lag()], found.position if len(seen) == 1 else position
+    assert [round(each.seconds, -2) for each in seen[:2]] == [7200, 3600] and made.measure_lag().seconds == 0.0
     again = reader(source, position)
-    assert again.find_lag().seconds == pytest.approx(3600, abs=60)
-    assert str(again.find_lag()) == ""  # how many there are is not known yet
+    assert again.measure_lag().seconds == pytest.approx(3600, abs=60)
+    assert str(again.measure_lag()) == ""  # how many there are is not known yet
 
 
 def test_of_delta_it_is_since_the_commit_of_the_version(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_a_database_in_a_file_has_no_time_but_that_of_the_last_look(tmp_path: Pa
     connection.close()
     began = time.time()
     made = reader(dd.sources.sqlite(tmp_path / "a.db", "t"))
-    assert made.find_lag().seconds is None
+    assert made.measure_lag().seconds is None
     assert made.poll(1) is not None
-    lag = made.find_lag()
+    lag = made.measure_lag()
     assert lag.amount is None and lag.seconds is not None and 0 <= lag.seconds <= time.time() - began
     assert str(lag) == ""
 
@@ -107,14 +107,14 @@ def test_an_end_that_was_seen_is_no_older_than_that_also_while_the_source_fails(
     source = Old()
     source.reached = time.time() - 3600
     made = reader(source)
-    assert made.find_lag().seconds == pytest.approx(3600, abs=60)
-    assert str(made.find_lag()).startswith("1 row (3,6")
+    assert made.measure_lag().seconds == pytest.approx(3600, abs=60)
+    assert str(made.measure_lag()).startswith("1 row (3,6")
     source.left = 0
-    assert made.find_lag().seconds == 0.0
+    assert made.measure_lag().seconds == 0.0
     source.left = 5  # by a row of long ago it would be an hour
-    first = made.find_lag().seconds
+    first = made.measure_lag().seconds
     assert made.poll(1) is None
-    last = made.find_lag()
+    last = made.measure_lag()
     assert last.failing and first is not None and last.seconds is not None and 0 <= first <= last.seconds < 60
 
 
@@ -151,7 +151,7 @@ def test_after_a_restart_it_is_known_before_the_source_answers(tmp_path: Path) -
     lags = [call.sources["rows"] for call in seen if call.kind == "run"]
     assert lags[0].failing and lags[0].amount is None and 0 <= lags[0].seconds < 60
     assert done.behind == {"rows": 0.0}
-    assert SourceReader("rows", files, {}, old.make_record()).find_lag().seconds == pytest.approx(7200, abs=60)
+    assert SourceReader("rows", files, {}, old.make_record()).measure_lag().seconds == pytest.approx(7200, abs=60)
 
 
 @pytest.mark.parametrize("said", [1.7e12, -1e15])
@@ -208,7 +208,12 @@ def test_a_first_copy_says_how_many_rows_came_so_far(
     again = SourceReader("rows", Copied(), {}, began.make_record())
     again.committed = 1
     again.poll(1)
-    assert (began.is_copying, began.gathered, again.is_copying, again.gathered) == (True, 10, False, 10)
+    assert (began.is_reading_first_copy, began.gathered, again.is_reading_first_copy, again.gathered) == (
+        True,
+        10,
+        False,
+        10,
+    )
 
 
 def test_a_run_says_it_in_its_end_its_log_and_its_figures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,10 +16,10 @@ def test_the_log_repeats_what_still_fails_a_line_each(caplog: pytest.LogCaptureF
     clock, tried = 0.0, list[float]()
     while clock <= 400:
         if retry.is_due(clock):
-            retry.note_failure(error, clock)
+            retry.record_failure(error, clock)
             tried.append(clock)
         clock += 0.01
-    retry.note_success(clock)
+    retry.record_success(clock)
     said = [each.getMessage() for each in caplog.records]
     assert not any("\n" in each or "\t" in each for each in said)
     assert said[0].startswith("the sink of 'people' fails, and is tried again: write: connection refused Is the server")
@@ -40,7 +40,7 @@ def test_what_is_cancelled_has_not_failed(caplog: pytest.LogCaptureFixture) -> N
     with retry.watch_call("writes", lambda: None):
         retry.cancel_call()
         retry.cancel_call()
-    retry.note_failure(SinkFailed("write", "canceling statement due to user request", "see to the target"), 0.0)
+    retry.record_failure(SinkFailed("write", "canceling statement due to user request", "see to the target"), 0.0)
     retry.give_up_if_overdue(9.0, 1.0)
     (said,) = caplog.messages
     assert said == "the sink of 'people' lasts, and is cancelled: the run was to end, and the next one goes on"
@@ -50,13 +50,13 @@ def test_what_is_back_is_soon_seen_and_a_slow_attempt_leaves_time_for_the_rest()
     error = SinkFailed("write", "no answer", "see to it")
     gaps, at, retry = dict[float, float](), 0.0, Retry("the sink of 'people'")
     while at < 600:
-        retry.note_failure(error, at)
+        retry.record_failure(error, at)
         gaps[at] = next(step / 20 for step in range(1, 1000) if retry.is_due(at + step / 20))
         at += gaps[at]
     assert max(gap for at, gap in gaps.items() if at < 300) <= 5.1 and 5.1 < max(gaps.values()) <= 30.1
     for took, pause in ((0.01, 0.05), (10, 10), (600, 30)):
         slow = Retry("the source 'people'")
-        slow.note_failure(error, 0, took)
+        slow.record_failure(error, 0, took)
         assert not slow.is_due(took + pause - 0.01) and slow.is_due(took + pause)
         assert slow.describe_failure(took) == f"tried again in {1 if pause < 1 else pause} s: no answer"
     assert Retry("the source 'people'").describe_failure(0) == ""

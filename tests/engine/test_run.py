@@ -32,7 +32,7 @@ from ddflow.errors import (
     SpecError,
     UnreadableInput,
 )
-from ddflow.storage.manifest import load_manifest as manifest_at, load_newest
+from ddflow.storage.manifest import load_manifest as manifest_at, load_newest_manifest
 from ddflow.storage.opening import open_store
 
 COLUMNS = {"id": pa.int64(), "city": pa.string(), "amount": pa.int64()}
@@ -78,7 +78,7 @@ def manifest_of(place: Path) -> Any:
     """The newest manifest of a state."""
     store = open_store(place)
     try:
-        return load_newest(store)
+        return load_newest_manifest(store)
     finally:
         store.close()
 

@@ -268,8 +268,8 @@ def test_the_log_says_that_a_write_lasts(caplog: pytest.LogCaptureFixture, monke
         retry._call.began = 0.0
         for second in range(300):
             now[0] = float(second)
-            retry.log_lasting_call()
-    retry.log_lasting_call()
+            retry.log_long_call()
+    retry.log_long_call()
     said = [each.getMessage() for each in caplog.records]
     assert said == [f"the sink of 'rows' has been writing epoch 7 for {lasted} s" for lasted in (30, 60, 120, 240)]
 

@@ -23,10 +23,10 @@ from test_laws import calls
 import ddflow as dd
 from ddflow import errors
 from ddflow.columns.rows import Rows
-from ddflow.engine.read.history import find_versions as versions_of
+from ddflow.engine.read.history import iterate_version_spans as versions_of
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, Change
+from ddflow.trace.batch import ArrangementChange, Batch
 
 PEOPLE = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
 TIMES = ["valid_from", "valid_to", "current"]
@@ -118,7 +118,7 @@ def test_versions_are_there_after_reopening_and_in_a_snapshot(name: str, medium:
     case, store = CASES[name], MemoryStore()
     pair = Pair(case.scenario, retain=6)
     for call in case.calls:
-        with opened_engine(case.scenario, store.writer(), medium) as door:
+        with opened_engine(case.scenario, store.reopen(), medium) as door:
             perform(door, call)
             pair.play(call)
             assert door.engine.since == pair.since
@@ -244,8 +244,10 @@ def test_keys_that_share_the_first_word_of_their_identities_are_two() -> None:
         Rows(pa.table({"k": [7, 8, 9]})),
     )
     last = np.array([1, 2])
-    arranged.apply(
-        [Change(batch, np.zeros(n, np.uint64), last, last * 0, 0, live_added=2, tombstones_added=0)], upper=4, since=0
+    arranged.apply_changes(
+        [ArrangementChange(batch, np.zeros(n, np.uint64), last, last * 0, 0, live_added=2, tombstones_added=0)],
+        upper=4,
+        since=0,
     )
     (found,) = list(versions_of(arranged, schema, 0, dd.Secret(1, 2)))
     assert [found.first.tolist(), found.current.tolist(), found.to[:1].tolist()] == [

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.engine.stats import COLUMNS, ArrangementFigures, Stats
+from ddflow.engine.stats import COLUMNS, ArrangementFigures, PendingFigures, Stats
 from ddflow.storage.memory import MemoryStore
 from ddflow.time import CLOSED, NEVER
 
@@ -46,12 +46,12 @@ VERDICTS = {"applied": 2_400_000, "superseded": 0, "noop": 100}
 
 def stats(*figures: ArrangementFigures, names: list[str] | None = None, **given: Any) -> Stats:
     named = dict(zip(names or ["people", "cities"], figures, strict=False))
-    usual = {"frontier": 9, "since": 8, "pending": 0, "bytes_pending": 0, "verdicts": VERDICTS, "budget": None}
+    usual = {"frontier": 9, "since": 8, "pending": PendingFigures(), "verdicts": VERDICTS, "budget": None}
     return Stats(arrangements=named, **usual | given)
 
 
 def test_totals_are_those_of_the_arrangements_together() -> None:
-    found = stats(PEOPLE, CITIES, pending=4, bytes_pending=120, bytes_pending_mapped=1000, budget=10**9)
+    found = stats(PEOPLE, CITIES, pending=PendingFigures(4, 120, 1000), budget=10**9)
     assert (found["keys"], found["tombstones"], found["batches"]) == (1_000_000, 7, 4)
     assert (found["versions"], found["effort_owed"]) == (1_450_007, 12)
     assert (found["bytes_resident"], found["bytes_pending"]) == (99_000_000, 120)
@@ -78,7 +78,7 @@ def test_an_engine_that_has_seen_nothing_has_figures_too() -> None:
 def test_it_is_a_mapping_that_nobody_can_change() -> None:
     verdicts, arrangements = dict(VERDICTS), {"people": PEOPLE}
     found = Stats(
-        frontier=9, since=8, arrangements=arrangements, pending=0, bytes_pending=0, verdicts=verdicts, budget=None
+        frontier=9, since=8, arrangements=arrangements, pending=PendingFigures(), verdicts=verdicts, budget=None
     )
     verdicts["applied"], arrangements["people"] = 0, CITIES
     assert found["verdicts"]["applied"] == 2_400_000
@@ -95,7 +95,7 @@ def test_it_is_a_mapping_that_nobody_can_change() -> None:
 
 
 def test_as_a_dict_it_goes_through_json_whole() -> None:
-    found = stats(PEOPLE, CITIES, pending=3, budget=10**9)
+    found = stats(PEOPLE, CITIES, pending=PendingFigures(3), budget=10**9)
     back = json.loads(json.dumps(found.to_dict()))
     assert back == found.to_dict()
     assert set(back) == set(found)
@@ -106,7 +106,7 @@ def test_as_a_dict_it_goes_through_json_whole() -> None:
 
 
 def test_printed_its_columns_stand_under_each_other_and_it_fits_a_terminal() -> None:
-    text = str(stats(PEOPLE, CITIES, pending=4, bytes_pending=120, budget=200_000_000))
+    text = str(stats(PEOPLE, CITIES, pending=PendingFigures(4, 120), budget=200_000_000))
     lines = text.splitlines()
     head, *rows = [line for line in lines if re.match("arrangement|people|cities|total", line)]
     ends = [match.end() for match in re.finditer(r"\S+", head)][1:]
@@ -127,7 +127,7 @@ def test_printed_it_leaves_out_what_is_nowhere_and_a_total_of_one() -> None:
     assert not re.search("tombstones|mapped|owed$|total", text, re.MULTILINE)
     assert "no merge in progress" in text and "no budget" in text
     assert max(map(len, text.splitlines())) <= 100
-    assert "pending 1 event," in str(stats(PEOPLE, pending=1))
+    assert "pending 1 event," in str(stats(PEOPLE, pending=PendingFigures(1)))
 
 
 def test_wide_and_combining_characters_do_not_move_the_columns() -> None:
@@ -289,12 +289,12 @@ def test_a_forgotten_key_is_no_tombstone_also_when_the_state_is_opened_again(how
         engine.step(rows, time)
         assert (engine.stats()["keys"], engine.stats()["tombstones"]) == (keys, deleted), time
         engine.close()
-        engine = flow.open(store.writer(), memory=memory)
+        engine = flow.open(store.reopen(), memory=memory)
         assert (engine.stats()["keys"], engine.stats()["tombstones"]) == (keys, deleted), time
-        with dd.Snapshot.open(store.writer()) as snapshot:
+        with dd.Snapshot.open(store.reopen()) as snapshot:
             assert snapshot.stats()["tombstones"] == deleted
-        assert dd.inspect(store.writer())["inputs"]["s"]["tombstones"] == deleted
-        assert dd.fsck(store.writer()).ok
+        assert dd.inspect(store.reopen())["inputs"]["s"]["tombstones"] == deleted
+        assert dd.fsck(store.reopen()).ok
     engine.close()
 
 
@@ -306,7 +306,7 @@ def test_what_was_written_and_copied_is_counted_since_the_engine_was_opened() ->
         assert engine.stats()["arrangements"]["s"]["written"] == 3
         engine.compact()
         assert engine.stats()["write_amplification"] == 5 / 3
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         state = engine.stats()["arrangements"]["s"]
         assert (state["versions"], state["written"], state["copied"]) == (2, 0, 0)
         assert engine.stats()["write_amplification"] == 1.0

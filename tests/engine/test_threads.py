@@ -14,7 +14,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.dataflow.spill import spill_excess
+from ddflow.dataflow.spill import spill_to_fit_budget
 from ddflow.errors import ConcurrentUse, EngineClosed, NotReadable, SpecError
 
 CITIES = ["Bern", "Chur", "Zug", "Brig"]
@@ -207,7 +207,7 @@ def test_a_look_up_gives_the_row_that_a_read_gives_now_and_at_older_times(how: s
 def spill(engine: Any) -> None:
     """Have all state leave memory."""
     with engine.dataflow.guard.writer_turn("spill"):
-        spill_excess(engine.dataflow.budget, engine.dataflow.graph, {}, share=0)
+        spill_to_fit_budget(engine.dataflow.budget, engine.dataflow.graph, {}, share=0)
 
 
 KEYS = {"people": ["id"], "by_city": ["city"], "sums": ["city"], "some": ["id"], "keyed": ["id"], "pairs": ["id"]}
@@ -325,16 +325,16 @@ def test_a_reader_that_another_thread_moves_is_read_where_it_is_then(monkeypatch
         with raises(NotReadable):
             reader.read()
     with plan().open() as engine, engine.reader("people") as reader:
-        look = engine.dataflow.guard.reader_turn
+        look = engine.dataflow.guard.lock_for_read
 
         def move_before(what: str) -> Any:
-            monkeypatch.setattr(engine.dataflow.guard, "reader_turn", look)
+            monkeypatch.setattr(engine.dataflow.guard, "lock_for_read", look)
             reader.advance_to()
             engine.step(one(1, "Chur"), 2)
             return look(what)
 
         engine.step(one(1), 1)
-        monkeypatch.setattr(engine.dataflow.guard, "reader_turn", move_before)
+        monkeypatch.setattr(engine.dataflow.guard, "lock_for_read", move_before)
         assert reader.get(id=1) == {"id": 1, "city": "Bern", "n": 1}
 
 
@@ -392,15 +392,15 @@ def test_who_waits_for_steps_is_told_when_the_engine_ends(tmp_path: Path) -> Non
             engine.close()
     with plan().open() as engine:
         reader = engine.reader("people")
-        monkey = engine.dataflow.graph.apply
+        monkey = engine.dataflow.graph.apply_computed_step
 
         def broken(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        engine.dataflow.graph.apply = broken
+        engine.dataflow.graph.apply_computed_step = broken
         with pytest.raises(KeyboardInterrupt):
             engine.step(one(1), 1)
-        engine.dataflow.graph.apply = monkey
+        engine.dataflow.graph.apply_computed_step = monkey
         with raises(EngineClosed):
             next(reader.changes())
 

@@ -84,9 +84,9 @@ def test_names_and_columns_that_are_none_are_refused() -> None:
 
 def test_rows_of_types_without_an_order_and_of_many_times_are_shown() -> None:
     live = LiveRows("t")
-    look = live.compare_rows(pa.table({"a": [{"x": 1}, None], "_diff": [2, 1]}))
+    look = live.build_next_frame(pa.table({"a": [{"x": 1}, None], "_diff": [2, 1]}))
     assert list(look.format_rows()) == [("{'x': 1}",), ("null",)] and look.total == 3
-    empty = live.compare_rows(
+    empty = live.build_next_frame(
         pa.table({"a": pa.array([], pa.struct([("x", pa.int64())])), "_diff": pa.array([], pa.int64())})
     )
     assert (empty.total, empty.went) == (0, 2)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.connectors.sources import describe_place, describe_position
+from ddflow.connectors.sources import describe_event_position, describe_position
 from ddflow.engine.lineage.story import Story
 from ddflow.engine.run.source_reader import SourceFeed, find_source_feed
 from ddflow.engine.snapshot import Snapshot
@@ -67,7 +67,7 @@ def test_a_position_in_its_own_words(kind: str) -> None:
 
 
 def test_a_place_in_the_log_of_postgres_is_shown_as_postgres_writes_it() -> None:
-    assert (describe_place("postgres", 0x16B3748), describe_place("kafka", 7)) == ("0/16B3748", 7)
+    assert (describe_event_position("postgres", 0x16B3748), describe_event_position("kafka", 7)) == ("0/16B3748", 7)
     row = {"what": "held", "_time": 3, "verdict": None, "seq": None, "id": 7, "winner__position": 0x16B3748}
     of = SourceFeed("shop", "postgres", "postgresql://db:5432/shop#shop", slot_at("0/16B3750"))
     story = Story("orders", {"id": 7}, pa.Table.from_pylist([row]), {"id": 7}, ("id",), 0, "", source=of)

@@ -290,7 +290,7 @@ def test_expressions_of_other_libraries_are_told_the_sql_to_write(monkeypatch: p
 def test_zones_are_those_of_zoneinfo(zone: str, knows_until: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where Arrow reads fewer rules of the machine's database than there are."""
     ends = (dt.datetime(knows_until, 1, 1) - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1)
-    monkeypatch.setattr(date_functions, "_find_rules_end", lambda _: ends)
+    monkeypatch.setattr(date_functions, "_find_zone_rules_end", lambda _: ends)
     pick, of = random.Random(7), ZoneInfo(zone)
     days = [(pick.choice(years), pick.randint(1, 12), pick.randint(1, 28)) for years in YEARS for _ in range(500)]
     times = [dt.datetime(*day, pick.randint(0, 23), pick.choice((0, 30, 45))) for day in days]

@@ -153,7 +153,7 @@ def test_the_documentation_lists_every_function_and_nothing_else() -> None:
 @pytest.mark.parametrize("name", sorted(table._BY_NAME))
 def test_what_is_said_to_do_the_same_as_a_function_elsewhere_compiles(name: str) -> None:
     assert name not in FUNCTIONS
-    made = table.find_replacement(name)
+    made = table.find_equivalent_expression(name)
     assert made is not None
     compile(made, table.COLUMNS)
     with raises(ExpressionError):

@@ -24,7 +24,7 @@ import ddflow as dd
 from ddflow.errors import CorruptState, DdflowError, ExpressionError, PlanChanged, SpecError
 from ddflow.expressions import compile
 from ddflow.expressions.lower import ColumnResolver, TreeCompiler
-from ddflow.expressions.parse import MOST_NESTED, MOST_TEXT, MOST_TOKENS, MOST_WORDS, parse
+from ddflow.expressions.parse import MOST_NESTED, MOST_TEXT, MOST_TOKENS, MOST_WORDS, parse_expression
 from ddflow.plan.text.codec import describe_plan, rebuild_plan
 
 T = TypeVar("T")
@@ -261,7 +261,7 @@ NESTINGS: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("frames", [0, 100, 850])
 def test_nesting_has_one_limit_wherever_the_caller_is(name: str, frames: int) -> None:
     text = NESTINGS[name]
-    assert parse(text(MOST_NESTED)).nested == MOST_NESTED
+    assert parse_expression(text(MOST_NESTED)).nested == MOST_NESTED
     compiled = deep(frames, lambda: compile(text(MOST_NESTED), BATCH.schema))
     assert len(deep(frames, lambda: compiled(BATCH))) == 3
     found = deep(frames, lambda: refused(text(MOST_NESTED + 1)))
@@ -270,7 +270,7 @@ def test_nesting_has_one_limit_wherever_the_caller_is(name: str, frames: int) ->
 
 def test_signs_before_signs_are_levels_and_other_signs_are_not() -> None:
     assert value("- - -id") == [-1, -2, -3]
-    assert parse("1 - (2 - (3 - -4))").nested == 3
+    assert parse_expression("1 - (2 - (3 - -4))").nested == 3
     assert "nested too deeply" in refused("- " * 3000 + "id")
     assert "nested too deeply" in refused("~ " * 3000 + "id")
 
@@ -353,7 +353,7 @@ def calls(made: Callable[[], Any]) -> int:
 @pytest.mark.parametrize("written", [str, lambda n: f"'{n:07}'"], ids=["numbers", "texts"])
 def test_literals_of_in_are_taken_together(written: Callable[[int], str]) -> None:
     name = "id" if written is str else "s"
-    tree = parse(f"{name} in ({', '.join(map(written, range(20_000)))})").tree
+    tree = parse_expression(f"{name} in ({', '.join(map(written, range(20_000)))})").tree
     assert calls(lambda: TreeCompiler(ColumnResolver(BATCH.schema)).lower(tree)) < 500
 
 

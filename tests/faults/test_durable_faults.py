@@ -194,7 +194,7 @@ def test_an_outputs_folder_that_fails_at_any_call_fails_the_commit(tmp_path: Pat
         door.close()
         most = 2 if isinstance(error, OutcomeUnknown) else least
         try:
-            case.recovered(store.writer(), least, most, outputs=place)
+            case.recovered(store.reopen(), least, most, outputs=place)
         except BaseException as other:
             raise AssertionError(f"{where}: {other}") from other
         shown = sorted(int(path.name[:12]) for path in place.glob("*/[!.]*.parquet"))

@@ -239,7 +239,7 @@ def eager_vault(patch: pytest.MonkeyPatch) -> None:
             with contextlib.suppress(DdflowError):
                 batch_store.store.delete(name)
 
-    patch.setattr(BatchStore, "delete_unnamed", forget)
+    patch.setattr(BatchStore, "delete_unnamed_blob", forget)
 
 
 def lost_receipt(patch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def lost_receipt(patch: pytest.MonkeyPatch) -> None:
 
 def unsynced(patch: pytest.MonkeyPatch) -> None:
     """The manifest is published without the names of its files being durable."""
-    patch.setattr(LocalStore, "sync_names", lambda store: None)
+    patch.setattr(LocalStore, "fsync_blob_names", lambda store: None)
 
 
 def late_inventory(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from chance import mid_test, seeded
 from simdisk import Killed, SimDisk, Story, killing
 
 import ddflow as dd
-from ddflow.columns.widening import fill_columns
+from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.partitions.rewrite import Rewrite
 from ddflow.storage.folder.local import LocalStore
 
@@ -47,7 +47,7 @@ def plan(version: int) -> dd.Flow:
 
 
 def cast(table: pa.Table, version: int) -> pa.Table:
-    return pa.Table.from_batches([fill_columns(table, pa.schema(COLUMNS[version]))])
+    return pa.Table.from_batches([conform_to_wider_schema(table, pa.schema(COLUMNS[version]))])
 
 
 def version_of(flow: Any) -> int:

@@ -32,7 +32,7 @@ from test_targets_bad import keeps_its_mode
 
 import ddflow as dd
 from ddflow.connectors.api import TableShape, TargetRecord
-from ddflow.connectors.kafka.source import KafkaTopic, OffsetRangeReader
+from ddflow.connectors.kafka.source import KafkaTopicSource, OffsetRangeReader
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import BadMessage, DdflowError, SinkAhead, SinkRefused, SourceChanged, SourceFailed, UnreadableInput
 
@@ -226,7 +226,7 @@ def test_messages_that_retention_took_are_missed(servers: str, topic: str, tmp_p
 def test_an_error_in_a_range_is_no_message_of_it(servers: str, topic: str) -> None:
     produced(servers, topic, row(1, "Bern"), row(2, "Chur"), partition=0)
     for first, end in ((0, 2), (7, 8)):
-        with closing(OffsetRangeReader(KafkaTopic(servers, topic, "earliest", False), 0, first, end)) as reader:
+        with closing(OffsetRangeReader(KafkaTopicSource(servers, topic, "earliest", False), 0, first, end)) as reader:
             if end == 2:
                 assert [batch.num_rows for batch in reader.batches()] == [2]
                 continue

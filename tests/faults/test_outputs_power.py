@@ -23,7 +23,7 @@ from chance import mid_test, sample, seeded
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 import ddflow as dd
-from ddflow.connectors.parquet.folder import OwnedFolder, folder_name
+from ddflow.connectors.parquet.folder import OwnedFolder, build_folder_name
 from ddflow.connectors.parquet.sink import Fragment, OutputFolder
 from ddflow.engine.epoch_log import EpochLog
 from ddflow.engine.garbage import gc
@@ -31,7 +31,7 @@ from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.folder.site import ManagedFolder
-from ddflow.storage.manifest import load_newest
+from ddflow.storage.manifest import load_newest_manifest
 
 PATH, FOLDER = "/data/orders", "/data/out"
 LAST, IMAGES, CHUNKS = 13, 50, 2
@@ -127,7 +127,7 @@ def look(disk: Any, epoch: int, notes: list[Any], all: bool) -> None:
     there -= {each for each in there if not [w for k, e, *w in notes if k == "tried" and e == each][-1][0]}
     seen = set()
     for name in ("all", "rare"):
-        place = f"{FOLDER}/{folder_name(name)}"
+        place = f"{FOLDER}/{build_folder_name(name)}"
         with contextlib.suppress(FileNotFoundError):
             for file in sorted(disk.names(place)):
                 if not file.endswith(".parquet"):
@@ -145,7 +145,7 @@ def look(disk: Any, epoch: int, notes: list[Any], all: bool) -> None:
 def check(store: Any, notes: list[Any]) -> None:
     """The folder is right when the power comes back, when the state is opened, and after all its receipts went."""
     disk, told = store.disk, max((note[1] for note in notes if note[0] != "tried"), default=0)
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     epoch = 0 if manifest is None else manifest.epoch
     assert told <= epoch <= told + 1, f"{epoch} is the last, {told} was told"
     look(disk, epoch, notes, all=False)
@@ -160,7 +160,9 @@ def check(store: Any, notes: list[Any]) -> None:
     for seed in range(3 if epoch else 0):
         again = disk.image(seed, cut=len(disk.log))
         look(again, epoch, notes, all=True)
-        assert json.loads(again.read(f"{FOLDER}/outputs.json", 1 << 20))["state"] == load_newest(local(again)).id  # type: ignore[union-attr]
+        assert (
+            json.loads(again.read(f"{FOLDER}/outputs.json", 1 << 20))["state"] == load_newest_manifest(local(again)).id
+        )  # type: ignore[union-attr]
 
 
 def local(disk: Any) -> LocalStore:
@@ -267,7 +269,7 @@ def shown_first(patch: pytest.MonkeyPatch) -> None:
     real = EpochLog.publish_version
 
     def publish(log: EpochLog, receipts: Any, *given: Any, **state: Any) -> None:
-        log.outputs.finish_fragments(receipts)
+        log.outputs.publish_fragments(receipts)
         real(log, receipts, *given, **state)
 
     patch.setattr(EpochLog, "publish_version", publish)
@@ -275,18 +277,18 @@ def shown_first(patch: pytest.MonkeyPatch) -> None:
 
 def only_the_folder_given(patch: pytest.MonkeyPatch) -> None:
     """Who writes to no folder shows nothing."""
-    real = Outputs.finish_fragments
+    real = Outputs.publish_fragments
 
     def show(outputs: Outputs, receipts: Any) -> None:
         outputs.sinks = [each for each in outputs.sinks if each is outputs.sink]
         real(outputs, receipts)
 
-    patch.setattr(Outputs, "finish_fragments", show)
+    patch.setattr(Outputs, "publish_fragments", show)
 
 
 def not_shown_when_opened(patch: pytest.MonkeyPatch) -> None:
     """Only the process that commits an epoch shows it."""
-    patch.setattr(EpochLog, "resume", without_show(EpochLog.resume))
+    patch.setattr(EpochLog, "resume_from_newest_version", without_show(EpochLog.resume_from_newest_version))
 
 
 def without_show(call: Callable[..., Any]) -> Callable[..., Any]:

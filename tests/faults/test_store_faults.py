@@ -54,7 +54,7 @@ def troubled(make: Callable[[Any], Store], disk: Faulty, note: Callable[[Any], N
         writer = Writer(store, told)
         for blob in writer.blobs:
             store.map(blob)
-        store.list_blobs(), store.find_last_mark()
+        store.list_blobs(), store.find_last_published()
         writer.commit(Random(3))
     except (StorageFull, StorageFailed, OutcomeUnknown) as error:
         if isinstance(error, OutcomeUnknown):
@@ -197,8 +197,8 @@ def test_after_a_failed_sync_of_names_it_takes_no_more() -> None:
     store = LocalStore(PATH, disk=disk)
     store.site.disk = Faulty(disk, 0, "fsync")
     with raises(StorageFailed):
-        store.sync_names()
-    for call in (store.sync_names, lambda: store.publish(0, b"names what may be lost")):
+        store.fsync_blob_names()
+    for call in (store.fsync_blob_names, lambda: store.publish(0, b"names what may be lost")):
         with raises(StorageFailed):
             call()
     assert LocalStore(PATH, disk=disk).list_manifests() == []

@@ -56,7 +56,7 @@ class Writer:
         new = keep + [self.put(random) for _ in range(random.randint(1, 4))]
         number = self.number + 1
         data = encode_record(Named(self.store.nonce, number, new))
-        self.store.sync_names()
+        self.store.fsync_blob_names()
         if self.publish(number, data):
             self.number, self.blobs = number, new
             self.finish()
@@ -138,7 +138,7 @@ def check(store: Store, notes: list[Any]) -> None:
         assert found == won.get(newest, found), f"manifest {newest} is another's"
         for blob in blobs(found):
             store.map(blob)
-    assert store.find_last_mark() <= newest, f"{store.find_last_mark()} is marked, {newest} is the newest"
+    assert store.find_last_published() <= newest, f"{store.find_last_published()} is marked, {newest} is the newest"
     again = Writer(store, lambda _: None)
     assert again.commit(Random(newest))
     for blob in blobs(store.read_manifest(newest + 1)):
@@ -326,9 +326,9 @@ class TellsFirst(Writer):
 
 class SyncsLast(Writer):
     def commit(self, random: Random) -> bool:
-        sync, self.store.sync_names = self.store.sync_names, lambda: None
+        sync, self.store.fsync_blob_names = self.store.fsync_blob_names, lambda: None
         won = super().commit(random)
-        self.store.sync_names = sync
+        self.store.fsync_blob_names = sync
         sync()
         return won
 

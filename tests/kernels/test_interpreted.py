@@ -117,7 +117,7 @@ from ddflow.kernels.compile import list_kernels
 from ddflow.kernels import cache
 from ddflow.kernels.compile import SMALL, InterpreterBudget, cache_directory
 compiled = sum(bool(each.signatures) for each in list_kernels())
-helpers = [each.pid for each in cache.list_fillers()]
+helpers = [each.pid for each in cache.list_fill_processes()]
 print(json.dumps({"out": out, "compiled": compiled, "helpers": helpers}), flush=True)
 if len(sys.argv) > 2:
     time.sleep(600)
@@ -176,11 +176,11 @@ def test_the_process_that_fills_the_cache_is_niced_and_ends_with_its_parent_howe
 def test_one_process_fills_a_cache_and_a_filled_one_is_left_alone(tmp_path: Path) -> None:
     with cache.hold_fill_lock(tmp_path) as first, cache.hold_fill_lock(tmp_path) as second:
         assert (first, second) == (True, False)
-        cache.mark_filled(tmp_path)
+        cache.mark_cache_filled(tmp_path)
     with cache.hold_fill_lock(tmp_path) as third:
         assert not third
-    assert not cache.start_filler(tmp_path)
-    assert not cache.start_filler(None)
+    assert not cache.start_fill_process(tmp_path)
+    assert not cache.start_fill_process(None)
 
 
 def test_who_waits_at_a_terminal_is_told_that_kernels_are_compiled(

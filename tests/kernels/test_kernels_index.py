@@ -65,10 +65,10 @@ def put(
     order = np.array([entries[key][2] for key in rows], np.int64).reshape(len(rows), index.words)
     value = [entries[key][0] if last else 7 for key, last in zip(rows, newest, strict=True)]
     live = [entries[key][1] == last for key, last in zip(rows, newest, strict=True)]
-    place, built = index.seek(*columns(keys, index.wide), starts(len(keys))).place, index.built
+    place, built = index.look_up_keys(*columns(keys, index.wide), starts(len(keys))).place, index.built
     if stale:
         index._rebuild(index.capacity * index.shards + 1)
-    index.reserve(len(last))
+    index.reserve_entries(len(last))
     cells = np.array(value, np.uint64), np.array(live, np.uint8), order
     index.write(IndexWrite(place, built, np.array(last, np.int64), *columns(rows, index.wide), *cells, slot))
     return out
@@ -76,7 +76,7 @@ def put(
 
 def found(index: Index, keys: list[Key]) -> list[Entry | None]:
     """What the index knows of some keys; of one that it does not know, the slot it names is the one for it."""
-    held = index.seek(*columns(keys, index.wide), starts(len(keys)))
+    held = index.look_up_keys(*columns(keys, index.wide), starts(len(keys)))
     for (high, _), place, reference in zip(keys, held.place.tolist(), held.reference.tolist(), strict=True):
         slots = index.table.shape[0] // index.shards
         shard, rest = divmod(high * index.shards, 1 << 64)
@@ -132,7 +132,7 @@ def test_what_was_written_last_is_found_and_nothing_else(
         alive = sum(bool(reference & LIVE) for _, reference, _ in twin.values())
         assert len(index) == len(twin) if keeps else alive <= len(index) <= len(twin)
     live = [twin[key][1] for key in sorted(twin) if twin[key][1] & LIVE]
-    assert index.walk(live=True)[0].tolist() == live
+    assert index.list_entries(live=True)[0].tolist() == live
 
 
 @given(batches(), st.sets(st.integers(0, 5)), highs, highs, SHARDS)
@@ -162,7 +162,7 @@ def test_a_walk_gives_the_entries_of_a_range_and_of_some_batches_in_the_order_of
                 and ("members" not in asked or reference >> SLOT & SLOTS in slots)
                 and (reference & LIVE or not live)
             ]
-            references, places = index.walk(live, **asked)
+            references, places = index.list_entries(live, **asked)
             assert references.tolist() == [twin[key][1] for key in keys]
             high, low, value, order = index.read_entries(places)
             assert high.tolist() == [high for high, _ in keys]
@@ -186,13 +186,13 @@ def test_redirected_entries_point_elsewhere_and_keep_their_flags(
     groups = np.repeat(np.arange(len(asked)), 2)
     now = [twin[key][1] & ~FLAGS if key in twin else 5 for key in asked]
     references = np.array([each for reference in now for each in (reference, reference ^ 1)], np.int64)
-    places = index.find_places(*columns(asked, wide), starts(len(asked)), references, groups)
+    places = index.find_entry_places(*columns(asked, wide), starts(len(asked)), references, groups)
     assert (places[1::2] == -1).all()
     ours = places[::2][[key in twin for key in asked]]
     assert index.table[ours, kernels.ID].tolist() == [high for high, _ in keys]
     assert n == len(asked) or places[2 * asked.index(absent)] == -1
     moved = {key: (v, r & FLAGS | i, o) for i, (key, (v, r, o)) in enumerate(sorted(twin.items())) if i % 2}
-    index.redirect(np.where(np.arange(n) % 2 == 1, ours, -1), np.arange(n))
+    index.repoint_entries(np.where(np.arange(n) % 2 == 1, ours, -1), np.arange(n))
     assert found(index, keys) == [moved.get(key, twin[key]) for key in keys]
 
 
@@ -207,7 +207,9 @@ def test_a_crowd_of_identities_with_the_same_leading_bits_finds_room(wide: bool,
     index._check_invariants()
     assert found(index, keys) == [twin[key] for key in keys]
     assert found(index, [(first - 1 & TOP, 0)]) == [None]
-    assert index.walk(live=True, first=first + 10, last=first + 19)[0].tolist() == [twin[k][1] for k in keys[10:20]]
+    assert index.list_entries(live=True, first=first + 10, last=first + 19)[0].tolist() == [
+        twin[k][1] for k in keys[10:20]
+    ]
     assert index.nbytes < 1 << 20
 
 
@@ -226,7 +228,7 @@ def test_a_deletion_points_at_its_version_only_where_it_is_kept() -> None:
         index = Index(False, 0, keeps)
         put(index, {(5, 0): (0, True, (), 0), (9, 0): (0, True, (), 0)}, 1)
         put(index, {(5, 0): (0, False, (), 1)}, 2)
-        references = index.walk(live=False)[0].tolist()
+        references = index.list_entries(live=False)[0].tolist()
         assert references == [OCCUPIED | 2 << SLOT | 1 if keeps else OCCUPIED, FLAGS | 1 << SLOT | 1]
 
 
@@ -235,10 +237,10 @@ def test_from_the_moment_that_deletions_are_kept_they_stay_and_those_before_are_
     put(index, {(5, 0): (0, False, (), 0), (9, 0): (0, True, (), 0)}, 1)
     index.keep_deletions()
     index._check_invariants()
-    assert index.walk(live=False)[0].tolist() == [FLAGS | 1 << SLOT | 1]
+    assert index.list_entries(live=False)[0].tolist() == [FLAGS | 1 << SLOT | 1]
     put(index, {(9, 0): (0, False, (), 0)}, 2)
     index._rebuild(index.capacity * index.shards)
-    assert index.walk(live=False)[0].tolist() == [OCCUPIED | 2 << SLOT]
+    assert index.list_entries(live=False)[0].tolist() == [OCCUPIED | 2 << SLOT]
 
 
 @given(batches(), highs, highs, st.sets(st.integers(1, 5)), SHARDS)
@@ -250,14 +252,14 @@ def test_what_is_evicted_is_found_no_more_and_a_step_that_looked_before_writes_a
     for slot, entries in enumerate(writes, 1):
         twin |= put(index, entries, slot)
     keys, (first, last) = sorted(twin), sorted([one, other])
-    n, held, built = len(keys), index.seek(*columns(keys, wide), starts(len(keys))), index.built
-    index.evict(first, last, np.array([slot in slots for slot in range(6)], np.uint8))
+    n, held, built = len(keys), index.look_up_keys(*columns(keys, wide), starts(len(keys))), index.built
+    index.remove_entries(first, last, np.array([slot in slots for slot in range(6)], np.uint8))
     index._check_invariants()
     leaving = {key for key in keys if first <= key[0] <= last and twin[key][1] >> SLOT & SLOTS in slots}
     assert found(index, keys) == [None if key in leaving else twin[key] for key in keys]
     assert len(index) == n - len(leaving)
     value, order = np.arange(n).astype(np.uint64), np.zeros((n, words), np.int64)
-    index.reserve(n)
+    index.reserve_entries(n)
     cells = value, np.ones(n, np.uint8), order
     halves = [slice(0, n // 2), slice(n // 2, n)]
     high, low = columns(keys, wide)

@@ -7,7 +7,7 @@ import pytest
 
 from ddflow.kernels.fold import EventsByKey
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST
-from ddflow.kernels.walk import WalkOutcome, WalkRules, walk_groups, walk_row
+from ddflow.kernels.walk import WalkOutcome, WalkRules, apply_events_by_key, walk_single_group
 
 
 def taken(n: int, m: int, words: int) -> WalkOutcome:
@@ -40,7 +40,7 @@ def test_it_writes_what_the_other_writes(tie: int, words: int) -> None:
         for keeps, over, inherits in ((True, False, True), (True, True, False), (False, False, True)):
             rule = WalkRules(tie, keeps, True, False, over, inherits)
             one, other = taken(n, m, words), taken(n, m, words)
-            a = walk_groups(
+            a = apply_events_by_key(
                 steps,
                 order,
                 gone,
@@ -52,7 +52,7 @@ def test_it_writes_what_the_other_writes(tie: int, words: int) -> None:
                 np.empty((4, words + 1), np.int64),
                 one,
             )
-            b = walk_row(steps, order, gone, status, prior, base, columns, rule, other)
+            b = walk_single_group(steps, order, gone, status, prior, base, columns, rule, other)
             assert a == b
             refusals += a >= 0
             if a < 0:

@@ -239,7 +239,7 @@ def test_so_it_is_on_partitions(data: st.DataObject, partitions: int, seed: int)
     note(str(hands.cut))
     with ExitStack() as stack:
         stack.callback(hands.close)
-        check(data, nodes, lambda given: hands.epoch(given[0]), lambda name: dd.read(hands.store.writer(), name))
+        check(data, nodes, lambda given: hands.epoch(given[0]), lambda name: dd.read(hands.store.reopen(), name))
 
 
 TIMED: Final = st.dictionaries(

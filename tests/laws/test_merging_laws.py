@@ -210,7 +210,7 @@ def test_restart_a_state_that_was_closed_and_opened_goes_on_as_if_it_had_not(dat
         assert quietly(door, call) == quietly(never, call)
         if data.draw(st.booleans()):
             door.close()
-            store = store.writer()
+            store = store.reopen()
             door = opened(scenario, store, medium, **options)
             door.engine._check_invariants()
         for name in [*scenario["inputs"], *scenario["outputs"]]:

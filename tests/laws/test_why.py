@@ -4,7 +4,8 @@ It is so wherever no operator is misled: where what is computed again holds nowh
 Filters, projections, unions, distinct rows and joins of what has no multiplicities below zero mislead none. A count
 of half a group does, where another operator goes by what is counted. A plan that is one chain, of operators that look
 at one row or at whole groups, gives those rows and no other. Whatever is drawn, each operator gives the rows that are
-wanted of it from what is wanted of its inputs and any more of their rows (``test_behind``): the law follows from that.
+wanted of it from what is wanted of its inputs and any more of their rows (``test_contributing_rows``): the law follows
+from that.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def test_a_state_that_is_opened_again_or_spilled_goes_on(
         tight.dataflow.budget.state = 0
         for time, step in enumerate(steps):
             events += step
-            with flow_of(["g"], time=False).open(store.writer()) as engine:
+            with flow_of(["g"], time=False).open(store.reopen()) as engine:
                 for each in (engine, tight):
                     each.step({"rows": table(step)}, time)
                     read: Counter[Row] = Counter()
@@ -388,17 +388,17 @@ def kinds(n: pa.DataType, g: pa.DataType | None = None) -> dd.Flow:
 
 def test_wider_columns_go_on_and_other_kinds_are_refused_by_name() -> None:
     store, small = MemoryStore(), pa.int32()
-    with kinds(small).open(store.writer()) as engine:
+    with kinds(small).open(store.reopen()) as engine:
         engine.step({"rows": pa.table({"id": [1, 2], "g": ["a", "a"], "n": pa.array([1, 2], small)})}, 1)
         engine.evolve({"rows": pa.schema({"id": pa.int64(), "g": pa.large_string(), "n": pa.int64()})})
         engine.step({"rows": pa.table({"id": [2], "g": ["a"], "n": [2**40]})}, 2)
         assert engine.read("out").to_pylist() == [{"g": "a", "s": 2**40 + 1, "a": 2.0**39 + 0.5, "c": 2, "_diff": 1}]
     with raises(PlanChanged):
-        dd.evolve(store.writer(), {"n": pa.decimal128(22, 2)})
+        dd.evolve(store.reopen(), {"n": pa.decimal128(22, 2)})
     with raises(PlanChanged):
-        dd.evolve(store.writer(), {"n": pa.string()})
-    dd.evolve(store.writer(), {"n": pa.float64()})
-    with kinds(pa.float64(), pa.large_string()).open(store.writer()) as engine:
+        dd.evolve(store.reopen(), {"n": pa.string()})
+    dd.evolve(store.reopen(), {"n": pa.float64()})
+    with kinds(pa.float64(), pa.large_string()).open(store.reopen()) as engine:
         engine.step({"rows": pa.table({"id": [1], "g": ["a"], "n": [0.5]})}, 3)
         assert engine.read("out").to_pylist() == [
             {"g": "a", "s": 2.0**40 + 0.5, "a": 2.0**39 + 0.25, "c": 2, "_diff": 1}
@@ -434,17 +434,17 @@ def test_durations_are_summed_and_averaged() -> None:
 
 def test_durations_in_a_finer_unit_go_on() -> None:
     store = MemoryStore()
-    with of_time("s", s="sum(d)").open(store.writer()) as engine:
+    with of_time("s", s="sum(d)").open(store.reopen()) as engine:
         engine.step({"rows": pa.table({"id": [1, 2], "d": pa.array([1, 2], pa.duration("s"))})})
-    dd.evolve(store.writer(), {"d": pa.duration("ms")})
-    with of_time("ms", s="sum(d)").open(store.writer()) as engine:
+    dd.evolve(store.reopen(), {"d": pa.duration("ms")})
+    with of_time("ms", s="sum(d)").open(store.reopen()) as engine:
         engine.step({"rows": pa.table({"id": [2], "d": pa.array([5], pa.duration("ms"))})})
         assert engine.read("out").column("s").cast(pa.int64()).to_pylist() == [1005]
     store = MemoryStore()
-    with of_time("s", a="avg(d)").open(store.writer()) as engine:
+    with of_time("s", a="avg(d)").open(store.reopen()) as engine:
         engine.step({"rows": pa.table({"id": [1], "d": pa.array([1], pa.duration("s"))})})
     with raises(PlanChanged):
-        dd.evolve(store.writer(), {"d": pa.duration("ms")})
+        dd.evolve(store.reopen(), {"d": pa.duration("ms")})
 
 
 def rows_with(column: str, rows: list[tuple[dict[str, Any], int]]) -> list[tuple[Any, int]]:

@@ -10,7 +10,7 @@ from messages import raises
 
 import ddflow as dd
 from ddflow.errors import NotSingle, SpecError
-from ddflow.plan.verbs.family import find_operator
+from ddflow.plan.verbs.family import find_operator_class
 
 ROWS = [(1, "a"), (2, None)]
 QUERY = "select col1 as n, col2 as s from values (1, 'a'), (2, null)"
@@ -52,7 +52,7 @@ def test_it_begins_with_the_first_event_whatever_its_verdict(gone: bool) -> None
 
 def test_events_of_other_inputs_do_not_count() -> None:
     flow = flow_of(query=None)
-    flow.output("out", find_operator("constant")([flow.inputs["one"]], ["n"], [["7"]]))
+    flow.output("out", find_operator_class("constant")([flow.inputs["one"]], ["n"], [["7"]]))
     with flow.open() as engine:
         engine.step({"other": event()}, time=1)
         assert held(engine) == []

@@ -107,7 +107,7 @@ def test_epochs_beside_the_twin(way: str, keep: bool, steps: Any, tmp_path_facto
         engine._check_invariants()
         if way in ("durable", "budget"):
             engine.close()
-            engine = flow_of(keep=keep).open(store.writer(), **options)
+            engine = flow_of(keep=keep).open(store.reopen(), **options)
     for name, node in NODES.items():
         if name in ("same", "cities") and not keep:
             with pytest.raises(NotReadable, match=r"rows of the inputs \['log'\], which are not kept; give keep=True"):
@@ -160,7 +160,7 @@ def test_hold_back_beside_the_twin(
         engine._check_invariants()
         if way == "durable":
             engine.close()
-            engine = flow_of(**how).open(store.writer())
+            engine = flow_of(**how).open(store.reopen())
     assert {name: dict(rows) for name, rows in got.items()} == wanted
     assert +verdicts == +twin.verdicts
     if keep:
@@ -182,10 +182,10 @@ def test_partitions_beside_the_twin(partitions: int, steps: Any, keep: bool, see
         for name, updates in expected(before, twin.held, hands.start.time).items():
             assert summed(out[name]) == updates, name
     hands.close()
-    rescale(store.writer(), 3 if partitions != 3 else 2)
+    rescale(store.reopen(), 3 if partitions != 3 else 2)
     assert dd.fsck(store).ok
-    rescale(store.writer(), 1)
-    with flow_of(keep=keep).open(store.writer()) as engine:
+    rescale(store.reopen(), 1)
+    with flow_of(keep=keep).open(store.reopen()) as engine:
         assert held(engine.read("once")) == without_zeros(NODES["once"].of({"log": twin.held}))
         if keep:
             assert held(engine.read("log")) == twin.held
@@ -263,18 +263,18 @@ def test_what_is_not_kept_is_gone_for_new_outputs() -> None:
         flow = flow_of()
         flow.output("new", make(flow.inputs["log"]))
         with raises(PlanChanged):
-            flow.open(store.writer())
+            flow.open(store.reopen())
     flow = flow_of()
     flow.output("of_kept", flow.outputs["by_city"].filter("count > 0"))
     flow.output("fresh", flow.updates("other", {"v": str}).count())
-    with flow.open(store.writer()) as engine:  # an input that is new has held nothing
+    with flow.open(store.reopen()) as engine:  # an input that is new has held nothing
         assert engine.step({"other": {"v": ["a"]}}, 2)["fresh"].num_rows == 1
     with raises(PlanChanged):
-        flow_of(keep=True).open(store.writer())
+        flow_of(keep=True).open(store.reopen())
     upserted = dd.Flow()
     upserted.output("same", upserted.upserts("log", SCHEMA.remove(3), dd.Upsert("city")))
     with raises(PlanChanged):
-        upserted.open(store.writer())
+        upserted.open(store.reopen())
 
 
 def test_a_new_output_over_what_is_kept_is_told_what_there_is() -> None:
@@ -283,7 +283,7 @@ def test_a_new_output_over_what_is_kept_is_told_what_there_is() -> None:
         engine.step({"log": table(rows_of([("Bern", 1, 2), ("Basel", 0, -1)]), SCHEMA.remove(3))}, 1)
     flow = flow_of(keep=True)
     flow.output("new", flow.inputs["log"].filter("n > 0"))
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         assert engine.step({}, 2)["new"].to_pylist() == [{"city": "Bern", "n": 1, "_time": 1, "_diff": 2}]
 
 
@@ -344,7 +344,7 @@ def test_columns_are_added_and_become_wider() -> None:
         again = dd.Flow()
         wide = {"city": str, "n": int, "more": str, "last": int}
         again.output("n", again.updates("log", wide, keep=keep).count("n"))
-        with again.open(store.writer()) as engine:
+        with again.open(store.reopen()) as engine:
             assert held(engine.read("n")) == {(1, 3): 1}
             engine.step({"city": ["Bern"], "n": [1], "more": [None], "last": [None]}, 3)
             engine._check_invariants()
@@ -374,16 +374,16 @@ def test_a_state_is_rewritten_with_wider_columns(partitions: int, more: dict[str
         if timed:
             engine.advance_to(4)
     if partitions > 1:
-        rescale(store.writer(), partitions)
+        rescale(store.reopen(), partitions)
         if more:
             with raises(PlanChanged):
-                Hands(flow({"n": pa.int32(), **more}), store.writer(), partitions, random.Random(1))
-    dd.evolve(store.writer(), flow=flow(wide))
+                Hands(flow({"n": pa.int32(), **more}), store.reopen(), partitions, random.Random(1))
+    dd.evolve(store.reopen(), flow=flow(wide))
     assert dd.fsck(store).ok
-    rescale(store.writer(), 2)
+    rescale(store.reopen(), 2)
     assert dd.fsck(store).ok
-    rescale(store.writer(), 1)
-    with flow(wide).open(store.writer()) as engine:
+    rescale(store.reopen(), 1)
+    with flow(wide).open(store.reopen()) as engine:
         engine._check_invariants()
         if timed:
             engine.advance_to(dd.CLOSED)
@@ -403,7 +403,7 @@ def test_a_log_is_given_again_to_a_new_plan() -> None:
     assert (
         done.whole == ["same", "cities"] and done.tables["by_city"].num_rows == 0 and done.tables["same"].num_rows == 2
     )
-    with flow_of(keep=True).open(new.writer()) as engine:
+    with flow_of(keep=True).open(new.reopen()) as engine:
         assert held(engine.read("log")) == {("Bern", 1): 6, ("Basel", 0): 3}
     assert set(dd.migrate(new, MemoryStore(), flow_of(), log).tables) == {"by_city", "once", "more"}
 

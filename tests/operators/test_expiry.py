@@ -217,10 +217,10 @@ def test_verify_does_not_hold_a_state_to_what_it_has_forgotten(how: str) -> None
     door.step({"a": rows}, 1)
     door.step({}, 2)
     door.engine.close()
-    found = dd.verify(store.writer(), {"a": to_arrow(COLUMNS, rows)})
+    found = dd.verify(store.reopen(), {"a": to_arrow(COLUMNS, rows)})
     assert found.ok
     assert (found.inputs["a"].rows, found.inputs["a"].unknown) == (1, 1)
-    assert dd.fsck(store.writer()).ok
+    assert dd.fsck(store.reopen()).ok
 
 
 # The twin
@@ -471,8 +471,8 @@ def test_an_endless_feed_of_new_keys_keeps_a_bounded_state(how: str, spills: boo
 def test_a_time_to_live_shorter_than_a_step_does_not_look_at_all_keys_in_every_step(monkeypatch: Any) -> None:
     door = EngineDoor(scenario({"tombstone_ttl": 0}), retain=0)
     expiring_, surveys = door.engine.dataflow.graph.inputs["a"].expiring, []
-    survey = expiring_._survey_orders
-    monkeypatch.setattr(expiring_, "_survey_orders", lambda *horizons: surveys.append(horizons) or survey(*horizons))
+    survey = expiring_._scan_orders
+    monkeypatch.setattr(expiring_, "_scan_orders", lambda *horizons: surveys.append(horizons) or survey(*horizons))
     door.step({"a": [[key, 0, "x", False] for key in range(400)]}, 0)
     for time in range(1, 101):
         door.step({"a": [[1000 + time, time, "x", True]]}, time)

@@ -14,7 +14,7 @@ from messages import raises
 from parts_by_hand import Hands
 
 import ddflow as dd
-from ddflow.dataflow.step import Computation
+from ddflow.dataflow.step import StepComputation
 from ddflow.errors import ExpressionError, NotSingle
 from ddflow.storage.memory import MemoryStore
 
@@ -178,10 +178,10 @@ def test_a_new_output_of_a_state_is_made_of_rows_that_are_there(partitions: int 
                 engine.step(RIGHT)
                 read = engine.read("out" if "out" in flow.outputs else "first")
         else:
-            hands = Hands(flow, store.writer(), partitions, random.Random(7))
+            hands = Hands(flow, store.reopen(), partitions, random.Random(7))
             hands.epoch({name: pa.table(rows) for name, rows in RIGHT.items()})
             hands.close()
-            read = dd.read(store.writer(), "out" if "out" in flow.outputs else "first")
+            read = dd.read(store.reopen(), "out" if "out" in flow.outputs else "first")
     assert read.to_pylist() == [{"r": 2.0, "_diff": 1}]
 
 
@@ -192,8 +192,10 @@ def test_pads_of_a_step_in_pieces_cancel(tmp_path: Path) -> None:
         tight.tiny(),
         flow_of(PADS).open(memory=tight.MEMORY, spill=tmp_path) as engine,
     ):
-        catch_up = Computation._compute_deferred
-        patch.setattr(Computation, "_compute_deferred", lambda own: (seen.append("waited"), catch_up(own)))
+        catch_up = StepComputation._compute_deferred_operators
+        patch.setattr(
+            StepComputation, "_compute_deferred_operators", lambda own: (seen.append("waited"), catch_up(own))
+        )
         numbers = list(range(n))
         for value in (1, 0, 2):
             tight.tighten(engine, 0, 2)

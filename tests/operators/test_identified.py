@@ -14,7 +14,7 @@ import pytest
 from every_operator import NARROW, plan
 
 import ddflow as dd
-from ddflow.plan.evolve import evolve_to_types
+from ddflow.plan.evolve import evolve_plan_to_types
 from ddflow.plan.text.codec import describe_plan, rebuild_plan
 
 ORDERS = {"id": int, "customer": int, "amount": int}
@@ -126,7 +126,7 @@ def test_what_is_proven_holds(name: str) -> None:
     assert out.identified_by() == key
     assert rebuild_plan(describe_plan(made)).outputs["out"].identified_by() == key
     if "more to meet" not in name:  # its rows are compared whole, so a new column is another plan
-        wide, _ = evolve_to_types(made, {name: {f"of_{name}": pa.int64()} for name in made.inputs}, "a test")
+        wide, _ = evolve_plan_to_types(made, {name: {f"of_{name}": pa.int64()} for name in made.inputs}, "a test")
         assert wide.outputs["out"].identified_by() == key
     draw, most = random.Random(name), 0
     with made.open() as engine:
@@ -137,7 +137,7 @@ def test_what_is_proven_holds(name: str) -> None:
             engine.step({"orders": [order], "customers": [customer], "lines": [line]})
             rows = engine.read("out")
             most = max(most, rows.num_rows)
-            assert [each for each in out.solid() if rows[each].null_count] == []
+            assert [each for each in out.find_never_null_columns() if rows[each].null_count] == []
             if key is not None:
                 keys = rows.group_by(list(key)).aggregate([("_diff", "sum")])
                 assert keys["_diff_sum"].to_pylist() == [1] * keys.num_rows
@@ -203,7 +203,7 @@ def test_columns_that_are_never_null_are_known(name: str) -> None:
     text, known = SOLID[name]
     made, tables = flow()
     out = made.sql(text, **{each: of for each, of in tables.items() if f" {each} " in f"{text} "})
-    assert out.solid() & {"id", "n", "m", "amount", "customer", "line"} == known
+    assert out.find_never_null_columns() & {"id", "n", "m", "amount", "customer", "line"} == known
 
 
 def test_columns_that_are_never_null_are_not_of_any_operator() -> None:
@@ -214,12 +214,12 @@ def test_columns_that_are_never_null_are_not_of_any_operator() -> None:
         wrong = {
             name: (column, made.outputs[name].verb)
             for name in made.outputs
-            for column in made.outputs[name].solid()
+            for column in made.outputs[name].find_never_null_columns()
             if engine.read(name)[column].null_count
         }
     assert wrong == {}
     kept = dd.Flow().upserts("a", {"id": int, "n": int}, dd.Upsert(key="id", null_key="keep"))
-    assert kept.solid() == kept.top(1, by="n").solid() == frozenset()
+    assert kept.find_never_null_columns() == kept.top(1, by="n").find_never_null_columns() == frozenset()
 
 
 def test_a_join_replaces_rows_of_a_table(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, NotUnique
-from ddflow.plan.text.codec import compute_node_id, describe_plan, rebuild_plan, show_node
+from ddflow.plan.text.codec import compute_node_id, describe_plan, format_node, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.verify import recount_groups
 
@@ -165,7 +165,7 @@ def test_events_of_many_keys_beside_duckdb(medium: str, tmp_path: Path) -> None:
         return made
 
     options = {"memory": MEMORY, "spill": tmp_path} if medium == "files" else {}
-    engine = flow().open(store.writer() if medium == "reopened" else None, retain=3, **options)
+    engine = flow().open(store.reopen() if medium == "reopened" else None, retain=3, **options)
     added, history = Counter[Any](), list[Any]()
     with duckdb.connect() as witness:
         witness.execute("create table events (id bigint, k text, born int, dies int)")
@@ -173,7 +173,7 @@ def test_events_of_many_keys_beside_duckdb(medium: str, tmp_path: Path) -> None:
         for time in range(8):
             if medium == "reopened" and time:
                 engine.close()
-                engine = flow().open(store.writer(), retain=3)
+                engine = flow().open(store.reopen(), retain=3)
             if medium == "files":
                 tighten(engine, 0, 2**40)
             new = [(100 * time + i, f"key {draw.randrange(40)}") for i in range(100)]
@@ -210,7 +210,7 @@ def test_events_of_many_keys_beside_duckdb(medium: str, tmp_path: Path) -> None:
     engine._check_invariants()
     engine.close()
     if medium == "reopened":
-        assert dd.fsck(store.writer()).ok
+        assert dd.fsck(store.reopen()).ok
         with dd.Snapshot.open(store) as snapshot:
             assert set(dict(recount_groups(snapshot)).values()) <= {0}
         assert read(dd.read(store, "out")) == history[-1]
@@ -322,13 +322,13 @@ def test_a_new_one_on_an_old_state_looks_up_as_of_now() -> None:
     store, (flow, left, names) = MemoryStore(), bids()
     flow.output("all", left)
     flow.output("names", names)
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         engine.step({"bids": {"auction": [7], "price": [5], "n": [2]}})
         engine.step({"names": {"auction": [7], "name": ["oz"]}})
         engine.step({"names": {"auction": [7], "name": ["ox"]}})
     flow.output("out", left.lookup(names, on="auction"))
     flow.output("arranged", left.lookup(names.project({"name": "name", "a": "auction + 0"}), on={"auction": "a"}))
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         assert read(engine.read("out")) == {(7, 5, "ox"): 2}
         assert read(engine.read("arranged")) == {(7, 5, "ox", 7): 2}
         out = engine.step({"names": {"auction": [7], "name": ["oy"]}, "bids": {"auction": [7], "price": [6], "n": [1]}})
@@ -342,7 +342,7 @@ def test_columns_of_the_right_that_are_new_or_wider_are_shown() -> None:
     flow, left, names = bids({"auction": pa.int64(), "size": pa.int32(), "day": pa.date32()})
     flow.output("out", left.lookup(names, on="auction"))
     store = MemoryStore()
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         engine.step({"bids": {"auction": [7], "price": [5], "n": [1]}})
         day = pa.table({"auction": [7], "size": pa.array([1], pa.int32()), "day": pa.array([0], pa.date32())})
         engine.step({"names": day, "bids": {"auction": [7], "price": [6], "n": [1]}})
@@ -365,7 +365,7 @@ def test_its_json_makes_it_again() -> None:
     again = rebuild_plan(describe_plan(flow))
     assert describe_plan(again) == describe_plan(flow) and again.outputs["out"].schema == out.schema
     (node,) = [node for node in flow.nodes if node.verb == "lookup"]
-    said = show_node(describe_plan(flow), compute_node_id(node), "this plan")
+    said = format_node(describe_plan(flow), compute_node_id(node), "this plan")
     assert said == "bids.lookup(names, on={'auction': 'auction'}, how='inner')"
     assert out.unique is False and out.positive
     broken = describe_plan(flow)

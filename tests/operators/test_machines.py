@@ -327,7 +327,7 @@ def test_every_call_gives_what_the_obvious_machine_gives(story: Any, durable: bo
         assert counted(found) == expected
         if durable:
             engine.close()
-            store = store.writer()
+            store = store.reopen()
             engine = flow.open(store, secret=SECRET)
         assert counted(engine.read("out")) == twin.holds()
         assert engine.read("count")["n"].to_pylist() == [sum(twin.holds().values())] * bool(twin.holds())
@@ -644,16 +644,16 @@ def test_a_plan_with_tables_is_read_back_and_one_with_functions_needs_its_flow()
 def test_a_state_of_another_machine_is_refused() -> None:
     store = MemoryStore()
     flow_of(dd.Machine(SESSION, sessions_columns, limit=9)).open(store).close()
-    with flow_of(SESSIONS).open(store.writer()) as engine:  # nothing was committed, so it may be any plan
+    with flow_of(SESSIONS).open(store.reopen()) as engine:  # nothing was committed, so it may be any plan
         engine.step({"events": table_of([{"k": 1, "at": 1, "t": 0, "symbol": "coin", "gone": False}])}, 0)
     other = dd.Machine(SESSION, failures_columns)
     for machine in (other, dd.Machine(SESSION, sessions_columns, limit=9)):
         with raises(PlanChanged):
-            flow_of(machine).open(store.writer())
+            flow_of(machine).open(store.reopen())
     plain = dd.Flow()
     plain.output("out", plain.upserts("events", SCALAR, dd.Upsert("k", delete=dd.tombstone("gone"))))
     with pytest.raises(PlanChanged):
-        plain.open(store.writer())
+        plain.open(store.reopen())
 
 
 @pytest.mark.parametrize("name", ["turnstile", "orders", "sessions", "compiled last"])

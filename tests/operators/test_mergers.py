@@ -166,7 +166,7 @@ def run(spec: dd.Upsert, tables: list[pa.Table], store: Any = None) -> list[list
         found.append(sorted(out.to_pylist(), key=repr))
         if store is not None:
             engine.close()
-            store = store.writer()
+            store = store.reopen()
             engine = flow.open(store, secret=SECRET)
     engine.close()
     return found
@@ -335,11 +335,11 @@ def test_a_state_of_another_merger_is_refused() -> None:
     store = MemoryStore()
     with flow_of(set_columns).open(store) as engine:
         engine.step({"a": scalars((1, 1, 1, 1, None, None, "a", False))}, 0)
-    with flow_of(set_columns).open(store.writer()) as engine:
+    with flow_of(set_columns).open(store.reopen()) as engine:
         assert engine.read("out").num_rows == 1
     for other in (flow_of(nulls), flow_of(set_scalar, True)):
         with raises(PlanChanged):
-            other.open(store.writer())
+            other.open(store.reopen())
 
 
 MERGING: list[dict[str, Any]] = [

@@ -151,7 +151,7 @@ def test_it_reads_the_columns_that_it_names_and_no_others(verb: str, steps: list
     if law.last:
         return  # nothing stands behind it that could want fewer columns
     wanted = set(data.draw(st.lists(st.sampled_from(out.schema.names), min_size=1, unique=True)))
-    for of, read in zip(out.inputs, out.needs(set(wanted)), strict=True):
+    for of, read in zip(out.inputs, out.find_read_columns(set(wanted)), strict=True):
         assert read <= set(of.schema.names)
     flow = flow_of(law)
     flow.outputs.clear()
@@ -187,7 +187,7 @@ def test_partitions_give_the_same(verb: str, partitions: int, steps: list[Step],
 def test_closed_and_opened_it_goes_on(verb: str, steps: list[Step]) -> None:
     law, held, store = EVERY[verb], Counter[Row](), MemoryStore()
     for time, (step, rows) in enumerate(zip(steps, holding(steps), strict=True)):
-        with flow_of(law).open(store.writer()) as engine:
+        with flow_of(law).open(store.reopen()) as engine:
             held = summed(engine.step({"rows": table(step)}, time)["out"], held)
             assert held == clean(law.scratch(rows))
             engine._check_invariants()

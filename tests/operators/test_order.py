@@ -34,8 +34,16 @@ def words_of(order: Order, batch: pa.RecordBatch, gone: list[int] | None = None,
     gone_flags = np.array(gone or [0] * batch.num_rows, np.uint8)
     words = order.compute_words(batch, original, gone_flags)
     if order.ranks:
-        order.rank(batch, gone_flags, words, None, np.empty(0, np.uint8), np.empty((0, order.width), np.int64), SECRET)
-    assert words.shape == (batch.num_rows, order.width) and words.dtype == np.int64
+        order.write_ranked_words(
+            batch,
+            gone_flags,
+            words,
+            None,
+            np.empty(0, np.uint8),
+            np.empty((0, order.event_word_count), np.int64),
+            SECRET,
+        )
+    assert words.shape == (batch.num_rows, order.event_word_count) and words.dtype == np.int64
     return [tuple(row) for row in words.tolist()]
 
 
@@ -83,10 +91,12 @@ def test_the_values_come_back_from_their_words(kind: str) -> None:
 def test_what_has_no_word_is_ranked_anew_together_with_what_keys_hold(kind: str) -> None:
     array = FLAT[kind]
     order, batch = order_of({"at": array}, order_by="at")
-    assert order.words == order.width == 1 and [field.type for field in order.hidden] == [array.type]
+    assert order.words == order.event_word_count == 1 and [field.type for field in order.hidden] == [array.type]
     held = pa.table({"k": pa.array(range(len(array))), "at": array[::-1], order.hidden[0].name: array[::-1]})
     words, old = order.compute_words(batch, None, None), np.full((len(array), 1), -7, np.int64)
-    order.rank(batch, np.zeros(len(array), np.uint8), words, held, np.ones(len(array), np.uint8), old, SECRET)
+    order.write_ranked_words(
+        batch, np.zeros(len(array), np.uint8), words, held, np.ones(len(array), np.uint8), old, SECRET
+    )
     assert_same_order([*map(tuple, words.tolist()), *map(tuple, old.tolist())], keys_of(array) + keys_of(array[::-1]))
 
 

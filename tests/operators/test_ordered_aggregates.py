@@ -228,7 +228,7 @@ def test_a_state_that_is_opened_again_or_spilled_goes_on(
         for time, step in enumerate(steps):
             events += [(id, row, time) for id, row, _ in {id: (id, row, 0) for id, row, _ in step}.values()]
             given = table([event for event in events if event[2] == time], time=False)
-            with flow.open(store.writer()) as engine:
+            with flow.open(store.reopen()) as engine:
                 for each in (engine, tight):
                     each.step({"rows": given}, time)
                     assert read(each) == expected(held_at(events, time), which)
@@ -436,10 +436,10 @@ def test_wider_columns_go_on_and_other_orders_are_refused_by_name() -> None:
         return flow
 
     store, small = MemoryStore(), pa.int32()
-    with kinds(small).open(store.writer()) as engine:
+    with kinds(small).open(store.reopen()) as engine:
         engine.step({"rows": pa.table({"id": [1, 2], "g": ["a", "a"], "n": pa.array([1, 2], small)})}, 1)
         engine.evolve({"rows": pa.schema({"id": pa.int64(), "g": pa.large_string(), "n": pa.int64()})})
         engine.step({"rows": pa.table({"id": [2], "g": ["a"], "n": [2**40]})}, 2)
         assert engine.read("out").to_pylist() == [{"g": "a", "lo": 1, "hi": 2**40, "c": 2, "_diff": 1}]
     with raises(PlanChanged):
-        dd.evolve(store.writer(), {"n": pa.string()})
+        dd.evolve(store.reopen(), {"n": pa.string()})

@@ -90,7 +90,7 @@ def test_results_are_those_of_the_rows_that_are_there(steps: list[list[Any]]) ->
         for time, step in enumerate(steps):
             for row, n in step:
                 held[row] += n
-            with flow_of().open(store.writer()) as again:
+            with flow_of().open(store.reopen()) as again:
                 for each in (engine, again):
                     each.step({"rows": table(step)}, time)
                     read = each.read("out").drop_columns(["_diff"]).to_pylist()
@@ -125,21 +125,21 @@ def test_it_stands_beside_extremes_and_is_asked_for_twice_and_held_once() -> Non
 
 def test_other_functions_on_a_state_are_refused_by_name() -> None:
     store = MemoryStore()
-    with flow_of().open(store.writer()) as engine:
+    with flow_of().open(store.reopen()) as engine:
         engine.step({"rows": table([(("a", 0.5, 1), 1)])}, 0)
     with raises(PlanChanged):
-        flow_of(dd.Aggregate(SPREAD.zero, add, retract, other)).open(store.writer())
+        flow_of(dd.Aggregate(SPREAD.zero, add, retract, other)).open(store.reopen())
 
     def result(state: Any) -> Any:
         return state[0] + 1.0
 
     result.__qualname__, result.__module__ = spread.__qualname__, spread.__module__
     with pytest.raises(PlanChanged):
-        flow_of(dd.Aggregate(SPREAD.zero, add, retract, result)).open(store.writer())
+        flow_of(dd.Aggregate(SPREAD.zero, add, retract, result)).open(store.reopen())
     with pytest.raises(PlanChanged):
-        flow_of(dd.Aggregate((0, 1.0, 0.0), add, retract, spread)).open(store.writer())
+        flow_of(dd.Aggregate((0, 1.0, 0.0), add, retract, spread)).open(store.reopen())
     with raises(SpecError):
-        dd.evolve(store.writer(), {"i": pa.float64()})
+        dd.evolve(store.reopen(), {"i": pa.float64()})
 
 
 def test_a_function_that_raises_refuses_the_step() -> None:

@@ -39,7 +39,7 @@ from ddflow.errors import (
     SchemaMismatch,
     SpecError,
 )
-from ddflow.plan.text.codec import compute_node_id, describe_plan, rebuild_plan, show_node
+from ddflow.plan.text.codec import compute_node_id, describe_plan, format_node, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.export import open_contents
 
@@ -188,7 +188,7 @@ def test_a_restart_anywhere_and_steps_in_pieces_change_nothing(story: Any, data:
             other.engine._check_invariants()
             if data.draw(st.booleans()):
                 other.engine.close()
-                store = store.writer()
+                store = store.reopen()
                 other = Engines(scenario, to, store, data.draw(medium))
                 other.engine._check_invariants()
             assert other.holds() == twin.holds()
@@ -430,7 +430,7 @@ def test_its_plan_is_written_and_read_back() -> None:
     node = flow.output("out", orders(flow).filter("paid").to_upserts(["city", "id"], "all"))
     description = describe_plan(flow)
     assert describe_plan(rebuild_plan(description)) == description
-    assert show_node(description, compute_node_id(node), "it").endswith(
+    assert format_node(description, compute_node_id(node), "it").endswith(
         ".to_upserts(['city', 'id'], on_conflict='all')"
     )
     ident = description["outputs"]["out"]

@@ -28,7 +28,7 @@ from tight import MEMORY, tighten, tiny
 import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, PlanChanged
 from ddflow.operators.row_order import RowOrder, find_reordered_columns, format_order_columns, parse_order_columns
-from ddflow.plan.text.codec import compute_node_id, describe_plan, rebuild_plan, show_node
+from ddflow.plan.text.codec import compute_node_id, describe_plan, format_node, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.ordered_index import OrderedIndex
 
@@ -147,14 +147,14 @@ def test_groups_of_many_rows_beside_duckdb(medium: str, told: dict[str, Any], tm
         return made
 
     options = {"memory": MEMORY, "spill": tmp_path} if medium == "files" else {}
-    engine = flow().open(store.writer() if medium == "reopened" else None, retain=3, **options)
+    engine = flow().open(store.reopen() if medium == "reopened" else None, retain=3, **options)
     held: dict[int, Any] = {}
     added, history = Counter[Any](), list[Rows]()
     with duckdb.connect() as witness:
         for time in range(8):
             if medium == "reopened" and time:
                 engine.close()
-                engine = flow().open(store.writer(), retain=3)
+                engine = flow().open(store.reopen(), retain=3)
             if medium == "files":
                 tighten(engine, 0, 2**40)
             for key in draw.sample(range(1500), 400 if time else 1500):
@@ -190,7 +190,7 @@ def test_groups_of_many_rows_beside_duckdb(medium: str, told: dict[str, Any], tm
     engine._check_invariants()
     engine.close()
     if medium == "reopened":
-        assert dd.fsck(store.writer()).ok
+        assert dd.fsck(store.reopen()).ok
         assert read(dd.read(store, "top")) == history[-1]
 
 
@@ -327,7 +327,7 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
     flow.output("ranked", rows.top(3, by=["x"], offset=4, rank_name="place"))
     again = rebuild_plan(describe_plan(flow))
     assert describe_plan(again) == describe_plan(flow)
-    said = show_node(describe_plan(flow), compute_node_id(top), "this plan")
+    said = format_node(describe_plan(flow), compute_node_id(top), "this plan")
     assert said == "rows.top(2, by=['`n` desc nulls last', '`note` asc nulls first'], partition_by=['city'])"
     assert "offset=4, rank_name='place'" in flow.explain()
     broken = describe_plan(flow)
@@ -399,10 +399,10 @@ def test_state_that_is_added_to_a_plan_is_made_of_what_its_input_holds() -> None
     store, (flow, rows) = MemoryStore(), feeds()
     flow.output("all", rows)
     changes = list(starmap(lambda i, n: (("Bern", Decimal(i), None, str(i), None), n), [(1, 1), (2, 2), (3, 1)]))
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         engine.step({"rows": table(changes)}, 1)
     flow.output("top", rows.top(2, by=["n desc"]))
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         assert sorted(row["note"] for row in engine.read("top").to_pylist()) == ["2", "3"]
         out = engine.step({"rows": table([(changes[2][0], -1)])}, 2)
         assert [(row["note"], row["_diff"]) for row in out["top"].to_pylist() if row["_time"] == 2][:2] == [

@@ -29,7 +29,7 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, ExpressionError, NegativeMultiplicity, PlanChanged
-from ddflow.plan.text.codec import compute_node_id, describe_plan, rebuild_plan, show_node
+from ddflow.plan.text.codec import compute_node_id, describe_plan, format_node, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.verify import recount_groups
 from ddflow.trace.ordered_index import OrderedIndex
@@ -148,14 +148,14 @@ def test_histories_of_many_versions_beside_duckdb(medium: str, tmp_path: Path) -
         return made
 
     options = {"memory": MEMORY, "spill": tmp_path} if medium == "files" else {}
-    engine = flow().open(store.writer() if medium == "reopened" else None, retain=3, **options)
+    engine = flow().open(store.reopen() if medium == "reopened" else None, retain=3, **options)
     held: dict[Any, Any] = {}
     added, history = Counter[Any](), list[Any]()
     with duckdb.connect() as witness:
         for time in range(8):
             if medium == "reopened" and time:
                 engine.close()
-                engine = flow().open(store.writer(), retain=3)
+                engine = flow().open(store.reopen(), retain=3)
             if medium == "files":
                 tighten(engine, 0, 2**40)
             events = {}
@@ -181,7 +181,7 @@ def test_histories_of_many_versions_beside_duckdb(medium: str, tmp_path: Path) -
     engine._check_invariants()
     engine.close()
     if medium == "reopened":
-        assert dd.fsck(store.writer()).ok
+        assert dd.fsck(store.reopen()).ok
         with dd.Snapshot.open(store) as snapshot:
             assert set(dict(recount_groups(snapshot)).values()) <= {0}
         assert read(dd.read(store, "out")) == history[-1]
@@ -389,7 +389,7 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
     again = rebuild_plan(describe_plan(flow))
     assert describe_plan(again) == describe_plan(flow)
     assert node.schema.names == ["id", "at", "price", "start", "stop"] and node.unique and node.positive
-    said = show_node(describe_plan(flow), compute_node_id(node), "this plan")
+    said = format_node(describe_plan(flow), compute_node_id(node), "this plan")
     delete = "dd.tombstone('note', \"it's \\\\ gone\")"
     assert (
         said == f"prices.versions(['id'], 'at', delete={delete}, ignore=['price'], valid_from='start', valid_to='stop')"
@@ -474,10 +474,10 @@ def test_state_that_is_added_to_a_plan_is_made_of_what_its_input_holds() -> None
     store, (flow, rows) = MemoryStore(), prices()
     flow.outputs.clear()
     flow.output("all", rows)
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         engine.step(given_prices((1, 10, 5, None), (1, 30, 6, None)))
     flow.output("out", rows.versions("id", "at"))
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         assert read(engine.read("out")) == {(1, 10, 5, None, 10, 30): 1, (1, 30, 6, None, 30, None): 1}
         out = engine.step(given_prices((1, 20, 7, None)))["out"]
         last = out.filter(pa.array([time == engine.last for time in out["_time"].to_pylist()]))

@@ -21,7 +21,7 @@ from ddflow.errors import SinkAhead, SinkRefused
 from ddflow.partitions.driver_epochs import DriverEpochs, sync_state
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
-from ddflow.storage.manifest import load_newest
+from ddflow.storage.manifest import load_newest_manifest
 from ddflow.storage.opening import open_existing_store, open_store
 from ddflow.tools.fsck import fsck
 
@@ -82,7 +82,7 @@ class Place:
 
     def manifest(self) -> Any:
         with open_existing_store(self.state) as store:
-            return load_newest(store)
+            return load_newest_manifest(store)
 
     def check(self) -> None:
         """Targets hold what the state does, each update once."""

@@ -32,7 +32,7 @@ from ddflow.partitions.rescale import rescale
 from ddflow.plan.text.codec import describe_plan
 from ddflow.storage import backlog
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import Manifest, load_manifest, load_newest
+from ddflow.storage.manifest import Manifest, load_manifest, load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 
 NAMES = [*plan(NARROW).outputs]
@@ -40,7 +40,7 @@ COLUMNS = {"id": pa.int64(), "city": pa.string()}
 
 
 def newest_of(store: Any) -> Manifest:
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None
     return manifest
 
@@ -94,25 +94,25 @@ def test_the_other_outputs_go_on_as_if_these_had_never_been(
         for time, table in enumerate(log[:-1], 1):
             engine.step({"a": table}, time)
     if partitions > 1:
-        rescale(store.writer(), partitions, memory=memory)
-    done = dd.evolve(store.writer(), drop_outputs=sorted(names), memory=memory)
+        rescale(store.reopen(), partitions, memory=memory)
+    done = dd.evolve(store.reopen(), drop_outputs=sorted(names), memory=memory)
     assert {*done.outputs} == names and done.epoch == last and done.unused == ()
-    assert dd.fsck(store.writer()).ok and dd.verify(store.writer(), {"a": log[:-1]}).ok
+    assert dd.fsck(store.reopen()).ok and dd.verify(store.reopen(), {"a": log[:-1]}).ok
     smaller = flow_without(plan(NARROW), *names)
     assert newest_of(store).plan == describe_plan(smaller)
     with smaller.open(other, **given) as twin:
         steps = [twin.step({"a": table}, time) for time, table in enumerate(log[:-1], 1)]
         assert operators(store) == operators(other)
-        with dd.Snapshot.open(store.writer()) as snapshot:
+        with dd.Snapshot.open(store.reopen()) as snapshot:
             same(snapshot, twin, smaller.outputs)
         if partitions > 1:
-            rescale(store.writer(), 1)
-        with smaller.open(store.writer(), **given) as engine:
+            rescale(store.reopen(), 1)
+        with smaller.open(store.reopen(), **given) as engine:
             told(engine.step({"a": log[-2]}, last), steps[-1])
             told(engine.step({"a": log[-1]}, last + 1), twin.step({"a": log[-1]}, last + 1))
             same(engine, twin, smaller.outputs)
             engine._check_invariants()
-    assert dd.verify(store.writer(), {"a": log}).ok
+    assert dd.verify(store.reopen(), {"a": log}).ok
 
 
 @pytest.mark.parametrize("before", [("people", "by_city", "towns"), ("people", "pairs", "with_key", "by_city")])
@@ -124,22 +124,22 @@ def test_a_state_of_many_partitions_goes_on_as_one(partitions: int, before: tupl
     for number in range(2):
         hands.epoch(some(number))
     hands.close()
-    done = dd.evolve(store.writer(), drop_outputs=gone)
+    done = dd.evolve(store.reopen(), drop_outputs=gone)
     assert (done.versions > 0) == (partitions > 1 and gone == "pairs")
-    assert dd.fsck(store.writer()).ok
+    assert dd.fsck(store.reopen()).ok
     kept = [each for each in before if each != gone]
     with people(*kept).open() as twin:
         for number in range(2):
             twin.step(some(number), number + 1)
-        hands = Hands(people(*kept), store.writer(), None, chance)
+        hands = Hands(people(*kept), store.reopen(), None, chance)
         for number in range(2, 5):
             _, given = hands.epoch(some(number))
             step = twin.step(some(number), number + 1)
             assert {name: plain(each) for name, each in given.items()} == {name: plain(step[name]) for name in kept}
         hands.close()
-        with dd.Snapshot.open(store.writer()) as snapshot:
+        with dd.Snapshot.open(store.reopen()) as snapshot:
             same(snapshot, twin, kept)
-    assert dd.fsck(store.writer()).ok
+    assert dd.fsck(store.reopen()).ok
 
 
 def test_what_only_it_needed_is_freed_and_the_same_output_is_new_again(tmp_path: Path) -> None:
@@ -171,13 +171,13 @@ def test_what_only_it_needed_is_freed_and_the_same_output_is_new_again(tmp_path:
 def test_an_input_that_nothing_uses_stays_and_is_named() -> None:
     with people().open(store := MemoryStore()) as engine:
         engine.step(some(1))
-    assert dd.evolve(store.writer(), drop_outputs=["towns"]).unused == ("cities",)
-    with people("people", "by_city").open(store.writer()) as engine:
+    assert dd.evolve(store.reopen(), drop_outputs=["towns"]).unused == ("cities",)
+    with people("people", "by_city").open(store.reopen()) as engine:
         assert engine.step(some(2)).verdicts.counts["applied"] > 0
     without = dd.Flow()
     without.output("people", without.upserts("people", COLUMNS, dd.Upsert(key="id", stale="side", order_by="city")))
     with raises(PlanChanged):
-        without.open(store.writer())
+        without.open(store.reopen())
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -208,17 +208,17 @@ def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_state_that_waits_for_its_first_epoch_and_a_writer_that_is_there() -> None:
     with people().open(store := MemoryStore()) as engine:
-        assert dd.evolve(store.writer(), drop_outputs="by_city").epoch == 0
+        assert dd.evolve(store.reopen(), drop_outputs="by_city").epoch == 0
         with pytest.raises(Fenced):
             engine.step(some(1))
-    with people("people", "towns").open(store.writer()) as engine:
+    with people("people", "towns").open(store.reopen()) as engine:
         engine.step(some(1))
         blobs = {entry.name for entry in store.list_blobs()}
 
         class Late(MemoryStore):
             """Somebody commits just before we publish."""
 
-        late = store.writer()
+        late = store.reopen()
         real = late.publish
 
         def publish(number: int, data: bytes) -> bool:
@@ -360,7 +360,7 @@ def test_functions_of_ones_own_come_with_the_flow() -> None:
     with flow("by_city").open(store := MemoryStore()) as engine:
         engine.step({"people": table(1, 2, 9)})
     with pytest.raises(Exception, match="flow="):
-        dd.evolve(store.writer(), drop_outputs=["by_city"])
-    assert dd.evolve(store.writer(), drop_outputs=["by_city"], flow=flow("by_city")).outputs == ("by_city",)
-    with flow().open(store.writer()) as engine:
+        dd.evolve(store.reopen(), drop_outputs=["by_city"])
+    assert dd.evolve(store.reopen(), drop_outputs=["by_city"], flow=flow("by_city")).outputs == ("by_city",)
+    with flow().open(store.reopen()) as engine:
         assert engine.step({"people": table(7)})["long"].num_rows == 1

@@ -87,20 +87,20 @@ def test_the_rest_goes_on_as_if_it_had_never_been(
             engine.step({"a": a, "b": b}, time)
         engine.step({"a": log[0][0]}, last + 1)
     if partitions > 1:
-        rescale(store.writer(), partitions, memory=memory)
-    done = dd.evolve(store.writer(), drop_outputs=list(OTHERS), drop_inputs=["b"], memory=memory)
+        rescale(store.reopen(), partitions, memory=memory)
+    done = dd.evolve(store.reopen(), drop_outputs=list(OTHERS), drop_inputs=["b"], memory=memory)
     assert (done.outputs, done.inputs, done.unused, done.epoch) == (tuple(OTHERS), ("b",), (), last + 1)
     fed = [*(a for a, _ in log), log[0][0]]
-    assert dd.fsck(store.writer()).ok and dd.verify(store.writer(), {"a": fed}).ok
+    assert dd.fsck(store.reopen()).ok and dd.verify(store.reopen(), {"a": fed}).ok
     assert newest_of(store).plan == describe_plan(plan(NARROW))
     with plan(NARROW).open(other, **given) as twin:
         steps = [twin.step({"a": a}, time) for time, a in enumerate(fed, 1)]
         assert operators(store) == operators(other)
-        with dd.Snapshot.open(store.writer()) as snapshot:
+        with dd.Snapshot.open(store.reopen()) as snapshot:
             same(snapshot, twin, plan(NARROW).outputs)
         if partitions > 1:
-            rescale(store.writer(), 1)
-        with plan(NARROW).open(store.writer(), **given) as engine:
+            rescale(store.reopen(), 1)
+        with plan(NARROW).open(store.reopen(), **given) as engine:
             told(engine.step({"a": fed[-1]}, last + 1), steps[-1])
             if forget:
                 engine.compact(forget=True)
@@ -108,7 +108,7 @@ def test_the_rest_goes_on_as_if_it_had_never_been(
             told(engine.step({"a": log[-1][0]}, last + 2), twin.step({"a": log[-1][0]}, last + 2))
             same(engine, twin, plan(NARROW).outputs)
             engine._check_invariants()
-    assert dd.fsck(store.writer()).ok and dd.verify(store.writer(), {"a": [*fed, log[-1][0]]}).ok
+    assert dd.fsck(store.reopen()).ok and dd.verify(store.reopen(), {"a": [*fed, log[-1][0]]}).ok
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 5])
@@ -118,25 +118,25 @@ def test_a_state_of_many_partitions_goes_on_as_one(partitions: int) -> None:
     for number in range(2):
         hands.epoch(some(number))
     hands.close()
-    done = dd.evolve(store.writer(), drop_outputs="pairs", drop_inputs="cities")
+    done = dd.evolve(store.reopen(), drop_outputs="pairs", drop_inputs="cities")
     assert (done.versions > 0) == (partitions > 1) and done.inputs == ("cities",)
-    assert dd.fsck(store.writer()).ok
+    assert dd.fsck(store.reopen()).ok
     kept = [each for each in every if each != "pairs"]
 
     with alone(*kept).open() as twin:
         for number in range(2):
             twin.step({"people": some(number)["people"]}, number + 1)
-        hands = Hands(alone(*kept), store.writer(), None, chance)
+        hands = Hands(alone(*kept), store.reopen(), None, chance)
         for number in range(2, 5):
             given = {"people": some(number)["people"]}
             _, out = hands.epoch(given)
             step = twin.step(given, number + 1)
             assert {name: plain(each) for name, each in out.items()} == {name: plain(step[name]) for name in kept}
         hands.close()
-        with dd.Snapshot.open(store.writer()) as snapshot:
+        with dd.Snapshot.open(store.reopen()) as snapshot:
             same(snapshot, twin, kept)
-    rescale(store.writer(), 3)
-    assert dd.fsck(store.writer()).ok
+    rescale(store.reopen(), 3)
+    assert dd.fsck(store.reopen()).ok
 
 
 def test_nothing_is_left_of_it_and_the_same_input_is_new_again(tmp_path: Path) -> None:
@@ -186,20 +186,20 @@ def test_its_waiting_events_and_its_side_outputs_go() -> None:
         engine.push({"a": given((1, 1), (2, 9)), "b": given((1, 3), (2, 8), (3, 9))})
         engine.push({"a": given((3, 12)), "b": given((4, 14), (5, 2))})
         assert engine.frontier == 9 and engine.verdicts.pending
-    rescale(store.writer(), 2)
-    done = dd.evolve(store.writer(), drop_outputs="b rows", drop_inputs="b")
-    assert done.inputs == ("b",) and dd.fsck(store.writer()).ok
+    rescale(store.reopen(), 2)
+    done = dd.evolve(store.reopen(), drop_outputs="b rows", drop_inputs="b")
+    assert done.inputs == ("b",) and dd.fsck(store.reopen()).ok
     manifest = newest_of(store)
     assert {*manifest.greatest} == {*manifest.fed} == {"a"}
     assert {name for each in manifest.receipts for call in each.calls for name in call.outputs} == {"a rows", "a.bad"}
-    rescale(store.writer(), 1)
-    with flow("a").open(store.writer()) as engine:
+    rescale(store.reopen(), 1)
+    with flow("a").open(store.reopen()) as engine:
         engine._check_invariants()
         assert engine.frontier == 9 and engine.verdicts.pending == 2
         engine.push({"a": given((9, 20))})
         assert engine.frontier == 17 and engine.verdicts.pending == 1
         engine._check_invariants()
-    assert dd.fsck(store.writer()).ok
+    assert dd.fsck(store.reopen()).ok
 
 
 def test_the_horizon_of_its_keys_goes() -> None:
@@ -218,10 +218,10 @@ def test_the_horizon_of_its_keys_goes() -> None:
         hands.epoch({name: pa.table(given(at, at + 1)) for name in ("a", "b")})
     hands.close()
     assert {*newest_of(store).horizons} == {"a", "b"}
-    dd.evolve(store.writer(), drop_outputs="b rows", drop_inputs="b")
-    assert newest_of(store).horizons == {"a": 21} and dd.fsck(store.writer()).ok
-    rescale(store.writer(), 1)
-    with flow("a").open(store.writer()) as engine, flow("a").open() as twin:
+    dd.evolve(store.reopen(), drop_outputs="b rows", drop_inputs="b")
+    assert newest_of(store).horizons == {"a": 21} and dd.fsck(store.reopen()).ok
+    rescale(store.reopen(), 1)
+    with flow("a").open(store.reopen()) as engine, flow("a").open() as twin:
         for at in (3, 20):
             twin.step({"a": given(at, at + 1)})
         assert plain(engine.step({"a": given(0, 40)})["a rows"].drop_columns(["_time"])) == plain(
@@ -333,7 +333,7 @@ def test_killed_at_any_call_it_has_happened_or_not(
 def test_how_many_of_its_events_had_a_verdict_is_kept_and_is_no_verdict() -> None:
     with people().open(store := MemoryStore()) as engine:
         engine.step(some(1))
-    dd.evolve(store.writer(), drop_outputs="towns", drop_inputs="cities")
+    dd.evolve(store.reopen(), drop_outputs="towns", drop_inputs="cities")
     (part,) = newest_of(store).inventories
     totals = StoredInventory.read(store, part).of.totals
     assert totals["gone"] == some(1)["cities"].num_rows

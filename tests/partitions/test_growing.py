@@ -42,7 +42,7 @@ def hands_of(flow: dd.Flow, store: Any, partitions: int | None = None, seed: int
 
 def check(hands: Hands, engine: dd.Engine) -> None:
     """The state is in order, and holds what the engine does."""
-    store = hands.store.writer()  # type: ignore[attr-defined]
+    store = hands.store.reopen()  # type: ignore[attr-defined]
     for name in hands.cut.flow.outputs:
         assert counted(dd.read(store, name)) == counted(engine.read(name)), name
     report = dd.fsck(store)
@@ -60,9 +60,9 @@ def test_new_outputs_are_given_as_one_engine_gives_them(data: st.DataObject, nam
         for inputs in data.draw(epochs(time)):
             compare(hands, engine, inputs)
     hands.close()
-    hands = hands_of(flow_of(names, time), hands.store.writer())  # type: ignore[attr-defined]
+    hands = hands_of(flow_of(names, time), hands.store.reopen())  # type: ignore[attr-defined]
     note(str(hands.cut))
-    with flow_of(names, time, lateness=False).open(twin.writer()) as engine:
+    with flow_of(names, time, lateness=False).open(twin.reopen()) as engine:
         for inputs in data.draw(epochs(time)):
             compare(hands, engine, inputs)
         check(hands, engine)
@@ -85,8 +85,8 @@ def test_every_operator_may_be_new() -> None:
     with few.open(twin) as engine:
         compare(hands, engine, {"a": rows(0, 30)})
     hands.close()
-    hands = hands_of(plan(NARROW), hands.store.writer())  # type: ignore[attr-defined]
-    with plan(NARROW).open(twin.writer()) as engine:
+    hands = hands_of(plan(NARROW), hands.store.reopen())  # type: ignore[attr-defined]
+    with plan(NARROW).open(twin.reopen()) as engine:
         compare(hands, engine, {})
         compare(hands, engine, {"a": rows(20, 40)})
         check(hands, engine)
@@ -105,10 +105,10 @@ def test_what_the_new_plan_partitions_otherwise_moves_and_a_new_input_is_empty(p
         for number in range(2):
             compare(hands, engine, some(number))
     hands.close()
-    hands = hands_of(flow("with_key", "pairs", more=True), hands.store.writer())  # type: ignore[attr-defined]
+    hands = hands_of(flow("with_key", "pairs", more=True), hands.store.reopen())  # type: ignore[attr-defined]
     assert hands.coordinator.growing is not None
     assert hands.coordinator.growing.target.moves == (partitions > 1)
-    with flow("with_key", "pairs", more=True).open(twin.writer()) as engine:
+    with flow("with_key", "pairs", more=True).open(twin.reopen()) as engine:
         for number in range(2, 4):
             compare(hands, engine, some(number) | {"log": pa.table({"id": [number, 7]})})
         check(hands, engine)
@@ -129,8 +129,8 @@ def test_what_is_there_already_may_be_put_out(name: str) -> None:
     with flow("of by_city").open(twin) as engine:
         compare(hands, engine, some(0))
     hands.close()
-    hands = hands_of(flow("of by_city", name), hands.store.writer())  # type: ignore[attr-defined]
-    with flow("of by_city", name).open(twin.writer()) as engine:
+    hands = hands_of(flow("of by_city", name), hands.store.reopen())  # type: ignore[attr-defined]
+    with flow("of by_city", name).open(twin.reopen()) as engine:
         compare(hands, engine, some(1))
         check(hands, engine)
 
@@ -140,18 +140,18 @@ def test_nothing_happened_where_it_stops_before_the_epoch_and_a_committed_one_is
     hands.epoch(some(0))
     hands.close()
     store: Any = hands.store
-    before, held = newest_of(store), counted(dd.read(store.writer(), "people"))
+    before, held = newest_of(store), counted(dd.read(store.reopen(), "people"))
     for stop in ("after the tasks", "in the epoch"):
-        hands = hands_of(people("people", "by_city"), store.writer())
+        hands = hands_of(people("people", "by_city"), store.reopen())
         hands.grow()
         if stop == "in the epoch":
             start = hands.coordinator.begin()
             with pytest.raises(MissingReceipts):
                 hands.coordinator.finish(start, hands.receipts(start, some(1))[:1])
         hands.close()
-        assert newest_of(store) == before and counted(dd.read(store.writer(), "people")) == held
-        assert dd.fsck(store.writer()).ok
-    hands = hands_of(people("people", "by_city"), store.writer())
+        assert newest_of(store) == before and counted(dd.read(store.reopen(), "people")) == held
+        assert dd.fsck(store.reopen()).ok
+    hands = hands_of(people("people", "by_city"), store.reopen())
     hands.grow()
     start = hands.coordinator.begin()
     receipts = hands.receipts(start, some(1))
@@ -162,7 +162,7 @@ def test_nothing_happened_where_it_stops_before_the_epoch_and_a_committed_one_is
         steps = [engine.step(some(number), time=number + 1)["by_city"] for number in range(2)]
         assert counted(outputs["by_city"]) == counted(pa.concat_tables(steps))
         check(hands, engine)
-    hands = hands_of(people("people", "by_city"), store.writer())
+    hands = hands_of(people("people", "by_city"), store.reopen())
     assert hands.coordinator.growing is None
     epoch = hands.coordinator.committed(epoch=2)
     assert epoch is not None
@@ -185,7 +185,7 @@ def test_rows_that_are_not_kept_cannot_be_counted_anew() -> None:
     hands.epoch({"log": pa.table({"id": [1]})})
     hands.close()
     with raises(PlanChanged):
-        hands_of(flow("all", "count"), hands.store.writer())  # type: ignore[attr-defined]
+        hands_of(flow("all", "count"), hands.store.reopen())  # type: ignore[attr-defined]
 
 
 def test_a_sink_of_a_new_output_gets_what_it_held_with_the_next_epoch(
@@ -194,7 +194,7 @@ def test_a_sink_of_a_new_output_gets_what_it_held_with_the_next_epoch(
     hands = hands_of(people("people"), MemoryStore(), 3)
     hands.epoch(some(0))
     hands.close()
-    hands = hands_of(people("people", "by_city"), hands.store.writer())  # type: ignore[attr-defined]
+    hands = hands_of(people("people", "by_city"), hands.store.reopen())  # type: ignore[attr-defined]
     sink = dd.sinks.sqlite(tmp_path / "out.db", "by_city")
     with raises(PlanChanged):
         sync_state(hands.coordinator, {"by_city": sink}, adopt=False, dry=True)
@@ -206,13 +206,13 @@ def test_a_sink_of_a_new_output_gets_what_it_held_with_the_next_epoch(
     with closing(sqlite3.connect(tmp_path / "out.db")) as connection:
         there = sorted(connection.execute("select * from by_city").fetchall())
     assert there == sorted(
-        (each["city"], each["count"]) for each in dd.read(hands.store.writer(), "by_city").to_pylist()
+        (each["city"], each["count"]) for each in dd.read(hands.store.reopen(), "by_city").to_pylist()
     )  # type: ignore[attr-defined]
     hands.epoch(some(2))
     grown, after = list(epochs.list_epochs())[-2:]
     monkeypatch.setattr(driver_epochs, "LARGE", 0)
-    assert epochs.find_part_mapper(grown, "by_city", ("city",)) is None, (
+    assert epochs.find_partition_splitter(grown, "by_city", ("city",)) is None, (
         "changes of a key are in two files of a partition"
     )
-    assert epochs.find_part_mapper(after, "by_city", ("city",)) is not None
+    assert epochs.find_partition_splitter(after, "by_city", ("city",)) is not None
     hands.close()

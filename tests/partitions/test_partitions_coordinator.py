@@ -43,7 +43,7 @@ from ddflow.partitions.receipt import EpochResult, Receipt
 from ddflow.storage.fields import encode_record
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.inventory_text import is_state_file, read_inventory_text
-from ddflow.storage.manifest import Feed, Output, load_manifest, load_newest
+from ddflow.storage.manifest import Feed, Output, load_manifest, load_newest_manifest
 from ddflow.storage.manifest_log import hash_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
@@ -77,7 +77,7 @@ class Tasks:
     def __init__(self, coordinator: EpochDriver, start: EpochStart) -> None:
         self.coordinator, self.start = coordinator, start
         store = coordinator.log.manifest_log.store
-        self.store = store.writer() if isinstance(store, MemoryStore) else LocalStore(store.where)
+        self.store = store.reopen() if isinstance(store, MemoryStore) else LocalStore(store.where)
 
     def put(self, data: bytes, ending: str = "json") -> Blob:
         return self.store.put(ending, lambda sink: sink.write(data))
@@ -130,7 +130,7 @@ def epoch(coordinator: EpochDriver, rows: int = 3, feed: Feed | None = None, **o
 
 def opened(store: MemoryStore | Path | None = None, flow: dd.Flow | None = None, **options: Any) -> EpochDriver:
     """A coordinator of two partitions."""
-    store = store.writer() if isinstance(store, MemoryStore) else store or MemoryStore()
+    store = store.reopen() if isinstance(store, MemoryStore) else store or MemoryStore()
     return EpochDriver.open(
         flow or flow_of(), store, DriverOptions(**{"partitions": 2, "secret": Secret(1, 2), **options})
     )
@@ -145,7 +145,7 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     assert start.version.digest == hash_manifest(store.read_manifest(start.version.number)) and start.secret == (1, 2)
     receipts = Tasks(coordinator, start).all()
     done = coordinator.finish(start, receipts[::-1])
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None and manifest == coordinator.manifest
     assert manifest.inventories == tuple(each.inventory for each in receipts) and manifest.partitions == 2
     assert (manifest.epoch, manifest.frontier, manifest.last, manifest.folder) == (1, 2, 1, None)
@@ -319,14 +319,14 @@ def names_are_right() -> int:
         manifest, manifest_log = hands.coordinator.manifest, hands.coordinator.log.manifest_log
         assert manifest_log.names == collect_file_names(store, manifest)
         seen += sum(len(read_inventory_text(store, part).sheets) for part in manifest.inventories)
-        assert dd.fsck(store.writer()).ok
+        assert dd.fsck(store.reopen()).ok
         kept = set().union(
             *(collect_file_names(store, load_manifest(store, number)) for number in store.list_manifests())
         )
         assert kept <= set(store.shared.blobs) and len(store.list_manifests()) <= 3
         if n % 10 == 9:
             hands.close()
-            hands = Hands(flow, store.writer(), None, chance, grace=0, keep=3)
+            hands = Hands(flow, store.reopen(), None, chance, grace=0, keep=3)
             assert hands.coordinator.partitions == 3
             assert hands.coordinator.log.manifest_log.names == collect_file_names(store, manifest)
     assert [each.epoch for each in manifest.receipts] == [28, 29, 30]
@@ -560,9 +560,9 @@ def test_partitions_are_the_states_until_it_is_rescaled() -> None:
 def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
     store, flow = MemoryStore(), flow_of(counted=True)
     rows = pa.table({"id": [1, 2, 3], "city": ["Bern", "Bern", "Wil"], "at": [1, 1, 1]})
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         engine.step({"orders": rows}, time=9)
-    hands = Hands(flow, store.writer(), 1, random.Random(3))
+    hands = Hands(flow, store.reopen(), 1, random.Random(3))
     coordinator = hands.coordinator
     assert coordinator.live.whole and coordinator.log.manifest_log.names == collect_file_names(
         store, coordinator.manifest
@@ -580,11 +580,11 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
     assert not coordinator.live.whole and len(coordinator.manifest.inventories) == 2
     assert coordinator.log.manifest_log.names == collect_file_names(store, coordinator.manifest)
     hands.close()
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         assert engine.epoch == 3 and engine.read("by_city").to_pylist() == [{"city": "Wil", "count": 3, "_diff": 1}]
         engine.step({"orders": rows}, time=20)
-    assert len(load_newest(store).inventories) == 1  # type: ignore[union-attr]
-    hands = Hands(flow, store.writer(), None, random.Random(3))
+    assert len(load_newest_manifest(store).inventories) == 1  # type: ignore[union-attr]
+    hands = Hands(flow, store.reopen(), None, random.Random(3))
     assert hands.epoch({})[0].epoch == 5
     hands.close()
 

@@ -155,10 +155,10 @@ def rescaled(hands: Hands, partitions: int) -> Hands:
     """The same state in another number of partitions, which fsck finds in order."""
     store = hands.store
     hands.close()
-    assert rescale(store.writer(), partitions).partitions == partitions
-    report = dd.fsck(store.writer())
+    assert rescale(store.reopen(), partitions).partitions == partitions
+    report = dd.fsck(store.reopen())
     assert report.ok, str(report)
-    fresh = Hands(hands.cut.flow, store.writer(), None, hands.chance)
+    fresh = Hands(hands.cut.flow, store.reopen(), None, hands.chance)
     fresh.budgets = hands.budgets
     return fresh
 
@@ -180,7 +180,7 @@ def test_any_number_of_partitions_gives_what_one_engine_gives(
             if data.draw(st.integers(0, 3)) == 0:
                 hands = rescaled(hands, data.draw(numbers))
         for name in names:
-            assert counted(dd.read(hands.store.writer(), name)) == counted(engine.read(name)), name
+            assert counted(dd.read(hands.store.reopen(), name)) == counted(engine.read(name)), name
     event(f"{hands.cut.stages} stages")
     hands.close()
 

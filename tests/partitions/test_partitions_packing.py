@@ -28,10 +28,10 @@ from ddflow.partitions.chunks import (
     choose_chunk_limits,
     compute_digests,
     exchange_sums_schema,
+    hash_rows,
     pack_chunks,
     pack_exchange_sums,
     pack_receipts,
-    row_hashes,
     select_chunk_schema,
     slice_binary_value,
     slice_rows,
@@ -51,7 +51,7 @@ def packed(
 ) -> list[dict[str, Any]]:
     """The chunks of some rows, row by row of what travels, with the payload still a buffer."""
     origin = origin or RowOrigins.of_range("0000000000", 0, rows.num_rows)
-    batch = pack_chunks(rows, np.array(to, np.int32), row_hashes(rows, SECRET), origin, what)
+    batch = pack_chunks(rows, np.array(to, np.int32), hash_rows(rows, SECRET), origin, what)
     batch.validate(full=True)
     assert batch.schema == PACKED
     return [
@@ -154,8 +154,8 @@ def test_a_digest_is_a_sum_over_rows(drawn: list[int], data: st.DataObject) -> N
 
 def test_the_hash_of_a_row_knows_its_columns_by_name() -> None:
     one, other = pa.record_batch({"a": [1, 2]}), pa.record_batch({"b": [1, 2]})
-    assert not set(row_hashes(one, SECRET).tolist()) & set(row_hashes(other, SECRET).tolist())
-    assert row_hashes(one, SECRET).tolist() == row_hashes(pa.record_batch({"a": [1, 2]}), SECRET).tolist()
+    assert not set(hash_rows(one, SECRET).tolist()) & set(hash_rows(other, SECRET).tolist())
+    assert hash_rows(one, SECRET).tolist() == hash_rows(pa.record_batch({"a": [1, 2]}), SECRET).tolist()
 
 
 @effort(100)

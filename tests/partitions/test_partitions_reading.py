@@ -32,7 +32,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.engine.garbage import gc
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import CorruptState, DdflowError, NotReadable, StateRefused
-from ddflow.storage.manifest import Manifest, load_newest
+from ddflow.storage.manifest import Manifest, load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.opening import open_store
 from ddflow.tools.export import open_contents
@@ -67,7 +67,7 @@ def pair(
             if start.to > engine.frontier:
                 engine.advance_to(start.to)
     hands.close()
-    return cut.writer() if isinstance(cut, MemoryStore) else cut, whole.writer()
+    return cut.reopen() if isinstance(cut, MemoryStore) else cut, whole.reopen()
 
 
 def case(kind: str, partitions: int, steps: int = 7, seed: int = 3, **options: Any) -> tuple[Any, MemoryStore]:
@@ -126,7 +126,7 @@ def scd2(snapshot: Snapshot, name: str) -> Any:
 @pytest.mark.parametrize("partitions", [1, 2, 5])
 def test_what_was_cut_is_read_as_if_it_were_one(kind: str, partitions: int) -> None:
     cut, whole = case(kind, partitions, retain=0 if kind == "expiring" else 4)
-    manifest = load_newest(cut)
+    manifest = load_newest_manifest(cut)
     assert manifest is not None and (manifest.partitions, len(manifest.inventories)) == (partitions, 2 * partitions)
     alike(cut, whole)
     assert dd.read(cut, "by_city").num_rows == dd.read(whole, "by_city").num_rows > 1
@@ -206,19 +206,19 @@ def test_a_local_engine_goes_on_with_the_levels_of_one_partition_and_spark_with_
                     engine.step({"orders": table}, time=engine.last + 1)
                 engine.compact()
         alike(cut, whole)
-        manifest = load_newest(cut)
+        manifest = load_newest_manifest(cut)
         assert manifest is not None and len(manifest.inventories) == 1
         greatest = max(t["at"].to_numpy().max() for t in log[:8])
         assert set(manifest.horizons) == ({"orders"} if kind == "expiring" else set())
-        hands = Hands(plan(SPECS[kind]), cut.writer(), None, random.Random(2))
+        hands = Hands(plan(SPECS[kind]), cut.reopen(), None, random.Random(2))
         assert kind == "epochs" or hands.coordinator.begin().horizons["orders"] == greatest
-        with plan(SPECS[kind]).open(whole.writer()) as engine:
+        with plan(SPECS[kind]).open(whole.reopen()) as engine:
             for table in log[8:]:
                 start = hands.coordinator.begin()
                 hands.epoch({"orders": table})
                 engine.step({"orders": table}, time=start.time)
         hands.close()
-        alike(cut.writer(), whole.writer())
+        alike(cut.reopen(), whole.reopen())
 
 
 def test_a_new_count_of_what_is_in_many_partitions_is_read() -> None:
@@ -239,16 +239,16 @@ def test_old_versions_are_kept_collected_and_gone_back_to() -> None:
     cut, _ = case("epochs", 3, steps=6)
     _, before = case("epochs", 1, steps=4)
     kept = len(cut.shared.blobs)
-    assert gc(cut.writer(), grace=0, orphans=0).files > 0 and len(cut.shared.blobs) < kept
+    assert gc(cut.reopen(), grace=0, orphans=0).files > 0 and len(cut.shared.blobs) < kept
     cut, _ = case("epochs", 3, steps=6)
-    done = rollback(cut.writer(), 4)
+    done = rollback(cut.reopen(), 4)
     assert done.manifest.epoch == 4 and done.manifest.partitions == 3 and len(done.manifest.inventories) == 6
-    alike(cut.writer(), before)
-    assert dd.fsck(cut.writer()).ok
-    hands = Hands(plan(EPOCH), cut.writer(), None, random.Random(2))
+    alike(cut.reopen(), before)
+    assert dd.fsck(cut.reopen()).ok
+    hands = Hands(plan(EPOCH), cut.reopen(), None, random.Random(2))
     hands.epoch({"orders": events(3, 6)[4]})
     hands.close()
-    assert dd.fsck(cut.writer()).ok and load_newest(cut).epoch == 5  # type: ignore[union-attr]
+    assert dd.fsck(cut.reopen()).ok and load_newest_manifest(cut).epoch == 5  # type: ignore[union-attr]
 
 
 def test_migration_reads_an_old_state_of_many_partitions() -> None:
@@ -256,16 +256,16 @@ def test_migration_reads_an_old_state_of_many_partitions() -> None:
     calls = [{"orders": table} for table in events(3, 7)]
     done = dd.migrate(cut, new := MemoryStore(), plan(EPOCH), calls)
     assert {name: table.num_rows for name, table in done.tables.items()} == dict.fromkeys(done.tables, 0)
-    assert load_newest(new).partitions == 1  # type: ignore[union-attr]
+    assert load_newest_manifest(new).partitions == 1  # type: ignore[union-attr]
 
 
 def lie(store: MemoryStore, tell: Callable[[Manifest, list[Any]], Any]) -> MemoryStore:
     """Publish the newest version again with other inventories, whose checksums are right."""
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None
     given_ = [json.loads(store.map(part).to_pybytes()) for part in manifest.inventories]
     given_ = tell(manifest, given_) or given_
-    writer = store.writer()
+    writer = store.reopen()
     parts = [writer.put("json", lambda sink, each=each: sink.write(json.dumps(each).encode())) for each in given_]
     new = structs.replace(manifest, number=manifest.number + 1, nonce=writer.nonce, inventories=tuple(parts))
     assert writer.publish(new.number, new.encode())
@@ -328,7 +328,7 @@ def test_a_pending_event_in_another_partition_is_found() -> None:
 
 def test_each_byte_of_each_inventory_is_looked_at() -> None:
     cut, _ = case("epochs", 3)
-    manifest = load_newest(cut)
+    manifest = load_newest_manifest(cut)
     assert manifest is not None
     for part in manifest.inventories:
         data, put = cut.shared.blobs[part.name]

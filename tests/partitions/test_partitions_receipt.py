@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from test_manifest import blobs, by_input, counts, digests, names, times
 
 from ddflow.errors import CorruptState
-from ddflow.partitions.messages import MessageFacts
+from ddflow.partitions.messages import MessageSummary
 from ddflow.partitions.receipt import STAGES, Receipt, gather_receipts, max_by_name, sum_digests
 from ddflow.storage.manifest import PARTITIONS, Output
 from ddflow.storage.protocol import Blob
@@ -47,7 +47,7 @@ def typical() -> Receipt:
         gone=("11" * 8 + "-9.arrow",),
         sent="0c" * 16,
         figures={"step": 1200},
-        said={"orders": MessageFacts("shop.orders", ("id",), ("id", "n"), ("city",), {"shop.people": 2})},
+        said={"orders": MessageSummary("shop.orders", ("id",), ("id", "n"), ("city",), {"shop.people": 2})},
     )
 
 
@@ -78,7 +78,7 @@ receipts = nonces.flatmap(
         gone=st.lists(blobs.map(lambda each: each.name), max_size=3).map(tuple),
         sent=st.just("") | digests,
         figures=st.dictionaries(names, counts),
-        said=st.dictionaries(names, st.builds(MessageFacts, tables=st.dictionaries(names, counts))),
+        said=st.dictionaries(names, st.builds(MessageSummary, tables=st.dictionaries(names, counts))),
     )
 )
 

@@ -49,7 +49,7 @@ from ddflow.partitions.rewrite import Rewrite
 from ddflow.partitions.rewrite_task import run_task
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import load_newest
+from ddflow.storage.manifest import load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 from ddflow.trace.records import MergeRecord
@@ -93,7 +93,7 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Which ways were gone."""
     seen: Counter[str] = Counter()
     Task = tasks._RewriteTask
-    said, restored, pending = Task._hash_partition_keys, tasks.restore_arrangement, Task._split_pending
+    said, restored, pending = Task._hash_partition_keys, tasks.restore_arrangement, Task._split_pending_events
 
     def asked(self: Any, *given: Any) -> Any:
         seen["rows were asked"] += 1
@@ -110,7 +110,7 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(Task, "_hash_partition_keys", asked)
     monkeypatch.setattr(tasks, "restore_arrangement", restore)
-    monkeypatch.setattr(Task, "_split_pending", waiting)
+    monkeypatch.setattr(Task, "_split_pending_events", waiting)
     return seen
 
 
@@ -118,19 +118,19 @@ def there_and_back(data: st.DataObject, store: MemoryStore, flow: Any) -> None:
     """Rescale through some numbers of partitions, and back to one: all reads are the same, and each one's account."""
     before = reads(store, flow)
     for number in [*data.draw(st.lists(NUMBERS, min_size=1, max_size=2)), 1]:
-        done = rescale(store.writer(), number, flow=flow, memory=data.draw(BUDGETS))
+        done = rescale(store.reopen(), number, flow=flow, memory=data.draw(BUDGETS))
         assert done.partitions == number
         accounts(store, flow)
         if number > 1:
             assert reads(store, flow) == before
         if number in (2, 3):
-            report = dd.fsck(store.writer(), flow=flow)
+            report = dd.fsck(store.reopen(), flow=flow)
             assert report.ok, str(report)
 
 
 def reads(state: Any, flow: dd.Flow) -> dict[tuple[str, int | None], Counter[Any]]:
     """What can be read of a state, now and at some times, the first and the last among them."""
-    with dd.Snapshot.open(state.writer() if isinstance(state, MemoryStore) else state, flow=flow) as snapshot:
+    with dd.Snapshot.open(state.reopen() if isinstance(state, MemoryStore) else state, flow=flow) as snapshot:
         names, times = [*flow.inputs, *flow.outputs], readable(SimpleNamespace(engine=snapshot))
         times = [*times[:2], *times[2:-1:6], times[-1]]
         return {(name, time): Counter(plain(snapshot.read(name, time))) for name in names for time in times}
@@ -138,7 +138,7 @@ def reads(state: Any, flow: dd.Flow) -> dict[tuple[str, int | None], Counter[Any
 
 def accounts(store: MemoryStore, flow: dd.Flow) -> None:
     """Assert that in each partition the events that came are resolved, or wait under numbers that were given out."""
-    manifest = load_newest(store.writer())
+    manifest = load_newest_manifest(store.reopen())
     assert manifest is not None
     for blob in manifest.inventories:
         inventory = StoredInventory.read(store, blob).of
@@ -146,7 +146,7 @@ def accounts(store: MemoryStore, flow: dd.Flow) -> None:
         waiting = 0
         for name, each in inventory.inputs.items():
             schema = flow.inputs[name].bound.event_schema
-            batcher = pending.restore_batcher(each.runs, name, schema, BatchStore(store.writer()), spilled=True)
+            batcher = pending.restore_batcher(each.runs, name, schema, BatchStore(store.reopen()), spilled=True)
             given = [number for run in batcher.runs.by_least for number in run.pending_events.arrival.tolist()]
             assert len(set(given)) == len(given) and max(given, default=-1) < each.arrived
             waiting += len(batcher)
@@ -161,7 +161,7 @@ class Rescales(Restarts):
         if not self.again and self.data.draw(st.booleans()):
             self.door.engine.compact()  # which leaves nothing in the payload of a deletion
         self.door.close()
-        there_and_back(self.data, self.store.writer(), self.door.flow)
+        there_and_back(self.data, self.store.reopen(), self.door.flow)
         super().restart()
 
 
@@ -233,9 +233,9 @@ def test_a_group_that_left_and_came_again_stays_with_its_key_though_nothing_says
         engine.compact()
     before = reads(store, flow)
     for number in (3, 5):
-        rescale(store.writer(), number)
+        rescale(store.reopen(), number)
         assert reads(store, flow) == before
-        manifest = load_newest(store)
+        manifest = load_newest_manifest(store)
         assert manifest is not None and len(manifest.inventories) == number
         for blob in manifest.inventories:
             inventory = json.loads(store.map(blob).to_pybytes())
@@ -252,10 +252,10 @@ def test_what_all_partitions_must_know_of_an_input_is_known_after(tmp_path: Path
     with flow.open(store := MemoryStore()) as engine:
         engine.push({"a": pa.table({"k": [1, 2], "t": [90, 100]})})
     for number in (4, 1):
-        rescale(store.writer(), number)
-        manifest = load_newest(store)
+        rescale(store.reopen(), number)
+        manifest = load_newest_manifest(store)
         assert manifest is not None and manifest.greatest["a"] == 100
-    with flow.open(store.writer()) as engine:
+    with flow.open(store.reopen()) as engine:
         assert engine.push({"b": pa.table({"k": [1], "t": [500]})}).frontier == 95
 
 
@@ -289,7 +289,7 @@ def test_each_file_is_read_once_whatever_the_numbers(
     monkeypatch.setattr(tasks, "FILE", 50)
     for number in (8, 3, 5, 1):
         store = LocalStore(state, readonly=True)
-        manifest = load_newest(store)
+        manifest = load_newest_manifest(store)
         assert manifest is not None
         held = [file for blob in manifest.inventories for file in held_in(StoredInventory.read(store, blob).of)]
         monkeypatch.setattr(LocalStore, "map", map)
@@ -330,7 +330,7 @@ def made(place: Path, name: str = "epochs") -> dd.Flow:
 
 def goes_on(place: Path, name: str = "epochs", partitions: int = 1) -> None:
     """Assert that a state has so many partitions, and is that of the story still; with one partition it goes on."""
-    manifest = load_newest(LocalStore(place, readonly=True))
+    manifest = load_newest_manifest(LocalStore(place, readonly=True))
     assert manifest is not None and manifest.partitions == partitions
     if partitions > 1:
         rescale(place, 1)
@@ -381,7 +381,7 @@ def test_who_commits_first_wins_and_the_other_is_fenced_and_leaves_nothing(tmp_p
     door.close()
     dd.gc(state, grace=0, orphans=0)
     store = LocalStore(state, readonly=True)
-    newest_one = load_newest(store)
+    newest_one = load_newest_manifest(store)
     assert newest_one is not None and newest_one.note == "rescale 1 -> 3"
     old = {blob.name for each in some for blob in each.added}
     assert not old & {entry.name for entry in store.list_blobs()}
@@ -425,8 +425,8 @@ def test_a_state_without_a_commit_has_as_many_as_one_says() -> None:
     flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert("id")))
     with flow.open(store := MemoryStore()):
         pass
-    assert rescale(store.writer(), 7).files == 0
-    manifest = load_newest(store.writer())
+    assert rescale(store.reopen(), 7).files == 0
+    manifest = load_newest_manifest(store.reopen())
     assert manifest is not None and (manifest.partitions, manifest.inventories) == (7, ())
 
 
@@ -457,7 +457,7 @@ def test_killed_anywhere_it_has_happened_or_not(tmp_path: Path, monkeypatch: pyt
         state = tmp_path / str(at)
         shutil.copytree(first, state)
         dead = killed(state, at, kind)
-        manifest = load_newest(LocalStore(state, readonly=True))
+        manifest = load_newest_manifest(LocalStore(state, readonly=True))
         assert manifest is not None
         found[manifest.partitions] += 1
         assert reads(state, door.flow) == before, at
@@ -466,7 +466,7 @@ def test_killed_anywhere_it_has_happened_or_not(tmp_path: Path, monkeypatch: pyt
             case.recovered(state, len(case.calls) - 1, len(case.calls) - 1)
             dd.gc(state, grace=0, orphans=0)
             store = LocalStore(state, readonly=True)
-            now = load_newest(store)
+            now = load_newest_manifest(store)
             assert now is not None and collect_file_names(store, now) <= {entry.name for entry in store.list_blobs()}
         at += 1 if kind == "half" else 2
     assert found[1] > 5 and found[2] >= 1
@@ -477,7 +477,7 @@ def test_the_horizon_of_a_local_state_is_that_of_the_rescaled_one() -> None:
     with plan(replace(EPOCH, expiry=dd.Expiry(ttl=30))).open(store) as engine:
         for time, table in enumerate(steps, 1):
             engine.step({"orders": table}, time)
-    rescale(store.writer(), 3)
-    manifest = load_newest(store.writer())
+    rescale(store.reopen(), 3)
+    manifest = load_newest_manifest(store.reopen())
     assert manifest is not None
     assert manifest.horizons == {"orders": max(table["at"].to_numpy().max() for table in steps)}

@@ -29,10 +29,10 @@ from ddflow.partitions.chunks import (
     ShuffleReader,
     add_digests,
     exchange_sums_schema,
+    hash_rows,
     pack_chunks,
     pack_exchange_sums,
     pack_receipts,
-    row_hashes,
 )
 from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.stages import Stages, cut_stages
@@ -101,7 +101,7 @@ def test_rows_of_every_type_are_read_from_memory_and_from_the_file(kind: str, tm
     rows = pa.record_batch({"id": pa.array(range(n)), "v": array})
     chunks = shuffled(Partitioner(flow, "s", 1, SECRET, limits=ChunkLimits(4, 8 << 20))([rows], 0), 1)
     odd = RowOrigins(["t/0"], np.empty(0, np.int64), np.arange(n) * 3 % n, True)
-    hashes = row_hashes(rows, SECRET)
+    hashes = hash_rows(rows, SECRET)
     halves = [
         pack_chunks(
             rows.slice(at, 3),

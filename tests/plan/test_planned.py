@@ -31,8 +31,8 @@ from ddflow.plan.text.codec import (
     compute_node_ids,
     describe_plan,
     fingerprint_plan,
+    format_node,
     rebuild_plan,
-    show_node,
 )
 from ddflow.plan.text.formulas import digest_code
 
@@ -178,7 +178,7 @@ def test_a_graph_whose_tree_would_be_too_large_is_written_once_a_node() -> None:
     description = describe_plan(flow)
     assert len(description["collections"]) == 3001
     assert describe_plan(rebuild_plan(description)) == description
-    assert len(show_node(description, description["outputs"]["out"], "it")) < 400
+    assert len(format_node(description, description["outputs"]["out"], "it")) < 400
 
 
 SCRIPT = """
@@ -325,7 +325,7 @@ def test_a_collection_is_shown_as_it_would_be_written() -> None:
         .count("m", name="k"),
     )
     description = describe_plan(flow)
-    assert show_node(description, description["outputs"]["out"], "it") == (
+    assert format_node(description, description["outputs"]["out"], "it") == (
         "people.filter('n > 1').project({'m': 'n + 1', 's': 's'}).concat(others.negate().project({'m': 'n', 's': 's'}),"
         " others.project({'m': 'n', 's': 's'})).count(by=['m'], name='k')"
     )

@@ -219,7 +219,7 @@ def test_a_new_nullable_column_is_allowed_and_named_wherever_it_stands(place: in
     fields.insert(place, pa.field("city", pa.string()))
     change = compare_plans(stored(flow()), flow(columns=pa.schema(fields)), WHERE)
     assert change == PlanChange(columns={"orders": ["city"]})
-    assert change.text == "input 'orders' gets the columns ['city'], null in all rows there are"
+    assert change.description == "input 'orders' gets the columns ['city'], null in all rows there are"
 
 
 def test_a_new_column_is_refused_where_it_would_judge_ties_and_only_there() -> None:
@@ -251,13 +251,13 @@ def test_new_outputs_and_inputs_are_allowed_and_named() -> None:
     new = flow(outputs={"rows": lambda rows: rows, "n": lambda rows: rows.count(by=[])}, more=("others",))
     change = compare_plans(stored(flow()), new, WHERE)
     assert change == PlanChange(inputs=["others"], outputs=["n"])
-    assert change.text == "the inputs ['others'] are new; the outputs ['n'] are new"
+    assert change.description == "the inputs ['others'] are new; the outputs ['n'] are new"
 
 
 def test_the_lateness_may_change_and_is_named() -> None:
     change = compare_plans(stored(flow(HELD)), flow(HELD | {"lateness": 5}), WHERE)
     assert change == PlanChange(options={"orders": {"lateness": (None, 5)}})
-    assert change.text == "lateness= of input 'orders' is 5, and was None"
+    assert change.description == "lateness= of input 'orders' is 5, and was None"
 
 
 OUTPUTS: dict[str, tuple[Any, Any, str]] = {
@@ -377,7 +377,7 @@ def test_a_plan_is_the_same_as_itself_and_no_other_drawn_plan(data: st.DataObjec
     one, other = (flow_of(data.draw(scenarios())) for _ in range(2))
     change = compare_plans(stored(one), one, WHERE)
     assert not change
-    assert change.text == "it is the same plan"
+    assert change.description == "it is the same plan"
     if describe_plan(one) != describe_plan(other):
         try:
             assert compare_plans(stored(one), other, WHERE)

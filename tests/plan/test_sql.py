@@ -17,7 +17,7 @@ from sqlglot import exp
 
 import ddflow as dd
 from ddflow.errors import DdflowError, ExpressionError, SpecError
-from ddflow.expressions.parse import QuerySpark, parse_query
+from ddflow.expressions.parse import QueryDialect, parse_query
 from ddflow.plan.text.codec import describe_plan
 
 
@@ -189,7 +189,7 @@ def test_queries_with_parts_of_others_have_an_answer_or_a_refusal() -> None:
                 node.replace(chance.choice(parts[kind]).copy())
         flow = flow_of()
         with suppress(DdflowError):
-            flow.output("out", flow.sql(tree.sql(dialect=QuerySpark, normalize_functions=False)))
+            flow.output("out", flow.sql(tree.sql(dialect=QueryDialect, normalize_functions=False)))
 
 
 def test_what_is_written_instead_of_a_window_over_groups_gives_the_same() -> None:

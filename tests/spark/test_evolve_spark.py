@@ -19,7 +19,7 @@ from spark_session import counted, frame_of
 
 import ddflow as dd
 import spark_bridge
-from ddflow.columns.widening import fill_columns
+from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.errors import FeedChanged, PlanChanged, ReplayMismatch
 from spark_bridge import rewrite
 
@@ -41,7 +41,9 @@ def plan(columns: dict[str, Any], distinct: bool = False) -> dd.Flow:
 
 def rows(begin: int, n: int, columns: dict[str, Any] = NARROW) -> pa.Table:
     given = [{"id": i % 7, "city": f"c{i % 3}", "n": i % 4 or None} for i in range(begin, begin + n)]
-    return pa.Table.from_batches([fill_columns(pa.Table.from_pylist(given, pa.schema(NARROW)), pa.schema(columns))])
+    return pa.Table.from_batches(
+        [conform_to_wider_schema(pa.Table.from_pylist(given, pa.schema(NARROW)), pa.schema(columns))]
+    )
 
 
 @long_on_spark

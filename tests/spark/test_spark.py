@@ -23,7 +23,7 @@ from spark_session import assert_same, counted, frame_of, kept, locally, setting
 
 import ddflow as dd
 import spark_bridge
-from ddflow.columns.declared import to_schema
+from ddflow.columns.declared import to_arrow_schema
 from ddflow.errors import MissingExtra, NotArrow, SchemaMismatch, SpecError, WrongMode
 
 pytestmark = pytest.mark.together("spark")
@@ -178,7 +178,7 @@ def test_a_null_struct_has_no_children_whatever_they_are_declared_to_be(spark: S
     at = datetime.datetime(2023, 12, 31, 18, 15, tzinfo=datetime.UTC)  # midnight in the session's zone
     rows = [{"x": [i], "y": {"at": at}} for i in range(4)]
     columns = {"id": range(4), "st": [None, rows[1], None, rows[3]], "l": [[row] for row in rows]}
-    flow, schema = dd.Flow(), to_schema(frame)
+    flow, schema = dd.Flow(), to_arrow_schema(frame)
     input = flow.upserts("s", schema, dd.Upsert("id"))
     flow.output("rows", input)
     flow.output("values", input.project(["st", "l"]))
@@ -189,7 +189,7 @@ def test_a_null_struct_has_no_children_whatever_they_are_declared_to_be(spark: S
 def test_every_flat_type_that_spark_sends_is_a_key(spark: SparkSession) -> None:
     columns = [f"if(id % 2 = 0, null, {sql}) as `{name}`" for name, sql in SQL_TYPES.items()]
     frame = spark.range(0, 8, 1, 1).selectExpr("id", *columns)
-    flow, schema = dd.Flow(), to_schema(frame)
+    flow, schema = dd.Flow(), to_arrow_schema(frame)
     last = None
     for name in SQL_TYPES:
         input = flow.upserts(name, schema, dd.Upsert(name, null_key="keep"))

@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 import ddflow as dd
 import spark_bridge
-from ddflow.connectors.kafka.source import KafkaTopic, TopicReader
+from ddflow.connectors.kafka.source import KafkaTopicSource, TopicReader
 from ddflow.errors import SourceChanged
-from spark_bridge.sources.kafka import Topics, TopicStream
+from spark_bridge.sources.kafka import Topics, TopicStreamReader
 
 pytestmark = pytest.mark.together("spark")
 
@@ -65,7 +65,7 @@ def held(state: str, name: str) -> list[tuple[Any, ...]]:
 
 def in_topic(servers: str, topic: str) -> dict[str, str | None]:
     """What a topic holds by its keys."""
-    source = TopicReader(KafkaTopic(servers, topic, "earliest", False), topic, None)
+    source = TopicReader(KafkaTopicSource(servers, topic, "earliest", False), topic, None)
     found: dict[str, str | None] = {}
     while not source.ended:
         polled = source.poll(1 << 20)
@@ -122,7 +122,8 @@ def test_what_cannot_be_read_is_said(spark: SparkSession, servers: str) -> None:
 def test_a_checkpoint_is_of_one_cluster(servers: str) -> None:
     with Cluster() as others:
         here, there = (
-            TopicStream(Topics([KafkaTopic(each, "both", "earliest", False)], {})) for each in (servers, others)
+            TopicStreamReader(Topics([KafkaTopicSource(each, "both", "earliest", False)], {}))
+            for each in (servers, others)
         )
         for each in (servers, others):
             produced(each, "both", *people(*range(8)))

@@ -26,7 +26,7 @@ from test_spark_stream import WatchedStream
 
 import ddflow as dd
 import spark_bridge
-from ddflow.connectors.parquet.folder import folder_name
+from ddflow.connectors.parquet.folder import build_folder_name
 
 pytestmark = pytest.mark.together("spark")
 
@@ -124,7 +124,7 @@ def test_a_query_that_ends_anywhere_goes_on_where_it_was(spark: SparkSession, tm
         for epoch, rows in enumerate(fed.given, 1):
             step = engine.step({"orders": rows}, time=epoch)
             for name, table in step.items():
-                files = list(outputs.glob(f"{folder_name(name)}/{epoch:012}-*.parquet"))
+                files = list(outputs.glob(f"{build_folder_name(name)}/{epoch:012}-*.parquet"))
                 found = pa.concat_tables([table.slice(0, 0), *map(pq.read_table, files)])
                 assert counted(found) == counted(table), (epoch, name)
 

@@ -24,7 +24,7 @@ import ddflow as dd
 import spark_bridge
 from ddflow.errors import DdflowError
 from ddflow.partitions.stages import cut_stages
-from spark_bridge.types import from_spark, make_nullable
+from spark_bridge.types import from_spark_types, make_nullable
 
 pytestmark = pytest.mark.together("spark")
 
@@ -81,7 +81,7 @@ def test_stages_by_hand_give_what_the_local_engine_gives(case: Case) -> None:
     found = by_hand(flow, given_, case[2])
     assert list(found) == list(expected)
     for name, table in expected.items():
-        assert counted(from_spark(found[name], make_nullable(table.schema), name)) == counted(table), name
+        assert counted(from_spark_types(found[name], make_nullable(table.schema), name)) == counted(table), name
 
 
 @st.composite
@@ -102,7 +102,7 @@ def test_stages_by_hand_merge_as_the_local_engine_does(case: Case) -> None:
         return
     found = by_hand(flow, given_, case[2])
     for name, table in expected.items():
-        assert counted(from_spark(found[name], make_nullable(table.schema), name)) == counted(table), name
+        assert counted(from_spark_types(found[name], make_nullable(table.schema), name)) == counted(table), name
 
 
 @mid_on_spark

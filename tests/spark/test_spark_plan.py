@@ -24,8 +24,8 @@ from ddflow.errors import Misrouted, NullKey, SchemaMismatch, SpecError, TieRefu
 from ddflow.partitions.stages import cut_stages
 from ddflow.partitions.step import compute_stage
 from spark_bridge.job import make_partitioner
-from spark_bridge.tasks import BATCH_ROWS, SingleStage, StatelessStage
-from spark_bridge.types import arrow_schema, find_transfer_type, from_spark, make_nullable, to_spark
+from spark_bridge.tasks import BATCH_ROWS, SingleStageTask, StatelessStageTask
+from spark_bridge.types import arrow_schema, find_transfer_type, from_spark_types, make_nullable, to_spark_types
 
 ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "paid": pa.bool_()}
 ROWS = pa.table(
@@ -151,7 +151,7 @@ def assert_by_hand(flow: dd.Flow, given: dict[str, list[pa.Table]]) -> None:
     expected = locally(flow, {name: pa.concat_tables(tables) for name, tables in given.items()})
     assert list(found) == list(expected)
     for name, table in expected.items():
-        assert counted(from_spark(found[name], make_nullable(table.schema), name)) == counted(table), name
+        assert counted(from_spark_types(found[name], make_nullable(table.schema), name)) == counted(table), name
 
 
 # -- types ------------------------------------------------------------------------------------------------------------
@@ -193,9 +193,9 @@ VALUES: dict[str, list[Any]] = {
 def test_what_travels_comes_back_as_it_was(name: str) -> None:
     kind = (TYPES | MORE)[name]
     values = pa.array(VALUES[name], kind) if name in VALUES else pa.nulls(2, kind)
-    there = to_spark(pa.record_batch({"x": values}), "a test")
+    there = to_spark_types(pa.record_batch({"x": values}), "a test")
     assert there.schema.field(0).type == find_transfer_type(kind)
-    back = from_spark(pa.table(there), make_nullable(pa.schema({"x": kind})), "a test")
+    back = from_spark_types(pa.table(there), make_nullable(pa.schema({"x": kind})), "a test")
     assert back.column(0).combine_chunks().cast(kind).equals(values)
 
 
@@ -211,10 +211,10 @@ def test_a_type_that_spark_lacks_is_refused_by_its_column(kind: pa.DataType) -> 
 
 def test_a_value_that_does_not_fit_its_column_is_refused_and_never_rounded() -> None:
     with raises(SchemaMismatch):
-        to_spark(pa.record_batch({"at": pa.array([1], pa.timestamp("ns"))}), "output 'x'")
+        to_spark_types(pa.record_batch({"at": pa.array([1], pa.timestamp("ns"))}), "output 'x'")
     table = pa.table({"n": pa.array([300], pa.int16())})
     with raises(SchemaMismatch):
-        from_spark(table, pa.schema({"n": pa.uint8()}), "rows for 's'")
+        from_spark_types(table, pa.schema({"n": pa.uint8()}), "rows for 's'")
 
 
 @mid_on_spark
@@ -244,10 +244,10 @@ def test_the_schema_of_a_flow_is_in_sparks_types() -> None:
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def only_stage(flow: dd.Flow) -> SingleStage:
+def only_stage(flow: dd.Flow) -> SingleStageTask:
     stages = cut_stages(flow)
     assert stages.stages == 1
-    return SingleStage(stages, SECRET)
+    return SingleStageTask(stages, SECRET)
 
 
 def test_a_stage_gives_what_the_engine_gives_and_gives_it_again() -> None:
@@ -341,7 +341,7 @@ def test_a_chunk_of_another_partition_is_refused() -> None:
     chunks = list(make_partitioner(flow, "orders", 2, SECRET, ("id",))([pa.record_batch({"id": range(99)})], 0))
     assert {to for chunk in chunks for to in chunk.column("to").to_pylist()} == {0, 1}
     with raises(Misrouted):
-        list(StatelessStage(cut_stages(flow), 0, SECRET, 2, {"orders": ("id",)}, "orders")(iter(chunks)))
+        list(StatelessStageTask(cut_stages(flow), 0, SECRET, 2, {"orders": ("id",)}, "orders")(iter(chunks)))
 
 
 # -- the package ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import spark_bridge
 from ddflow.engine.run.delivery import Delivery
 from ddflow.errors import SinkAhead, SinkFailed, SpecError
 from ddflow.partitions import driver_epochs
-from ddflow.storage.manifest import load_newest
+from ddflow.storage.manifest import load_newest_manifest
 from ddflow.storage.opening import open_existing_store
 
 pytestmark = pytest.mark.together("spark")
@@ -73,7 +73,7 @@ def changed(rows: list[dict[str, Any]]) -> Counter[Any]:
 
 def manifest_of(state: str) -> Any:
     with open_existing_store(state) as store:
-        return load_newest(store)
+        return load_newest_manifest(store)
 
 
 def test_a_run_gives_its_epoch_to_tables(spark: SparkSession, tmp_path: Path, monkeypatch: Any) -> None:

@@ -43,7 +43,7 @@ from ddflow.tools.rollback import rollback
 from spark_bridge.monitoring import QueryStats
 from spark_bridge.sources.base import LIMITS
 from spark_bridge.sources.state import DdflowSource
-from spark_bridge.types import build_transfer_schema, spark_schema, to_spark
+from spark_bridge.types import build_transfer_schema, spark_schema, to_spark_types
 
 __all__ = ["moto"]
 
@@ -128,7 +128,7 @@ class Query:
 
 def plainly(table: pa.Table, name: str = "out") -> Counter[tuple[Any, ...]]:
     """A table's rows as Spark shows them, without their time."""
-    batches = [to_spark(each, name) for each in table.combine_chunks().to_batches()]
+    batches = [to_spark_types(each, name) for each in table.combine_chunks().to_batches()]
     whole = pa.Table.from_batches(batches, build_transfer_schema(table.schema, name))
     return counted(whole.drop([n for n in ("_time",) if n in whole.column_names]))
 

@@ -43,7 +43,7 @@ from ddflow.storage.memory import MemoryStore
 from spark_bridge import errors, job, part_cache, rewrite
 from spark_bridge.job import choose_cache_limit
 from spark_bridge.part_cache import PARTS, CacheLimit, MachineMemory, measure_machine_memory
-from spark_bridge.tasks import EpochStage, RouteTask, check_state_visible
+from spark_bridge.tasks import EpochStageTask, RouteTask, check_state_visible
 
 pytestmark = pytest.mark.together("spark")
 
@@ -284,7 +284,7 @@ def test_outputs_and_inputs_that_are_new_are_made_of_what_the_state_holds(spark:
     with pytest.raises(NullKey):  # when what is new was made, before the commit
         run(True, orders=orders[1].set_column(0, "id", pa.nulls(9, pa.int64())))
     assert list(dd.Snapshot.open(state).flow.outputs) == ["many", "by_city"] and dd.fsck(state).ok
-    with growing_flow(True).open(twin.writer()) as engine:
+    with growing_flow(True).open(twin.reopen()) as engine:
         same_epoch(run(True, orders=orders[1]), engine.step({"orders": orders[1]}, time=2))
         same_epoch(run(True, cities=cities), engine.step({"cities": cities}, time=3), "of land")
         same_state(state, growing_flow(True), engine)
@@ -397,7 +397,7 @@ def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_cached_part
             router = Partitioner(flow, "orders", 1, Secret(*coordinator.manifest.secret))
             chunks = list(RouteTask(router, None, columns["orders"])(rows.to_batches()))
             start = coordinator.begin()
-            task = EpochStage(coordinator.cut, start, 0, columns, "a test", CacheLimit(1 << 30 if epoch < 4 else 0))
+            task = EpochStageTask(coordinator.cut, start, 0, columns, "a test", CacheLimit(1 << 30 if epoch < 4 else 0))
             left = task(iter(chunks))
             next(left)
             left.close()  # type: ignore[attr-defined]
@@ -411,15 +411,15 @@ def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_cached_part
     # Each epoch a cached part goes to the attempt that is left; those after it open the state anew, as it was.
     assert hits == [[0, 0]] * 4
     start = coordinator.begin()
-    task = EpochStage(coordinator.cut, start, 0, columns, "a test", CacheLimit(1 << 30))
+    task = EpochStageTask(coordinator.cut, start, 0, columns, "a test", CacheLimit(1 << 30))
     chunks = list(RouteTask(router, None, columns["orders"])(orders_of(5, seed=9).to_batches()))
     coordinator.finish(start, receipts_of(list(task(iter(chunks)))))
     start = coordinator.begin()
-    task = EpochStage(coordinator.cut, start, 0, columns, "a test", CacheLimit(1 << 30))
+    task = EpochStageTask(coordinator.cut, start, 0, columns, "a test", CacheLimit(1 << 30))
     assert receipts_of(list(task(iter(chunks))))[0].figures["hit"] == 1 and PARTS.nbytes > 0
     bad = orders_of(5).set_column(0, "id", pa.nulls(5, pa.int64()))
     coordinator.finish(start, receipts_of(list(task(iter(chunks)))))
-    task = EpochStage(coordinator.cut, coordinator.begin(), 0, columns, "a test", CacheLimit(1 << 30))
+    task = EpochStageTask(coordinator.cut, coordinator.begin(), 0, columns, "a test", CacheLimit(1 << 30))
     with pytest.raises(NullKey):
         list(task(RouteTask(router, None, columns["orders"])(bad.to_batches())))
     assert PARTS.nbytes == 0  # who failed is not kept

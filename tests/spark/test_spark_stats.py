@@ -121,7 +121,7 @@ def test_a_state_tells_its_last_epochs_to_another_process(fed: WatchedStream, mo
         assert set(theirs.stages) == {"take", "open", "step", "write"}
     assert read.total.rows == told.total.rows and read.epochs == 2
     assert "driver" not in str(read) and str(read).splitlines()[0] == str(told).splitlines()[0]
-    monkeypatch.setattr(streams, "context_of", lambda session: None)  # as on Spark Connect
+    monkeypatch.setattr(streams, "get_spark_context", lambda session: None)  # as on Spark Connect
     elsewhere = streams.Query(query._query, query._feeder, fed.spark, close=False)
     assert elsewhere.ddflow.stats() == read and monitoring.ACCOUNTS.get(query.id) is elsewhere.ddflow
 

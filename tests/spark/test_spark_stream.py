@@ -19,9 +19,9 @@ from spark_session import counted
 
 import ddflow as dd
 import spark_bridge
-from ddflow.connectors.parquet.folder import folder_name
+from ddflow.connectors.parquet.folder import build_folder_name
 from ddflow.errors import EpochSkipped, FeedChanged, NullKey, ReplayMismatch, SchemaMismatch, SpecError, WrongMode
-from spark_bridge.session import SETTINGS, configure, context_of
+from spark_bridge.session import SETTINGS, configure, get_spark_context
 
 pytestmark = pytest.mark.together("spark")
 
@@ -213,7 +213,7 @@ def test_a_query_that_runs_on_is_stopped_by_hand(fed: WatchedStream) -> None:
 def test_outputs_appear_in_a_folder(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     fed.run(outputs=str(fed.folder / "outputs"))
-    found = fed.frame().sparkSession.read.parquet(str(fed.folder / "outputs" / folder_name("rows"))).toArrow()
+    found = fed.frame().sparkSession.read.parquet(str(fed.folder / "outputs" / build_folder_name("rows"))).toArrow()
     with fed.flow.open() as engine:
         steps = [engine.step({"orders": rows}, time=epoch)["rows"] for epoch, rows in enumerate(fed.given, 1)]
     assert counted(found) == counted(pa.concat_tables(steps))
@@ -309,7 +309,7 @@ def test_what_cannot_be_streamed_is_said_before_it_starts(fed: WatchedStream) ->
 
 def test_the_session_is_left_as_it_was(fed: WatchedStream) -> None:
     names = [f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes")]
-    context = context_of(fed.spark)
+    context = get_spark_context(fed.spark)
     context.setJobDescription("mine")
     before = [fed.spark.conf.get(name) for name in names]
     seen = []

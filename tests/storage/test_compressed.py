@@ -22,7 +22,7 @@ from ddflow.partitions.step import StagePartition
 from ddflow.storage.files.arrow_file import MOST, OPTIONS, decompress_buffer, read_batches
 from ddflow.storage.files.flatbuffer import MalformedMetadata
 from ddflow.storage.inventory_text import find_file_names
-from ddflow.storage.manifest import load_newest
+from ddflow.storage.manifest import load_newest_manifest
 from ddflow.storage.opening import open_store
 
 LZ4 = pa.Codec("lz4")
@@ -126,7 +126,7 @@ class Story:
     def compressed(self) -> Counter[bool]:
         """Bytes of the newest version's rows, in files that are compressed and in others."""
         store, out = open_store(str(self.place), create=False, readonly=True), Counter[bool]()
-        manifest = load_newest(store)
+        manifest = load_newest_manifest(store)
         assert manifest is not None
         rows = {name for blob in manifest.inventories for name in find_file_names(store.map(blob))}
         for blob in list_version_blobs(store, manifest):

@@ -25,7 +25,7 @@ from ddflow.errors import DdflowError
 from ddflow.storage import inventory_text
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.inventory_text import SheetWriter, read_inventory_text
-from ddflow.storage.manifest import FORMAT, load_newest
+from ddflow.storage.manifest import FORMAT, load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 
@@ -120,7 +120,7 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
     from test_golden import events, plan
 
     store = LocalStore(folder)
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None
     [part] = manifest.inventories
     inventory = json.loads(read_inventory_text(store, part).data)

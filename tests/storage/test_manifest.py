@@ -36,7 +36,7 @@ from ddflow.storage.manifest import (
     Output,
     PastColumns,
     load_manifest,
-    load_newest,
+    load_newest_manifest,
 )
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
@@ -199,7 +199,7 @@ def feedings(draw: st.DrawFn, last: int) -> FeedHistory:
     for way in draw(st.lists(ways, max_size=6)) if last else ():
         at = draw(st.integers(at, last))
         fed = fed.add_call(at, way)
-    return fed.forget_runs_with_values() if draw(st.booleans()) else fed
+    return fed.remove_runs_naming_values() if draw(st.booleans()) else fed
 
 
 def pasts(last: int) -> st.SearchStrategy[Any]:
@@ -552,30 +552,30 @@ class Stage(MemoryStore):
 def test_the_newest_is_the_greatest_number() -> None:
     stage = Stage(3, 7, 11)
     assert (
-        load_newest(stage) == typical(11)
+        load_newest_manifest(stage) == typical(11)
         and stage.list_manifests() == [3, 7, 11]
         and load_manifest(stage, 7) == typical(7)
     )
     stage.mark_published(11)
-    assert load_newest(stage) == typical(11)
-    assert load_newest(Stage(3, 7, 11, mark=7)) == typical(11)  # a mark need not be durable
+    assert load_newest_manifest(stage) == typical(11)
+    assert load_newest_manifest(Stage(3, 7, 11, mark=7)) == typical(11)  # a mark need not be durable
 
 
 def test_a_place_where_nothing_was_published_has_none() -> None:
-    assert load_newest(Stage()) is None
+    assert load_newest_manifest(Stage()) is None
 
 
 @pytest.mark.parametrize("stage", [Stage(mark=0), Stage(3, 7, mark=8), Stage(0, mark=1)])
 def test_a_newest_that_was_lost_is_an_error_and_no_step_back(stage: Stage) -> None:
     with raises(CorruptState):
-        load_newest(stage)
+        load_newest_manifest(stage)
 
 
 def test_a_newest_that_is_damaged_is_an_error_and_no_step_back() -> None:
     stage = Stage(6, 7)
     stage.shared.manifests[7] = stage.read_manifest(7)[:-1]
     with raises(CorruptState):
-        load_newest(stage)
+        load_newest_manifest(stage)
     assert load_manifest(stage, 6) == typical(6)
 
 
@@ -587,7 +587,7 @@ def test_a_writer_that_goes_on_meanwhile_is_no_loss() -> None:
         stage.mark_published(8)
 
     stage.meanwhile = commit
-    assert load_newest(stage) == typical(7)
+    assert load_newest_manifest(stage) == typical(7)
 
     def commit_and_expire() -> None:
         stage.publish(9, typical(9).encode())
@@ -596,7 +596,7 @@ def test_a_writer_that_goes_on_meanwhile_is_no_loss() -> None:
             stage.delete_manifest(number)
 
     stage.meanwhile = commit_and_expire
-    assert load_newest(stage) == typical(9)
+    assert load_newest_manifest(stage) == typical(9)
 
 
 def test_what_a_store_raises_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -606,7 +606,7 @@ def test_what_a_store_raises_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(7)
     monkeypatch.setattr(stage, "read_manifest", fail)
     with pytest.raises(StorageFailed):
-        load_newest(stage)
+        load_newest_manifest(stage)
 
 
 def test_a_manifest_names_the_files_of_its_outputs() -> None:

@@ -18,7 +18,7 @@ from ddflow.engine.checkpoint import StoredInventory
 from ddflow.storage.fields import encode_record
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.inventory_text import find_file_names, find_files, read_inventory_text, rename_files
-from ddflow.storage.manifest import load_newest
+from ddflow.storage.manifest import load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Store
 
@@ -41,7 +41,7 @@ def blobs(value: Any) -> Iterator[Blob]:
 
 def agrees(store: Store) -> int:
     """How many files the newest version's inventories name, by either way."""
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None
     total = 0
     for part in manifest.inventories:
@@ -73,7 +73,7 @@ def test_what_a_user_wrote_is_no_file(name: str) -> None:
     flow.output("out", rows.filter("text is not null").count(by="text"))
     with flow.open(store, secret=dd.Secret(1, 2)) as engine:
         engine.step({name: pa.table({"id": [1, 2], "text": ODD[:2]})}, time=1)
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None
     data = b"".join(store.map(part).to_pybytes() for part in manifest.inventories)
     assert encode_record(name) in data

@@ -79,7 +79,7 @@ def changed_and_read(data: st.DataObject) -> None:
         again = read_inventory_text(store, blob)
         assert again.data == written
         assert sorted(again.sheets) == sorted(sheets.blobs)
-        assert again.names == sheets.names == {each.name for each in again.files}
+        assert again.file_names == sheets.names == {each.name for each in again.files}
         assert [each.length for each in find_files(again.data)] == numbers
     event("in sheets" if sheets.blobs else "in one file")
     event("a sheet of sheets" if any(b"\n" in store.map(each).to_pybytes() for each in sheets.blobs) else "flat")

@@ -31,7 +31,7 @@ Opener = Callable[[], Store]
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     """Opens a store of the test's own place, each time as another writer."""
     if request.param == "memory":
-        return MemoryStore().writer
+        return MemoryStore().reopen
     if request.param == "local":
         return lambda: LocalStore(tmp_path / "state")
     server: Moto = request.getfixturevalue("moto")
@@ -48,7 +48,7 @@ def test_what_is_put_is_mapped_and_listed(opener: Opener) -> None:
             blob = store.put(ending, lambda sink, data=data: sink.write(data))
             assert NAME.fullmatch(blob.name) and blob.name.endswith(ending) and blob.length == size
             blobs[blob] = data
-    one.sync_names()
+    one.fsync_blob_names()
     assert len({blob.name for blob in blobs}) == len(blobs)
     for blob, data in blobs.items():
         assert one.map(blob).to_pybytes() == two.map(blob).to_pybytes() == data
@@ -60,7 +60,7 @@ def test_what_is_put_is_mapped_and_listed(opener: Opener) -> None:
 def test_sizes_are_of_the_blobs_that_are_there(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = opener(), opener()
     blobs = [store.put("arrow", lambda sink, n=n: sink.write(bytes(n))) for n in (0, 1, 70_000) for store in (one, two)]
-    one.sync_names()
+    one.fsync_blob_names()
     missing = "00ff00ff00ff00ff-7.arrow"
     expected = {blob.name: blob.length for blob in blobs}
     assert two.find_blob_sizes([*expected, missing]) == expected
@@ -145,12 +145,12 @@ def test_an_expired_manifest_is_missing(opener: Opener) -> None:
 
 def test_the_greatest_mark_is_kept(opener: Opener) -> None:
     store, other = opener(), opener()
-    assert store.find_last_mark() == -1
+    assert store.find_last_published() == -1
     for number in (0, 7, 8):
         store.mark_published(number)
-        assert other.find_last_mark() == number
+        assert other.find_last_published() == number
     other.mark_published(8)
-    assert opener().find_last_mark() == 8
+    assert opener().find_last_published() == 8
 
 
 def test_scratch_is_private_and_goes(opener: Opener) -> None:

@@ -66,19 +66,19 @@ def tree(place: Path) -> dict[str, bytes | None]:
 @pytest.mark.parametrize("kind", ["local", "memory"])
 def test_blobs_and_manifests_come_back_and_a_number_is_given_once(place: Path, kind: str) -> None:
     one: Store = LocalStore(place) if kind == "local" else MemoryStore()
-    other = LocalStore(place) if kind == "local" else one.writer()  # type: ignore[attr-defined]
+    other = LocalStore(place) if kind == "local" else one.reopen()  # type: ignore[attr-defined]
     assert one.nonce != other.nonce and len(one.nonce) == 16
     kept = [put(one, data) for data in (b"", b"four", bytes(3 << 20))]
-    one.sync_names()
+    one.fsync_blob_names()
     assert [other.map(blob).to_pybytes() for blob in kept] == [b"", b"four", bytes(3 << 20)]
     assert {(name, length) for name, length, _ in other.list_blobs()} == {(b.name, b.length) for b in kept}
     assert all(0 <= entry.age < 60 for entry in one.list_blobs())
-    assert (one.list_manifests(), one.find_last_mark(), one.is_published(0)) == ([], -1, False)
+    assert (one.list_manifests(), one.find_last_published(), one.is_published(0)) == ([], -1, False)
     assert one.publish(0, b"one") and not other.publish(0, b"two") and other.publish(1, b"two")
     assert other.list_manifests() == [0, 1] and one.read_manifest(0) == b"one" and one.read_manifest(1) == b"two"
     assert other.is_published(1) and not other.is_published(2)
     one.mark_published(0), other.mark_published(1), other.mark_published(1)
-    assert one.find_last_mark() == 1
+    assert one.find_last_published() == 1
     assert kind == "memory" or os.listdir(place / "marks") == ["0000000000000001"]
     mapped = other.map(kept[1])
     one.delete(kept[1].name), one.delete(kept[1].name)
@@ -250,7 +250,7 @@ def test_junk_is_neither_listed_nor_deleted(place: Path) -> None:
     (place / "spill").mkdir()
     (place / "spill" / "mine").mkdir()
     again = LocalStore(place)
-    assert ([e.name for e in again.list_blobs()], again.list_manifests(), again.find_last_mark()) == (
+    assert ([e.name for e in again.list_blobs()], again.list_manifests(), again.find_last_published()) == (
         [blob.name],
         [3],
         3,
@@ -342,7 +342,7 @@ def test_after_an_unknown_outcome_it_takes_no_more() -> None:
     store.site.disk = Linking(disk, failing(errno.EIO))
     with raises(OutcomeUnknown):
         store.publish(4, b"m")
-    for call in (lambda: put(store), lambda: store.publish(5, b"m"), store.sync_names, lambda: store.delete("x")):
+    for call in (lambda: put(store), lambda: store.publish(5, b"m"), store.fsync_blob_names, lambda: store.delete("x")):
         with raises(StorageFailed):
             call()
     assert store.list_manifests() == [] and disk.names("/s/manifests") == []
@@ -403,12 +403,12 @@ def test_a_reader_changes_nothing_and_needs_no_right_to(place: Path) -> None:
     watched = Faulty(Disk(), before=lambda *call: calls.append(call[0]))
     reader = LocalStore(place, create=False, readonly=True, disk=watched)
     assert (reader.map(blob).to_pybytes(), reader.read_manifest(0)) == (b"four", b"m")
-    assert (reader.list_manifests(), reader.find_last_mark()) == ([0], 0)
+    assert (reader.list_manifests(), reader.find_last_published()) == ([0], 0)
     for change in (
         lambda: put(reader),
         lambda: reader.publish(1, b"n"),
         lambda: reader.delete(blob.name),
-        reader.sync_names,
+        reader.fsync_blob_names,
         lambda: reader.mark_published(1),
         lambda: reader.delete_manifest(0),
         reader.open_scratch_store,

@@ -432,7 +432,7 @@ class EngineDoor:
     def restart(self, scenario: Mapping[str, Any] | None = None) -> EngineDoor:
         """Close a state in a `MemoryStore` and open it again, with another plan where one is given."""
         self.engine.close()
-        options = self.options | {"state": self.options["state"].writer()}
+        options = self.options | {"state": self.options["state"].reopen()}
         try:
             return EngineDoor(scenario or self.scenario, self.shape, **options)
         except DdflowError as error:

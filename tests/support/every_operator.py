@@ -11,7 +11,7 @@ import pyarrow as pa
 from operator_table import TABLE
 
 import ddflow as dd
-from ddflow.columns.widening import fill_columns
+from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.plan.verbs.family import load_operators
 
 NARROW: dict[str, Any] = {"city": pa.string(), "n": pa.int32(), "tags": pa.list_(pa.string()), "day": pa.date32()}
@@ -51,4 +51,4 @@ def schema(columns: dict[str, Any]) -> pa.Schema:
 
 
 def cast(table: pa.Table, columns: dict[str, Any]) -> pa.Table:
-    return pa.Table.from_batches([fill_columns(table, schema(columns))])
+    return pa.Table.from_batches([conform_to_wider_schema(table, schema(columns))])

@@ -15,7 +15,7 @@ import aggregate_rules as rules
 import pyarrow as pa
 
 import ddflow as dd
-from ddflow.plan.verbs.family import find_operator
+from ddflow.plan.verbs.family import find_operator_class
 
 Row = tuple[Any, ...]
 Rows = Counter[Row]
@@ -136,7 +136,7 @@ def history(rows: Rows) -> Rows:
 
 def never(c: dd.Collection) -> dd.Collection:
     """A constant, and nothing of it."""
-    made = find_operator("constant")([*c.inputs, c][:1], ["n"], [["1"], ["2"]])
+    made = find_operator_class("constant")([*c.inputs, c][:1], ["n"], [["1"], ["2"]])
     return made.concat(made.negate())  # type: ignore[no-any-return]
 
 

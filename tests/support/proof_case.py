@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import ddflow as dd
 from ddflow.storage.files.arrow_file import open_file_writer
-from ddflow.storage.manifest import load_newest
+from ddflow.storage.manifest import load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "gone": pa.bool_()})
@@ -89,11 +89,11 @@ def files(state: Path) -> list[Path]:
 
 def lie(store: MemoryStore, tell: Callable[[Any], None]) -> None:
     """Publish the newest version again, its inventory changed, with a checksum that is right."""
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None
     inventory = json.loads(store.map(manifest.inventories[0]).to_pybytes())
     tell(inventory)
-    store = store.writer()
+    store = store.reopen()
     part = store.put("json", lambda sink: sink.write(json.dumps(inventory).encode()))
     new = replace(manifest, number=manifest.number + 1, nonce=store.nonce, inventories=(part,))
     assert store.publish(new.number, new.encode())
@@ -101,9 +101,9 @@ def lie(store: MemoryStore, tell: Callable[[Any], None]) -> None:
 
 def lie_in(store: MemoryStore, **fields: Any) -> None:
     """Publish the newest version again with other fields, with a checksum that is right."""
-    manifest = load_newest(store)
+    manifest = load_newest_manifest(store)
     assert manifest is not None
-    store = store.writer()
+    store = store.reopen()
     new = replace(manifest, number=manifest.number + 1, nonce=store.nonce, **fields)
     assert store.publish(new.number, new.encode())
 
@@ -117,7 +117,7 @@ def rewritten(store: MemoryStore, named: list[Any], change: Callable[[pa.Table],
         with open_file_writer(sink, table.schema) as writer:
             writer.write_batch(table.combine_chunks().to_batches()[0])
 
-    return to_builtins(store.writer().put("arrow", write))
+    return to_builtins(store.reopen().put("arrow", write))
 
 
 def named(path: Path, state: Path) -> str:

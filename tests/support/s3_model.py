@@ -168,7 +168,7 @@ class Model:
             self.perhaps_marked = max(self.perhaps_marked, number)
             store.mark_published(number)
             self.marked = max(self.marked, number)
-        assert self.marked <= store.find_last_mark() <= self.perhaps_marked
+        assert self.marked <= store.find_last_published() <= self.perhaps_marked
         return "done"
 
     def there(self, number: int) -> bytes | None:

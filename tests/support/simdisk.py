@@ -72,7 +72,7 @@ class SimDisk(Disk):
 
     # What the store calls.
 
-    def real(self, path: str) -> str:
+    def resolve_path(self, path: str) -> str:
         return os.path.normpath(path)
 
     def status(self, path: str, follow: bool = False) -> FileStatus:
@@ -131,7 +131,7 @@ class SimDisk(Disk):
         self._did("rename", folder, name, to, node)
 
     def touch(self, path: str) -> None:
-        self.changed[self._node(path)] = self.now()
+        self.changed[self._node(path)] = self.read_clock()
 
     def unlink(self, path: str) -> None:
         folder, name = self._parent(path)
@@ -153,10 +153,10 @@ class SimDisk(Disk):
     def map(self, path: str) -> pa.Buffer:
         return pa.py_buffer(bytes(self._bytes(path)))
 
-    def free(self, path: str) -> int:
+    def count_free_bytes(self, path: str) -> int:
         return 0
 
-    def now(self) -> float:
+    def read_clock(self) -> float:
         return self.clock + len(self.log)
 
     # What only wrong stores call.
@@ -233,7 +233,7 @@ class SimDisk(Disk):
     def _new(self, folder: int, name: str) -> int:
         self.last += 1
         self.folders[folder][name] = self.last
-        self.changed[self.last] = self.now()
+        self.changed[self.last] = self.read_clock()
         return self.last
 
     def _opened(self, node: int) -> int:
@@ -417,14 +417,14 @@ class Faulty(Disk):
         self.disk, self.at, self.kind, self.forever, self.before = disk, at, kind, forever, before
         self.calls, self.failed = 0, list[str]()
 
-    def real(self, path: str) -> str:
-        return self.disk.real(path)
+    def resolve_path(self, path: str) -> str:
+        return self.disk.resolve_path(path)
 
-    def free(self, path: str) -> int:
-        return self.disk.free(path)
+    def count_free_bytes(self, path: str) -> int:
+        return self.disk.count_free_bytes(path)
 
-    def now(self) -> float:
-        return self.disk.now()
+    def read_clock(self) -> float:
+        return self.disk.read_clock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.disk, name)

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import ddflow as dd
 from spark_bridge.session import local_session
-from spark_bridge.types import build_transfer_schema, from_spark, make_nullable, spark_schema, to_spark
+from spark_bridge.types import build_transfer_schema, from_spark_types, make_nullable, spark_schema, to_spark_types
 
 SETTINGS = {
     "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
@@ -86,7 +86,7 @@ def frame_of(spark: SparkSession, *parts: pa.Table) -> DataFrame:
     frames = []
     for part in parts:
         schema = build_transfer_schema(part.schema, "a test")
-        batches = [to_spark(batch, "a test") for batch in part.combine_chunks().to_batches()]
+        batches = [to_spark_types(batch, "a test") for batch in part.combine_chunks().to_batches()]
         table = pa.Table.from_batches(batches or [pa.RecordBatch.from_pylist([], schema)])
         frames.append(spark.createDataFrame(table, spark_schema(schema, "a test")).coalesce(1))
     whole = frames[0]
@@ -115,4 +115,4 @@ def assert_same(frames: Mapping[str, DataFrame], expected: Mapping[str, pa.Table
     for name, table in expected.items():
         found = frames[name].toArrow()
         assert found.column_names == table.column_names, name
-        assert counted(from_spark(found, make_nullable(table.schema), name)) == counted(table), name
+        assert counted(from_spark_types(found, make_nullable(table.schema), name)) == counted(table), name

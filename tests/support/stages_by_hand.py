@@ -16,8 +16,8 @@ from ddflow.columns.hashing import Secret
 from ddflow.partitions.chunks import PACKED
 from ddflow.partitions.stages import cut_stages
 from spark_bridge.job import make_partitioner
-from spark_bridge.tasks import StatelessStage
-from spark_bridge.types import build_output_schemas, to_spark
+from spark_bridge.tasks import StatelessStageTask
+from spark_bridge.types import build_output_schemas, to_spark_types
 
 SECRET = Secret(5, 6)
 
@@ -28,19 +28,19 @@ def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: 
     for name, tables in given.items():
         by = make_partitioner(flow, name, partitions, SECRET, columns[name])
         for origin, table in enumerate(tables):
-            packed += by((to_spark(batch, "a test") for batch in table.to_batches(max_chunksize=3)), origin)
+            packed += by((to_spark_types(batch, "a test") for batch in table.to_batches(max_chunksize=3)), origin)
     out = {}
     for name, shape in build_output_schemas(flow).items():
         stages, chunks = cut_stages(flow, only=name), packed
         for stage in range(stages.stages):
             last = stage == stages.stages - 1
-            task = StatelessStage(stages, stage, SECRET, partitions, columns, name if last else None)
+            task = StatelessStageTask(stages, stage, SECRET, partitions, columns, name if last else None)
             chunks = [batch for number in range(partitions) for batch in attempted(task, chunks, number)]
-        out[name] = pa.Table.from_batches(chunks or [to_spark(whole(shape.arrow.empty_table()), "a test")])
+        out[name] = pa.Table.from_batches(chunks or [to_spark_types(whole(shape.arrow.empty_table()), "a test")])
     return out
 
 
-def attempted(task: StatelessStage, chunks: Sequence[pa.RecordBatch], number: int) -> list[pa.RecordBatch]:
+def attempted(task: StatelessStageTask, chunks: Sequence[pa.RecordBatch], number: int) -> list[pa.RecordBatch]:
     """What a task makes of the chunks of its partition, whichever attempt it is."""
     table = pa.Table.from_batches(chunks, PACKED)
     mine = [row for row, to in enumerate(table.column("to").to_pylist()) if to == number]

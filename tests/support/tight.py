@@ -21,9 +21,9 @@ import pytest
 
 from ddflow.columns.threads import Threads
 from ddflow.dataflow import batcher, pending_runs, step as computation
-from ddflow.dataflow.admission import Admission
+from ddflow.dataflow.admission import InputValidator
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.spill import EventRanges, spill_excess
+from ddflow.dataflow.spill import EventRanges, spill_to_fit_budget
 from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.operators.upsert import resolution
@@ -128,19 +128,19 @@ def _sought(_: Any, arranged: Arrangement, held: Any, *__: Any) -> list[str]:
 
 WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (RunMerge, "advance", _advanced),
-    (Arrangement, "_seek_on_disk", _sought),
+    (Arrangement, "_look_up_keys_on_disk", _sought),
     (EventRanges, "add", lambda *_: ["a step taken in ranges"]),
     (Arrangement, "write_change", lambda out, *_: ["a change that went on disk at once"] if out.batch.mapped else []),
-    (arrangement, "find_groups", lambda out, *_: ["a key found on disk"] if out[0].size else []),
+    (arrangement, "find_groups_in_batch", lambda out, *_: ["a key found on disk"] if out[0].size else []),
     (
-        computation.Computation,
-        "_sort_by_range",
+        computation.StepComputation,
+        "_sort_by_hash_range",
         lambda _, __, ___, by, bits: ["updates brought into ranges"] if bits else [],
     ),
     (BatchStore, "write_mapped", lambda *_: ["a table that was mapped"]),
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped_bytes else []),
-    (Threads, "run_each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
-    (Admission, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
+    (Threads, "run_in_parallel", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
+    (InputValidator, "validate_rows", lambda *given: ["an input taken in portions"] if given[5] else []),
     (Resolved, "_can_unhash_column", lambda out, *_: ["values computed from their hashes"] if out else []),
     (SheetWriter, "write_inventory", lambda _, text, *__: ["an inventory in sheets"] if text.blobs else []),
 ]
@@ -152,7 +152,7 @@ def tighten(engine: Engine, share: int = 0, rows: int = 3) -> None:
     budget = engine.dataflow.budget
     budget.state = budget.pending = budget.buffered = share
     budget.piece = 700
-    budget.max_rows = lambda width: rows  # type: ignore[method-assign]
+    budget.compute_max_rows = lambda width: rows  # type: ignore[method-assign]
     for arranged in engine.dataflow.graph.arrangements.values():
         arranged.spine.fan = arranged.on_disk.fan = 2
 
@@ -162,7 +162,7 @@ def spill(engine: Engine, rest: int) -> None:
     folder = engine.dataflow.budget.home
     assert folder is not None
     if not rest:
-        spill_excess(engine.dataflow.budget, engine.dataflow.graph, engine.dataflow.batchers, share=0)
+        spill_to_fit_budget(engine.dataflow.budget, engine.dataflow.graph, engine.dataflow.batchers, share=0)
     for arranged in engine.dataflow.graph.arrangements.values():
         arranged.spill(folder, arranged.nbytes * rest // 1000)
     for waiting in engine.dataflow.batchers.values():

@@ -24,7 +24,7 @@ from ddflow.partitions.evolve import evolve
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import Manifest, load_newest
+from ddflow.storage.manifest import Manifest, load_newest_manifest
 from ddflow.storage.manifest_log import publish_manifest
 from ddflow.tools.fsck import fsck
 from ddflow.tools.inspect import inspect
@@ -56,7 +56,7 @@ def land(place: Path, number: int) -> None:
 
 
 def newest_of(state: Path) -> Manifest:
-    manifest = load_newest(LocalStore(state, readonly=True))
+    manifest = load_newest_manifest(LocalStore(state, readonly=True))
     assert manifest is not None
     return manifest
 

@@ -78,7 +78,7 @@ def test_the_old_output_and_the_net_difference_are_the_new_output(
     old, new = MemoryStore(), MemoryStore()
     held, wanted = run(before, log, old), run(after, log)
     kept = dict(old.shared.blobs), dict(old.shared.manifests)
-    done = migrate(old.writer(), new, after, log)
+    done = migrate(old.reopen(), new, after, log)
     assert (old.shared.blobs, old.shared.manifests) == kept
     for name in ("large", "by_region"):
         net = counted(done.tables[name])
@@ -89,7 +89,7 @@ def test_the_old_output_and_the_net_difference_are_the_new_output(
         # It is net: nothing that stays is in it.
         assert all(held[name][row] != wanted[name][row] for row in net)
         assert set(done.tables[name].column("_time").to_pylist()) <= {done.last}
-        assert counted(dd.read(new.writer(), name)) == wanted[name]
+        assert counted(dd.read(new.reopen(), name)) == wanted[name]
     assert (done.new, done.whole, done.gone) == ([], [], [])
     if not before.holds_back and not after.holds_back:
         assert done.last == len(log) + 1 and done.epoch == len(log)  # above the old state's last time
@@ -99,10 +99,10 @@ def test_the_new_state_goes_on() -> None:
     old, new = MemoryStore(), MemoryStore()
     log = [{"orders": pa.table({"id": [1], "region": [1], "at": [1], "amount": [n]})} for n in range(3)]
     run(plan(SPECS["id"]), log, old)
-    with plan(SPECS["id"]).open(old.writer()) as engine:
+    with plan(SPECS["id"]).open(old.reopen()) as engine:
         engine.step({}, 50)
-    migrate(old.writer(), new, after := plan(SPECS["id by at"], 1), log)
-    with after.open(new.writer()) as engine:
+    migrate(old.reopen(), new, after := plan(SPECS["id by at"], 1), log)
+    with after.open(new.reopen()) as engine:
         assert (engine.epoch, engine.last) == (3, 51)
         engine.step(log[0], 52)
         engine._check_invariants()
@@ -115,7 +115,7 @@ def test_the_new_state_keeps_as_much_history_as_the_old_one(asked: int | None, k
         for time, inputs in enumerate(log, 1):
             engine.step(inputs, time)
     migrate(old, new := MemoryStore(), after := plan(SPECS["id"], 1), log, retain=asked)
-    with after.open(new.writer()) as engine:
+    with after.open(new.reopen()) as engine:
         assert (engine.last, engine.since) == (7, 7)
         with raises(NotReadable):
             engine.read("large", as_of=6)
@@ -138,15 +138,15 @@ def test_outputs_that_cannot_be_compared_are_refused_by_name_or_given_whole() ->
     after.output("more", after.inputs["orders"].project(["region"]))
     new = MemoryStore()
     with raises(PlanChanged):
-        migrate(old.writer(), new, after, log)
+        migrate(old.reopen(), new, after, log)
     assert not new.shared.blobs and not new.shared.manifests
-    done = migrate(old.writer(), new, after, log, whole=True)
+    done = migrate(old.reopen(), new, after, log, whole=True)
     assert (done.new, done.whole, done.gone) == (["more"], ["large"], [])
     assert done.tables["large"].to_pylist() == [{"id": 1, "amount": 5, "_time": 2, "_diff": 1}]
     assert done.tables["more"].num_rows == 1 and done.tables["by_region"].num_rows == 0
     with raises(NotReadable):
-        migrate(old.writer(), MemoryStore(), after, log, "lage")
-    assert list(migrate(old.writer(), MemoryStore(), after, log, "by_region").tables) == ["by_region"]
+        migrate(old.reopen(), MemoryStore(), after, log, "lage")
+    assert list(migrate(old.reopen(), MemoryStore(), after, log, "by_region").tables) == ["by_region"]
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.connectors.parquet.folder import folder_name
+from ddflow.connectors.parquet.folder import build_folder_name
 from ddflow.engine.garbage import collect_file_names
 from ddflow.errors import CorruptState, Fenced, SnapshotExpired, StateRefused, StorageFailed
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import load_manifest, load_newest
+from ddflow.storage.manifest import load_manifest, load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Write
 from ddflow.tools.rollback import list_versions, rollback
@@ -66,11 +66,11 @@ def test_the_state_is_as_it_was_and_goes_on_from_there(epoch: int | None) -> Non
     store = MemoryStore()
     held = lived(store)
     files = dict(store.shared.blobs)
-    done = rollback(store.writer(), epoch)
+    done = rollback(store.reopen(), epoch)
     to = 3 if epoch is None else epoch
     assert (done.manifest.epoch, done.manifest.number, done.version) == (to, 5, to)
     assert files.items() <= store.shared.blobs.items() and store.list_manifests() == [0, 1, 2, 3, 4, 5]
-    with plan().open(store.writer()) as engine:
+    with plan().open(store.reopen()) as engine:
         engine._check_invariants()
         assert engine.epoch == to
         if to:
@@ -102,16 +102,16 @@ def test_from_any_damage_to_the_newest_version_the_last_whole_one_is_found(what:
         to = 2
     if what != "output":
         with pytest.raises(CorruptState):
-            plan().open(store.writer())
-    wrong = {each.number: each.wrong for each in list_versions(store.writer())}
+            plan().open(store.reopen())
+    wrong = {each.number: each.wrong for each in list_versions(store.reopen())}
     assert bool(wrong[4]) == (what not in ("file", "output"))  # a list reads no file
-    done = rollback(store.writer())
+    done = rollback(store.reopen())
     assert (done.manifest.epoch, done.manifest.number, done.version) == (to, 5, to)
     assert len(done.passed) == 4 - to
-    assert dd.read(store.writer(), "people").equals(held[to])
+    assert dd.read(store.reopen(), "people").equals(held[to])
     if what != "lost":
         assert store.shared.manifests[4]  # it stays to be looked into
-    with plan().open(store.writer()) as engine:
+    with plan().open(store.reopen()) as engine:
         engine.step(rows(9), 1000)
         assert engine.epoch == to + 1
 
@@ -119,23 +119,23 @@ def test_from_any_damage_to_the_newest_version_the_last_whole_one_is_found(what:
 def test_a_version_of_the_same_epoch_is_gone_back_to_when_the_newest_of_it_is_damaged() -> None:
     store = MemoryStore()
     held = lived(store)
-    with plan().open(store.writer()) as engine:
+    with plan().open(store.reopen()) as engine:
         engine.compact()
-    assert load_newest(store).number == 5 and load_newest(store).epoch == 4  # type: ignore[union-attr]
+    assert load_newest_manifest(store).number == 5 and load_newest_manifest(store).epoch == 4  # type: ignore[union-attr]
     damage(store, newest_file(store, 5))
-    done = rollback(store.writer())
+    done = rollback(store.reopen())
     assert (done.manifest.epoch, done.version) == (4, 4)
-    assert dd.read(store.writer(), "people").equals(held[4])
+    assert dd.read(store.reopen(), "people").equals(held[4])
 
 
 def test_to_where_one_is_already_nothing_is_published() -> None:
     store = MemoryStore()
     lived(store)
-    rollback(store.writer(), 2)
+    rollback(store.reopen(), 2)
     before = dict(store.shared.blobs), dict(store.shared.manifests)
-    done = rollback(store.writer(), 2)
+    done = rollback(store.reopen(), 2)
     assert (done.manifest.number, done.version) == (5, 5) and (store.shared.blobs, store.shared.manifests) == before
-    assert rollback(store.writer()).manifest.epoch == 1  # and without a number one goes further
+    assert rollback(store.reopen()).manifest.epoch == 1  # and without a number one goes further
 
 
 def test_what_cannot_be_gone_back_to_is_refused_and_nothing_is_left() -> None:
@@ -143,12 +143,12 @@ def test_what_cannot_be_gone_back_to_is_refused_and_nothing_is_left() -> None:
     lived(store)
     before = dict(store.shared.blobs), dict(store.shared.manifests)
     with raises(SnapshotExpired):
-        rollback(store.writer(), 7)
+        rollback(store.reopen(), 7)
     for number in range(5):
         for blob in load_manifest(store, number).inventories:
             damage(store, blob.name)
     with raises(CorruptState):
-        rollback(store.writer(), 3)
+        rollback(store.reopen(), 3)
     assert store.shared.manifests == before[1] and set(store.shared.blobs) == set(before[0])
     with pytest.raises(StateRefused):
         rollback(MemoryStore())
@@ -157,16 +157,16 @@ def test_what_cannot_be_gone_back_to_is_refused_and_nothing_is_left() -> None:
 def test_a_writer_is_fenced_and_a_sweep_of_his_takes_nothing_of_the_copies() -> None:
     store = MemoryStore()
     held = lived(store)
-    slow = plan().open(store.writer(), grace=0)
+    slow = plan().open(store.reopen(), grace=0)
     slow.step(rows(5), 50)
-    rollback(store.writer(), 4)
+    rollback(store.reopen(), 4)
     with pytest.raises(Fenced):
         slow.step(rows(6), 60)
-    slow.durable.log.manifest_log.sweep()  # type: ignore[union-attr]
+    slow.durable.log.manifest_log.sweep_old_manifests()  # type: ignore[union-attr]
     for name in slow.durable.log.manifest_log.names:  # type: ignore[union-attr]
-        store.writer().delete(name)  # and were it everything that he ever named
-    assert dd.read(store.writer(), "people").equals(held[4])
-    with plan().open(store.writer()) as engine:
+        store.reopen().delete(name)  # and were it everything that he ever named
+    assert dd.read(store.reopen(), "people").equals(held[4])
+    with plan().open(store.reopen()) as engine:
         engine.step(rows(5), 50)
         engine._check_invariants()
 
@@ -174,7 +174,7 @@ def test_a_writer_is_fenced_and_a_sweep_of_his_takes_nothing_of_the_copies() -> 
 def test_of_two_who_write_at_once_one_wins_and_the_copies_of_the_other_are_gone() -> None:
     store = MemoryStore()
     lived(store)
-    writer = plan().open(store.writer())
+    writer = plan().open(store.reopen())
 
     class Slow(MemoryStore):
         """Somebody commits while it copies."""
@@ -194,7 +194,7 @@ def test_of_two_who_write_at_once_one_wins_and_the_copies_of_the_other_are_gone(
 def test_of_one_who_slept_while_others_went_on_and_tidied_up_nothing_stands() -> None:
     store = MemoryStore()
     lived(store)
-    writer = plan().open(store.writer(), grace=0)
+    writer = plan().open(store.reopen(), grace=0)
 
     class Asleep(MemoryStore):
         """The number that it is about to take is taken, passed and free again when it wakes."""
@@ -236,7 +236,7 @@ def test_when_a_copy_fails_nothing_has_changed() -> None:
 def test_output_files_of_epochs_that_are_no_more_are_hidden_and_named(tmp_path: Path) -> None:
     state, outputs = tmp_path / "state", tmp_path / "outputs"
     lived(state, outputs=outputs)
-    there = outputs / folder_name("people")
+    there = outputs / build_folder_name("people")
     (there / "000000000009-mine.parquet").write_text("mine")
     last = next(there.glob("000000000004-*"))
     done = rollback(state)
@@ -276,4 +276,4 @@ def test_the_verb_lists_asks_and_goes_back(tmp_path: Path) -> None:
     assert json.loads(run("--to-epoch", "1", "--yes", "--json"))["epoch"] == 1
     assert "at epoch 1 already" in run("--to-epoch", "1", "--yes")
     assert "epoch 77" in run("--to-epoch", "77", "--yes", code=1)
-    assert load_newest(LocalStore(state, readonly=True)).epoch == 1  # type: ignore[union-attr]
+    assert load_newest_manifest(LocalStore(state, readonly=True)).epoch == 1  # type: ignore[union-attr]

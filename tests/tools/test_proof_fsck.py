@@ -88,7 +88,7 @@ def test_honest_states_are_whole(spec: dd.Upsert, memory: str | None, retain: in
     report = dd.fsck(store)
     assert report.ok and not report.garbage and not report.ignored and not report.notes, str(report)
     assert report.epoch == (23 if spec is HELD else 12) and report.manifests == report.epoch + 1
-    feed(store.writer(), events(SEED + 1, 3, first=12), spec)
+    feed(store.reopen(), events(SEED + 1, 3, first=12), spec)
     assert dd.fsck(store).ok, str(dd.fsck(store))
 
 
@@ -102,7 +102,7 @@ def test_honest_states_whose_merges_are_half_done_are_whole(seed: int, monkeypat
     steps = events(seed, rng.randrange(9, 30), rows=rng.randrange(9, 40), keys=rng.choice([9, 60]))
     cut_at = len(steps) if spec.holds_back else len(steps) // 2
     for part in (steps[:cut_at], steps[cut_at:]):
-        feed(store.writer(), part, spec, memory=rng.choice([None, "16MB"]), retain=rng.choice([0, 3, 1000]), grace=0.0)
+        feed(store.reopen(), part, spec, memory=rng.choice([None, "16MB"]), retain=rng.choice([0, 3, 1000]), grace=0.0)
     report = dd.fsck(store)
     assert report.ok and not report.notes, f"seed {seed}: {report}"
     assert dd.verify(store, {"orders": steps}).ok, f"seed {seed}"
@@ -330,7 +330,7 @@ def test_a_state_whose_plan_has_grown_is_whole() -> None:
     feed(store, events(SEED, 3))
     more = plan(EPOCH, rating=pa.float64())
     more.output("all", more.inputs["orders"].count([]))
-    with more.open(store.writer()) as engine:
+    with more.open(store.reopen()) as engine:
         engine.step({"orders": events(SEED + 1, 1)[0]}, time=9)
     report = dd.fsck(store)
     assert report.ok and not report.notes, str(report)

@@ -59,7 +59,7 @@ def test_a_planted_event_is_found_and_its_key_named(spec: str) -> None:
     store, rng, told = MemoryStore(), random.Random(2), 0
     feed(store, steps, SPECS[spec])
     if held:
-        with plan(SPECS[spec]).open(store.writer()) as engine:
+        with plan(SPECS[spec]).open(store.reopen()) as engine:
             engine.advance_to(dd.CLOSED)
     right = rows_of(dd.merge_on_read(steps, SPECS[spec], SCHEMA))
     for _ in range(30):
@@ -155,7 +155,7 @@ def test_keys_with_an_advanced_event_pending_are_not_compared() -> None:
     found = compared(store, [first, late])
     assert found.ok and found.unknown == 1 and found.pending == 0
     assert any("1 keys have a late event pending" in note for note in found.notes)
-    with plan(spec).open(store.writer()) as engine:
+    with plan(spec).open(store.reopen()) as engine:
         engine.advance_to(6)
     found = compared(store, [first, late])
     assert found.ok and found.unknown == 0 and found.rows == 2

@@ -176,7 +176,7 @@ def test_the_log_may_be_one_table_which_is_one_epoch() -> None:
 def test_state_that_was_merged_and_compacted_still_tells_its_winners() -> None:
     steps, store = events(14, 40), MemoryStore()
     feed(store, steps)
-    with plan().open(store.writer(), memory="16MB") as engine:
+    with plan().open(store.reopen(), memory="16MB") as engine:
         for key in range(9):
             story = engine.why("orders", key)
             assert story.row == holding(engine.read("orders"), {"id": key})

@@ -29,13 +29,13 @@ from ddflow.columns.rows import Rows
 from ddflow.columns.sorting import sort_by_words
 from ddflow.columns.threads import WAKING
 from ddflow.dataflow.budget import LEAST
-from ddflow.dataflow.spill import spill_excess
+from ddflow.dataflow.spill import spill_to_fit_budget
 from ddflow.operators.upsert.resolution import EMITTED
 from ddflow.storage.fields import decode_record, encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, Change
+from ddflow.trace.batch import ArrangementChange, Batch
 from ddflow.trace.checkpoint import checkpoint_arrangement, restore_arrangement
 from ddflow.trace.group_rows import find_group_rows
 from ddflow.trace.records import ArrangementRecord
@@ -292,7 +292,7 @@ def _run_on_disk() -> None:
             engine.step(
                 {"text": pa.table({"key": names, "at": key}), "numbers": pa.table({"key": key, "value": key})}, time
             )
-            spill_excess(engine.dataflow.budget, engine.dataflow.graph, engine.dataflow.batchers, 0)
+            spill_to_fit_budget(engine.dataflow.budget, engine.dataflow.graph, engine.dataflow.batchers, 0)
         engine.read("numbers")
 
 
@@ -301,7 +301,7 @@ def _run_reopened() -> None:
     flow, store = dd.Flow(), MemoryStore()
     flow.output("numbers", flow.upserts("numbers", {"key": pa.int64(), "value": pa.int64()}, dd.Upsert("key")))
     for time in range(2):
-        with flow.open(store.writer()) as engine:
+        with flow.open(store.reopen()) as engine:
             engine.step({"numbers": pa.table({"key": range(1000), "value": range(1000)})}, time)
 
 
@@ -381,15 +381,17 @@ def _run_ordered() -> None:
         n = np.arange(40 * (time + 1))
         by = sort_by_words((n // 4).astype(np.uint64), n.astype(np.uint64), n[:, None].copy())
         order = n[:, None].take(by.permutation, axis=0)
-        prior = arranged.seek(by.high, by.low, by.starts[:-1], order=order)
+        prior = arranged.look_up_keys(by.high, by.low, by.starts[:-1], order=order)
         rows = Rows(pa.table({"n": n}).combine_chunks())
         lives, times, counts = np.full(n.size, live, np.uint8), np.full(n.size, time), np.ones(n.size, np.uint64)
         batch = Batch(by.high, by.low, times, lives, NONE, order, rows)
-        arranged.apply([Change(batch, counts, n, prior.place, arranged.index.built, 0, 0)], time + 1, time)
+        arranged.apply_changes(
+            [ArrangementChange(batch, counts, n, prior.place, arranged.index.built, 0, 0)], time + 1, time
+        )
         find_group_rows(arranged, by.high[:1], by.low[:1], most=1)
         if time == 1:
             arranged.spill(batch_store, 0)
-    arranged.index.evict(0, 4, np.ones(8, np.uint8))
+    arranged.index.remove_entries(0, 4, np.ones(8, np.uint8))
     flow = dd.Flow()
     few, names = flow.updates("rows", schema), flow.upserts("names", {"n": int, "name": str}, dd.Upsert("n"))
     flow.output("named", few.lookup(names, "n"))

@@ -21,10 +21,10 @@ from ddflow.errors import CorruptState, NotReadable, SpillFull, TimeWentBack
 from ddflow.kernels.resolve import LIVE
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import ScratchStore
-from ddflow.time import NEVER, Description
+from ddflow.time import NEVER, BatchDescription
 from ddflow.trace import spine as spines
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, BatchSlots, Change, Run
+from ddflow.trace.batch import ArrangementChange, Batch, BatchSlots, Run
 from ddflow.trace.merge import RunMerge
 from ddflow.trace.spine import EFFORT, FAN, GARBAGE, Spine, choose_merge_start
 
@@ -84,11 +84,11 @@ class Twin:
         changes = [self.change(some, drawn) for some in (asked[:cut], asked[cut:]) if some]
         for key, versions in drawn.items():
             self.histories[key] += versions
-        self.arranged.apply(changes, upper, since)
+        self.arranged.apply_changes(changes, upper, since)
 
-    def change(self, keys: list[int], drawn: dict[int, list[Version]]) -> Change:
+    def change(self, keys: list[int], drawn: dict[int, list[Version]]) -> ArrangementChange:
         """What happens to some keys, in the order of identities."""
-        held = self.arranged.seek(*self.columns(keys), np.arange(len(keys), dtype=np.int32))
+        held = self.arranged.look_up_keys(*self.columns(keys), np.arange(len(keys), dtype=np.int32))
         rows = [(key, *version) for key in keys for version in drawn.get(key, [])]
         ends = np.cumsum([len(drawn.get(key, [])) for key in keys])
         last = [int(end) - 1 if key in drawn else -1 for key, end in zip(keys, ends, strict=True)]
@@ -109,7 +109,7 @@ class Twin:
             order.reshape(len(rows), self.words),
             Rows(payload),
         )
-        return Change(
+        return ArrangementChange(
             batch,
             np.array(numbers, np.uint64),
             np.array(last, np.int64),
@@ -131,9 +131,9 @@ class Twin:
 
     def assert_seeks(self, keys: int) -> None:
         ordered = sorted(range(keys), key=self.identity)
-        held = self.arranged.seek(*self.columns(ordered), np.arange(keys, dtype=np.int32))
+        held = self.arranged.look_up_keys(*self.columns(ordered), np.arange(keys, dtype=np.int32))
         there = np.flatnonzero((held.reference & LIVE != 0) | ((held.reference != 0) & self.keeps))
-        rows = gather_table(self.arranged.pool(), held.reference[there], SCHEMA).to_pylist()
+        rows = gather_table(self.arranged.prepare_row_pool(), held.reference[there], SCHEMA).to_pylist()
         assert [(row["k"], row["v"]) for row in rows] == [(ordered[i], str(held.value[i])) for i in there]
         for i, key in enumerate(ordered):
             newest = self.histories[key][-1] if self.histories[key] else None
@@ -298,7 +298,7 @@ def test_memory_comes_free_as_a_merge_goes_on(monkeypatch: pytest.MonkeyPatch) -
     # A run of many batches, as a large step leaves it.
     ordered = sorted(range(1000), key=twin.identity)
     parts = [ordered[at : at + 50] for at in range(0, 1000, 50)]
-    twin.arranged.apply([twin.change(part, {key: [(0, True, key)] for key in part}) for part in parts], 1, 0)
+    twin.arranged.apply_changes([twin.change(part, {key: [(0, True, key)] for key in part}) for part in parts], 1, 0)
     for key in ordered:
         twin.histories[key].append((0, True, key))
     spine, before = twin.arranged.spine, twin.arranged.slots.resident
@@ -314,10 +314,10 @@ def test_memory_comes_free_as_a_merge_goes_on(monkeypatch: pytest.MonkeyPatch) -
 def test_since_never_retreats_and_upper_never_goes_back() -> None:
     twin = Twin(1, False, 0, False)
     twin.apply({1: [(0, True, 1)]}, 5, 3)
-    twin.arranged.apply([], 6, 1)
+    twin.arranged.apply_changes([], 6, 1)
     assert (twin.arranged.since, twin.arranged.upper) == (3, 6)
     with pytest.raises(TimeWentBack):
-        twin.arranged.apply([], 4, 3)
+        twin.arranged.apply_changes([], 4, 3)
     with raises(NotReadable):
         twin.arranged.read(2)
 
@@ -325,7 +325,7 @@ def test_since_never_retreats_and_upper_never_goes_back() -> None:
 def test_an_arrangement_that_holds_nothing_can_be_read() -> None:
     arranged = Arrangement(SCHEMA, True, 2)
     assert arranged.read().schema == SCHEMA and arranged.read().num_rows == 0
-    arranged.apply([], 5, 1)
+    arranged.apply_changes([], 5, 1)
     assert arranged.read(2).num_rows == arranged.read(4).num_rows == 0
     arranged._check_invariants()
 
@@ -451,7 +451,7 @@ def test_a_batch_out_of_order_or_with_two_values_of_a_key_at_one_time_fails_its_
         batch([1, 2, 2], [0, 3, 3])._check_invariants()
 
 
-def spine_of(*runs: tuple[Description, Sequence[tuple[list[int], list[int]]]]) -> tuple[Spine, BatchSlots]:
+def spine_of(*runs: tuple[BatchDescription, Sequence[tuple[list[int], list[int]]]]) -> tuple[Spine, BatchSlots]:
     """A spine of runs: what each speaks of, and its batches' identities and times."""
     slots, spine = BatchSlots(pa.schema({"k": pa.uint64()})), Spine()
     for description, batches in runs:
@@ -466,11 +466,11 @@ def spine_of(*runs: tuple[Description, Sequence[tuple[list[int], list[int]]]]) -
 
 
 def test_a_run_out_of_its_times_or_ranges_or_apart_from_its_neighbour_fails_the_check_of_its_spine() -> None:
-    def check(*runs: tuple[Description, Sequence[tuple[list[int], list[int]]]]) -> None:
+    def check(*runs: tuple[BatchDescription, Sequence[tuple[list[int], list[int]]]]) -> None:
         spine, slots = spine_of(*runs)
         spine._check_invariants(slots)
 
-    old, new = Description(0, 5, 0), Description(5, 9, 0)
+    old, new = BatchDescription(0, 5, 0), BatchDescription(5, 9, 0)
     check((old, [([1, 2], [0, 4]), ([3], [1])]), (new, [([1], [5])]))
     for wrong in ([5], [-1]):
         with pytest.raises(AssertionError, match="Description"):
@@ -478,7 +478,7 @@ def test_a_run_out_of_its_times_or_ranges_or_apart_from_its_neighbour_fails_the_
     with pytest.raises(AssertionError):
         check((old, [([1, 3], [0, 0]), ([3], [1])]))
     with pytest.raises(AssertionError, match="Description"):
-        check((old, [([1], [0])]), (Description(6, 9, 0), [([1], [6])]))
+        check((old, [([1], [0])]), (BatchDescription(6, 9, 0), [([1], [6])]))
 
 
 def test_payload_of_a_batch_is_counted_and_what_all_rows_share_takes_nothing() -> None:
@@ -575,7 +575,7 @@ def test_a_range_that_is_read_at_once_is_small_whichever_part_of_a_run_is_the_la
                     Batch.from_lists(some, [time] * size, [True] * size, pa.table({"k": range(size)}))
                 )
             )
-        arranged.on_disk.append(Run(Description(time, time + 1, NEVER), parts))
+        arranged.on_disk.append(Run(BatchDescription(time, time + 1, NEVER), parts))
     arranged.piece = 100
     ranges = [sum(part.end - part.begin for part in parts) for parts in arranged.iterate_version_ranges()]
     assert sum(ranges) == 1750 and max(ranges) <= 130 and len(ranges) < 40

@@ -29,7 +29,7 @@ from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace import group_rows as of_groups
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, Change
+from ddflow.trace.batch import ArrangementChange, Batch
 from ddflow.trace.checkpoint import checkpoint_arrangement, restore_arrangement
 from ddflow.trace.group_rows import find_group_rows, gather_identities
 from ddflow.trace.records import ArrangementRecord
@@ -66,7 +66,7 @@ class Beside:
         by = sort_by_words(high, low, order)
         order, wanted = order.take(by.permutation, axis=0), [given[i] for i in by.permutation]
         assert wanted == sorted(given, key=unsigned)
-        prior = self.arranged.seek(by.high, by.low, by.starts[:-1], order=order)
+        prior = self.arranged.look_up_keys(by.high, by.low, by.starts[:-1], order=order)
         held = np.where(prior.reference & LIVE != 0, prior.value.view(np.int64), 0)
         assert held.tolist() == [self.now.get(each, 0) for each in wanted]
         times = np.array([changes[each] for each in wanted], np.int64)
@@ -76,8 +76,8 @@ class Beside:
         batch = Batch(by.high, by.low, np.full(n, time), live, NONE, order, Rows(rows.combine_chunks()))
         added = int(np.count_nonzero(times)) - int(np.count_nonzero(held))
         last = np.arange(n)
-        change = Change(batch, times.view(np.uint64), last, prior.place, self.arranged.index.built, added, 0)
-        self.arranged.apply([change], time + 1, self.since)
+        change = ArrangementChange(batch, times.view(np.uint64), last, prior.place, self.arranged.index.built, added, 0)
+        self.arranged.apply_changes([change], time + 1, self.since)
         self.now = {key: n for key, n in {**self.now, **changes}.items() if n}
         self.was.append(self.now)
 

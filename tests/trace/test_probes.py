@@ -123,7 +123,7 @@ def test_a_state_is_opened_again_by_a_few_slots_a_key_also_where_many_keys_are_g
 
 def put(index: Index, high: Any, slot: int) -> None:
     n = high.size
-    index.reserve(n)
+    index.reserve_entries(n)
     columns = high, NONE, high, np.ones(n, np.uint8), np.empty((n, 0), np.int64)
     index.write(IndexWrite(np.full(n, -1), index.built, np.arange(n), *columns, slot))
 
@@ -134,14 +134,14 @@ def test_a_table_of_which_a_part_was_let_go_has_room_for_a_large_step(share: flo
     index = Index(wide=False, words=0)
     put(index, np.sort(random.integers(0, TOP, n, np.uint64)), 1)
     old = np.array([0, 1, 0, 0], np.uint8)
-    index.evict(0, last, old)
+    index.remove_entries(0, last, old)
     more = n - len(index)
     with counted() as calls:
         put(index, np.sort(random.integers(0, TOP, more, np.uint64)), 2)
     assert len(index) == n
     assert sum(call.slots for call in calls) <= 2 * SLOTS * more + CHANCE
     # The rest goes, and with it the need for more slots than there are entries for.
-    index.evict(last + 1, TOP, old)
+    index.remove_entries(last + 1, TOP, old)
     capacity = index.capacity
     put(index, np.sort(random.integers(0, TOP, n // 4, np.uint64)), 3)
     assert index.capacity == capacity

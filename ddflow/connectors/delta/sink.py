@@ -27,7 +27,7 @@ import xxhash
 from ddflow.columns.names import DELETED, quote_name
 from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_table import LakeTable
-from ddflow.connectors.modes import merge_deletes
+from ddflow.connectors.modes import merge_upserts_and_deletes
 from ddflow.errors import SinkFailed, convert_errors, first_line, import_extra, mask_secrets
 from ddflow.storage.address import refuse_embedded_secret
 
@@ -36,7 +36,7 @@ EPOCH: Final = "ddflow.epoch"
 _SIGNED: Final = 1 << 64
 
 
-def absolute_address(path: str) -> str:
+def resolve_address(path: str) -> str:
     """Return the address of a table: a URL unchanged, a path made absolute."""
     return path if "://" in path else os.path.abspath(path)
 
@@ -46,7 +46,7 @@ def import_deltalake() -> Any:
     return import_extra("speak to Delta Lake", "delta", "deltalake")
 
 
-def read_files(
+def read_dataset_rows(
     dataset: ds.FileSystemDataset, names: Sequence[str], only: Collection[str] | None = None, begin: int = 0
 ) -> Iterator[pa.RecordBatch]:
     """Yield some columns of a table's rows, file by file in the order of their paths, after the first ``begin``.
@@ -78,7 +78,7 @@ def _read_column(rows: pa.RecordBatch, field: pa.Field, values: Mapping[str, Any
     return pa.array([values.get(field.name)] * rows.num_rows, field.type)
 
 
-def delta_type(kind: pa.DataType) -> pa.DataType | None:
+def find_delta_type(kind: pa.DataType) -> pa.DataType | None:
     """Return the stored type of fixed-size bytes, which have no length in Delta Lake; None for others."""
     return pa.binary() if pat.is_fixed_size_binary(kind) else None
 
@@ -98,7 +98,7 @@ class DeltaSink(TableSink):
     @property
     def target(self) -> str:
         """Its address."""
-        return absolute_address(self.path)
+        return resolve_address(self.path)
 
     def needs(self) -> None:
         """Import the library of Delta Lake."""
@@ -113,7 +113,7 @@ class DeltaLakeTable(LakeTable):
     """A table of Delta Lake."""
 
     def __init__(self, of: DeltaSink, shape: TableShape) -> None:
-        super().__init__(of, shape, delta_type)
+        super().__init__(of, shape, find_delta_type)
         self.options = dict(of.storage_options)
         import_deltalake()
 
@@ -140,7 +140,7 @@ class DeltaLakeTable(LakeTable):
     def _scan(self, table: Any) -> pa.Table:
         dataset, names = table.to_pyarrow_dataset(), self.shape.schema.names
         there = pa.schema([dataset.schema.field(name) for name in names])
-        return pa.Table.from_batches(read_files(dataset, names), there)
+        return pa.Table.from_batches(read_dataset_rows(dataset, names), there)
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
@@ -151,7 +151,7 @@ class DeltaLakeTable(LakeTable):
                 return
             told = self._build_commit_properties(now)
             if changes.gone is not None and self.shape.key and changes.net:
-                self._merge(table, changes, told)
+                self._merge_changes(table, changes, told)
                 return
             # A merge that changes nothing commits nothing, and so no record.
             mode = "append" if changes.gone is None or not changes.net else "overwrite"
@@ -166,9 +166,9 @@ class DeltaLakeTable(LakeTable):
         odd = [name for name in about.configuration if name.startswith(("delta.columnMapping", "delta.constraints"))]
         if about.partition_columns or odd:
             return None
-        return Staging(DeltaFileWriter(self.place, self.schema, self.options), self._append)
+        return Staging(DeltaFileWriter(self.place, self.schema, self.options), self._append_staged_files)
 
-    def _append(self, fragments: Sequence[bytes], now: TargetRecord, before: TargetRecord | None) -> None:
+    def _append_staged_files(self, fragments: Sequence[bytes], now: TargetRecord, before: TargetRecord | None) -> None:
         of = import_deltalake()
         with self._translate_errors("write"):
             table = self._load_for_epoch(now, before)
@@ -188,10 +188,10 @@ class DeltaLakeTable(LakeTable):
             app_transactions=[of.Transaction(name, value) for name, value in _encode_record(now).items()],
         )
 
-    def _merge(self, table: Any, changes: TableChanges, told: Any) -> None:
+    def _merge_changes(self, table: Any, changes: TableChanges, told: Any) -> None:
         """Replace rows by their key."""
         key = self.shape.key or ()
-        rows = merge_deletes(changes, key, self._secret)
+        rows = merge_upserts_and_deletes(changes, key, self._secret)
         flags = rows.column(DELETED)
         rows = rows.select(self.schema.names).cast(self.schema).append_column(DELETED, flags)
         nulls = {name for name in key if rows.column(name).null_count}
@@ -202,10 +202,10 @@ class DeltaLakeTable(LakeTable):
         merge = merge.when_matched_delete(f"s.{DELETED}").when_matched_update(values, f"not s.{DELETED}")
         merge.when_not_matched_insert(values, f"not s.{DELETED}").execute()
 
-    def _find_record(self, table: Any) -> TargetRecord | None:
+    def _find_target_record(self, table: Any) -> TargetRecord | None:
         if (epoch := table.transaction_version(EPOCH)) is None:
             return None
-        if (restored := _find_restored_record(table, self._list_files)) is not None:
+        if (restored := _find_restored_record(table, self._list_version_files)) is not None:
             return next(iter(restored), None)
         found = {
             name: table.transaction_version(name) for name in _encode_record(TargetRecord("0" * 32, "", 0, "0" * 32))
@@ -216,7 +216,7 @@ class DeltaLakeTable(LakeTable):
             "".join(halves[:2]), self.shape.output if mine else "another output", epoch, "".join(halves[2:])
         )
 
-    def _list_files(self, version: int) -> frozenset[str]:
+    def _list_version_files(self, version: int) -> frozenset[str]:
         """Return the files of a version; none if its log was cleaned away."""
         of = import_deltalake()
         try:

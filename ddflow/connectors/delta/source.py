@@ -31,7 +31,7 @@ from ddflow.columns.schema import decode_array, is_text, to_array, to_batch
 from ddflow.columns.widening import InexactValue, widen_column
 from ddflow.columns.wider import find_widening, suggest_widening
 from ddflow.connectors.api import OpenSource, Polled, Source, UndeclaredColumn
-from ddflow.connectors.delta.sink import OPTIONS, absolute_address, import_deltalake, read_files
+from ddflow.connectors.delta.sink import OPTIONS, import_deltalake, read_dataset_rows, resolve_address
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
@@ -95,7 +95,7 @@ class DeltaSource(Source):
     @property
     def target(self) -> str:
         """Its address."""
-        return absolute_address(self.path)
+        return resolve_address(self.path)
 
     @classmethod
     def said(cls, position: Any) -> str:
@@ -146,13 +146,13 @@ class FeedReader(OpenSource):
             if position["table"] != self.id:
                 found = "another table is there now"
             raise SourceChanged(self.asked, found, "begin a new state, with a new copy")
-        self._check_columns(self.names if position is None else ())
+        self._check_columns_exist(self.names if position is None else ())
 
     def declared(self, new: Mapping[str, Collection[str]]) -> None:
         """See `OpenSource.declared`."""
-        self._check_columns([name for name in new.get(self.name, ()) if name in self.names])
+        self._check_columns_exist([name for name in new.get(self.name, ()) if name in self.names])
 
-    def _check_columns(self, names: Iterable[str]) -> None:
+    def _check_columns_exist(self, names: Iterable[str]) -> None:
         there = {*self.columns.names, *self.newest.names}
         for name in names:
             if name not in there:
@@ -217,7 +217,7 @@ class FeedReader(OpenSource):
             raise UnreadableInput(self.asked, f"its feed is not read with {sorted(odd)}", remedy)
         self.until, self.newest = self.table.version(), _table_schema(self.table)
 
-    def _columns_at(self, version: int) -> pa.Schema:
+    def _get_schema_at_version(self, version: int) -> pa.Schema:
         """Return the columns of the table at a version."""
         return self.newest if version == self.until else _table_schema(self._open_version(version))
 
@@ -241,14 +241,14 @@ class FeedReader(OpenSource):
         said = (each.get("timestamp") for each in history if each.get("version") == version)
         at = self._cast_commit_times(pa.array([next(said, None)], pa.timestamp("ms")))
         beside = {CHANGE: pa.array([change]), VERSION: pa.array([version]), WRITTEN: at}
-        for here in read_files(dataset, names, paths, taken):
+        for here in read_dataset_rows(dataset, names, paths, taken):
             more = [beside[name].take(pa.array(np.zeros(here.num_rows, np.int64))) for name in self.feed]
-            yield self._cast_to_declared(pa.record_batch([*here.columns, *more], names=[*names, *self.feed]))
+            yield self._cast_to_declared_types(pa.record_batch([*here.columns, *more], names=[*names, *self.feed]))
 
     def _read_changes(self, room: int) -> list[pa.RecordBatch]:
         """Read the changes of the next versions: of several if they are small and have the same columns."""
         first, last = self.at + 1, min(self.at + self._span, self.until)
-        while (columns := self._columns_at(last)) != self.columns and last > first:
+        while (columns := self._get_schema_at_version(last)) != self.columns and last > first:
             last = (first + last) // 2
         kept = all(each.name in columns.names and columns.field(each.name).type == each.type for each in self.columns)
         table, read = self.table if columns == self.newest else self._open_version(last), None
@@ -266,7 +266,7 @@ class FeedReader(OpenSource):
         # Writers give a table another id where they give it other columns.
         if (newest := _table_id(self.table)) != self.id:
             self.id = newest if last == self.until else _table_id(self._open_version(last))
-        self.at, self.columns = last, self._columns_at(last)
+        self.at, self.columns = last, self._get_schema_at_version(last)
         return [batch for batch in batches if batch.num_rows]
 
     def _derive_changes(self, version: int) -> list[pa.RecordBatch]:
@@ -291,9 +291,9 @@ class FeedReader(OpenSource):
         order = np.lexsort((np.asarray(came), np.asarray(version)))
         rows = rows.drop_columns([VERSION, WRITTEN]).append_column(VERSION, version).append_column(WRITTEN, at)
         rows = rows.select([*(name for name in rows.schema.names if name not in _FEED), *self.feed])
-        return self._cast_to_declared(to_batch(rows.take(pa.array(order))))
+        return self._cast_to_declared_types(to_batch(rows.take(pa.array(order))))
 
-    def _cast_to_declared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _cast_to_declared_types(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Cast rows to the declared types if the table's types are, or were, others.
 
         Raises `SchemaMismatch` for a value that does not fit.

@@ -16,7 +16,7 @@ are), `guess` and `spelling` (types of text), `reader` (any file) with `csv_read
 (2, [[{'id': 1}, {'id': 2}]])
 """
 
-from ddflow.connectors.files.source import AS_USUAL, FileOptions, FilePosition, FilesSource, open_files
+from ddflow.connectors.files.source import AS_USUAL, FileOptions, FilePosition, MultiFileReader, open_files
 from ddflow.connectors.files.writers import FileOutput, open_output
 from ddflow.errors import UnwritableOutput
 
@@ -25,7 +25,7 @@ __all__ = [
     "FileOptions",
     "FileOutput",
     "FilePosition",
-    "FilesSource",
+    "MultiFileReader",
     "UnwritableOutput",
     "open_files",
     "open_output",

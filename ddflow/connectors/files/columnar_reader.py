@@ -53,7 +53,7 @@ class ParquetFile(ColumnarFile):
     @cached_property
     def _metadata(self) -> tuple[pq.FileMetaData, pa.Schema]:
         with translate_file_errors(self.place), self.place.open() as bytes, pq.ParquetFile(bytes) as file:
-            return file.metadata, _check_names(file.schema_arrow)
+            return file.metadata, _check_utf8_names(file.schema_arrow)
 
     @property
     def stored_schema(self) -> pa.Schema:
@@ -96,7 +96,7 @@ class ArrowFile(ColumnarFile):
     def stored_schema(self) -> pa.Schema:
         """The stored schema."""
         with self._open_reader() as (_, reader):
-            return _check_names(reader.schema)
+            return _check_utf8_names(reader.schema)
 
     def count_rows(self) -> int | None:
         """Count the rows in the headers of the batches of a local file; None for others and for a stream."""
@@ -126,7 +126,7 @@ class ArrowFile(ColumnarFile):
             )
 
 
-def _check_names(schema: pa.Schema) -> pa.Schema:
+def _check_utf8_names(schema: pa.Schema) -> pa.Schema:
     """Check that all names of a schema are valid UTF-8, while errors are still described; return it."""
     fields = list(schema)
     while fields:

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.files.file_path import suggest_delimiter, suggest_path_call
+from ddflow.connectors.files.file_path import suggest_delimiter, suggest_file_path_call
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.places import MAGIC
 from ddflow.connectors.files.reader import (
@@ -82,7 +82,7 @@ class CsvFile(TextFile):
         self._refuse_conflict_markers(pa.array(names[:1]), -1)
         return dict.fromkeys(names)
 
-    def likely_delimiter(self) -> str | None:
+    def guess_delimiter(self) -> str | None:
         """Return the likely delimiter if the header has only one column, with another delimiter in its name."""
         name = next(iter(self._header))
         return next((each for each in ";\t|," if each in name), None) if len(self._header) == 1 else None
@@ -94,7 +94,7 @@ class CsvFile(TextFile):
             last = None
             for batch in bytes.reader:
                 columns = {
-                    name: TextColumn(column, forms=self.dialect.value_forms)
+                    name: TextColumn(column, forms=self.dialect.value_formats)
                     for name, column in zip(own, batch.columns, strict=True)
                 }
                 if len(own) == 1:
@@ -104,7 +104,7 @@ class CsvFile(TextFile):
             opened = (
                 None
                 if last is None or names is None
-                else bytes.find_open_quote(last.column(-1)[-1].as_py(), self._delimiter)
+                else bytes.find_unclosed_quote(last.column(-1)[-1].as_py(), self._delimiter)
             )
         if opened is not None:
             raise UnreadableInput(
@@ -134,7 +134,7 @@ class CsvFile(TextFile):
             except pa.ArrowInvalid as error:
                 raise self._build_error(describe_error(error), names) from None
             finally:
-                bytes.stop()
+                bytes.close_reader()
 
     def _build_error(self, message: str, names: list[str]) -> DdflowError:
         where, shape, value = self.place.name, _SHAPE.fullmatch(message), _VALUE.fullmatch(message)
@@ -147,12 +147,12 @@ class CsvFile(TextFile):
             )
         if shape is not None:
             if CONFLICT.search(shape["what"]):
-                return _build_conflict_error(f"{where}, {_describe_row(shape['row'])}" if shape["row"] else where)
+                return _build_merge_conflict_error(f"{where}, {_describe_row(shape['row'])}" if shape["row"] else where)
             if self.open_text(head=True).read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                given = suggest_path_call(where, self.dialect._replace(encoding="utf-16"))
+                given = suggest_file_path_call(where, self.dialect._replace(encoding="utf-16"))
                 return UnreadableInput(where, "it begins with the mark of UTF-16", Phrase("give ", given))
             if self.open_text(head=True).read(8) == b"<<<<<<< ":
-                return _build_conflict_error(f"{where}, {_describe_row(1)}")
+                return _build_merge_conflict_error(f"{where}, {_describe_row(1)}")
             said = f"{_describe_row(shape['row'])}: " if shape["row"] else ""
             remedy = Phrase("mend the row: is it a whole CSV file?")
             header = self.open_text(head=True).read(SAMPLE).partition(b"\n")[0].decode("utf-8-sig", "replace")
@@ -184,7 +184,7 @@ class CsvFile(TextFile):
         remedy = Phrase("delete that line")
         if found[1] != self._delimiter:
             remedy += Phrase(
-                ", and give ", suggest_path_call(self.place.name, self.dialect._replace(delimiter=found[1]))
+                ", and give ", suggest_file_path_call(self.place.name, self.dialect._replace(delimiter=found[1]))
             )
         return UnreadableInput(
             self.place.name, f"its first line is {found[0]!r}, which is for Excel alone", remedy, file=self.place.name
@@ -194,7 +194,7 @@ class CsvFile(TextFile):
         """Refuse git's conflict markers in a single column, or in the first name."""
         marks = pc.match_substring_regex(texts, "^(<{7}|={7}|>{7})( |$)")
         if (row := pc.index(marks, True).as_py()) >= 0:
-            raise _build_conflict_error(f"{self.place.name}, {_describe_row(before + row + 2)}")
+            raise _build_merge_conflict_error(f"{self.place.name}, {_describe_row(before + row + 2)}")
 
 
 LONGEST_WAIT: Final = 5
@@ -210,7 +210,7 @@ class _CloseIgnoringStream:
         self.read = read
 
     def close(self) -> None:
-        """Do nothing; see `FilePlace.open`."""
+        """Do nothing; see `FileLocation.open`."""
 
 
 class _TailTrackingStream:
@@ -244,7 +244,7 @@ class _TailTrackingStream:
         with self._lock:
             return b"" if self._stopped else self._read_next_bytes(size)
 
-    def stop(self) -> None:
+    def close_reader(self) -> None:
         """Wait until the thread that reads ahead has let the file go: a process that ends before it hangs or aborts."""
         with self._lock:
             self._stopped = True
@@ -269,7 +269,7 @@ class _TailTrackingStream:
             return piece if self._held else piece + b"\n"
         return piece
 
-    def find_open_quote(self, value: str | None, delimiter: str) -> int | None:
+    def find_unclosed_quote(self, value: str | None, delimiter: str) -> int | None:
         """Return the line of the quote that the file never closes, given its last value; None if there is none."""
         if value is None:
             return None
@@ -281,7 +281,7 @@ class _TailTrackingStream:
         return self._lines - inner.count(b"\n") + 1 if opens else None
 
 
-def _build_conflict_error(where: str) -> UnreadableInput:
+def _build_merge_conflict_error(where: str) -> UnreadableInput:
     """Build the error of a file with git's conflict markers."""
     return UnreadableInput(
         where, "it holds git's conflict markers (<<<<<<<)", "resolve the conflict, or leave the file out"
@@ -294,7 +294,7 @@ def _describe_row(number: str | int) -> str:
 
 def build_missing_column_error(reader: InputFile, column: str, there: Iterable[str]) -> SchemaMismatch:
     """Build the error of a file without a required column; perhaps it has another delimiter."""
-    if isinstance(reader, CsvFile) and (between := reader.likely_delimiter()) is not None:
+    if isinstance(reader, CsvFile) and (between := reader.guess_delimiter()) is not None:
         found = f"the header is one column, {next(iter(there))!r}"
         return SchemaMismatch(reader.place.name, found, suggest_delimiter(reader.place.name, reader.dialect, between))
     found, remedy = f"the column {column!r} is missing, which every file must have", did_you_mean(column, there)
@@ -311,7 +311,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 BLOCK: Final = 1 << 22
 
 
-class LinesFile(InputFile):
+class MessageLinesFile(InputFile):
     """A file of messages, a line each."""
 
     def columns(self) -> Mapping[str, pa.DataType]:
@@ -325,7 +325,7 @@ class LinesFile(InputFile):
                 values, places = drop_blank_lines(lines)
                 yield pa.record_batch({VALUE: values, LINE: pa.array(places + (number + 1))})
 
-    def first_messages(self) -> pa.Array:
+    def read_first_messages(self) -> pa.Array:
         """Return the first lines; without the last one if it may be cut."""
         with translate_file_errors(self.place), self._decompress(self.place.open_head()) as stream:
             text = stream.read(SAMPLE)

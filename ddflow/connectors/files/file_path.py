@@ -27,9 +27,9 @@ from ddflow.connectors.files.kinds import (
     POINT,
     Dialect,
     FileKind,
-    find_ending,
-    find_kind_by_ending,
-    likely_date_forms,
+    find_extension,
+    find_kind_by_extension,
+    guess_date_formats,
 )
 from ddflow.connectors.files.spelling import is_parsable_as
 from ddflow.errors import FileFix, Phrase, SpecError
@@ -117,7 +117,7 @@ def build_dialect(given: Any) -> Dialect:
     if not isinstance(given, FilePath):
         return PLAIN
     nulls, dates = ((each,) if isinstance(each, str) else tuple(each) for each in (given.null, given.dates))
-    kind, rename = None if given.format is None else find_kind_by_ending(given.format), given.rename or {}
+    kind, rename = None if given.format is None else find_kind_by_extension(given.format), given.rename or {}
     if not isinstance(rename, Mapping) or not all(isinstance(each, str) for pair in rename.items() for each in pair):
         raise SpecError("dd.FilePath", f"rename={rename!r:.99}", 'give names by names: {"Order ID": "id"}')
     how = Dialect(
@@ -132,27 +132,29 @@ def suggest_delimiter(path: str, dialect: Dialect, between: str) -> Phrase:
     >>> suggest_delimiter("days/1.csv", PLAIN, ";")
     "is the delimiter ';'? give dd.FilePath('days/1.csv', delimiter=';')"
     """
-    return Phrase(f"is the delimiter {between!r}? give ", suggest_path_call(path, dialect._replace(delimiter=between)))
+    return Phrase(
+        f"is the delimiter {between!r}? give ", suggest_file_path_call(path, dialect._replace(delimiter=between))
+    )
 
 
-def suggest_path_call(path: str, dialect: Dialect, now: Dialect = PLAIN) -> FileFix:
+def suggest_file_path_call(path: str, dialect: Dialect, now: Dialect = PLAIN) -> FileFix:
     """Show the call that reads a file in a dialect.  ``now``: the current dialect, so differences from it show.
 
-    >>> str(suggest_path_call("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso"))))
+    >>> str(suggest_file_path_call("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso"))))
     "dd.FilePath('1.csv', delimiter=';', null='NA', dates=['%d.%m.%Y', 'iso'])"
     """
     options = {
-        name: _convert_to_argument(value)
+        name: _convert_dialect_value(value)
         for name, value, usual, was in zip(WRITING, dialect, PLAIN, now, strict=True)
         if value != usual or (value != was and value is not None)
     }
     return FileFix(path, options)
 
 
-def _convert_to_argument(value: Any) -> Any:
+def _convert_dialect_value(value: Any) -> Any:
     """Convert a value of a dialect to the argument of `FilePath` that means it."""
     if isinstance(value, FileKind):
-        return find_ending(value)
+        return find_extension(value)
     if isinstance(value, tuple) and any(isinstance(each, tuple) for each in value):
         return dict(value)
     several = list(value) if isinstance(value, tuple) and len(value) > 1 else None
@@ -165,7 +167,9 @@ def suggest_null_option(path: str, dialect: Dialect, text: str) -> Phrase:
     >>> suggest_null_option("1.csv", Dialect(nulls=("NA",)), "-")
     "give dd.FilePath('1.csv', null=['NA', '-']) if it means null"
     """
-    return Phrase("give ", suggest_path_call(path, dialect._replace(nulls=(*dialect.nulls, text))), " if it means null")
+    return Phrase(
+        "give ", suggest_file_path_call(path, dialect._replace(nulls=(*dialect.nulls, text))), " if it means null"
+    )
 
 
 def suggest_format_options(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> Phrase:
@@ -180,7 +184,7 @@ def suggest_format_options(path: str, dialect: Dialect, text: str, kind: pa.Data
     "dd.FilePath('1.csv', decimal='.')"
     """
     return Phrase.join_texts(
-        " or ", [suggest_path_call(path, each, dialect) for each in find_fitting_dialects(dialect, [text], kind)]
+        " or ", [suggest_file_path_call(path, each, dialect) for each in find_fitting_dialects(dialect, [text], kind)]
     )
 
 
@@ -193,8 +197,8 @@ def find_fitting_dialects(dialect: Dialect, texts: Sequence[str], kind: pa.DataT
     if is_number(kind):
         found += _list_thousands_dialects(dialect, given, kind)
     if pat.is_date(kind) or pat.is_timestamp(kind):
-        found = [dialect._replace(dates=(*dialect.dates, form)) for form in likely_date_forms(texts)]
-    return [each for each in found if is_parsable_as(given, kind, forms=each.value_forms)]
+        found = [dialect._replace(dates=(*dialect.dates, form)) for form in guess_date_formats(texts)]
+    return [each for each in found if is_parsable_as(given, kind, forms=each.value_formats)]
 
 
 def _list_thousands_dialects(dialect: Dialect, texts: pa.Array, kind: pa.DataType) -> Iterator[Dialect]:
@@ -204,8 +208,8 @@ def _list_thousands_dialects(dialect: Dialect, texts: pa.Array, kind: pa.DataTyp
         for way in (each, each._replace(decimal=",")):
             if (
                 between[0] != way.decimal
-                and pc.any(way.value_forms.mark_digit_grouped(texts)).as_py()
-                and is_parsable_as(texts, kind, forms=way.value_forms)
+                and pc.any(way.value_formats.mark_grouped_numbers(texts)).as_py()
+                and is_parsable_as(texts, kind, forms=way.value_formats)
             ):
                 yield way
                 break
@@ -217,14 +221,14 @@ RENAME: Final = "rename"
 _SEVERAL: Final = ("null", "dates")
 
 
-def split_options(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str, list[str]]]:
+def split_address_options(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str, list[str]]]:
     """Split an address into a file and its options, each with all its values.  Raises `SpecError`.  O(text).
 
     ``known``: the options that have a value.  ``kind``: the text before the address in messages.
 
-    >>> split_options("in/*.csv:full:dates=%H:%M %d.%m.%Y:delimiter=:", WRITING, "files:")
+    >>> split_address_options("in/*.csv:full:dates=%H:%M %d.%m.%Y:delimiter=:", WRITING, "files:")
     ('in/*.csv', {'full': [''], 'dates': ['%H:%M %d.%m.%Y'], 'delimiter': [':']})
-    >>> split_options("in/*.csv:full:3", WRITING, "files:")
+    >>> split_address_options("in/*.csv:full:3", WRITING, "files:")
     Traceback (most recent call last):
         ...
     ddflow.errors.SpecError: files:in/*.csv:full:3: there is no option :full:3; write :full, or :delimiter=, :null=, ...

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.connectors.files.kinds import USUAL, ValueForms
+from ddflow.connectors.files.kinds import USUAL, ValueFormats
 from ddflow.connectors.files.spelling import is_parsable_as
 
 SAMPLE: Final = 2 << 20
@@ -50,16 +50,16 @@ def guess_type(heads: Iterable[Possible]) -> pa.DataType | None:
         return pa.string()
     left = frozenset.intersection(*told)
     if not left:
-        return _join_types(told)
+        return _unify_nested_types(told)
     return next((kind for kind in LADDER if kind in left), None) or generalize_json_type(next(iter(left)))
 
 
 def possible_types(
-    texts: pa.Array, kinds: Sequence[pa.DataType] = LADDER, shortest: bool = False, forms: ValueForms = USUAL
+    texts: pa.Array, kinds: Sequence[pa.DataType] = LADDER, shortest: bool = False, forms: ValueFormats = USUAL
 ) -> Possible:
     """Return the types, among some, that fit all texts of a column; null fits every type.  O(n).
 
-    ``shortest``, ``forms``: as for `parse_texts`.
+    ``shortest``, ``forms``: as for `parse_texts_strictly`.
     """
     present = texts.drop_null()
     if not len(present):
@@ -77,12 +77,13 @@ def possible_types(
     )
 
 
-def widen_to_fit(kind: pa.DataType, text: str, forms: ValueForms = USUAL) -> pa.DataType:
+def widen_type_to_fit(kind: pa.DataType, text: str, forms: ValueFormats = USUAL) -> pa.DataType:
     """Return the type to declare for a column of a guessed ``kind`` that has a text of another type.
 
     It fits this text and all earlier values; text always does.
 
-    >>> widen_to_fit(pa.int64(), "1.5"), widen_to_fit(pa.int64(), "007"), widen_to_fit(pa.date32(), "2024-02-29 10:00")
+    >>> widen_type_to_fit(pa.int64(), "1.5"), widen_type_to_fit(pa.int64(), "007"), widen_type_to_fit(pa.date32(),
+    ...     "2024-02-29 10:00")
     (DataType(double), DataType(string), TimestampType(timestamp[us]))
     """
     wider: tuple[pa.DataType, ...] = ()
@@ -118,7 +119,7 @@ def generalize_json_type(kind: pa.DataType, null: pa.DataType | None = None) -> 
     return (null or pa.string()) if pat.is_null(kind) else pa.string() if pat.is_timestamp(kind) else kind
 
 
-def _join_types(heads: Sequence[Possible]) -> pa.DataType | None:
+def _unify_nested_types(heads: Sequence[Possible]) -> pa.DataType | None:
     """Join the types of lists or objects into one with all members; mixed numbers become doubles."""
     kinds = [kind for head in heads for kind in head]
     if len(kinds) != len(heads) or not all(map(pat.is_nested, kinds)):

@@ -50,12 +50,12 @@ _STEPS[[ord("]"), ord("}")]] = -1
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def bracket_depths(text: bytes, depth: int = 0, quoted: bool = False) -> tuple[Any, Any]:
+def compute_bracket_depths(text: bytes, depth: int = 0, quoted: bool = False) -> tuple[Any, Any]:
     """Return, for each byte of a text, its depth in brackets (int32), and whether it is quoted.  O(n).
 
     ``depth``, ``quoted``: where the text begins.  It must not begin behind a backslash.
 
-    >>> bracket_depths(b'[{"a]": []}]')[0].tolist()
+    >>> compute_bracket_depths(b'[{"a]": []}]')[0].tolist()
     [1, 2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 0]
     """
     plain = np.frombuffer(text.replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
@@ -82,7 +82,7 @@ class JsonArraySplitter:
         text, self._rest = text[: len(text) - kept], text[len(text) - kept :]
         if not text:
             return b""
-        depth, inside = bracket_depths(text, self._depth, self._quoted)
+        depth, inside = compute_bracket_depths(text, self._depth, self._quoted)
         before = np.concatenate(([self._depth], depth[:-1]))
         out = np.frombuffer(text, np.uint8).copy()
         out[(out == 10) | (out == 13)] = 32
@@ -138,7 +138,7 @@ class JsonFile(TextFile):
             with translate_file_errors(self.place, self.dialect):
                 rows, given = self._parse_rows(text, line)
                 block = _LineBlock(self, given, line, given is not text)
-                yield TextBlock(block.columns(rows, names), block.describe_line)
+                yield TextBlock(block.build_columns(rows, names), block.describe_line)
             line += text.count(b"\n")
 
     def _read_lines(self, head: bool) -> Iterator[bytes]:
@@ -165,7 +165,7 @@ class JsonFile(TextFile):
 
     def _parse_rows(self, text: bytes, line: int) -> tuple[list[Row], bytes]:
         """Parse the objects in some lines, blank lines left out; return them with their text."""
-        for given in _yield_nonfinite_variants(text):
+        for given in _yield_with_nan_stand_ins(text):
             with suppress(*_FAULTS):
                 rows = _DECODER.decode_lines(given)
                 if len(rows) == text.count(b"\n") or len(rows) == sum(map(bool, map(bytes.strip, text.split(b"\n")))):
@@ -176,7 +176,7 @@ class JsonFile(TextFile):
         """Build the error of the first line that is not an object."""
         for number, one in enumerate(text.split(b"\n"), line + 1):
             try:
-                rows = _DECODER.decode_lines([*_yield_nonfinite_variants(one)][-1])
+                rows = _DECODER.decode_lines([*_yield_with_nan_stand_ins(one)][-1])
                 if len(rows) == bool(one.strip()):
                     continue
                 return self.build_line_error(number, "it is more than one object")
@@ -231,7 +231,7 @@ def _read_sample(stream: pa.NativeFile) -> bytes:
     return b"".join(parts)
 
 
-def _yield_nonfinite_variants(text: bytes) -> Iterator[bytes]:
+def _yield_with_nan_stand_ins(text: bytes) -> Iterator[bytes]:
     """Yield some text unchanged, then with stand-ins for NaN and infinities."""
     yield text
     if not any(each in text for each in _STAND_INS.values()):
@@ -255,7 +255,7 @@ class _LineBlock:
         full = (n for n, one in enumerate(self._text.split(b"\n"), self._line + 1) if one.strip())
         return next(number for place, number in enumerate(full) if place == row)
 
-    def columns(self, rows: list[Row], names: Collection[str] | None) -> dict[str, TextColumn]:
+    def build_columns(self, rows: list[Row], names: Collection[str] | None) -> dict[str, TextColumn]:
         """Build the columns of some names, or of all; account for every byte."""
         there = dict.fromkeys(name for row in rows for name in row) if names is None else names
         columns, seen = {}, 0
@@ -264,11 +264,11 @@ class _LineBlock:
             data = _ENCODER.encode_lines(values)
             missing = values.count(None)
             # The name, its colon, and the comma behind the value.
-            around = _count_nonblank(json.dumps(name, ensure_ascii=False).encode()) + 2
-            seen += _count_nonblank(data) - 4 * missing + (len(values) - missing) * around
+            around = _count_nonblank_bytes(json.dumps(name, ensure_ascii=False).encode()) + 2
+            seen += _count_nonblank_bytes(data) - 4 * missing + (len(values) - missing) * around
             columns[name] = self._build_column(data)
         # Brackets, less the comma that the last member does not have.
-        if seen + 2 * len(rows) - sum(map(bool, rows)) != _count_nonblank(self._text):
+        if seen + 2 * len(rows) - sum(map(bool, rows)) != _count_nonblank_bytes(self._text):
             self._check_all_members(there)
         return columns
 
@@ -294,7 +294,7 @@ class _LineBlock:
         texts = pc.if_else(pa.array(null), None, _remove_quotes(texts, quoted))
         among = pa.array(nested) if nested.any() else None
         # A number of JSON has a point, and no groups.
-        forms = self._file.dialect.value_forms._replace(decimal=".", thousands=None)
+        forms = self._file.dialect.value_formats._replace(decimal=".", thousands=None)
         return TextColumn(texts, pa.array(quoted, mask=null | nested), among, forms)
 
     def _check_utf8_and_depth(self, texts: pa.Array, data: bytes, nested: Any) -> None:
@@ -312,7 +312,7 @@ class _LineBlock:
                     ) from None
             raise
         if nested.any():
-            depth, _ = bracket_depths(data)
+            depth, _ = compute_bracket_depths(data)
             if (deep := np.flatnonzero(depth >= DEPTH)).size:
                 raise self._file.build_line_error(self._line_number(data.count(b"\n", 0, int(deep[0]))), _DEEP)
 
@@ -330,6 +330,6 @@ def _remove_quotes(texts: pa.Array, quoted: Any) -> pa.Array:
     return inner if quoted.all() else pc.if_else(pa.array(quoted), inner, texts)
 
 
-def _count_nonblank(text: bytes) -> int:
+def _count_nonblank_bytes(text: bytes) -> int:
     """Count the bytes that are not blank."""
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) > 32))

@@ -66,13 +66,14 @@ _TIMES: Final = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M
 _LIKE: Final = re.compile(r"\d{1,4}[-/. ](\d{1,2}|[A-Za-z]{3})[-/. ]\d{1,4}\b.{0,20}")
 
 
-class ValueForms(NamedTuple):
+class ValueFormats(NamedTuple):
     """Forms of numbers and dates: decimal mark, date forms (none: ISO 8601), separator of digit groups or None.
 
-    >>> forms = ValueForms(",", ("%d.%m.%Y", "%d.%m.%Y %H:%M"))
+    >>> forms = ValueFormats(",", ("%d.%m.%Y", "%d.%m.%Y %H:%M"))
     >>> forms.normalize(pa.array(["12,50", "1.250", None]), pa.float64()).to_pylist()
     ['12.50', '', None]
-    >>> ValueForms(",", thousands=".").normalize(pa.array(["1.250,5", "12.500", "12.5", "7"]), pa.float64()).to_pylist()
+    >>> ValueFormats(",", thousands=".").normalize(pa.array(["1.250,5", "12.500", "12.5", "7"]),
+    ...     pa.float64()).to_pylist()
     ['1250.5', '12500', '', '7']
     >>> forms.normalize(pa.array(["3.1.2024", "03.01.2024 14:05", "2024-01-03"]), pa.date32()).to_pylist()
     ['2024-01-03', '2024-01-03 14:05:00', '']
@@ -92,10 +93,10 @@ class ValueForms(NamedTuple):
         if self.dates and (pat.is_date(kind) or pat.is_timestamp(kind)):
             encoded = texts.dictionary_encode()  # a day is there many times
             words = encoded.dictionary
-            return pc.coalesce(*(_to_iso(words, each) for each in self.dates), "").take(encoded.indices)
+            return pc.coalesce(*(_convert_dates_to_iso(words, each) for each in self.dates), "").take(encoded.indices)
         return texts
 
-    def mark_digit_grouped(self, texts: pa.Array) -> pa.Array:
+    def mark_grouped_numbers(self, texts: pa.Array) -> pa.Array:
         """Mark the texts that are numbers with groups of three digits.  O(n)."""
         fraction = re.escape(self.decimal)
         return pc.match_substring_regex(
@@ -104,7 +105,7 @@ class ValueForms(NamedTuple):
 
     def _remove_separators(self, texts: pa.Array) -> pa.Array:
         """Remove the separators between groups of digits; a misplaced one gives the empty text."""
-        odd = pc.and_not(pc.match_substring_regex(texts, self._separator_pattern), self.mark_digit_grouped(texts))
+        odd = pc.and_not(pc.match_substring_regex(texts, self._separator_pattern), self.mark_grouped_numbers(texts))
         return pc.if_else(odd, "", pc.replace_substring_regex(texts, self._separator_pattern, ""))
 
     @property
@@ -112,7 +113,7 @@ class ValueForms(NamedTuple):
         """Regular expression of the separators between groups."""
         return f"[{next(each for each in GROUPS if (self.thousands or '.') in each)}]"
 
-    def validate(self) -> "ValueForms":
+    def validate(self) -> "ValueFormats":
         """Check the forms and return them.  Raises `SpecError` for an invalid form."""
         if self.decimal not in (".", ","):
             raise SpecError(Option("decimal", self.decimal), "it is neither a point nor a comma", "give '.' or ','")
@@ -128,15 +129,15 @@ class ValueForms(NamedTuple):
             )
         for each in self.dates:
             if each != ISO:
-                _date_pattern(each)
+                _build_date_pattern(each)
         return self
 
 
-USUAL: Final = ValueForms()
+USUAL: Final = ValueFormats()
 
 
 @cache
-def _date_pattern(form: str) -> str:
+def _build_date_pattern(form: str) -> str:
     """Build the regular expression of a form of dates, with a group for each part.  Raises `SpecError`."""
     asked, tokens = Option("dates", form), [(each[1], each[2]) for each in _TOKEN.finditer(form)]
     parts = [part for part, between in tokens if not between and part != "%"]
@@ -162,11 +163,11 @@ def _date_pattern(form: str) -> str:
     return f"^{''.join(found)}$"
 
 
-def _to_iso(texts: pa.Array, form: str) -> pa.Array:
+def _convert_dates_to_iso(texts: pa.Array, form: str) -> pa.Array:
     """Convert the texts of a form to ISO 8601; others become null.  O(n)."""
     if form == ISO:
         return pc.if_else(pc.match_substring_regex(texts, _ISO), texts, None)
-    found = pc.extract_regex(texts, _date_pattern(form))
+    found = pc.extract_regex(texts, _build_date_pattern(form))
     parts = {field.name: pc.struct_field(found, field.name) for field in found.type}
     day = pc.binary_join_element_wise(_format_year(parts), _format_month(parts), pc.utf8_lpad(parts["d"], 2, "0"), "-")
     if not {"H", "I"} & parts.keys():
@@ -201,12 +202,12 @@ def _format_hour(parts: Mapping[str, pa.Array]) -> pa.Array:
     return pc.utf8_lpad(hour, 2, "0")
 
 
-def likely_date_forms(texts: Sequence[str]) -> list[str]:
+def guess_date_formats(texts: Sequence[str]) -> list[str]:
     """List the usual forms of dates that fit all texts.  O(texts).
 
-    >>> likely_date_forms(["03.01.2024"]), likely_date_forms(["1/3/2024 2:05 PM"])
+    >>> guess_date_formats(["03.01.2024"]), guess_date_formats(["1/3/2024 2:05 PM"])
     (['%d.%m.%Y'], ['%d/%m/%Y %I:%M %p', '%m/%d/%Y %I:%M %p'])
-    >>> likely_date_forms(["1/3/2024", "1/13/2024"]), likely_date_forms(["1.2.3"])
+    >>> guess_date_formats(["1/3/2024", "1/13/2024"]), guess_date_formats(["1.2.3"])
     (['%m/%d/%Y'], [])
     """
     if not texts or not all(map(_LIKE.fullmatch, texts)):
@@ -215,7 +216,7 @@ def likely_date_forms(texts: Sequence[str]) -> list[str]:
     found = list[str]()
     for form in (ISO, *(day + time for time in _TIMES for day in _DAYS)):
         try:
-            if not ValueForms(dates=(form,)).normalize(given, moment).cast(moment).null_count:
+            if not ValueFormats(dates=(form,)).normalize(given, moment).cast(moment).null_count:
                 found.append(form)
         except pa.ArrowInvalid:
             continue
@@ -225,10 +226,10 @@ def likely_date_forms(texts: Sequence[str]) -> list[str]:
 class FileKind(NamedTuple):
     """File format by its usual name, its compression (``wrapped``), and the delimiter of its values.
 
-    >>> find_kind("orders.csv.gz"), find_kind("Orders.PARQUET"), find_kind_by_ending("tsv")
+    >>> find_kind("orders.csv.gz"), find_kind("Orders.PARQUET"), find_kind_by_extension("tsv")
     (FileKind(name='CSV', wrapped='gzip', delimiter=','), FileKind(name='Parquet', wrapped=None, delimiter=','), \
     FileKind(name='TSV', wrapped=None, delimiter='\\t'))
-    >>> find_kind("orders.gz", find_kind_by_ending("csv"))
+    >>> find_kind("orders.gz", find_kind_by_extension("csv"))
     FileKind(name='CSV', wrapped='gzip', delimiter=',')
     >>> find_kind("orders.txt")
     Traceback (most recent call last):
@@ -276,7 +277,7 @@ USE: Final = f"use {', '.join(_PLAIN)}; text also with .gz or .zst behind"
 class Dialect(NamedTuple):
     """Form of files: delimiter of CSV, texts for null, encoding, forms of numbers and dates, kind, renamed columns.
 
-    The delimiter and the kind are None if the name of a file decides. An empty field is always null. `ValueForms`
+    The delimiter and the kind are None if the name of a file decides. An empty field is always null. `ValueFormats`
     has the forms of numbers and dates.
     """
 
@@ -290,9 +291,9 @@ class Dialect(NamedTuple):
     rename: tuple[tuple[str, str], ...] = ()
 
     @property
-    def value_forms(self) -> ValueForms:
+    def value_formats(self) -> ValueFormats:
         """Forms of its values."""
-        return ValueForms(self.decimal, self.dates, self.thousands)
+        return ValueFormats(self.decimal, self.dates, self.thousands)
 
     def validate(self) -> "Dialect":
         """Check the dialect and read ``\\t`` and ``tab`` as a tab.  Raises `SpecError` for an invalid value."""
@@ -304,7 +305,7 @@ class Dialect(NamedTuple):
         except LookupError:
             found, remedy = "there is no such encoding", "give one that Python knows: latin-1, cp1252, utf-16"
             raise SpecError(f"the encoding {self.encoding!r}", found, remedy) from None
-        self.value_forms.validate()
+        self.value_formats.validate()
         if any("" in pair for pair in self.rename):
             raise SpecError("rename=", "a name is empty", "give the old name and the new one: Order ID=id")
         names = [new for _, new in self.rename]
@@ -316,7 +317,7 @@ class Dialect(NamedTuple):
 PLAIN: Final = Dialect()
 
 
-def is_json(kind: str) -> bool:
+def is_json_kind(kind: str) -> bool:
     """Return whether a kind of file holds JSON."""
     return kind in (JSON, ARRAY)
 
@@ -346,7 +347,7 @@ def find_kind(name: str | PurePath, given: FileKind | None = None) -> FileKind:
     raise UnreadableInput(str(name), found, remedy)
 
 
-def find_kind_by_ending(ending: str) -> FileKind:
+def find_kind_by_extension(ending: str) -> FileKind:
     """Return the kind for an extension, with or without its dot.  Raises `SpecError`."""
     kind = KINDS.get(f".{ending.lower().removeprefix('.')}")
     if kind is None:
@@ -354,19 +355,19 @@ def find_kind_by_ending(ending: str) -> FileKind:
     return kind
 
 
-def find_ending(kind: FileKind) -> str:
-    """Return the extension of a kind, an argument of `find_kind_by_ending`.
+def find_extension(kind: FileKind) -> str:
+    """Return the extension of a kind, an argument of `find_kind_by_extension`.
 
-    >>> find_ending(find_kind_by_ending("csv.gz"))
+    >>> find_extension(find_kind_by_extension("csv.gz"))
     'csv.gz'
     """
     return next(ending for ending, each in KINDS.items() if each == kind).removeprefix(".")
 
 
-def sniff_kind(begin: bytes) -> FileKind:
+def sniff_file_kind(begin: bytes) -> FileKind:
     """Guess the kind of a file from its first bytes; CSV if they match no other kind.  O(1).
 
-    >>> sniff_kind(b'[{"id": 1}]').name, sniff_kind(b"id\\tcity\\n1\\tBern, BE").name
+    >>> sniff_file_kind(b'[{"id": 1}]').name, sniff_file_kind(b"id\\tcity\\n1\\tBern, BE").name
     ('JSON', 'TSV')
     """
     if begin.startswith(b"PAR1"):

@@ -3,7 +3,7 @@
 Guarantees: a pattern means the same on a disk and in a bucket, and hidden files are left out. ddflow warns once if
 names carry numbers without leading zeros, since `10.csv` then sorts before `2.csv`.
 
->>> list_places(["https://KEY@host/a.csv?token=1"])
+>>> list_file_locations(["https://KEY@host/a.csv?token=1"])
 Traceback (most recent call last):
     ...
 ddflow.errors.UnreadableInput: https://host/a.csv: input is not read from the web; download it first: \
@@ -27,7 +27,7 @@ from typing import IO, Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
-from ddflow.connectors.files.kinds import ARROW, PARQUET, STREAM, FileKind, find_kind, sniff_kind
+from ddflow.connectors.files.kinds import ARROW, PARQUET, STREAM, FileKind, find_kind, sniff_file_kind
 from ddflow.errors import DdflowError, MissingExtra, SourceFailed, StateRefused, UnreadableInput, convert_errors
 from ddflow.storage.object_store import Bucket
 
@@ -40,7 +40,7 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
 _WILD: Final = re.compile(r"[*?\[]")
 
 
-class FilePlace(ABC):
+class FileLocation(ABC):
     """Something with bytes.  ``name``: what it is called in messages and positions, without credentials."""
 
     def __init__(self, name: str, kind: FileKind | None = None) -> None:
@@ -72,7 +72,7 @@ class FilePlace(ABC):
         """Release its resources.  A second call is harmless."""
 
 
-class LocalFile(FilePlace):
+class LocalFile(FileLocation):
     """A file of this machine."""
 
     def size(self) -> int | None:
@@ -88,7 +88,7 @@ class LocalFile(FilePlace):
         return pa.OSFile(self.name)
 
 
-class Stdin(FilePlace):
+class Stdin(FileLocation):
     """Standard input: read once, as it comes.  Columnar formats are read from their end, so they go to a file first."""
 
     def __init__(self, kind: FileKind | None = None) -> None:
@@ -104,7 +104,7 @@ class Stdin(FilePlace):
             wrapped = next((how for magic, how in MAGIC.items() if self._read_beginning().startswith(magic)), None)
             plain = pa.BufferReader(self._read_beginning())
             stream = plain if wrapped is None else pa.CompressedInputStream(plain, wrapped)
-            self._kind = sniff_kind(stream.read(4096))._replace(wrapped=wrapped)
+            self._kind = sniff_file_kind(stream.read(4096))._replace(wrapped=wrapped)
         return self._kind
 
     def _read_beginning(self) -> bytes:
@@ -164,7 +164,7 @@ class _JoinedStream(io.RawIOBase):
         return len(got)
 
 
-class BucketObject(FilePlace):
+class BucketObject(FileLocation):
     """Object in S3; readers fetch ranges of it on demand.  ``length``: its bytes; ``key``: in its bucket.
 
     ``ask``: calls the bucket, and converts its errors.
@@ -224,13 +224,13 @@ class _RangeStream(io.RawIOBase):
         return len(got)
 
 
-def list_places(paths: Iterable[Path | str], kind: FileKind | None = None) -> list[FilePlace]:
+def list_file_locations(paths: Iterable[Path | str], kind: FileKind | None = None) -> list[FileLocation]:
     """List the places of some files, folders, patterns, addresses and ``-``.  ``kind``: of all of them.  O(files).
 
     Raises `UnreadableInput` for a missing file, an address of an unknown scheme, an unknown kind, a folder without
     files or with a folder in it, a pattern that matches nothing, and an empty list.
     """
-    found: list[FilePlace] = []
+    found: list[FileLocation] = []
     for given in map(str, paths):
         if given == STDIN:
             found.append(Stdin(kind))
@@ -303,13 +303,13 @@ def _refuse_subfolders(folder: str, inner: list[str]) -> None:
         )
 
 
-def _list_bucket_objects(given: str, kind: FileKind | None) -> list[FilePlace]:
+def _list_bucket_objects(given: str, kind: FileKind | None) -> list[FileLocation]:
     """List the objects at an address: one object, or all in a folder or of a pattern."""
     name, _, key = given.removeprefix("s3://").partition("/")
     address = f"s3://{name.rpartition('@')[2]}/{re.split('[?#]', key)[0]}"
     bucket = call_bucket(address, Bucket, f"s3://{name}")
     if not key.endswith("/") and not _WILD.search(key):
-        length = call_bucket(address, bucket.find_lengths, [key]).get(key)
+        length = call_bucket(address, bucket.find_object_lengths, [key]).get(key)
         if length is not None:
             return [BucketObject(bucket, key, length, kind)]
     folder = "/".join(key[: match.start()].split("/")[:-1]) if (match := _WILD.search(key)) else key.rstrip("/")
@@ -363,13 +363,13 @@ class HasName(Protocol):
 N = TypeVar("N", bound=HasName)
 
 
-def check_number_order(files: Sequence[N]) -> Sequence[N]:
+def warn_of_misordered_files(files: Sequence[N]) -> Sequence[N]:
     """Return the files unchanged, and warn if numeric order differs from name order.  O(files)."""
-    warn_of_number_order([each.name for each in files])
+    warn_of_misordered_names([each.name for each in files])
     return files
 
 
-def warn_of_number_order(names: Sequence[str]) -> None:
+def warn_of_misordered_names(names: Sequence[str]) -> None:
     """Warn if the numbers in names have another order than the names as text.  O(names)."""
     if (found := find_misordered_names(names)) is not None:
         one, other, padded = found
@@ -397,12 +397,12 @@ def find_misordered_names(names: Sequence[str]) -> tuple[str, str, str] | None:
         if each != sorted(each):
             continue
         for one, other in pairwise(each):
-            if _find_numbers(one) > _find_numbers(other):
+            if _extract_numbers_in_name(one) > _extract_numbers_in_name(other):
                 widths = [max(map(len, found)) for found in zip(*map(_NUMBER.findall, each), strict=True)]
                 padded = iter(widths)
                 return one, other, _NUMBER.sub(lambda found: found[0].zfill(next(padded)), other)  # noqa: B023
     return None
 
 
-def _find_numbers(name: str) -> list[int]:
+def _extract_numbers_in_name(name: str) -> list[int]:
     return [int(found) for found in _NUMBER.findall(name)]

@@ -29,7 +29,12 @@ import pyarrow.types as pat
 from ddflow.columns.casts import format_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text
-from ddflow.connectors.files.file_path import NO_VALUE, suggest_format_options, suggest_null_option, suggest_path_call
+from ddflow.connectors.files.file_path import (
+    NO_VALUE,
+    suggest_file_path_call,
+    suggest_format_options,
+    suggest_null_option,
+)
 from ddflow.connectors.files.guess import (
     ANY,
     LADDER,
@@ -37,19 +42,19 @@ from ddflow.connectors.files.guess import (
     Possible,
     generalize_json_type,
     possible_types,
-    widen_to_fit,
+    widen_type_to_fit,
 )
-from ddflow.connectors.files.kinds import PLAIN, USUAL, Dialect, ValueForms, is_text_kind, is_utf8
-from ddflow.connectors.files.places import FilePlace
+from ddflow.connectors.files.kinds import PLAIN, USUAL, Dialect, ValueFormats, is_text_kind, is_utf8
+from ddflow.connectors.files.places import FileLocation
 from ddflow.connectors.files.spelling import (
-    MisspelledValue,
+    UnparsableValue,
     cast_parsed_column,
-    convert_texts,
+    find_json_reader_type,
+    find_max_exact_digits,
     is_list_like,
     is_parsable_as,
-    json_reader_type,
-    max_digits,
-    parse_texts,
+    parse_texts_leniently,
+    parse_texts_strictly,
 )
 from ddflow.errors import (
     DdflowError,
@@ -61,7 +66,7 @@ from ddflow.errors import (
     UnreadableInput,
     convert_errors,
 )
-from ddflow.errors.base import replace_parts
+from ddflow.errors.base import replace_error_parts
 from ddflow.expressions.types import is_number
 
 Types = Mapping[str, pa.DataType]
@@ -81,7 +86,7 @@ WIDEST = 10_000
 class InputFile(ABC):
     """One input file.  Everything it raises is a `DdflowError`."""
 
-    def __init__(self, place: FilePlace) -> None:
+    def __init__(self, place: FileLocation) -> None:
         self.place = place
         self.plain: InputFile = self
         """The file with the names that it has itself."""
@@ -111,7 +116,7 @@ class InputFile(ABC):
         return None
 
 
-class RenamedFile(InputFile):
+class RenamedColumnsFile(InputFile):
     """A file with other names of columns than it has itself.  ``names``: its own, each with the new one."""
 
     def __init__(self, of: InputFile, names: Mapping[str, str]) -> None:
@@ -149,7 +154,7 @@ class RenamedFile(InputFile):
             for batch in self.plain.batches(own, {self._original_name(name) for name in converted}):
                 yield batch.rename_columns([self._new.get(name, name) for name in batch.schema.names])
         except SchemaMismatch as error:
-            replace_parts(
+            replace_error_parts(
                 error,
                 DeclareFix | EvolveFix,
                 lambda fix: replace(fix, types={self._new.get(name, name): kind for name, kind in fix.types.items()}),
@@ -164,7 +169,7 @@ class RenamedFile(InputFile):
         return next((old for old, new in self._new.items() if new == name), name)
 
 
-def translate_file_errors(place: FilePlace, dialect: Dialect | None = None) -> AbstractContextManager[None]:
+def translate_file_errors(place: FileLocation, dialect: Dialect | None = None) -> AbstractContextManager[None]:
     """Convert errors of a block to errors about this file.  ``dialect``: of its text."""
 
     def to_ours(error: Exception) -> DdflowError | None:
@@ -184,7 +189,7 @@ def translate_file_errors(place: FilePlace, dialect: Dialect | None = None) -> A
     return convert_errors((pa.ArrowException, OSError, EOFError, ValueError), to_ours)
 
 
-def find_compression_error(place: FilePlace) -> UnreadableInput | None:
+def find_compression_error(place: FileLocation) -> UnreadableInput | None:
     """Return an error if text is compressed and its name does not say so; None for other files.  O(1)."""
     if place.kind.wrapped is not None or not is_text_kind(place.kind.name):
         return None
@@ -198,11 +203,11 @@ def find_compression_error(place: FilePlace) -> UnreadableInput | None:
     )
 
 
-def suggest_encoding(place: FilePlace, dialect: Dialect) -> Phrase:
+def suggest_encoding(place: FileLocation, dialect: Dialect) -> Phrase:
     """Suggest a remedy for text that is not in the given encoding."""
     if not is_utf8(dialect.encoding):
         return Phrase("give the encoding that it is in, or write it in UTF-8")
-    given = suggest_path_call(place.name, dialect._replace(encoding="cp1252"))
+    given = suggest_file_path_call(place.name, dialect._replace(encoding="cp1252"))
     return Phrase("name its encoding (", given, "), or write it in UTF-8")
 
 
@@ -220,14 +225,14 @@ def quote_beginning(text: str) -> str:
     return repr(text) if len(text) <= 40 else repr(text[:40]) + "..."
 
 
-def check_column_count(place: FilePlace, columns: int) -> None:
+def check_column_count(place: FileLocation, columns: int) -> None:
     """Raise `UnreadableInput` for a file with more columns than ``WIDEST``."""
     if columns > WIDEST:
         found = f"it has {columns:,} columns, more than {WIDEST:,}"
         raise UnreadableInput(place.name, found, "make rows of them: a name and a value each", file=place.name)
 
 
-def is_empty(place: FilePlace) -> bool:
+def is_empty_file(place: FileLocation) -> bool:
     """Return whether a file has no bytes."""
     with translate_file_errors(place):
         return place.size() == 0
@@ -248,7 +253,7 @@ class TextColumn(NamedTuple):
     texts: pa.Array
     quoted: pa.Array | None = None
     nested: pa.Array | None = None
-    forms: ValueForms = USUAL
+    forms: ValueFormats = USUAL
 
     def possible_types(self) -> Possible:
         """Return the types that fit all texts; Arrow infers the types of lists and objects.  O(n)."""
@@ -270,37 +275,37 @@ class TextColumn(NamedTuple):
         )
 
     def convert(self, kind: pa.DataType, convert: bool = False) -> pa.Array:
-        """Convert the values to a type; ``convert``: by Arrow's rules too.  O(n).  Raises `MisspelledValue`."""
+        """Convert the values to a type; ``convert``: by Arrow's rules too.  O(n).  Raises `UnparsableValue`."""
         structured = pat.is_struct(kind) or is_list_like(kind)
         # A text may look like an object, or like null.
         others = self.quoted if structured else self.nested
         if others is not None and (row := pc.index(others, True).as_py()) >= 0:
-            raise MisspelledValue(row)
+            raise UnparsableValue(row)
         if structured:
             return self._parse_nested(kind)
         if is_text(kind) or convert:
-            return convert_texts(self.texts, kind, self.forms)
+            return parse_texts_leniently(self.texts, kind, self.forms)
         if self.quoted is not None and not pat.is_decimal(kind):
             unquoted = any(is_one(kind) for is_one in UNQUOTED)
             if (row := pc.index(self.quoted, unquoted).as_py()) >= 0:
-                raise MisspelledValue(row)
-        return parse_texts(self.texts, kind, self.quoted is not None, self.forms)
+                raise UnparsableValue(row)
+        return parse_texts_strictly(self.texts, kind, self.quoted is not None, self.forms)
 
     def _parse_nested(self, kind: pa.DataType) -> pa.Array:
         """Parse lists or objects.  O(n), also if a row is refused: a binary search finds the first such row."""
         try:
-            _check_digits(self.texts, max_digits(kind))
-            return cast_parsed_column(_parse_json(self.texts, json_reader_type(kind)), kind)
+            _check_digit_count(self.texts, find_max_exact_digits(kind))
+            return cast_parsed_column(_parse_json(self.texts, find_json_reader_type(kind)), kind)
         except (pa.ArrowException, ValueError):
             n = len(self.texts)
             if n == 1:
-                raise MisspelledValue(0) from None
+                raise UnparsableValue(0) from None
         half = n // 2
         for begin, size in ((0, half), (half, n - half)):
             try:
                 TextColumn(self.texts.slice(begin, size))._parse_nested(kind)
-            except MisspelledValue as error:
-                raise MisspelledValue(begin + error.row) from None
+            except UnparsableValue as error:
+                raise UnparsableValue(begin + error.row) from None
         raise ValueError(f"values are no {kind}")
 
     def format_value(self, row: int) -> str:
@@ -312,7 +317,7 @@ class TextColumn(NamedTuple):
         return shown if len(shown) <= 40 else f"{shown[:40]}..."
 
 
-def _check_digits(texts: pa.Array, most: int) -> None:
+def _check_digit_count(texts: pa.Array, most: int) -> None:
     """Raise `ValueError` for JSON texts with a number of more digits, or so many with an exponent."""
     if (pc.max(pc.binary_length(texts)).as_py() or 0) > most - 9 > 0:
         long = rf"[0-9.]{{{most + 1}}}|[0-9.]{{{most - 9}}}[eE]|[eE][+-]?[0-9]{{2}}"
@@ -343,10 +348,10 @@ Retype = Callable[[str, pa.DataType, pa.DataType], Fix]
 """What to write to declare another type of a column: of its name, its type and the other."""
 
 
-def suggest_declaration(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
+def suggest_type_declaration(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
     """Return the fix for a column without a stored type: its declaration.
 
-    >>> str(suggest_declaration("n", pa.int64(), pa.string()))
+    >>> str(suggest_type_declaration("n", pa.int64(), pa.string()))
     "{'n': 'string'}"
     """
     del was
@@ -356,7 +361,7 @@ def suggest_declaration(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
 class TextFile(InputFile):
     """A file of text.  ``dialect``: how it is written.  ``retype``: of columns that have their types already."""
 
-    def __init__(self, place: FilePlace, dialect: Dialect, retype: Mapping[str, Retype]) -> None:
+    def __init__(self, place: FileLocation, dialect: Dialect, retype: Mapping[str, Retype]) -> None:
         super().__init__(place)
         self.dialect, self._retype = dialect, retype
         self._head: TextBlock | None = None
@@ -388,14 +393,14 @@ class TextFile(InputFile):
                 try:
                     with translate_file_errors(self.place):
                         arrays.append(column.convert(kind, name in converted))
-                except MisspelledValue as error:
+                except UnparsableValue as error:
                     where = f"{self.place.name}, {block.where(error.row)}, column {name!r}"
-                    found, remedy = self._explain_misfit(name, column, error.row, kind, name in converted)
+                    found, remedy = self._explain_type_mismatch(name, column, error.row, kind, name in converted)
                     raise SchemaMismatch(where, found, remedy, file=self.place.name, column=name) from None
             yield pa.RecordBatch.from_arrays(arrays, names=list(block.columns))
 
     def open_text(self, head: bool = False) -> pa.NativeFile:
-        """Open the content, unwrapped, in UTF-8.  ``head``: at least its beginning.  See `FilePlace.open`."""
+        """Open the content, unwrapped, in UTF-8.  ``head``: at least its beginning.  See `FileLocation.open`."""
         stream = self.place.open_head() if head else self.place.open()
         if self.place.kind.wrapped is not None:
             stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
@@ -414,14 +419,14 @@ class TextFile(InputFile):
     @staticmethod
     def _find_wider_type(column: TextColumn, text: str, kind: pa.DataType) -> pa.DataType:
         """Return a wider type that fits a text and the column's other texts; text if none does."""
-        fit = widen_to_fit(kind, text, column.forms)
+        fit = widen_type_to_fit(kind, text, column.forms)
         try:
             column.convert(fit, False)
-        except MisspelledValue:
+        except UnparsableValue:
             return pa.string()
         return fit
 
-    def _explain_misfit(
+    def _explain_type_mismatch(
         self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool
     ) -> tuple[str, Phrase]:
         """Describe a value that does not fit its column's type, with the remedy."""
@@ -434,15 +439,15 @@ class TextFile(InputFile):
             give = suggest_null_option(self.place.name, dialect, text) + ", "
         if declared:
             zoned = pat.is_timestamp(kind) and is_parsable_as(
-                pa.array([text]), pa.timestamp("us", "UTC"), forms=dialect.value_forms
+                pa.array([text]), pa.timestamp("us", "UTC"), forms=dialect.value_formats
             )
             other = pa.timestamp("us", "UTC") if zoned else pa.string()
-            fix = self._retype.get(name, suggest_declaration)(name, kind, other)
+            fix = self._retype.get(name, suggest_type_declaration)(name, kind, other)
             return f"{shown} is no {kind}", Phrase(give, "mend it, or declare another type: ", fix)
         fit = self._find_wider_type(column, text, kind)
-        fix = self._retype.get(name, suggest_declaration)(name, kind, fit)
+        fix = self._retype.get(name, suggest_type_declaration)(name, kind, fit)
         remedy = Phrase(give, "mend it, or declare the type that fits: ", fix)
-        with suppress(MisspelledValue):
-            convert_texts(column.texts.slice(row, 1), kind, column.forms)
+        with suppress(UnparsableValue):
+            parse_texts_leniently(column.texts.slice(row, 1), kind, column.forms)
             remedy += Phrase("; declaring ", DeclareFix({name: format_type(kind)}), " converts it")
         return f"{shown} is not how a value of type {kind} is written", remedy

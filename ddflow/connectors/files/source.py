@@ -19,8 +19,8 @@ from ddflow.columns.declared import to_arrow_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform_to_schema, normalize_type
 from ddflow.connectors.files.columnar_reader import ArrowFile, ParquetFile
-from ddflow.connectors.files.csv_reader import CsvFile, LinesFile, build_missing_column_error
-from ddflow.connectors.files.file_path import find_fitting_dialects, suggest_null_option, suggest_path_call
+from ddflow.connectors.files.csv_reader import CsvFile, MessageLinesFile, build_missing_column_error
+from ddflow.connectors.files.file_path import find_fitting_dialects, suggest_file_path_call, suggest_null_option
 from ddflow.connectors.files.guess import ANY, MOMENTS, Possible, guess_type
 from ddflow.connectors.files.json_reader import JsonFile
 from ddflow.connectors.files.kinds import (
@@ -34,22 +34,22 @@ from ddflow.connectors.files.kinds import (
     STREAM,
     TSV,
     Dialect,
-    is_json,
+    is_json_kind,
 )
-from ddflow.connectors.files.places import FilePlace, check_number_order, list_places
+from ddflow.connectors.files.places import FileLocation, list_file_locations, warn_of_misordered_files
 from ddflow.connectors.files.reader import (
     InputFile,
-    RenamedFile,
+    RenamedColumnsFile,
     Retype,
     TextBlock,
     TextFile,
     Types,
     describe_error,
-    is_empty,
+    is_empty_file,
     quote_beginning,
-    suggest_declaration,
+    suggest_type_declaration,
 )
-from ddflow.connectors.files.spelling import cast_parsed_column, is_storable_type
+from ddflow.connectors.files.spelling import cast_parsed_column, is_storable_in_text
 from ddflow.errors import DdflowError, DeclareFix, Phrase, SchemaMismatch, SpecError, UnreadableInput
 
 
@@ -89,7 +89,7 @@ _CODE: Final = re.compile(r"[+-]?\d+")
 _DIGIT: Final = re.compile(r"\d")
 
 
-def find_type_doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[InputFile]) -> list[Phrase]:
+def find_doubtful_guesses(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[InputFile]) -> list[Phrase]:
     """Return the doubts about columns whose types were guessed.  O(bytes of their heads)."""
     names = [name for name in guessed if pa.types.is_string(schema.field(name).type)]
     files = [each for each in readers if isinstance(each, TextFile)] if names else []
@@ -98,11 +98,11 @@ def find_type_doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterabl
     return [
         found
         for name in names
-        if (found := explain_odd_value(name, named) or explain_unread_format(name, heads)) is not None
+        if (found := explain_outlier_value(name, named) or explain_unparsed_format(name, heads)) is not None
     ]
 
 
-def explain_unread_format(name: str, heads: Iterable[tuple[TextFile, TextBlock]]) -> Phrase | None:
+def explain_unparsed_format(name: str, heads: Iterable[tuple[TextFile, TextBlock]]) -> Phrase | None:
     """Return why a column guessed as text may have numbers or dates of another form; else None.  O(`FIRST`)."""
     there = ((file, head, head.columns[name]) for file, head in heads if name in head.columns)
     first = next((each for each in there if each[2].texts.null_count < len(each[2].texts)), None)
@@ -111,12 +111,12 @@ def explain_unread_format(name: str, heads: Iterable[tuple[TextFile, TextBlock]]
     file, head, column = first
     texts, dialect = column.texts.drop_null().slice(0, FIRST).to_pylist(), file.dialect
     if column.quoted is None:
-        texts, dialect = _drop_null_word(texts, dialect)
+        texts, dialect = _drop_null_placeholder(texts, dialect)
     for kind in (pa.float64(), *MOMENTS) if column.quoted is None else MOMENTS:
         if ways := find_fitting_dialects(dialect, texts, kind):
             row = pc.index(column.texts, texts[0]).as_py()
             shown = f"{quote_beginning(texts[0])} ({file.place.name}, {head.where(row)})"
-            calls = [suggest_path_call(file.place.name, each, file.dialect) for each in ways]
+            calls = [suggest_file_path_call(file.place.name, each, file.dialect) for each in ways]
             return Phrase(
                 f"{name!r} is text, because of {shown}: give ",
                 Phrase.join_texts(" or ", calls),
@@ -126,7 +126,7 @@ def explain_unread_format(name: str, heads: Iterable[tuple[TextFile, TextBlock]]
     return None
 
 
-def _drop_null_word(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialect]:
+def _drop_null_placeholder(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialect]:
     """Drop the one text without a digit that may mean null, if it is rare; return the dialect that reads it so."""
     words = {each for each in texts if len(each) <= WORD and _DIGIT.search(each) is None}
     some = [each for each in texts if each not in words]
@@ -135,7 +135,7 @@ def _drop_null_word(texts: list[str], dialect: Dialect) -> tuple[list[str], Dial
     return some, dialect._replace(nulls=(*dialect.nulls, *words))
 
 
-def explain_odd_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]) -> Phrase | None:
+def explain_outlier_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]) -> Phrase | None:
     """Return why a column guessed as text may be another type; None if it is text.  O(bytes of the heads).
 
     ``heads``: the name, the dialect and the first rows of each file that has the column.
@@ -143,10 +143,10 @@ def explain_odd_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]
     >>> from ddflow.connectors.files.kinds import PLAIN
     >>> from ddflow.connectors.files.reader import TextBlock, TextColumn
     >>> head = TextBlock({"n": TextColumn(pa.array(["1", "2.5", "n/a", None]))}, lambda row: f"row {row + 2}")
-    >>> explain_odd_value("n", [("a.csv", PLAIN, head)])
+    >>> explain_outlier_value("n", [("a.csv", PLAIN, head)])
     "'n' is text, because 'n/a' (a.csv, row 4) is no number; 2 of its first 3 values are: mend it, give \
     dd.FilePath('a.csv', null='n/a') if it means null, or declare {'n': 'string'} if it is right"
-    >>> explain_odd_value("n", [("a.csv", PLAIN, TextBlock({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
+    >>> explain_outlier_value("n", [("a.csv", PLAIN, TextBlock({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
     """
     numbers, values, first, shown, nulls, null = 0, 0, "", "", True, Phrase()
     for file, dialect, head in heads:
@@ -174,7 +174,7 @@ def explain_odd_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]
 
 _TEXTS: Mapping[str, type[TextFile]] = {CSV: CsvFile, TSV: CsvFile, JSON: JsonFile, ARRAY: JsonFile}
 _COLUMNAR: Mapping[str, type[InputFile]] = {PARQUET: ParquetFile, ARROW: ArrowFile, STREAM: ArrowFile}
-_OTHERS: Mapping[str, type[InputFile]] = {**_COLUMNAR, MESSAGES.name: LinesFile}
+_OTHERS: Mapping[str, type[InputFile]] = {**_COLUMNAR, MESSAGES.name: MessageLinesFile}
 
 
 class FilePosition(NamedTuple):
@@ -209,14 +209,14 @@ class FileOptions:
     strict: bool = False
     empty: bool = False
     skip: Callable[[str, DdflowError], None] | None = None
-    retype: Retype = suggest_declaration
+    retype: Retype = suggest_type_declaration
     converts: Collection[str] = ()
 
 
 AS_USUAL: Final = FileOptions()
 
 
-class FilesSource:
+class MultiFileReader:
     """The rows of files, with positions: reading goes on after one.  `open_files` makes it.
 
     ``files``: their names, in the order they are read.  ``rows``: how many there are in all, where the files can tell
@@ -225,7 +225,7 @@ class FilesSource:
 
     def __init__(
         self,
-        places: Sequence[FilePlace],
+        places: Sequence[FileLocation],
         declared: Types,
         required: Sequence[str] = (),
         known: pa.Schema | None = None,
@@ -244,7 +244,7 @@ class FilesSource:
                 how.skip(place.name, error)
         self.files = [reader.place.name for reader in self._readers]
         self._of_file = dict(zip(self.files, self._pair_readers_with_columns(), strict=True))
-        self.schema = self._unite_columns()
+        self.schema = self._unify_schemas()
         if not len(self.schema) and not (how.skip and not self.files):
             raise UnreadableInput([*self.files, "an input"][0], "it has no columns", "give a file with columns first")
         if how.strict and self.changes:
@@ -253,9 +253,9 @@ class FilesSource:
         counts = [reader.count_rows() for reader in self._readers]
         self.rows = None if None in counts else sum(filter(None, counts))
 
-    def _add_file(self, place: FilePlace) -> None:
+    def _add_file(self, place: FileLocation) -> None:
         """Add a reader for a file, and look at its columns."""
-        if is_empty(place):
+        if is_empty_file(place):
             if not self._how.empty:
                 raise UnreadableInput(
                     place.name, "it is empty (0 bytes)", "leave it out, or write it again", file=place.name
@@ -264,25 +264,27 @@ class FilesSource:
             self._there.append({})
             return
         name = place.kind.name
-        reader: InputFile = _OTHERS[name](place) if name in _OTHERS else self._open_text(place)
+        reader: InputFile = _OTHERS[name](place) if name in _OTHERS else self._open_text_file(place)
         if (rename := self._how.dialect.rename) and name != MESSAGES.name:
-            reader = RenamedFile(reader, dict(rename))
+            reader = RenamedColumnsFile(reader, dict(rename))
         there = reader.columns()
         for column in self._required if there else ():
             if column not in there and reader.has_all_columns:
                 raise build_missing_column_error(reader, column, there)
         for column, kind in self._declared.items():
-            if column in there and isinstance(reader.plain, TextFile) and not is_storable_type(kind, name):
-                remedy = "declare another" if is_json(name) else "use Parquet, Arrow or JSON lines for nested values"
+            if column in there and isinstance(reader.plain, TextFile) and not is_storable_in_text(kind, name):
+                remedy = (
+                    "declare another" if is_json_kind(name) else "use Parquet, Arrow or JSON lines for nested values"
+                )
                 raise SpecError(f"type {kind} for {column!r}", f"a field of {place.name} cannot hold it", remedy)
         self._readers.append(reader)
         self._there.append(there)
 
-    def _open_text(self, place: FilePlace) -> TextFile:
+    def _open_text_file(self, place: FileLocation) -> TextFile:
         retype = dict.fromkeys(self._known.names if self._known is not None else (), self._how.retype)
         return _TEXTS[place.kind.name](place, self._how.dialect, retype)
 
-    def _unite_columns(self) -> pa.Schema:
+    def _unify_schemas(self) -> pa.Schema:
         """Return all columns, in types that do not depend on the order of the files."""
         known: Types = {} if self._known is None else dict(zip(self._known.names, self._known.types, strict=True))
         columns = dict.fromkeys([*known, *(name for there in self._there for name in there)])
@@ -307,11 +309,11 @@ class FilesSource:
         ]
         self.blank = {name for name in untold if all(head.get(name, ANY) == ANY for head in heads)}
         schema = pa.schema([(name, types.get(name) or self._guess_type(name, heads)) for name in columns])
-        self.doubts = find_type_doubts(untold, schema, self._readers)  # which became text by few values
+        self.doubts = find_doubtful_guesses(untold, schema, self._readers)  # which became text by few values
         schema = pa.schema([self._known.field(f.name).with_type(f.type) if f.name in known else f for f in schema])  # type: ignore[union-attr]
         for reader, there in self._pair_readers_with_columns():
             for name, kind in there.items():
-                self._check_column(reader, schema.field(name), kind)
+                self._check_column_type(reader, schema.field(name), kind)
         return schema
 
     def _pair_readers_with_columns(self) -> Iterator[tuple[InputFile, Mapping[str, pa.DataType | None]]]:
@@ -374,9 +376,11 @@ class FilesSource:
                     yield batch.slice(max(taken - (rows - batch.num_rows), 0)), FilePosition(file, rows)
             yield pa.RecordBatch.from_pylist([], self.schema), FilePosition(file, rows, finished=True)
 
-    def first_messages(self) -> pa.Array:
+    def read_first_messages(self) -> pa.Array:
         """Return the first messages of each file of messages.  O(files), and 2 MiB of each."""
-        return pa.concat_arrays([each.first_messages() for each in self._readers if isinstance(each, LinesFile)])
+        return pa.concat_arrays(
+            [each.read_first_messages() for each in self._readers if isinstance(each, MessageLinesFile)]
+        )
 
     def describe_position(self, position: FilePosition) -> str:
         """Name the file of a position, and its next row unless that is the first."""
@@ -401,11 +405,11 @@ class FilesSource:
                 table = self._cast_declared_columns(reader.place.name, pa.Table.from_batches([batch]))
                 yield from conform_to_schema(table, self.schema, reader.place.name).to_batches()
 
-    def _check_column(self, reader: InputFile, column: pa.Field, kind: pa.DataType | None) -> None:
+    def _check_column_type(self, reader: InputFile, column: pa.Field, kind: pa.DataType | None) -> None:
         """Raise if a file's type of a column does not fit, or if text cannot hold the column's type."""
         name, file = column.name, reader.place.name
         if kind is None:
-            if not is_storable_type(column.type, reader.place.kind.name):
+            if not is_storable_in_text(column.type, reader.place.kind.name):
                 found = f"a {reader.place.kind.name} file cannot hold {column.type}"
                 raise SchemaMismatch(
                     f"{file}, column {name!r}", found, "give Parquet, Arrow or JSON lines", column=name
@@ -466,7 +470,7 @@ def open_files(
     required: Iterable[str] = (),
     known: pa.Schema | None = None,
     how: FileOptions = AS_USUAL,
-) -> FilesSource:
+) -> MultiFileReader:
     """Open files, folders, patterns, ``s3://`` addresses and ``-`` for standard input as one source.
 
     ``types``: of columns, where the files' own or guessed ones will not do; as `to_arrow_type`
@@ -488,4 +492,6 @@ def open_files(
     """
     declared = {name: to_arrow_type(kind, f"types, column {name!r}") for name, kind in (types or {}).items()}
     how = replace(how, dialect=how.dialect.validate())
-    return FilesSource(check_number_order(list_places(paths, how.dialect.kind)), declared, list(required), known, how)
+    return MultiFileReader(
+        warn_of_misordered_files(list_file_locations(paths, how.dialect.kind)), declared, list(required), known, how
+    )

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.casts import build_lists, cast_to_floats, parse_decimals
+from ddflow.columns.casts import build_list_array, cast_to_floats, parse_decimals
 from ddflow.columns.schema import is_bytes, is_text, is_word_type, normalize_type
-from ddflow.connectors.files.kinds import USUAL, ValueForms, is_json
+from ddflow.connectors.files.kinds import USUAL, ValueFormats, is_json_kind
 from ddflow.expressions.types import is_number
 
 WIDE: Final = pa.decimal256(76, 38)
@@ -33,28 +33,28 @@ def element_type(kind: pa.DataType) -> pa.DataType:
     return pa.struct([("key", kind.key_type), ("value", kind.item_type)]) if pat.is_map(kind) else kind.value_type
 
 
-def is_storable_type(kind: pa.DataType, form: str) -> bool:
+def is_storable_in_text(kind: pa.DataType, form: str) -> bool:
     """Return whether columns of a type can be written to and read from CSV or JSON lines."""
     if pat.is_struct(kind):
-        return is_json(form) and all(is_storable_type(field.type, form) for field in kind)
+        return is_json_kind(form) and all(is_storable_in_text(field.type, form) for field in kind)
     if is_list_like(kind):
-        return is_json(form) and is_storable_type(element_type(kind), form)
+        return is_json_kind(form) and is_storable_in_text(element_type(kind), form)
     return is_word_type(kind) or is_text(kind) or is_bytes(kind) or bool(pat.is_decimal(kind) or pat.is_null(kind))
 
 
-def json_reader_type(kind: pa.DataType) -> pa.DataType:
+def find_json_reader_type(kind: pa.DataType) -> pa.DataType:
     """Return the type for Arrow's JSON reader that can be cast to ``kind``, within lists and objects.
 
     >>> column = pa.array([b"\\xff", None])
     >>> to_csv_type(column).to_pylist(), cast_parsed_column(to_csv_type(column), pa.binary()).equals(column)
     (['/w==', None], True)
-    >>> json_reader_type(pa.list_(pa.date32()))
+    >>> find_json_reader_type(pa.list_(pa.date32()))
     ListType(list<item: string>)
     """
     if pat.is_struct(kind):
-        return pa.struct([field.with_type(json_reader_type(field.type)).with_nullable(True) for field in kind])
+        return pa.struct([field.with_type(find_json_reader_type(field.type)).with_nullable(True) for field in kind])
     if is_list_like(kind):
-        return pa.list_(json_reader_type(element_type(kind)))
+        return pa.list_(find_json_reader_type(element_type(kind)))
     if is_bytes(kind) or pat.is_null(kind) or is_text(kind) or pat.is_date(kind) or pat.is_time(kind):
         return pa.string()
     if pat.is_decimal(kind):
@@ -62,16 +62,16 @@ def json_reader_type(kind: pa.DataType) -> pa.DataType:
     return pa.float64() if pat.is_floating(kind) else pa.int64() if pat.is_duration(kind) else kind
 
 
-def max_digits(kind: pa.DataType) -> int:
+def find_max_exact_digits(kind: pa.DataType) -> int:
     """Return the most digits of a number in lists and objects that Arrow's JSON reader keeps exactly."""
     if pat.is_struct(kind) or is_list_like(kind):
         inner = [field.type for field in (kind if pat.is_struct(kind) else [pa.field("", element_type(kind))])]
-        return min(map(max_digits, inner), default=_ANY)
-    return 76 - json_reader_type(kind).scale if pat.is_decimal(kind) else _ANY
+        return min(map(find_max_exact_digits, inner), default=_ANY)
+    return 76 - find_json_reader_type(kind).scale if pat.is_decimal(kind) else _ANY
 
 
 def cast_parsed_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast a column of texts, or one parsed as ``json_reader_type(kind)``, to ``kind``.  O(n).
+    """Cast a column of texts, or one parsed as ``find_json_reader_type(kind)``, to ``kind``.  O(n).
 
     Raises `ValueError` or an Arrow error if a value does not fit.
     """
@@ -106,7 +106,7 @@ def _decode_base64(text: str | None) -> bytes | None:
         raise ValueError(f"{text!r} is no base64: {error}") from None
 
 
-def map_to_list(column: pa.Array) -> pa.Array:
+def convert_map_to_list(column: pa.Array) -> pa.Array:
     """Convert a map to the list of its entries, on the same buffers; return a list unchanged."""
     if not pat.is_map(column.type):
         return column
@@ -124,7 +124,7 @@ def compute_list_offsets(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np
 
 def _cast_lists(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert a list column to another kind of list, with its elements restored."""
-    return build_lists(
+    return build_list_array(
         kind, compute_list_offsets(column), cast_parsed_column(column.flatten(), element_type(kind)), column.is_null()
     )
 
@@ -152,15 +152,15 @@ _DECLARED: Final = r"(?i)^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)$
 _TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?$"
 
 
-class MisspelledValue(Exception):
+class UnparsableValue(Exception):
     """Text that is no value of the type.  ``row``: its row.
 
-    >>> parse_texts(pa.array(["7", None, "-12"]), pa.int64()).to_pylist()
+    >>> parse_texts_strictly(pa.array(["7", None, "-12"]), pa.int64()).to_pylist()
     [7, None, -12]
     >>> for text, kind in (("007", pa.int64()), ("0.1234567890123456", pa.float64()), ("2024-02-30", pa.date32())):
     ...     try:
-    ...         parse_texts(pa.array([None, text]), kind)
-    ...     except MisspelledValue as error:
+    ...         parse_texts_strictly(pa.array([None, text]), kind)
+    ...     except UnparsableValue as error:
     ...         print(error.row)
     1
     1
@@ -172,15 +172,17 @@ class MisspelledValue(Exception):
         self.row = row
 
 
-def parse_texts(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: ValueForms = USUAL) -> pa.Array:
-    """Convert texts to values of a type; null is null.  Raises `MisspelledValue` for an invalid text.  O(n).
+def parse_texts_strictly(
+    texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: ValueFormats = USUAL
+) -> pa.Array:
+    """Convert texts to values of a type; null is null.  Raises `UnparsableValue` for an invalid text.  O(n).
 
     ``shortest``: a double of more digits may have the shortest text that is its own, as programs write it.
     """
     texts = forms.normalize(texts, kind)
     if pat.is_boolean(kind):
         _check_all_valid(pc.is_in(texts, value_set=_BOOLEAN))
-    elif (spelled := _value_pattern(kind)) is not None:
+    elif (spelled := _build_value_pattern(kind)) is not None:
         _check_all_valid(pc.match_substring_regex(texts, spelled))
     found = _cast_texts(texts, kind)
     if pat.is_integer(kind) or pat.is_duration(kind):
@@ -195,11 +197,11 @@ def parse_texts(texts: pa.Array, kind: pa.DataType, shortest: bool = False, form
     return found
 
 
-def convert_texts(texts: pa.Array, kind: pa.DataType, forms: ValueForms = USUAL) -> pa.Array:
+def parse_texts_leniently(texts: pa.Array, kind: pa.DataType, forms: ValueFormats = USUAL) -> pa.Array:
     """Convert texts to a declared type by Arrow's rules, without the spaces around them.  O(n).
 
     A number may have a sign, leading and trailing zeros, and an exponent, if the type holds it; floats are rounded to
-    the nearest. Raises `MisspelledValue` for a text that cannot be converted.
+    the nearest. Raises `UnparsableValue` for a text that cannot be converted.
     """
     if is_text(kind):
         return _cast_texts(texts, kind)
@@ -210,10 +212,10 @@ def convert_texts(texts: pa.Array, kind: pa.DataType, forms: ValueForms = USUAL)
     return _cast_texts(texts, kind)
 
 
-def _value_pattern(kind: pa.DataType) -> str | None:
+def _build_value_pattern(kind: pa.DataType) -> str | None:
     """Return a regular expression that every value of a type matches; None if Arrow's cast is strict enough.
 
-    Arrow reads one form of dates and timestamps: ISO 8601, without spaces around. `ValueForms` converts others to it.
+    Arrow reads one form of dates and timestamps: ISO 8601, without spaces around. `ValueFormats` converts others to it.
     """
     if pat.is_floating(kind):
         return _NUMBER
@@ -229,14 +231,14 @@ def _value_pattern(kind: pa.DataType) -> str | None:
 def _check_all_valid(good: pa.BooleanArray) -> None:
     row = pc.index(good, False).as_py()
     if row >= 0:
-        raise MisspelledValue(row)
+        raise UnparsableValue(row)
 
 
-def is_parsable_as(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: ValueForms = USUAL) -> bool:
-    """Return whether all texts spell values of a type, as in `parse_texts`.  O(n)."""
+def is_parsable_as(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: ValueFormats = USUAL) -> bool:
+    """Return whether all texts spell values of a type, as in `parse_texts_strictly`.  O(n)."""
     try:
-        parse_texts(texts, kind, shortest, forms)
-    except MisspelledValue:
+        parse_texts_strictly(texts, kind, shortest, forms)
+    except UnparsableValue:
         return False
     return True
 
@@ -246,7 +248,7 @@ def _cast_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         return cast_parsed_column(texts, kind)
     except (pa.ArrowException, ValueError):
         row = bisect_left(range(len(texts)), True, key=lambda n: _cast_fails(texts.slice(0, n + 1), kind))
-        raise MisspelledValue(row) from None
+        raise UnparsableValue(row) from None
 
 
 def _cast_fails(texts: pa.Array, kind: pa.DataType) -> bool:
@@ -258,27 +260,29 @@ def _cast_fails(texts: pa.Array, kind: pa.DataType) -> bool:
 
 
 def _check_exact_doubles(texts: pa.Array, found: pa.Array, shortest: bool) -> None:
-    """Raise `MisspelledValue` for a text of more digits than a double keeps, or beyond its range."""
+    """Raise `UnparsableValue` for a text of more digits than a double keeps, or beyond its range."""
     rows = np.flatnonzero(pc.fill_null(pc.greater(pc.binary_length(texts), EXACT), False))
     if len(rows):
-        digits = _significant_digits(texts.take(pa.array(rows)))
+        digits = _extract_significant_digits(texts.take(pa.array(rows)))
         many = np.asarray(pc.greater(pc.binary_length(digits), EXACT))
         if shortest and many.any():
-            own = _significant_digits(found.take(pa.array(rows)).cast(pa.string()))
+            own = _extract_significant_digits(found.take(pa.array(rows)).cast(pa.string()))
             many &= np.asarray(pc.not_equal(*(pc.utf8_rtrim(each, "0") for each in (digits, own))))
         if len(rows := rows[many]):
-            raise MisspelledValue(int(rows[0]))
+            raise UnparsableValue(int(rows[0]))
     size, limits = np.abs(np.asarray(found.fill_null(1.0))), np.finfo(np.float64)
     rows = np.flatnonzero(~((size >= limits.smallest_normal) & (size <= limits.max)))
     if len(rows):
         some = texts.take(pa.array(rows))
         shown = found.take(pa.array(rows)).cast(pa.string())
-        own = pc.equal(*(pc.utf8_rtrim(_significant_digits(each), "0") for each in (some, shown)))  # of a small one
+        own = pc.equal(
+            *(pc.utf8_rtrim(_extract_significant_digits(each), "0") for each in (some, shown))
+        )  # of a small one
         meant = pc.or_(pc.match_substring_regex(some, _NOUGHT), own)
         if len(rows := rows[~np.asarray(meant)]):
-            raise MisspelledValue(int(rows[0]))
+            raise UnparsableValue(int(rows[0]))
 
 
-def _significant_digits(texts: pa.Array) -> pa.Array:
+def _extract_significant_digits(texts: pa.Array) -> pa.Array:
     """Return the significant digits of numbers, with trailing zeros."""
     return pc.utf8_ltrim(pc.replace_substring_regex(texts, "[eE].*|[-.]", ""), "0")

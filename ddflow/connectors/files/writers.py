@@ -30,9 +30,9 @@ from ddflow.connectors.files.kinds import ARRAY, CSV, JSON, PARQUET, STREAM, TSV
 from ddflow.connectors.files.reader import ROWS, describe_error
 from ddflow.connectors.files.spelling import (
     compute_list_offsets,
+    convert_map_to_list,
     is_list_like,
-    is_storable_type,
-    map_to_list,
+    is_storable_in_text,
     to_csv_type,
 )
 from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput, convert_errors
@@ -131,7 +131,7 @@ def _format_members(names: list[str], columns: list[pa.Array], rows: int, strict
 
 
 def _format_lists(column: pa.Array, strict: bool) -> pa.Array:
-    column = map_to_list(column)
+    column = convert_map_to_list(column)
     null = column.is_null() if column.null_count else None
     texts = pa.ListArray.from_arrays(
         pa.array(compute_list_offsets(column), pa.int32()), _format_values(column.flatten(), strict), mask=null
@@ -296,7 +296,7 @@ class FileOutput:
         if not path.parent.is_dir():
             raise UnwritableOutput(f"write {path}", f"there is no folder {path.parent}", "make it first")
         for field in schema:
-            if is_text_kind(self.kind.name) and not is_storable_type(field.type, self.kind.name):
+            if is_text_kind(self.kind.name) and not is_storable_in_text(field.type, self.kind.name):
                 found = f"a {self.kind.name} file cannot hold {field.name!r}, which is {field.type}"
                 raise UnwritableOutput(f"write {path}", found, "write .parquet or .arrow, or leave the column out")
         self._aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
@@ -323,17 +323,17 @@ class FileOutput:
     ) -> None:
         try:
             if kind is None:
-                self._commit()
+                self._publish_file()
         finally:
             self._remove_temporary_file()
 
-    def keep_partial(self, mark: str) -> Path:
+    def save_partial_file(self, mark: str) -> Path:
         """Complete the rows so far in ``mark.NAME``, in the same folder.  Raises like the end of the ``with``."""
         self.path = self.path.with_name(f"{mark}.{self.path.name}")
-        self._commit()
+        self._publish_file()
         return self.path
 
-    def _commit(self) -> None:
+    def _publish_file(self) -> None:
         assert self._writer is not None and self._file is not None
         with self._translate_errors():
             self._writer.close()

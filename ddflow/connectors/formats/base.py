@@ -1,10 +1,9 @@
 """The protocol of a message format: a batch of messages in, a batch of upserts out, and warnings about what never came.
 
 Guarantees: the same batch gives the same events for the same `MessageTarget`. A message that cannot be read is an
-error, or a row in the `BAD` column, as ``on_bad`` says. `UnseenColumns` tells the declared columns, and the table, that
-no message had.
-Limits: the first table that a message names is the table of an input, so messages of another one are bad from then on.
-A tombstone takes its order, and whether it counts, from its neighbours in the batch.
+error, or a row in the `BAD` column, as ``on_bad`` says. `MissingColumnFinder` tells the declared columns, and the
+table, that no message had. Limits: the first table that a message names is the table of an input, so messages of
+another one are bad from then on. A tombstone takes its order, and whether it counts, from its neighbours in the batch.
 """
 
 import re
@@ -19,7 +18,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.casts import format_type
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.wider import find_widening, widen_for_value
+from ddflow.columns.wider import find_type_for_value, find_widening
 from ddflow.connectors.formats.messages import (
     POSITION,
     ROW,
@@ -33,12 +32,12 @@ from ddflow.connectors.formats.row_columns import (
     ExampleRows,
     Own,
     Path,
-    filter_with_values,
-    find_columns,
-    find_fields,
-    guess_types,
+    filter_messages_with_values,
+    find_fields_at_path,
+    find_row_columns,
+    guess_column_types,
 )
-from ddflow.errors import BadMessage, Option, Phrase, Row, SpecError, WidenFix, wrap_place
+from ddflow.errors import BadMessage, Option, Phrase, Row, SpecError, WidenFix, format_location
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 DELETED: Final = "_deleted"
@@ -70,7 +69,7 @@ class MessageTarget(NamedTuple):
     ...     kind = "lines"
     ...     def upserts(self, messages, target, bad):
     ...         return Upserts({"line": messages.value}, np.zeros(messages.rows, np.bool_), {})
-    >>> out = events_schema(Lines(), [("line", pa.string())])
+    >>> out = build_events_schema(Lines(), [("line", pa.string())])
     >>> target = MessageTarget("'log'", pa.schema({"line": pa.string()}), ("line",), (), False, out)
     >>> decode_messages(Lines(), pa.table({"value": ["a", "b"]}), target).rows.to_pylist()
     [{'line': 'a', '_deleted': False}, {'line': 'b', '_deleted': False}]
@@ -160,9 +159,9 @@ class Format:
     """Whether it is given rows, whose columns say what each does, and no messages."""
 
     def __post_init__(self) -> None:
-        self._check_choices(on_bad=("stop", "drop"))
+        self._check_option_values(on_bad=("stop", "drop"))
 
-    def _check_choices(self, **options: tuple[str, ...]) -> None:
+    def _check_option_values(self, **options: tuple[str, ...]) -> None:
         """Raise `SpecError` for an option that is none of those there are."""
         for name, known in options.items():
             if (value := getattr(self, name)) not in known:
@@ -202,7 +201,7 @@ class Format:
         The value of each is the first message that has it.
         """
         path = self.row_path
-        return {} if path is None else find_columns(messages.value, path, known, self.owner(messages.value))
+        return {} if path is None else find_row_columns(messages.value, path, known, self.owner(messages.value))
 
     def place(self, value: Any) -> str | None:
         """Describe the place in a message that has neither offset nor line; None if it has no place."""
@@ -221,8 +220,8 @@ class Format:
         """
         value, path = messages.value, self.row_path or ()
         if pat.is_struct(value.type):
-            return {f.name: f.type for f in find_fields(value.type, path) if f.name in names}
-        value = filter_with_values(value, path, names)
+            return {f.name: f.type for f in find_fields_at_path(value.type, path) if f.name in names}
+        value = filter_messages_with_values(value, path, names)
         if len(value) and (own := self.owner(value)) is not None:
             value = value.filter(pa.array(own(np.arange(len(value)))))
         if not len(value):
@@ -230,7 +229,7 @@ class Format:
         found = self.examples(value.drop_null())
         if found is None:
             return {}
-        return guess_types(found.rows, [each for each in names if each not in found.types], messages.what) | {
+        return guess_column_types(found.rows, [each for each in names if each not in found.types], messages.what) | {
             name: kind for name, kind in found.types.items() if name in names
         }
 
@@ -254,7 +253,7 @@ class Format:
         return f"dd.formats.{self.kind}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
-def events_schema(format: Format, columns: Any, ordered: bool = False) -> pa.Schema:
+def build_events_schema(format: Format, columns: Any, ordered: bool = False) -> pa.Schema:
     """Return the columns of events: the declared ones, all null in a delete, and the format's additions."""
     own = [*(format.order if ordered else ()), (DELETED, pa.bool_())]
     own += [(ABSENT, pa.list_(pa.string()))] if format.leaves_out else []
@@ -283,7 +282,7 @@ def decode_messages(format: Format, given: pa.Table, target: MessageTarget, firs
     table = made.table or target.table
     if not bad.reasons:
         return DecodedEvents(
-            _build_table(made, at, target), _renumber_truncates(made.truncates, at), at, table, made.tables
+            _build_events_table(made, at, target), _renumber_truncates(made.truncates, at), at, table, made.tables
         )
     if format.on_bad == "stop":
         row = min(bad.reasons)
@@ -291,11 +290,11 @@ def decode_messages(format: Format, given: pa.Table, target: MessageTarget, firs
         wider, place = _suggest_wider_type(bad, row, target, format, messages), messages.locate_message(row)
         raise BadMessage(
             f"messages for {target.what}",
-            Phrase(wrap_place("", place, ": "), f"{bad.reasons[row]}{more}"),
+            Phrase(format_location("", place, ": "), f"{bad.reasons[row]}{more}"),
             Phrase("mend the source, or leave it out with ", Option("on_bad", "drop"), "; nothing was taken in", wider),
             offset="" if isinstance(place, Row) else place,
         )
-    return _add_bad_rows(made, at, messages, bad, target)
+    return _add_bad_message_rows(made, at, messages, bad, target)
 
 
 def _read_upserts(format: Format, messages: Messages, target: MessageTarget) -> tuple[Upserts, BadMessages]:
@@ -311,7 +310,7 @@ def _suggest_wider_type(
     if row not in bad.narrow:
         return ""
     field, value = bad.narrow[row]
-    wide = None if field.name in (*target.key, *target.deciding) else widen_for_value(field.type, value)
+    wide = None if field.name in (*target.key, *target.deciding) else find_type_for_value(field.type, value)
     if wide is None:
         endless = pat.is_timestamp(field.type) and _BEYOND.fullmatch(value)
         return f"; {value} is text only: declare {field.name!r} as str, in a new state" if endless else ""
@@ -345,12 +344,14 @@ def refuse_truncates(made: DecodedEvents, what: str) -> DecodedEvents:
     for each in made.truncates:
         remedy = "take this batch with an engine's step; nothing was taken in"
         raise BadMessage(
-            f"messages for {what}", wrap_place("", each.place, ": ") + "it is a truncate, of what others hold", remedy
+            f"messages for {what}",
+            format_location("", each.place, ": ") + "it is a truncate, of what others hold",
+            remedy,
         )
     return made
 
 
-def _build_table(made: Upserts, at: Ints, target: MessageTarget) -> pa.Table:
+def _build_events_table(made: Upserts, at: Ints, target: MessageTarget) -> pa.Table:
     columns = {**made.columns, **made.order, DELETED: pa.array(made.deleted)}
     if ABSENT in target.out.names:
         columns[ABSENT] = _list_absent_columns(made.absent or {}, at.size)
@@ -359,21 +360,21 @@ def _build_table(made: Upserts, at: Ints, target: MessageTarget) -> pa.Table:
     return pa.Table.from_arrays([columns[name] for name in target.out.names], schema=target.out)
 
 
-def _add_bad_rows(
+def _add_bad_message_rows(
     made: Upserts, at: Ints, messages: Messages, bad: BadMessages, target: MessageTarget
 ) -> DecodedEvents:
     """Add a row for each unreadable message, at its place among the others."""
     good = np.flatnonzero(~bad.mask[at])
     rows = np.array(sorted(bad.reasons), np.int64)
     told = {
-        "message": messages.original_bytes(rows),
+        "message": messages.get_original_bytes(rows),
         "position": pa.array([messages.describe_position(int(row)) for row in rows], pa.string()),
         "reason": pa.array([bad.reasons[int(row)] for row in rows], pa.string()),
     }
     marks = pa.StructArray.from_arrays(list(told.values()), fields=list(BAD_TYPE))
     nulls = [marks if field.name == BAD else pa.nulls(rows.size, field.type) for field in target.out]
     table = pa.concat_tables(
-        [_build_table(made, at, target).take(pa.array(good)), pa.Table.from_arrays(nulls, schema=target.out)]
+        [_build_events_table(made, at, target).take(pa.array(good)), pa.Table.from_arrays(nulls, schema=target.out)]
     )
     every = np.concatenate([at[good], rows])
     order = np.argsort(every, kind="stable")
@@ -404,25 +405,25 @@ SHOWN: Final = 10
 """How many tables are named at most."""
 
 
-class UnseenColumns:
+class MissingColumnFinder:
     """``left``: the columns that are neither found nor told.  ``names``: those that messages had instead, so far.
     ``table``: that was named, while it is neither found nor told; ``tables``: how many changes were of each.
 
-    >>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, events_schema
+    >>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, build_events_schema
     >>> from ddflow.connectors.formats.plain import plain_json
     >>> format, columns = plain_json(), pa.schema({"id": pa.int64(), "amounts": pa.float64()})
-    >>> target = MessageTarget("'t'", columns, ("id",), (), False, events_schema(format, columns))
-    >>> came, unseen = pa.table({"value": ['{"id": 1, "amount": 2.5}']}), UnseenColumns(columns.names)
+    >>> target = MessageTarget("'t'", columns, ("id",), (), False, build_events_schema(format, columns))
+    >>> came, unseen = pa.table({"value": ['{"id": 1, "amount": 2.5}']}), MissingColumnFinder(columns.names)
     >>> unseen.search_messages(format, came, decode_messages(format, came, target), "'t'")
-    >>> unseen.take_warnings()
+    >>> unseen.pop_warnings()
     ["none so far has the declared column 'amounts', which is null: did you mean 'amount'? there are ['id', 'amount']"]
-    >>> unseen.take_warnings()
+    >>> unseen.pop_warnings()
     []
     >>> find_undeclared_columns(format, came, decode_messages(format, came, target), ["id", "amounts"], "'t'")
     ['amount']
-    >>> unseen = UnseenColumns([], "order")
+    >>> unseen = MissingColumnFinder([], "order")
     >>> unseen.note_worker_findings([], [], {"shop.orders": 5, "shop.people": 1})
-    >>> unseen.take_warnings()
+    >>> unseen.pop_warnings()
     ["none so far is of the table 'order', so no row came: did you mean 'shop.orders'? 6 are of \
     ['shop.orders', 'shop.people']"]
     """
@@ -477,7 +478,7 @@ class UnseenColumns:
         """Whether anything is left to be looked for."""
         return bool(self.left) or self.table is not None
 
-    def take_warnings(self) -> list[str]:
+    def pop_warnings(self) -> list[str]:
         """Return warnings about columns and a table that no message had, once.  O(columns), O(tables)."""
         said = self.list_warnings(self.left)
         if said:

@@ -66,7 +66,7 @@ def convert_decimals(
     return _convert_variable_scale(cells, variable, kind, scale)
 
 
-def mark_wide_decimals(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, quoted: bool) -> Bools:
+def mark_invalid_decimals(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, quoted: bool) -> Bools:
     """Mark texts that are no numbers, or do not fit; none if one pass cannot find them.  O(n)."""
     wrong: Bools = np.zeros(len(cells), np.bool_)
     if mode == PRECISE:
@@ -153,28 +153,28 @@ def convert_times(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Arra
     >>> convert_times(pa.array(["19675", "2023-11-14Z"]), pa.date32()).to_pylist()
     [datetime.date(2023, 11, 14), datetime.date(2023, 11, 14)]
     """
-    made = _convert_unchecked_times(cells, kind, unit)
+    made = _convert_times_unchecked(cells, kind, unit)
     if find_invalid_time(made) >= 0:
         raise ValueError("no clock or calendar has it")
     return made
 
 
-def _convert_unchecked_times(cells: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
+def _convert_times_unchecked(cells: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     if pat.is_integer(cells.type):
-        return _times_from_numbers(cells.cast(pa.int64()), kind, unit)
+        return _convert_numbers_to_times(cells.cast(pa.int64()), kind, unit)
     if not is_text(cells.type):
         return cells.cast(kind)
     try:
-        return _times_from_numbers(cells.cast(pa.int64()), kind, unit)
+        return _convert_numbers_to_times(cells.cast(pa.int64()), kind, unit)
     except pa.ArrowInvalid:
         pass
     numbers = pc.fill_null(pc.match_substring_regex(cells, NUMBER), True)
     none = pa.scalar(None, cells.type)
-    counted = _times_from_numbers(pc.if_else(numbers, cells, none).cast(pa.int64()), kind, unit)
-    return pc.if_else(numbers, counted, _times_from_text(pc.if_else(numbers, none, cells), kind))
+    counted = _convert_numbers_to_times(pc.if_else(numbers, cells, none).cast(pa.int64()), kind, unit)
+    return pc.if_else(numbers, counted, _convert_texts_to_times(pc.if_else(numbers, none, cells), kind))
 
 
-def _times_from_numbers(numbers: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
+def _convert_numbers_to_times(numbers: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     if pat.is_date32(kind):
         return numbers.cast(pa.int32()).cast(kind)
     if pat.is_date64(kind):
@@ -189,7 +189,7 @@ def _times_from_numbers(numbers: pa.Array, kind: pa.DataType, unit: str) -> pa.A
     return numbers.cast(pa.time64(of)).cast(kind)
 
 
-def _times_from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
+def _convert_texts_to_times(text: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_time(kind):
         whole = pc.binary_join_element_wise("1970-01-01", pc.replace_substring_regex(text, "Z$", ""), "T")
         return whole.cast(pa.timestamp(kind.unit)).cast(kind)
@@ -210,16 +210,16 @@ BINARIES: Final = ("base64", "base64-url-safe", "hex")
 """Debezium's own words: ``binary.handling.mode``."""
 
 
-class CellForm(NamedTuple):
+class CellEncoding(NamedTuple):
     """Form of a column's cells in messages.
 
     ``unit``: of numbers that are times, "" for the declared type's.  ``decimals``, ``binary``: Debezium's modes.
     ``scale``: of decimals as bytes, None for the declared one.  ``quoted``: whether decimals are JSON.
 
-    >>> made, wrong = cast_cells(pa.array(["7", "x", None]), pa.int64(), CellForm())
+    >>> made, wrong = cast_cells(pa.array(["7", "x", None]), pa.int64(), CellEncoding())
     >>> made.to_pylist(), wrong.tolist()
     ([7, None, None], [False, True, False])
-    >>> cast_cells(pa.array([["1", "2"], None]), pa.list_(pa.int64()), CellForm())
+    >>> cast_cells(pa.array([["1", "2"], None]), pa.list_(pa.int64()), CellEncoding())
     (<pyarrow.lib.ListArray object at ...>
     [
       [
@@ -237,16 +237,16 @@ class CellForm(NamedTuple):
     quoted: bool = False
 
 
-def json_shape(kind: pa.DataType) -> Any:
+def build_json_shape(kind: pa.DataType) -> Any:
     """Return the JSON shape that holds the cells of a type: scalars are text.  O(fields)."""
     if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
-        return [json_shape(kind.value_type)]
+        return [build_json_shape(kind.value_type)]
     if pat.is_struct(kind):
-        return {field.name: json_shape(field.type) for field in kind}
+        return {field.name: build_json_shape(field.type) for field in kind}
     return QUOTED if pat.is_decimal(kind) else WORDS if is_text(kind) else TEXT
 
 
-def cast_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Array, Bools | None]:
+def cast_cells(cells: pa.Array, kind: pa.DataType, how: CellEncoding) -> tuple[pa.Array, Bools | None]:
     """Convert cells to a type, and mark the misfits, which become null; None if all fit.
 
     O(n); O(log n) more for each misfit.
@@ -256,28 +256,28 @@ def cast_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Ar
     try:
         return _convert_cells(cells, kind, how), None
     except _UNFIT:
-        known = _mark_misfits(cells, kind, how)
+        known = _mark_unconvertible_cells(cells, kind, how)
     if known.any():
         cells = pc.if_else(pa.array(known), pa.scalar(None, cells.type), cells)
-    made, wrong = convert_by_halves(cells, kind, lambda some: _convert_cells(some, kind, how))
+    made, wrong = convert_by_bisection(cells, kind, lambda some: _convert_cells(some, kind, how))
     return made, known if wrong is None else known | wrong
 
 
-def _mark_misfits(cells: pa.Array, kind: pa.DataType, how: CellForm) -> Bools:
+def _mark_unconvertible_cells(cells: pa.Array, kind: pa.DataType, how: CellEncoding) -> Bools:
     """Mark misfits that one pass can find: the search by halves takes a millisecond for each."""
     if not is_text(cells.type):
         return np.zeros(len(cells), np.bool_)
     if pat.is_decimal(kind):
-        return mark_wide_decimals(cells, kind, how.decimals, how.scale, how.quoted)
+        return mark_invalid_decimals(cells, kind, how.decimals, how.scale, how.quoted)
     if is_bytes(kind) and how.binary != "hex":
         return np.asarray(pc.fill_null(pc.invert(pc.match_substring_regex(cells, BASE64)), False))
     return np.zeros(len(cells), np.bool_)
 
 
-def describe_misfit(cell: Any, kind: pa.DataType, how: CellForm) -> tuple[str, str]:
+def describe_unconvertible_cell(cell: Any, kind: pa.DataType, how: CellEncoding) -> tuple[str, str]:
     """Describe a cell that does not fit, and why; show a decimal as its number.
 
-    >>> describe_misfit("Czpzzi+D", pa.decimal128(9, 3), CellForm())
+    >>> describe_unconvertible_cell("Czpzzi+D", pa.decimal128(9, 3), CellEncoding())
     ('12345678901.123', 'it is too wide for decimal128(9, 3)')
     """
     text = cell.strip('"') if isinstance(cell, str) else cell
@@ -290,7 +290,7 @@ def describe_misfit(cell: Any, kind: pa.DataType, how: CellForm) -> tuple[str, s
     return repr(text), f"which is no {kind}"
 
 
-def convert_by_halves(
+def convert_by_bisection(
     cells: pa.Array, kind: pa.DataType, make: Callable[[pa.Array], pa.Array]
 ) -> tuple[pa.Array, Bools | None]:
     """Convert cells with ``make``; mark and drop the values that it cannot convert.  No marks if it converts all."""
@@ -300,12 +300,12 @@ def convert_by_halves(
         if len(cells) == 1:
             return pa.nulls(1, kind), np.ones(1, np.bool_)
     middle = len(cells) // 2
-    halves = [convert_by_halves(part, kind, make) for part in (cells.slice(0, middle), cells.slice(middle))]
+    halves = [convert_by_bisection(part, kind, make) for part in (cells.slice(0, middle), cells.slice(middle))]
     wrong = [np.zeros(len(made), np.bool_) if bad is None else bad for made, bad in halves]
     return pa.concat_arrays([made for made, _ in halves]), np.concatenate(wrong)
 
 
-def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Array:
+def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellEncoding) -> pa.Array:
     """Convert cells to a type.  Raises one of `_UNFIT`."""
     if pat.is_null(cells.type):
         return pa.nulls(len(cells), kind)
@@ -324,17 +324,17 @@ def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Arra
     return cast_to_floats(cells, kind) if pat.is_floating(kind) else cells.cast(kind)
 
 
-def _convert_to_extension(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
+def _convert_to_extension(cells: pa.Array, kind: Any, how: CellEncoding) -> pa.Array:
     """Convert cells to an extension type: from a UUID's text with hyphens, else from the storage type."""
     if kind == pa.uuid() and is_text(cells.type):
         digits = pc.replace_substring(cells, "-", "")
         return pa.ExtensionArray.from_storage(
-            kind, _decode_bytes(digits, CellForm(binary="hex")).cast(kind.storage_type)
+            kind, _decode_bytes(digits, CellEncoding(binary="hex")).cast(kind.storage_type)
         )
     return pa.ExtensionArray.from_storage(kind, _convert_cells(cells, kind.storage_type, how))
 
 
-def _decode_bytes(text: pa.Array, how: CellForm) -> pa.Array:
+def _decode_bytes(text: pa.Array, how: CellEncoding) -> pa.Array:
     if how.binary == "hex":
         wrong = pc.match_substring_regex(text, "[^0-9a-fA-F]|^(..)*.$")
         if pc.any(wrong).as_py():
@@ -345,7 +345,7 @@ def _decode_bytes(text: pa.Array, how: CellForm) -> pa.Array:
     return decode_base64(text)
 
 
-def _convert_nested(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
+def _convert_nested(cells: pa.Array, kind: Any, how: CellEncoding) -> pa.Array:
     """Convert lists, structs and maps, one inner type after the other."""
 
     def whole(some: pa.Array, inner: pa.DataType) -> pa.Array:

@@ -6,9 +6,9 @@ which key is meant, and in which order, are read. Order is Postgres' log positio
 row, else the message's offset. A tombstone, which has no position at its source, takes that of the message behind it,
 or before it where it is the last.
 
->>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, events_schema
+>>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, build_events_schema
 >>> format, columns = debezium(), pa.schema({"id": pa.int64(), "v": pa.string()})
->>> target = MessageTarget("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
+>>> target = MessageTarget("'o'", columns, ("id",), (), True, build_events_schema(format, columns, True))
 >>> created = '{"op": "c", "before": null, "after": {"id": 1, "v": "x"}, "source": {"lsn": 9}}'
 >>> gone = '{"op": "d", "before": {"id": 1}, "after": null, "source": {"lsn": 10}}'
 >>> came = pa.table({"value": [created, gone, None], "key": ['{"id": 1}'] * 3})
@@ -34,7 +34,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.base import BadMessages, MessageTarget
-from ddflow.connectors.formats.cells import BINARIES, MODES, PRECISE, CellForm, json_shape
+from ddflow.connectors.formats.cells import BINARIES, MODES, PRECISE, CellEncoding, build_json_shape
 from ddflow.connectors.formats.envelope import Ints, ParsedMessages, parse_messages
 from ddflow.connectors.formats.enveloped import (
     DELETE,
@@ -107,7 +107,7 @@ class debezium(Enveloped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choices(decimals=MODES, binary=BINARIES)
+        self._check_option_values(decimals=MODES, binary=BINARIES)
         if not isinstance(self.placeholder, str) or not self.placeholder:
             found = f"placeholder={self.placeholder!r}"
             raise SpecError("dd.formats.debezium", found, "give the text of the connector")
@@ -118,18 +118,22 @@ class debezium(Enveloped):
         return self.unavailable
 
     @property
-    def usual(self) -> CellForm:
+    def usual(self) -> CellEncoding:
         """Form of cells if no schema describes them."""
-        return CellForm(decimals=self.decimals, binary=self.binary)
+        return CellEncoding(decimals=self.decimals, binary=self.binary)
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
         """See `Enveloped`."""
-        made = self._read_flattened(messages, target) if self.flattened else self._read_envelopes(messages, target)
+        made = (
+            self._read_flattened_messages(messages, target)
+            if self.flattened
+            else self._read_envelopes(messages, target)
+        )
         absent, inside = dict[str, Bools](), made.inside
         for name in target.columns.names:
-            if (here := self._mark_unavailable(inside.cells(*made.after, name))).any():
+            if (here := self._mark_unavailable_cells(inside.get_cells(*made.after, name))).any():
                 absent[name] = here
-                inside = inside._replace(body=_null_cells(inside.body, (*made.after, name), here))
+                inside = inside._replace(body=_set_cells_to_null(inside.body, (*made.after, name), here))
         return made._replace(inside=inside, absent=absent or None)
 
     @property
@@ -147,13 +151,13 @@ class debezium(Enveloped):
         if self.flattened:
             return self._read_flat_sources(parse_messages(value, dict.fromkeys(_FLAT, TEXT)), SOURCE[4:])
         inside = parse_messages(value, {"source": dict.fromkeys(SOURCE[4:], TEXT)})
-        return {name: inside.cells("source", name) for name in SOURCE[4:]}
+        return {name: inside.get_cells("source", name) for name in SOURCE[4:]}
 
     @staticmethod
     def _read_flat_sources(inside: ParsedMessages, names: Sequence[str]) -> dict[str, pa.Array]:
         """Return the fields of the source in flattened messages."""
         return {
-            name: pc.coalesce(*(inside.cells(f"__{prefix}{name}").cast(pa.string()) for prefix in ("", "source_")))
+            name: pc.coalesce(*(inside.get_cells(f"__{prefix}{name}").cast(pa.string()) for prefix in ("", "source_")))
             for name in names
         }
 
@@ -167,42 +171,46 @@ class debezium(Enveloped):
 
     def _read_envelopes(self, messages: Messages, target: MessageTarget) -> EnvelopeEvents:
         """Read messages with an envelope."""
-        rows = self._row_shape(target)
+        rows = self._build_row_shape(target)
         before = {name: rows[name] for name in (*target.key, *target.deciding)}
         source = dict.fromkeys(SOURCE[0 if target.ordered else 4 :], TEXT)
         inside = parse_messages(
             messages.value, {"op": TEXT, "after": rows, "before": before, "source": source}, messages.exact
         )
-        codes = _map_operations(inside.cells("op"), messages.value)
-        missing = (codes == UPSERT) & np.asarray(inside.cells("after").is_null())
+        codes = _map_operations_to_codes(inside.get_cells("op"), messages.value)
+        missing = (codes == UPSERT) & np.asarray(inside.get_cells("after").is_null())
         codes[missing] = UNKNOWN
-        found = {name: inside.cells("source", name) for name in source}
-        fresh = _mark_creations(inside.cells("op"))
+        found = {name: inside.get_cells("source", name) for name in source}
+        fresh = _mark_row_creations(inside.get_cells("op"))
         return EnvelopeEvents(inside, codes, ("after",), ("before",), found, np.arange(messages.rows), fresh=fresh)
 
-    def _row_shape(self, target: MessageTarget) -> dict[str, Any]:
+    def _build_row_shape(self, target: MessageTarget) -> dict[str, Any]:
         """Return the JSON shape of rows; an object in place of a value may be a placeholder."""
-        rows = {field.name: json_shape(field.type) for field in target.columns}
+        rows = {field.name: build_json_shape(field.type) for field in target.columns}
         return {
             name: shape | {self.placeholder: TEXT} if isinstance(shape, dict) else shape for name, shape in rows.items()
         }
 
-    def _read_flattened(self, messages: Messages, target: MessageTarget) -> EnvelopeEvents:
+    def _read_flattened_messages(self, messages: Messages, target: MessageTarget) -> EnvelopeEvents:
         """Read messages that are the row after a change, with ``__`` columns of the envelope."""
-        rows = self._row_shape(target)
+        rows = self._build_row_shape(target)
         shape = dict.fromkeys([*_FLAT, "__deleted", "__op"], TEXT) | rows
         inside = parse_messages(messages.value, shape, messages.exact)
         codes = np.full(messages.rows, UPSERT)
-        operations = inside.cells("__op")
+        operations = inside.get_cells("__op")
         if operations.null_count < messages.rows:
-            told = _map_operations(operations, messages.value)
+            told = _map_operations_to_codes(operations, messages.value)
             codes = np.where(np.asarray(operations.is_valid()), told, codes)
-        codes[np.asarray(pc.fill_null(pc.equal(inside.cells("__deleted").cast(pa.string()), "true"), False))] = DELETE
+        codes[np.asarray(pc.fill_null(pc.equal(inside.get_cells("__deleted").cast(pa.string()), "true"), False))] = (
+            DELETE
+        )
         codes[np.asarray(inside.body.is_null())] = TOMBSTONE
         found = self._read_flat_sources(inside, SOURCE)
-        return EnvelopeEvents(inside, codes, (), (), found, np.arange(messages.rows), fresh=_mark_creations(operations))
+        return EnvelopeEvents(
+            inside, codes, (), (), found, np.arange(messages.rows), fresh=_mark_row_creations(operations)
+        )
 
-    def _mark_unavailable(self, cells: pa.Array) -> Bools:
+    def _mark_unavailable_cells(self, cells: pa.Array) -> Bools:
         """Mark the cells that are placeholders.  Compares only cells with the length of one."""
         here = np.zeros(len(cells), np.bool_)
         if pat.is_list(cells.type):
@@ -223,7 +231,7 @@ class debezium(Enveloped):
         """Mark lists that are placeholders: of it as text, or of one element for each of its bytes."""
         sizes = pc.list_value_length(cells)
         if (single := np.flatnonzero(np.asarray(pc.fill_null(pc.equal(sizes, 1), False)))).size:
-            here[single] = self._mark_unavailable(cells.take(pa.array(single)).flatten())
+            here[single] = self._mark_unavailable_cells(cells.take(pa.array(single)).flatten())
         count = len(self.placeholder.encode())
         if (rows := np.flatnonzero(np.asarray(pc.fill_null(pc.equal(sizes, count), False)))).size:
             values = cells.take(pa.array(rows)).flatten()
@@ -262,7 +270,7 @@ class debezium(Enveloped):
         return [each.encode() for each in (*plain, *written)]
 
 
-def _mark_creations(operations: pa.Array) -> Bools:
+def _mark_row_creations(operations: pa.Array) -> Bools:
     """Mark the operations that create a row.
 
     Debezium writes a change of key as ``d`` and ``c``, so a new row that lacks a value has a new key.
@@ -270,7 +278,7 @@ def _mark_creations(operations: pa.Array) -> Bools:
     return np.asarray(pc.fill_null(pc.is_in(operations.cast(pa.string()), pa.array(["c", "r"])), False))
 
 
-def _map_operations(operations: pa.Array, value: pa.Array) -> Ints:
+def _map_operations_to_codes(operations: pa.Array, value: pa.Array) -> Ints:
     """Map operations to codes; a message without a value is a tombstone."""
     codes = map_operation_codes(operations, _CODES)
     none = np.asarray(value.is_null())
@@ -286,10 +294,10 @@ def _map_operations(operations: pa.Array, value: pa.Array) -> Ints:
 _NULL: Final = r'^\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\}$'
 
 
-def _null_cells(cells: pa.Array, path: Sequence[str], here: Bools) -> pa.Array:
+def _set_cells_to_null(cells: pa.Array, path: Sequence[str], here: Bools) -> pa.Array:
     """Replace some cells at a path of structs with null."""
     if not path:
         return pc.if_else(pa.array(here), pa.scalar(None, cells.type), cells)
     pairs = zip(cells.type, cells.flatten(), strict=True)
-    parts = [_null_cells(part, path[1:], here) if field.name == path[0] else part for field, part in pairs]
+    parts = [_set_cells_to_null(part, path[1:], here) if field.name == path[0] else part for field, part in pairs]
     return pa.StructArray.from_arrays(parts, fields=list(cells.type), mask=cells.is_null())

@@ -6,7 +6,7 @@ together. What has no such field is null.
 
 >>> text = pa.array(['{"id": 1}', '{"schema": {"type": "struct", "fields": []}, "payload": {"id": 2}}', "{", None])
 >>> inside = parse_messages(text, {"id": TEXT})
->>> inside.cells("id").to_pylist(), inside.wrong.tolist(), len(inside.schemas)
+>>> inside.get_cells("id").to_pylist(), inside.wrong.tolist(), len(inside.schemas)
 (['1', '2', None, None], [False, False, True, False], 1)
 """
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.connectors.formats.cells import CellForm, cast_cells
+from ddflow.connectors.formats.cells import CellEncoding, cast_cells
 from ddflow.connectors.formats.parse import TEXT, Bools, parse_objects
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -55,15 +55,17 @@ class ParsedMessages(NamedTuple):
     schemas: tuple[tuple[Ints, Mapping[str, Any]], ...]
     json: bool = True
 
-    def cells(self, *path: str) -> pa.Array:
+    def get_cells(self, *path: str) -> pa.Array:
         """Return the cells at a path; null if the path does not exist.  O(n)."""
         return get_cells_at_path(self.body, path)
 
-    def build_form_lookup(self, path: Sequence[str], name: str, usual: CellForm) -> Callable[[int], CellForm]:
+    def build_encoding_lookup(
+        self, path: Sequence[str], name: str, usual: CellEncoding
+    ) -> Callable[[int], CellEncoding]:
         """Return a function from a row to the form of a column's cell.  O(schemas * log n) for each call."""
-        known = [(rows, read_cell_forms(schema, path, usual).get(name, usual)) for rows, schema in self.schemas]
+        known = [(rows, read_cell_encodings(schema, path, usual).get(name, usual)) for rows, schema in self.schemas]
 
-        def form(row: int) -> CellForm:
+        def form(row: int) -> CellEncoding:
             for rows, how in known:
                 if (at := np.searchsorted(rows, row)) < rows.size and rows[at] == row:
                     return how
@@ -96,7 +98,7 @@ def parse_messages(value: pa.Array, shape: Mapping[str, Any], exact: Any = False
         names = {field.name for field in value.type}
         body = get_cells_at_path(value, ["payload"]) if {"schema", "payload"} <= names else value
         return ParsedMessages(body, np.zeros(n, bool), (), False)
-    around = mark_with_schema(value)
+    around = mark_messages_with_schema(value)
     if not around.any():
         return ParsedMessages(*parse_objects(value, shape, exact), ())
     exact = np.broadcast_to(exact, n)
@@ -115,7 +117,7 @@ def parse_messages(value: pa.Array, shape: Mapping[str, Any], exact: Any = False
     )
 
 
-def mark_with_schema(value: pa.Array) -> Bools:
+def mark_messages_with_schema(value: pa.Array) -> Bools:
     """Mark the messages with a schema.  O(n), and fast if they begin alike, with the name of a row."""
     at = pc.index(value.is_valid(), True).as_py()
     begins = _ROW.match(value[at].as_py()) if at >= 0 else None
@@ -163,9 +165,9 @@ def _group_by_trailing_schema(text: pa.Array, rows: Ints) -> list[tuple[Ints, Ma
     return out
 
 
-def read_cell_forms(schema: Mapping[str, Any], path: Sequence[str], usual: CellForm) -> dict[str, CellForm]:
+def read_cell_encodings(schema: Mapping[str, Any], path: Sequence[str], usual: CellEncoding) -> dict[str, CellEncoding]:
     """Return the forms of cells below a path, by column, from Connect's schema.  O(fields)."""
-    return {str(each.get("field")): _read_cell_form(each, usual) for each in get_fields_at_path(schema, path)}
+    return {str(each.get("field")): _read_cell_encoding(each, usual) for each in get_fields_at_path(schema, path)}
 
 
 def get_fields_at_path(schema: Mapping[str, Any], path: Sequence[str]) -> list[Mapping[str, Any]]:
@@ -176,7 +178,7 @@ def get_fields_at_path(schema: Mapping[str, Any], path: Sequence[str]) -> list[M
     return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
 
 
-def _read_cell_form(field: Mapping[str, Any], usual: CellForm) -> CellForm:
+def _read_cell_encoding(field: Mapping[str, Any], usual: CellEncoding) -> CellEncoding:
     kind, name, parameters = field.get("type"), field.get("name"), field.get("parameters")
     if name == _DECIMAL:
         scale = parameters.get("scale") if isinstance(parameters, dict) else None
@@ -193,14 +195,14 @@ def _read_cell_form(field: Mapping[str, Any], usual: CellForm) -> CellForm:
 
 
 def cast_column(
-    inside: ParsedMessages, path: Sequence[str], name: str, kind: pa.DataType, usual: CellForm
+    inside: ParsedMessages, path: Sequence[str], name: str, kind: pa.DataType, usual: CellEncoding
 ) -> tuple[pa.Array, Bools | None]:
     """Cast a column at a path of messages, and mark the cells that do not fit.  O((1 + schemas) * n)."""
-    cells = inside.cells(*path, name)
+    cells = inside.get_cells(*path, name)
     usual = usual._replace(quoted=inside.json)
-    groups: dict[CellForm, list[Ints]] = {}
+    groups: dict[CellEncoding, list[Ints]] = {}
     for rows, schema in inside.schemas:
-        groups.setdefault(read_cell_forms(schema, path, usual).get(name, usual), []).append(rows)
+        groups.setdefault(read_cell_encodings(schema, path, usual).get(name, usual), []).append(rows)
     told = sum(rows.size for every in groups.values() for rows in every)
     if told < len(cells):
         rest = np.ones(len(cells), np.bool_)

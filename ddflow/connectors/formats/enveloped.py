@@ -6,7 +6,7 @@ was before only columns that tell which key is meant, and in which order, are re
 
 >>> inside = ParsedMessages(pa.array([{"a": 1}]), np.zeros(1, bool), ())
 >>> read = EnvelopeEvents(inside, np.zeros(1, np.int64), (), (), {}, np.arange(1))
->>> read.inside.cells("a").to_pylist()
+>>> read.inside.get_cells("a").to_pylist()
 [1]
 """
 
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.connectors.formats.base import BadMessages, Format, MessageTarget, Truncate, Upserts
-from ddflow.connectors.formats.cells import CellForm
+from ddflow.connectors.formats.cells import CellEncoding
 from ddflow.connectors.formats.envelope import Ints, ParsedMessages
 from ddflow.connectors.formats.messages import (
     PARTS,
@@ -27,16 +27,16 @@ from ddflow.connectors.formats.messages import (
     ROW,
     Messages,
     build_order_columns,
-    count_by_table,
-    fill_positions,
-    mark_ambiguous_tables,
-    mark_table_messages,
-    mark_topic_messages,
-    resolve_table,
-    table_names,
+    build_table_names,
+    compute_ambiguous_table_mask,
+    compute_table_mask,
+    compute_topic_mask,
+    count_messages_by_table,
+    fill_missing_positions,
+    resolve_table_name,
 )
 from ddflow.connectors.formats.parse import Bools, replace_cells
-from ddflow.connectors.formats.plain import read_cells, read_key_cells
+from ddflow.connectors.formats.plain import read_column_at_path, read_key_cells
 from ddflow.connectors.formats.row_columns import Own
 from ddflow.errors import shorten
 
@@ -89,9 +89,9 @@ class Enveloped(Format):
         return self.table
 
     @property
-    def usual(self) -> CellForm:
+    def usual(self) -> CellEncoding:
         """Form of cells if no schema describes them."""
-        return CellForm(decimals="string")
+        return CellEncoding(decimals="string")
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
         """Return the table of each message, by ``table``, ``schema`` and ``db``.  O(bytes)."""
@@ -102,7 +102,7 @@ class Enveloped(Format):
         return (
             None
             if self.table is None
-            else lambda rows: mark_table_messages(str(self.table), self.sources(value.take(pa.array(rows))))
+            else lambda rows: compute_table_mask(str(self.table), self.sources(value.take(pa.array(rows))))
         )
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
@@ -114,10 +114,10 @@ class Enveloped(Format):
         read = self.read(messages, target, bad)
         codes, table = self._classify_messages(read, messages, target, bad)
         waits = self.table is not None and target.table is None
-        tables = count_by_table(read.source, np.isin(read.codes, _DO)) if waits else {}
+        tables = count_messages_by_table(read.source, np.isin(read.codes, _DO)) if waits else {}
         order = build_order_columns(read.source, messages, read.of) if target.ordered else {}
         if order:
-            order = fill_positions(order, codes == TOMBSTONE, messages, read.of)
+            order = fill_missing_positions(order, codes == TOMBSTONE, messages, read.of)
         truncates = self._list_truncates(codes, order, messages, read.of)
         live = np.flatnonzero((codes == UPSERT) | (codes == DELETE) | (codes == TOMBSTONE))
         if live.size < codes.size:
@@ -144,16 +144,16 @@ class Enveloped(Format):
         tombstones = np.flatnonzero(codes == TOMBSTONE)
         if tombstones.size:
             said = tombstones[(tombstones > 0) & (codes[tombstones - 1] == DELETE)]
-            codes[said[_mark_same_key(messages, read.of[said])]] = NOTHING
+            codes[said[_mark_repeated_keys(messages, read.of[said])]] = NOTHING
         if self.table is not None:
-            silent = mark_ambiguous_tables(self.table, read.source)
+            silent = compute_ambiguous_table_mask(self.table, read.source)
             reason = f"it does not say whether it is of the table {shorten(self.table, 80)!r}"
             bad.mark(read.of[np.isin(codes, _DO) & silent], reason)
-            others = ~mark_table_messages(self.table, read.source) & ~(
+            others = ~compute_table_mask(self.table, read.source) & ~(
                 silent & (codes == UNKNOWN)
             )  # no event is of no table
             codes[others & (codes != TOMBSTONE)] = NOTHING
-            codes[~mark_topic_messages(self.table, messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
+            codes[~compute_topic_mask(self.table, messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
         table = self._resolve_table(codes, read, target.table, bad)
         if (unknown := np.flatnonzero(codes == UNKNOWN)).size:
             bad.mark(read.of[unknown], self.unknown)
@@ -165,8 +165,8 @@ class Enveloped(Format):
 
         Messages of other tables are marked bad, with the code `NOTHING`.
         """
-        names = pc.if_else(pa.array(np.isin(codes, _DO)), table_names(read.source), None)
-        table, others = resolve_table(own, pc.unique(names).drop_null().to_pylist())
+        names = pc.if_else(pa.array(np.isin(codes, _DO)), build_table_names(read.source), None)
+        table, others = resolve_table_name(own, pc.unique(names).drop_null().to_pylist())
         if others:
             rows = np.flatnonzero(np.asarray(pc.is_in(names, pa.array(others))))
             told = names.take(pa.array(rows)).to_pylist()
@@ -208,7 +208,7 @@ class Enveloped(Format):
                 if not self.leaves_out:
                     remedy = f"{self.hidden}: see unavailable= of dd.formats.{self.kind}"
                     bad.mark(at[absent[name]], f"column {name!r} is unavailable: {remedy}")
-            columns[name] = read_cells(inside, read.after, field, self.usual, at, bad, deleted)
+            columns[name] = read_column_at_path(inside, read.after, field, self.usual, at, bad, deleted)
         if gone.size:
             columns |= self._build_delete_columns(read, columns, at, gone, messages, target, bad)
         for name in target.key:
@@ -230,7 +230,7 @@ class Enveloped(Format):
         out, some = {}, read.inside.take(gone)
         keyed = read_key_cells(messages, at[gone], target, self.usual)
         for name in dict.fromkeys((*target.key, *target.deciding)):
-            found = read_cells(some, read.before, target.columns.field(name), self.usual, at[gone], bad)
+            found = read_column_at_path(some, read.before, target.columns.field(name), self.usual, at[gone], bad)
             if name in keyed:
                 found = _coalesce(keyed[name], found)
             out[name] = replace_cells(columns[name], gone, found)
@@ -245,7 +245,7 @@ class Enveloped(Format):
         """
         changed = np.zeros(made.deleted.size, np.bool_)
         for name in target.key:
-            before, after = (read.inside.cells(*path, name) for path in (read.before, read.after))
+            before, after = (read.inside.get_cells(*path, name) for path in (read.before, read.after))
             if before.type == after.type:
                 changed |= np.asarray(pc.fill_null(pc.not_equal(before, after), False))
         rows = np.flatnonzero(changed & ~made.deleted)
@@ -259,7 +259,7 @@ class Enveloped(Format):
         for name, column in made.columns.items():
             old = pa.nulls(rows.size, column.type)
             if name in (*target.key, *target.deciding):
-                old = read_cells(some, read.before, target.columns.field(name), self.usual, made.at[rows], bad)
+                old = read_column_at_path(some, read.before, target.columns.field(name), self.usual, made.at[rows], bad)
                 old = _coalesce(old, column.take(pa.array(rows)))  # what did not change may not be there
             columns[name] = pa.concat_arrays([column, old]).take(take)
         which = np.asarray(take)
@@ -305,7 +305,7 @@ def _describe_other_table(table: str, own: str, kind: str) -> str:
     return f"its table is {shorten(table, 80)!r}, that of others {shorten(own, 80)!r}: {remedy}"
 
 
-def _mark_same_key(messages: Messages, rows: Ints) -> Bools:
+def _mark_repeated_keys(messages: Messages, rows: Ints) -> Bools:
     """Mark the messages with the key of the message before; messages without keys count as equal."""
     if messages.key is None or not rows.size:
         return np.ones(rows.size, np.bool_)

@@ -7,14 +7,15 @@ numbers, so events of one source have a total order.
 >>> came.value.to_pylist(), came.broken.tolist(), came.locate_message(1)
 (['{"id": 1}', None], [False, True], 'offset 8 of t')
 
->>> resolve_table("orders", ["a.orders", "orders", "b.orders"])
+>>> resolve_table_name("orders", ["a.orders", "orders", "b.orders"])
 ('a.orders', ['b.orders'])
 >>> source = {"table": ["t", "u"], "schema": ["a", "a"], "db": [None, None]}
 >>> every = {name: pa.array(cells, pa.string()) for name, cells in source.items()}
->>> table_names(every).to_pylist(), mark_table_messages("a.t", every).tolist(), mark_ambiguous_tables("shop.a.t",
+>>> build_table_names(every).to_pylist(), compute_table_mask("a.t",
+...     every).tolist(), compute_ambiguous_table_mask("shop.a.t",
 ...     every).tolist()
 (['a.t', 'a.u'], [True, False], [True, False])
->>> count_by_table(every, np.array([True, True])), is_table_name("a.t", "shop.a.t")
+>>> count_messages_by_table(every, np.array([True, True])), is_table_name("a.t", "shop.a.t")
 ({'a.t': 1, 'a.u': 1}, True)
 >>> find_nearest_table("orderz", ["shop.orders", "shop.us"])
 'shop.orders'
@@ -36,7 +37,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import find_nearest_name
 from ddflow.columns.schema import decode_array, is_text, to_array
-from ddflow.connectors.formats.cells import convert_by_halves
+from ddflow.connectors.formats.cells import convert_by_bisection
 from ddflow.connectors.formats.parse import Bools
 from ddflow.errors import Option, Phrase, Row, SchemaMismatch
 
@@ -76,8 +77,8 @@ class Messages:
             raise SchemaMismatch(f"messages for {what}", f"the columns {more} are none of messages", remedy)
         there: dict[str, pa.Array] = {name: _flatten_column(given, name) for name in COLUMNS if name in names}
         self.raw = there[VALUE]
-        self.value, self.broken = self._to_text(VALUE, self.raw)
-        self.key = self._to_text("key", there["key"])[0] if "key" in there else None
+        self.value, self.broken = self._convert_to_text(VALUE, self.raw)
+        self.key = self._convert_to_text("key", there["key"])[0] if "key" in there else None
         self.offset, self.partition = (self._read_integers(there, name) for name in ("offset", "partition"))
         topic = there.get("topic")
         self.topic = None if topic is None or pat.is_null(topic.type) else topic
@@ -87,7 +88,7 @@ class Messages:
         self.own: Callable[[Any], str | None] = lambda value: None
         """As `Format.place`."""
 
-    def _to_text(self, name: str, column: pa.Array) -> tuple[pa.Array, Bools]:
+    def _convert_to_text(self, name: str, column: pa.Array) -> tuple[pa.Array, Bools]:
         """Convert a column to text, or keep its structs; mark the values that are not UTF-8."""
         none = np.zeros(len(column), np.bool_)
         kind = column.type
@@ -101,7 +102,7 @@ class Messages:
             raise SchemaMismatch(
                 f"messages for {self.what}", f"{name!r} is {kind}", "give bytes, text, or a struct of its fields"
             )
-        made, wrong = convert_by_halves(column, pa.string(), lambda some: some.cast(pa.string()))
+        made, wrong = convert_by_bisection(column, pa.string(), lambda some: some.cast(pa.string()))
         return made, none if wrong is None else wrong
 
     def _read_integers(self, there: dict[str, pa.Array], name: str) -> pa.Array | None:
@@ -130,7 +131,7 @@ class Messages:
         of = topic if partition is None else f"{topic or 'partition '}{'/' if topic else ''}{partition}"
         return f"offset {offset}" + ("" if of is None else f" of {of}")
 
-    def original_bytes(self, rows: Any) -> pa.Array:
+    def get_original_bytes(self, rows: Any) -> pa.Array:
         """Return the original values of some messages in bytes; structs as Python formats them."""
         some = self.raw.take(pa.array(rows, pa.int64()))
         if pat.is_struct(some.type):
@@ -156,25 +157,25 @@ Source = Mapping[str, pa.Array]
 """By `PARTS`, what messages say."""
 
 
-def table_names(source: Source) -> pa.Array:
+def build_table_names(source: Source) -> pa.Array:
     """Return the whole name of each message's table; null if the message names no table.  O(n)."""
-    table, schema, db = _name_parts(source)
+    table, schema, db = _get_table_name_parts(source)
     db = pc.if_else(pc.fill_null(pc.equal(db, schema), False), None, db)  # MySQL's database is its schema
     return pc.binary_join_element_wise(db, schema, table, pc.if_else(table.is_valid(), ".", None), null_handling="skip")
 
 
-def merge_table_names(one: str | None, other: str) -> str | None:
+def match_table_names(one: str | None, other: str) -> str | None:
     """Return the longer of two names of one table; None if they name two tables.  O(1)."""
     if one is None or other == one or other.endswith(f".{one}"):
         return other
     return one if one.endswith(f".{other}") else None
 
 
-def resolve_table(own: str | None, names: Iterable[str]) -> tuple[str | None, list[str]]:
+def resolve_table_name(own: str | None, names: Iterable[str]) -> tuple[str | None, list[str]]:
     """Return the longest name of the messages' table, and the ``names`` of other tables.  O(names)."""
     others = []
     for name in names:
-        both = merge_table_names(own, name)
+        both = match_table_names(own, name)
         if both is None:
             others.append(name)
         else:
@@ -182,10 +183,10 @@ def resolve_table(own: str | None, names: Iterable[str]) -> tuple[str | None, li
     return own, others
 
 
-def mark_table_messages(name: str, source: Source) -> Bools:
+def compute_table_mask(name: str, source: Source) -> Bools:
     """Mark the messages of the given table.  O(n)."""
     *before, last = name.split(".")
-    table, schema, db = _name_parts(source)
+    table, schema, db = _get_table_name_parts(source)
     out = pc.equal(table, last)
     if before:
         out = pc.and_(out, pc.equal(pc.coalesce(schema, db), before[-1]))
@@ -199,9 +200,9 @@ def is_table_name(table: str, name: str) -> bool:
     return name == table or name.endswith(f".{table}")
 
 
-def count_by_table(source: Source, which: Bools) -> dict[str, int]:
+def count_messages_by_table(source: Source, which: Bools) -> dict[str, int]:
     """Count some messages by the whole name of their table.  O(n)."""
-    coded = table_names(source).filter(pa.array(which)).drop_null().dictionary_encode()
+    coded = build_table_names(source).filter(pa.array(which)).drop_null().dictionary_encode()
     return dict(zip(coded.dictionary.to_pylist(), np.bincount(coded.indices).tolist(), strict=True))
 
 
@@ -215,10 +216,10 @@ def find_nearest_table(name: str, tables: Iterable[str]) -> str | None:
     return None
 
 
-def mark_ambiguous_tables(name: str, source: Source) -> Bools:
+def compute_ambiguous_table_mask(name: str, source: Source) -> Bools:
     """Mark the messages without enough of a name to compare with the given table.  O(n)."""
     *before, last = name.split(".")
-    table, schema, db = _name_parts(source)
+    table, schema, db = _get_table_name_parts(source)
     lacks = pa.array(np.zeros(len(table), np.bool_))
     if before:
         lacks = pc.and_(table.is_valid(), pc.and_(schema.is_null(), db.is_null()))
@@ -228,7 +229,7 @@ def mark_ambiguous_tables(name: str, source: Source) -> Bools:
     return np.asarray(pc.or_(table.is_null(), pc.and_(mine, lacks)))
 
 
-def mark_topic_messages(name: str, messages: Messages) -> Bools:
+def compute_topic_mask(name: str, messages: Messages) -> Bools:
     """Mark the messages of a topic of that table: a tombstone has no other sign of its table.  O(n)."""
     if messages.topic is None:
         return np.zeros(messages.rows, np.bool_)
@@ -236,7 +237,7 @@ def mark_topic_messages(name: str, messages: Messages) -> Bools:
     return np.asarray(pc.fill_null(own, False))
 
 
-def _name_parts(source: Source) -> list[pa.Array]:
+def _get_table_name_parts(source: Source) -> list[pa.Array]:
     return [source[part].cast(pa.string()) for part in PARTS]
 
 
@@ -271,7 +272,9 @@ def parse_integers(cells: pa.Array) -> pa.Array:
         return pc.if_else(plain, cells, pa.scalar(None, cells.type)).cast(pa.int64())
 
 
-def fill_positions(order: dict[str, pa.Array], lacking: Bools, messages: Messages, at: Any) -> dict[str, pa.Array]:
+def fill_missing_positions(
+    order: dict[str, pa.Array], lacking: Bools, messages: Messages, at: Any
+) -> dict[str, pa.Array]:
     """Fill missing positions from the next event of the partition that has one, else from the last.
 
     ``lacking``: which may be filled.  ``at``: the message of each.  O(n log n) if some are missing.

@@ -5,9 +5,9 @@ changed, and has only what changed. Bootstraps of Maxwell are inserts. Statement
 for Canal's TRUNCATE, which cuts the batch. Canal has several rows a message, and every value as text. Order is the
 position that Maxwell writes with ``output_binlog_position``, else the offset, and the place in the message.
 
->>> from ddflow.connectors.formats.base import decode_messages, events_schema
+>>> from ddflow.connectors.formats.base import decode_messages, build_events_schema
 >>> format, columns = canal(), pa.schema({"id": pa.int64(), "v": pa.string()})
->>> target = MessageTarget("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
+>>> target = MessageTarget("'o'", columns, ("id",), (), True, build_events_schema(format, columns, True))
 >>> came = '{"table": "o", "type": "INSERT", "data": [{"id": "1", "v": "x"}, {"id": "2", "v": null}]}'
 >>> came = pa.table({"value": [came], "offset": [5]})
 >>> decode_messages(format, came, target).rows.select(["id", "v", "_row"]).to_pylist()
@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.formats.base import BadMessages, MessageTarget
-from ddflow.connectors.formats.cells import json_shape
+from ddflow.connectors.formats.cells import build_json_shape
 from ddflow.connectors.formats.envelope import Ints, ParsedMessages, get_cells_at_path, parse_messages
 from ddflow.connectors.formats.enveloped import (
     DELETE,
@@ -85,7 +85,7 @@ class maxwell(Enveloped):
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
         """See `Enveloped`."""
-        return _read_sources(value)
+        return _read_table_names(value)
 
     def examples(self, values: pa.Array) -> ExampleRows:
         """See `Format`: the rows after changes, or of deletes."""
@@ -93,17 +93,21 @@ class maxwell(Enveloped):
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
         """See `Enveloped`."""
-        rows = {field.name: json_shape(field.type) for field in target.columns}
+        rows = {field.name: build_json_shape(field.type) for field in target.columns}
         old = {name: rows[name] for name in (*target.key, *target.deciding)}
         top = dict.fromkeys(("type", "table", "database", "position"), TEXT)
         inside = parse_messages(messages.value, {**top, "data": rows, "old": old}, messages.exact)
-        codes = map_operation_codes(inside.cells("type"), _MAXWELL)
+        codes = map_operation_codes(inside.get_cells("type"), _MAXWELL)
         codes[np.asarray(inside.body.is_null()) & ~inside.wrong] = TOMBSTONE
-        codes[(codes < NOTHING) & np.asarray(inside.cells("data").is_null())] = UNKNOWN
-        place = pc.extract_regex(inside.cells("position").cast(pa.string()), r"^(?P<file>.*):(?P<pos>[0-9]+)$")
+        codes[(codes < NOTHING) & np.asarray(inside.get_cells("data").is_null())] = UNKNOWN
+        place = pc.extract_regex(inside.get_cells("position").cast(pa.string()), r"^(?P<file>.*):(?P<pos>[0-9]+)$")
         source = {name: pc.struct_field(place, name) for name in ("file", "pos")}
-        source |= {"table": inside.cells("table"), "schema": inside.cells("database"), "db": inside.cells("database")}
-        return _fill_old_of_deletes(
+        source |= {
+            "table": inside.get_cells("table"),
+            "schema": inside.get_cells("database"),
+            "db": inside.get_cells("database"),
+        }
+        return _fill_old_rows_of_deletes(
             EnvelopeEvents(inside, codes, ("data",), ("old",), source, np.arange(messages.rows)), target
         )
 
@@ -135,7 +139,7 @@ class canal(Enveloped):
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
         """See `Enveloped`."""
-        return _read_sources(value)
+        return _read_table_names(value)
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
         """See `Format`: as MySQL calls them."""
@@ -147,15 +151,15 @@ class canal(Enveloped):
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
         """See `Enveloped`."""
-        rows: dict[str, Any] = {field.name: json_shape(field.type) for field in target.columns}
+        rows: dict[str, Any] = {field.name: build_json_shape(field.type) for field in target.columns}
         old = {name: rows[name] for name in (*target.key, *target.deciding)}
         top = dict.fromkeys(("type", "isDdl", "table", "database"), TEXT)
         whole = parse_messages(messages.value, {**top, "data": [rows], "old": [old]}, messages.exact)
-        codes = map_operation_codes(whole.cells("type"), _CANAL)
-        statements = np.asarray(pc.fill_null(pc.equal(whole.cells("isDdl").cast(pa.string()), "true"), False))
+        codes = map_operation_codes(whole.get_cells("type"), _CANAL)
+        statements = np.asarray(pc.fill_null(pc.equal(whole.get_cells("isDdl").cast(pa.string()), "true"), False))
         codes[(codes != TRUNCATE) & statements] = NOTHING
         codes[np.asarray(whole.body.is_null()) & ~whole.wrong] = TOMBSTONE
-        data = whole.cells("data")
+        data = whole.get_cells("data")
         counts = np.asarray(pc.fill_null(pc.list_value_length(data), 0)).astype(np.int64)
         codes[(codes < NOTHING) & (counts == 0)] = UNKNOWN
         counts[codes >= NOTHING] = 0
@@ -164,22 +168,22 @@ class canal(Enveloped):
         of = np.repeat(np.arange(messages.rows), sizes)
         place = np.arange(of.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         listed = counts[of] > 0
-        parts = {name: _take_elements(whole.cells(name), of, place, listed) for name in ("data", "old")}
+        parts = {name: _take_list_elements(whole.get_cells(name), of, place, listed) for name in ("data", "old")}
         names = [*parts, "table", "database"]
-        some = [*parts.values(), *(whole.cells(name).take(pa.array(of)) for name in names[2:])]
+        some = [*parts.values(), *(whole.get_cells(name).take(pa.array(of)) for name in names[2:])]
         inside = ParsedMessages(pa.StructArray.from_arrays(some, names=names), whole.wrong[of], (), whole.json)
-        source = {"row": pa.array(place).cast(pa.string()), "table": inside.cells("table")}
-        source |= dict.fromkeys(("schema", "db"), inside.cells("database"))
-        return _fill_old_of_deletes(EnvelopeEvents(inside, codes[of], ("data",), ("old",), source, of), target)
+        source = {"row": pa.array(place).cast(pa.string()), "table": inside.get_cells("table")}
+        source |= dict.fromkeys(("schema", "db"), inside.get_cells("database"))
+        return _fill_old_rows_of_deletes(EnvelopeEvents(inside, codes[of], ("data",), ("old",), source, of), target)
 
 
-def _read_sources(value: pa.Array) -> dict[str, pa.Array]:
+def _read_table_names(value: pa.Array) -> dict[str, pa.Array]:
     """Return the table of each message."""
     inside = parse_messages(value, dict.fromkeys(("table", "database"), TEXT))
-    return {"table": inside.cells("table"), **dict.fromkeys(("schema", "db"), inside.cells("database"))}
+    return {"table": inside.get_cells("table"), **dict.fromkeys(("schema", "db"), inside.get_cells("database"))}
 
 
-def _take_elements(lists: pa.Array, of: Ints, place: Ints, listed: Bools) -> pa.Array:
+def _take_list_elements(lists: pa.Array, of: Ints, place: Ints, listed: Bools) -> pa.Array:
     """Take one element of a list for each event; null if the list is shorter."""
     if not pa.types.is_list(lists.type):
         return pa.nulls(of.size, pa.struct([]))
@@ -192,7 +196,7 @@ def _take_elements(lists: pa.Array, of: Ints, place: Ints, listed: Bools) -> pa.
     return lists.values.take(pa.array(at, mask=~there))
 
 
-def _fill_old_of_deletes(read: EnvelopeEvents, target: MessageTarget) -> EnvelopeEvents:
+def _fill_old_rows_of_deletes(read: EnvelopeEvents, target: MessageTarget) -> EnvelopeEvents:
     """Return the events with the data of a delete as its old row: a delete has no ``old``."""
     deletes = read.codes == DELETE
     if not deletes.any():

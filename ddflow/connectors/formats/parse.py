@@ -62,12 +62,12 @@ def parse_objects(text: pa.Array, shape: Any, exact: Any = False) -> tuple[pa.Ar
     ``shape``: `TEXT`, `WORDS`, `QUOTED`, a dict of shapes by name, or a list of one shape.  ``exact``: marks texts to
     read to the last digit, whatever the shape.
     """
-    sql = f"from_json(v, {quote_text(json.dumps(shape))})"
-    made, wrong = evaluate_json(text, sql)
+    sql = f"from_json(v, {quote_sql_literal(json.dumps(shape))})"
+    made, wrong = evaluate_sql_on_json(text, sql)
     rows = np.flatnonzero((_mark_rounded_texts(text, made, shape) | exact) & ~wrong)
     if not rows.size:
         return made, wrong
-    return replace_cells(made, rows, evaluate_json_exactly(text.take(pa.array(rows)), sql)), wrong
+    return replace_cells(made, rows, evaluate_sql_keeping_digits(text.take(pa.array(rows)), sql)), wrong
 
 
 def replace_cells(cells: pa.Array, rows: Any, found: pa.Array) -> pa.Array:
@@ -77,10 +77,10 @@ def replace_cells(cells: pa.Array, rows: Any, found: pa.Array) -> pa.Array:
     return pa.concat_arrays([cells, found]).take(pa.array(which))
 
 
-def evaluate_json_exactly(text: pa.Array, sql: str) -> pa.Array:
+def evaluate_sql_keeping_digits(text: pa.Array, sql: str) -> pa.Array:
     """Evaluate an expression over ``v`` on valid JSON texts, with all digits of their numbers.
 
-    O(bytes); two to three times the time of `evaluate_json`.
+    O(bytes); two to three times the time of `evaluate_sql_on_json`.
     """
     return _unquote_fractions(evaluate_sql(_quote_fractions(text), sql))
 
@@ -92,7 +92,7 @@ def _quote_fractions(text: pa.Array) -> pa.Array:
 
 
 def _unquote_fractions(cells: pa.Array) -> pa.Array:
-    """Remove the marks of `evaluate_json_exactly` from cells of any shape."""
+    """Remove the marks of `evaluate_sql_keeping_digits` from cells of any shape."""
     kind = cells.type
     if pat.is_struct(kind):
         return pa.StructArray.from_arrays(
@@ -113,7 +113,7 @@ def _mark_rounded_texts(text: pa.Array, made: pa.Array, shape: Any) -> Bools:
     for kind in (QUOTED, WORDS):
         rows = np.flatnonzero(mark_maybe_lossy_cells(made, shape, kind) & ~out)
         if rows.size:
-            out[rows] = mark_lossy_numbers(text.take(pa.array(rows)), kind, _find_members_of_kind(shape, kind))
+            out[rows] = mark_lossy_numbers(text.take(pa.array(rows)), kind, _find_members_of_shape(shape, kind))
     return out
 
 
@@ -135,12 +135,12 @@ def mark_lossy_numbers(
     return out
 
 
-def _find_members_of_kind(shape: Any, kind: str, name: str = "") -> set[str]:
+def _find_members_of_shape(shape: Any, kind: str, name: str = "") -> set[str]:
     """Return the members of objects, at any depth, that have the shape ``kind``.  ``name``: the member of ``shape``."""
     if isinstance(shape, list):
-        return _find_members_of_kind(shape[0], kind, name)
+        return _find_members_of_shape(shape[0], kind, name)
     if isinstance(shape, dict):
-        return {found for each, inner in shape.items() for found in _find_members_of_kind(inner, kind, each)}
+        return {found for each, inner in shape.items() for found in _find_members_of_shape(inner, kind, each)}
     return {name} if name and shape == kind else set()
 
 
@@ -170,7 +170,7 @@ _BEGINS: Final = np.isin(np.arange(256), np.frombuffer(b"-0123456789[{", np.uint
 """By byte, whether a number, a list or an object may begin with it."""
 
 
-def evaluate_json(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
+def evaluate_sql_on_json(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
     """Evaluate an expression over ``v`` on JSON texts, and mark the invalid ones.  O(bytes)."""
     duckdb = import_duckdb()
     try:
@@ -182,7 +182,7 @@ def evaluate_json(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
 
 def evaluate_sql(column: pa.Array, sql: str) -> pa.Array:
     """Evaluate an expression over ``v`` on a column.  O(bytes).  Raises DuckDB's errors."""
-    made = _get_connection().from_arrow(pa.table({"v": column})).project(f"{sql} as v").to_arrow_table()
+    made = _get_thread_database().from_arrow(pa.table({"v": column})).project(f"{sql} as v").to_arrow_table()
     return to_array(made.column(0))
 
 
@@ -195,7 +195,7 @@ def decode_base64(text: pa.Array) -> pa.Array:
         raise ValueError(str(error)) from None
 
 
-def quote_text(text: str) -> str:
+def quote_sql_literal(text: str) -> str:
     """Quote a text for SQL."""
     return "'" + text.replace("'", "''") + "'"
 
@@ -205,7 +205,7 @@ def import_duckdb() -> Any:
     return import_extra("read messages", "duckdb", "duckdb")
 
 
-def _get_connection() -> Any:
+def _get_thread_database() -> Any:
     """Return this thread's database in memory; a new one after a fork."""
     if getattr(_LOCAL, "process", None) != os.getpid():
         _LOCAL.connection = import_duckdb().connect(":memory:", config={"threads": 1})

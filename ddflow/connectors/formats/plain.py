@@ -3,9 +3,9 @@ messages.
 
 Guarantees: a wrapped message reads as it would alone. A written message is read back by the format of its name.
 
->>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, events_schema
+>>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, build_events_schema
 >>> format, columns = plain_json(), pa.schema({"id": pa.int64(), "city": pa.string()})
->>> target = MessageTarget("'people'", columns, ("id",), (), True, events_schema(format, columns, True))
+>>> target = MessageTarget("'people'", columns, ("id",), (), True, build_events_schema(format, columns, True))
 >>> came = pa.table({"key": ["1", "2"], "value": ['{"id": 1, "city": "Bern"}', None], "offset": [7, 8]})
 >>> for row in decode_messages(format, came, target).rows.to_pylist():
 ...     print(row)
@@ -35,43 +35,45 @@ from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, M
 from ddflow.connectors.formats.cells import (
     BINARIES,
     MODES as DECIMAL_MODES,
-    CellForm,
+    CellEncoding,
+    build_json_shape,
     cast_cells,
-    describe_misfit,
-    json_shape,
+    describe_unconvertible_cell,
 )
 from ddflow.connectors.formats.envelope import ParsedMessages, cast_column, parse_messages
 from ddflow.connectors.formats.messages import POSITION, ROW, Messages, parse_integers
-from ddflow.connectors.formats.parse import TEXT, WORDS, Bools, evaluate_json, parse_objects, replace_cells
+from ddflow.connectors.formats.parse import TEXT, WORDS, Bools, evaluate_sql_on_json, parse_objects, replace_cells
 from ddflow.connectors.formats.row_columns import ExampleRows, Path
 from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import BadMessage, Option, Phrase, SchemaMismatch, SpecError, shorten
 
 
-def read_key_cells(messages: Messages, rows: Any, target: MessageTarget, how: CellForm) -> dict[str, pa.Array]:
+def read_key_cells(messages: Messages, rows: Any, target: MessageTarget, how: CellEncoding) -> dict[str, pa.Array]:
     """Return the key columns in the keys of some messages; nothing if messages have no key.  O(bytes).
 
     >>> from ddflow.connectors.formats.base import MessageTarget
     >>> messages = Messages(pa.table({"value": ["", ""], "key": ['{"id": 7}', "8"]}), "'t'", 0)
     >>> target = MessageTarget("'t'", pa.schema({"id": pa.int64()}), ("id",), (), False, pa.schema([]))
-    >>> read_key_cells(messages, np.arange(2), target, CellForm())["id"].to_pylist()
+    >>> read_key_cells(messages, np.arange(2), target, CellEncoding())["id"].to_pylist()
     [7, 8]
     """
     if messages.key is None or pat.is_null(messages.key.type):
         return {}
     keys = messages.key.take(pa.array(rows))
     exact = np.broadcast_to(messages.exact, messages.rows)[rows]
-    inside = parse_messages(keys, {name: json_shape(target.columns.field(name).type) for name in target.key}, exact)
+    inside = parse_messages(
+        keys, {name: build_json_shape(target.columns.field(name).type) for name in target.key}, exact
+    )
     out = {name: cast_column(inside, (), name, target.columns.field(name).type, how)[0] for name in target.key}
     if len(target.key) == 1 and not pat.is_struct(keys.type):
         (name,) = target.key
         left = np.flatnonzero(np.asarray(out[name].is_null()) & np.asarray(keys.is_valid()))
         if left.size:
-            out[name] = _read_single_keys(out[name], keys, left, target.columns.field(name).type, how)
+            out[name] = _read_scalar_keys(out[name], keys, left, target.columns.field(name).type, how)
     return out
 
 
-def _read_single_keys(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataType, how: CellForm) -> pa.Array:
+def _read_scalar_keys(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataType, how: CellEncoding) -> pa.Array:
     """Read keys that are no objects: the value itself, in JSON, or as text."""
     some = keys.take(pa.array(left))
     objects_here = pc.starts_with(pc.utf8_trim_whitespace(some), "{")
@@ -112,7 +114,7 @@ class plain_json(Format):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choices(decimals=DECIMAL_MODES, binary=BINARIES)
+        self._check_option_values(decimals=DECIMAL_MODES, binary=BINARIES)
 
     row_path: ClassVar[Path] = ()
 
@@ -122,19 +124,19 @@ class plain_json(Format):
 
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
         """See `Format`."""
-        how = CellForm(decimals=self.decimals, binary=self.binary)
+        how = CellEncoding(decimals=self.decimals, binary=self.binary)
         inside = parse_messages(
-            messages.value, {field.name: json_shape(field.type) for field in target.columns}, messages.exact
+            messages.value, {field.name: build_json_shape(field.type) for field in target.columns}, messages.exact
         )
         bad.mark(np.flatnonzero(inside.wrong & ~bad.mask), "it is no JSON")
         deleted = np.asarray(inside.body.is_null())
         at = np.arange(messages.rows)
-        columns = {field.name: read_cells(inside, (), field, how, at, bad) for field in target.columns}
+        columns = {field.name: read_column_at_path(inside, (), field, how, at, bad) for field in target.columns}
         lacking = np.zeros(messages.rows, np.bool_)
         for name in target.key:
             lacking |= np.asarray(columns[name].is_null())
         if (rows := np.flatnonzero(lacking)).size:
-            _fill_keys(columns, rows, messages, target, how)
+            _fill_missing_keys(columns, rows, messages, target, how)
         mark_non_objects(inside.body, messages, deleted, bad)
         for name in target.key:
             none = np.flatnonzero(np.asarray(columns[name].is_null()) & deleted)
@@ -142,8 +144,8 @@ class plain_json(Format):
         return Upserts(columns, deleted, {POSITION: get_offsets(messages)} if target.ordered else {})
 
 
-def _fill_keys(
-    columns: dict[str, pa.Array], rows: Ints, messages: Messages, target: MessageTarget, how: CellForm
+def _fill_missing_keys(
+    columns: dict[str, pa.Array], rows: Ints, messages: Messages, target: MessageTarget, how: CellEncoding
 ) -> None:
     """Fill the missing key columns of rows from the keys of their messages."""
     for name, found in read_key_cells(messages, rows, target, how).items():
@@ -164,11 +166,11 @@ def mark_non_objects(body: pa.Array, messages: Messages, deleted: Any, bad: BadM
         bad.mark(rows[~np.asarray(objects_here)], "it is no object of JSON")
 
 
-def read_cells(
+def read_column_at_path(
     inside: ParsedMessages,
     path: Sequence[str],
     field: pa.Field,
-    usual: CellForm,
+    usual: CellEncoding,
     at: Ints,
     bad: BadMessages,
     ignored: Bools | None = None,
@@ -180,26 +182,31 @@ def read_cells(
     made, wrong = cast_column(inside, path, field.name, field.type, usual)
     if wrong is not None:
         rows = np.flatnonzero(wrong if ignored is None else wrong & ~ignored)
-        mark_misfits(
-            inside.cells(*path, field.name), rows, field, at, bad, inside.build_form_lookup(path, field.name, usual)
+        mark_bad_cell_messages(
+            inside.get_cells(*path, field.name),
+            rows,
+            field,
+            at,
+            bad,
+            inside.build_encoding_lookup(path, field.name, usual),
         )
     return made
 
 
-def mark_misfits(
-    cells: pa.Array, rows: Ints, field: pa.Field, at: Ints, bad: BadMessages, how: Callable[[int], CellForm]
+def mark_bad_cell_messages(
+    cells: pa.Array, rows: Ints, field: pa.Field, at: Ints, bad: BadMessages, how: Callable[[int], CellEncoding]
 ) -> None:
     """Mark the messages of cells that do not fit their column; ``at``: the message of each.  ``how``: as of each."""
 
     def reason(n: int) -> str:
-        cell, why = describe_misfit(cells[int(rows[n])].as_py(), field.type, how(int(rows[n])))
+        cell, why = describe_unconvertible_cell(cells[int(rows[n])].as_py(), field.type, how(int(rows[n])))
         bad.narrow[int(at[rows[n]])] = (field, cell.strip("'"))
         return f"column {field.name!r} is {shorten(cell, 80)}, {why}"
 
     bad.mark(at[rows], reason)
 
 
-def _cast_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Array:
+def _cast_function_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Array:
     """Cast a column from a function to its type; text is read as in messages.  Raises `BadMessage`."""
     cells, kind = decode_array(to_array(column)), field.type
     try:
@@ -209,9 +216,11 @@ def _cast_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Arr
     except SchemaMismatch as error:
         found = f"its function gave {field.name!r} as {column.type}: {error.found}"
         raise BadMessage(asked, found, f"give {kind}; nothing was taken in") from None
-    made, wrong = cast_cells(cells, kind, CellForm(decimals="string"))
+    made, wrong = cast_cells(cells, kind, CellEncoding(decimals="string"))
     if wrong is not None:
-        text, why = describe_misfit(cells[int(np.argmax(wrong))].as_py(), kind, CellForm(decimals="string"))
+        text, why = describe_unconvertible_cell(
+            cells[int(np.argmax(wrong))].as_py(), kind, CellEncoding(decimals="string")
+        )
         found = f"its function gave {field.name!r} as {column.type}: {shorten(text, 80)}, {why}"
         raise BadMessage(asked, found, f"give {kind}; nothing was taken in")
     return made
@@ -269,7 +278,7 @@ class custom(Format):
             raise BadMessage(asked, found, "mend the function or the messages; nothing was taken in") from error
         known = {**{field.name: field.type for field in target.columns}, POSITION: pa.int64(), DELETED: pa.bool_()}
         columns = {
-            name: _cast_column(made.column(name), pa.field(name, kind), asked)
+            name: _cast_function_column(made.column(name), pa.field(name, kind), asked)
             if name in made.column_names
             else pa.nulls(made.num_rows, kind)
             for name, kind in known.items()
@@ -309,9 +318,9 @@ class kcat(Format):
     --------
     >>> kcat(plain_json())
     dd.formats.kcat(dd.formats.plain_json())
-    >>> from ddflow.connectors.formats.base import decode_messages, events_schema
+    >>> from ddflow.connectors.formats.base import decode_messages, build_events_schema
     >>> format, columns = kcat(plain_json()), pa.schema({"id": pa.int64(), "v": pa.string()})
-    >>> target = MessageTarget("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
+    >>> target = MessageTarget("'o'", columns, ("id",), (), True, build_events_schema(format, columns, True))
     >>> line = '{"topic": "t", "partition": 0, "offset": 7, "key": "1", "payload": "{\\\\"v\\\\": \\\\"x\\\\"}"}'
     >>> decode_messages(format, pa.table({"value": [line]}), target).rows.to_pylist()
     [{'id': 1, 'v': 'x', '_position': 7, '_deleted': False}]
@@ -346,7 +355,7 @@ class kcat(Format):
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
         """See `Format`."""
         value = messages.value
-        read, wrong = parse_objects(value, _LINE, _mark_nested(value))
+        read, wrong = parse_objects(value, _LINE, _mark_nested_json_lines(value))
         lines = {name: pc.struct_field(read, name) for name in _LINE}
         bad.mark(np.flatnonzero(wrong & ~bad.mask), "it is no JSON")
         lost = np.asarray(lines["offset"].is_null()) & ~bad.mask
@@ -374,7 +383,7 @@ class kcat(Format):
         return self.of.kinds(self._extract_payloads(messages), names)
 
     def _extract_payloads(self, messages: Messages) -> Messages:
-        payload, _ = evaluate_json(messages.value, "json_extract_string(v, '$.payload')")
+        payload, _ = evaluate_sql_on_json(messages.value, "json_extract_string(v, '$.payload')")
         return Messages(pa.table({"value": payload}), messages.what, messages.first)
 
     def examples(self, values: pa.Array) -> ExampleRows | None:
@@ -390,7 +399,7 @@ class kcat(Format):
         return f"dd.formats.kcat({self.of!r})"
 
 
-def _mark_nested(lines: pa.Array) -> Bools:
+def _mark_nested_json_lines(lines: pa.Array) -> Bools:
     """Mark the lines with a key or payload that is no text: inside text, quotes have backslashes.  O(bytes)."""
     found: Bools = ~np.asarray(pc.fill_null(pc.match_substring_regex(lines, _USUAL), True))
     rows = np.flatnonzero(found)
@@ -451,9 +460,9 @@ class delta_cdf(Format):
                 columns[each.name] = pa.nulls(messages.rows, each.type)
                 continue
             cells = pc.struct_field(rows, each.name)
-            columns[each.name], wrong = cast_cells(cells, each.type, CellForm())
+            columns[each.name], wrong = cast_cells(cells, each.type, CellEncoding())
             if wrong is not None:
-                mark_misfits(cells, np.flatnonzero(wrong), each, at, bad, lambda _: CellForm())
+                mark_bad_cell_messages(cells, np.flatnonzero(wrong), each, at, bad, lambda _: CellEncoding())
         version = pc.struct_field(rows, "_commit_version").cast(pa.int64())
         order = {POSITION: version, ROW: pa.array((~deleted).astype(np.int64))} if target.ordered else {}
         return Upserts(columns, deleted, order)
@@ -517,13 +526,13 @@ def write(
     >>> write(updates, "debezium", key="id", output="ids")["value"][0].as_py()
     '{"before":null,"after":{"id":7},"source":{"connector":"ddflow",...,"table":"ids","epoch":3},"op":"c"}'
     """
-    from ddflow.connectors.modes import merge_deletes, to_table_changes  # it reads cells as formats do
+    from ddflow.connectors.modes import merge_upserts_and_deletes, to_table_changes  # it reads cells as formats do
 
     asked = f"dd.formats.write(mode={mode!r})"
     if mode not in MODES:
         raise SpecError(asked, "there is no such mode", f"use one of {list(MODES)}")
     by = None if key is None else (key,) if isinstance(key, str) else tuple(key)
-    table = _build_table(updates, by or (), asked)
+    table = _build_updates_table(updates, by or (), asked)
     if mode == "upsert" and by is None:
         raise SpecError(asked, "it has no key", Phrase("give ", Option("key"), ", the columns that identify a row"))
     if epoch is None:
@@ -531,10 +540,10 @@ def write(
     secret = Secret.fresh()
     at = None if committed is None else round(committed.timestamp() * 1000)
     made = to_table_changes(mode, table, by, epoch, secret, output, at)
-    return made.rows if by is None or made.gone is None else merge_deletes(made, by, secret)
+    return made.rows if by is None or made.gone is None else merge_upserts_and_deletes(made, by, secret)
 
 
-def _build_table(updates: Any, by: Sequence[str], asked: str) -> pa.Table:
+def _build_updates_table(updates: Any, by: Sequence[str], asked: str) -> pa.Table:
     """Convert updates to a table.  Raises `SpecError` if columns are missing."""
     table = to_table(updates, "dd.formats.write", pa.schema([]))
     for name in (TIME, DIFF, *by):

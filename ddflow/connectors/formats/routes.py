@@ -7,9 +7,9 @@ there; elsewhere it goes to none, because the delete in front of it says the sam
 this, and once more by its format.
 
 >>> batch = pa.record_batch({"value": ['{"op": "c", "source": {"schema": "public", "table": "a"}}']})
->>> split_by_input(batch, {"public.a": "orders", "b": "people"}, "error", "read t")["orders"].num_rows
+>>> split_messages_by_input(batch, {"public.a": "orders", "b": "people"}, "error", "read t")["orders"].num_rows
 1
->>> split_by_input(batch, {"b": "people"}, "ignore", "read t")
+>>> split_messages_by_input(batch, {"b": "people"}, "ignore", "read t")
 {}
 """
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.formats.envelope import parse_messages
-from ddflow.connectors.formats.messages import Messages, mark_table_messages, table_names
+from ddflow.connectors.formats.messages import Messages, build_table_names, compute_table_mask
 from ddflow.connectors.formats.parse import TEXT, Bools
 from ddflow.errors import BadMessage, SpecError, shorten
 
@@ -34,20 +34,20 @@ _ABOUT_NONE: Final = pa.array(["m", "M", "B", "C"])
 """What messages do that are of no table: something said in the log, the begin and the end of a transaction."""
 
 
-def group_by_input(
+def group_batches_by_input(
     batches: Sequence[pa.RecordBatch], only: str, tables: Mapping[str, str] | None, others: str, asked: str
 ) -> dict[str, list[pa.RecordBatch]]:
-    """Group batches by input: all for ``only`` without ``tables``, else as `split_by_input`."""
+    """Group batches by input: all for ``only`` without ``tables``, else as `split_messages_by_input`."""
     if tables is None:
         return {only: list(batches)} if batches else {}
     rows: dict[str, list[pa.RecordBatch]] = {}
     for batch in batches:
-        for name, some in split_by_input(batch, tables, others, asked).items():
+        for name, some in split_messages_by_input(batch, tables, others, asked).items():
             rows.setdefault(name, []).append(some)
     return rows
 
 
-def check_routes(tables: Mapping[str, str] | None, others: str, asked: str) -> None:
+def check_table_routing(tables: Mapping[str, str] | None, others: str, asked: str) -> None:
     """Raise `SpecError` for options that are none."""
     if others not in get_args(Others):
         raise SpecError(asked, f"others={others!r}", f"use one of {list(get_args(Others))}")
@@ -55,7 +55,7 @@ def check_routes(tables: Mapping[str, str] | None, others: str, asked: str) -> N
         raise SpecError(asked, "tables= names none", "write tables={'public.orders': 'orders'}")
 
 
-def split_by_input(
+def split_messages_by_input(
     batch: pa.RecordBatch, tables: Mapping[str, str], others: str, asked: str
 ) -> dict[str, pa.RecordBatch]:
     """Split messages by the input of their table.  O(bytes).  Raises `BadMessage` for a table that feeds no input."""
@@ -65,11 +65,11 @@ def split_by_input(
     whose[np.asarray(pc.and_(found[TABLE].is_null(), messages.value.is_valid())) | messages.broken] = 0
     whose[silent] = -1
     for number, name in enumerate(tables):
-        whose[mark_table_messages(name, found)] = number
+        whose[compute_table_mask(name, found)] = number
     lost = np.flatnonzero((whose < 0) & ~silent & np.asarray(found[TABLE].is_valid()))
     if lost.size and others == "error":
         row = int(lost[0])
-        shown = shorten(str(table_names({name: cells.slice(row, 1) for name, cells in found.items()})[0]), 80)
+        shown = shorten(str(build_table_names({name: cells.slice(row, 1) for name, cells in found.items()})[0]), 80)
         remedy = "name it in tables=, or leave out what is not named: others='ignore'; nothing was taken in"
         raise BadMessage(
             asked, f"{messages.locate_message(row)}: it is of the table {shown!r}, which feeds no input", remedy
@@ -89,7 +89,7 @@ def _read_table_names(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
     inside = parse_messages(messages.value, text | {_INSIDE: dict.fromkeys(_OWN, TEXT)})
 
     def cells(*path: str) -> pa.Array:
-        return inside.cells(*path).cast(pa.string())
+        return inside.get_cells(*path).cast(pa.string())
 
     found = {
         name: pc.coalesce(cells(_INSIDE, name), cells(own), cells(f"__source_{name}"), cells(f"__{name}"))
@@ -97,7 +97,7 @@ def _read_table_names(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
     }
     does = pc.coalesce(cells("op"), cells("action"))
     if messages.key is not None and messages.value.null_count:
-        in_key = parse_messages(messages.key, {_IN_KEY: TEXT}).cells(_IN_KEY).cast(pa.string())
+        in_key = parse_messages(messages.key, {_IN_KEY: TEXT}).get_cells(_IN_KEY).cast(pa.string())
         parts = [(each or "").split(".") for each in pc.if_else(messages.value.is_null(), in_key, None).to_pylist()]
         for name, place in ((TABLE, -1), (SCHEMA, -2)):
             told = [each[place] if len(each) >= -place and each[place] else None for each in parts]

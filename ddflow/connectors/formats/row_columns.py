@@ -4,9 +4,9 @@ Guarantees: a column that no input declares is reported with a type that fits ev
 known gives text, which holds every value.
 
 >>> text = pa.array(['{"after": {"id": 1}}', '{"after": null}', '{"after": {"id": 2, "n": 1.5}}', "{"])
->>> find_columns(text, ("after",))
+>>> find_row_columns(text, ("after",))
 {'id': 0, 'n': 2}
->>> guess_types(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', '{"on": null}']), ["n", "on"], "'t'")
+>>> guess_column_types(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', '{"on": null}']), ["n", "on"], "'t'")
 {'n': DataType(double)}
 
 >>> [str(parse_sql_type(of)) for of in ("integer", "numeric(10,2)", "timestamp(3) with time zone", "bigint unsigned")]
@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.connectors.files import open_files
-from ddflow.connectors.formats.envelope import UNITS, get_fields_at_path, group_by_schema, mark_with_schema
-from ddflow.connectors.formats.parse import Bools, evaluate_json, evaluate_json_exactly, quote_text
+from ddflow.connectors.formats.envelope import UNITS, get_fields_at_path, group_by_schema, mark_messages_with_schema
+from ddflow.connectors.formats.parse import Bools, evaluate_sql_keeping_digits, evaluate_sql_on_json, quote_sql_literal
 from ddflow.errors import SchemaMismatch, UnreadableInput
 
 Path = Sequence[str | int]
@@ -38,17 +38,19 @@ Own = Callable[[Ints], Bools]
 """Which of some messages are of the table that is meant."""
 
 
-def find_columns(value: pa.Array, path: Path, known: Collection[str] = (), own: Own | None = None) -> dict[str, int]:
+def find_row_columns(
+    value: pa.Array, path: Path, known: Collection[str] = (), own: Own | None = None
+) -> dict[str, int]:
     """Return the columns of the rows at a path of messages, without the known ones.  O(bytes).
 
     The value of each is the first message that has it.
     """
     if pat.is_struct(value.type):
-        names = [field.name for field in find_fields(value.type, path) if field.name not in known]
+        names = [field.name for field in find_fields_at_path(value.type, path) if field.name not in known]
         return dict.fromkeys(names, 0) if len(value) else {}
-    inner = mark_with_schema(value)
+    inner = mark_messages_with_schema(value)
     if not inner.any():
-        return _find_keys(value, path, np.arange(len(value)), known, own)
+        return _find_object_keys(value, path, np.arange(len(value)), known, own)
     found, left = dict[str, int](), inner.copy()
     rows = np.flatnonzero(inner)
     for of, schema in group_by_schema(value.take(pa.array(rows))):
@@ -56,15 +58,17 @@ def find_columns(value: pa.Array, path: Path, known: Collection[str] = (), own: 
         names = [str(field.get("field")) for field in get_fields_at_path(schema, [str(each) for each in path])]
         names = [name for name in names if name not in known]
         if names and (mine := rows[of] if own is None else rows[of][own(rows[of])]).size:
-            _note_first_row(found, names, int(mine.min()))
+            _record_earliest_row(found, names, int(mine.min()))
     for some, at in ((left, ("payload", *path)), (~inner, path)):
         if some.any():
-            for name, row in _find_keys(value.filter(pa.array(some)), at, np.flatnonzero(some), known, own).items():
-                _note_first_row(found, [name], row)
+            for name, row in _find_object_keys(
+                value.filter(pa.array(some)), at, np.flatnonzero(some), known, own
+            ).items():
+                _record_earliest_row(found, [name], row)
     return found
 
 
-def find_fields(kind: pa.DataType, path: Path) -> list[pa.Field]:
+def find_fields_at_path(kind: pa.DataType, path: Path) -> list[pa.Field]:
     """Return the fields below a path of structs, with or without Connect's schema beside it."""
     names = {field.name for field in kind} if pat.is_struct(kind) else set()
     for name in ("payload", *path) if {"schema", "payload"} <= names else path:
@@ -77,7 +81,7 @@ def find_fields(kind: pa.DataType, path: Path) -> list[pa.Field]:
     return list(kind) if pat.is_struct(kind) else []
 
 
-class NameLists:
+class ColumnNameLists:
     """Lists of names, or of such lists, as JSON, of messages.  ``unknown``: by list its names that are not ``known``.
 
     ``rows``: the messages that have such names.  O(messages), and O(bytes) of lists that differ."""
@@ -106,14 +110,18 @@ def _flatten_names(names: Iterable[Any]) -> Iterator[str]:
         yield from each if isinstance(each, list) else (each,)
 
 
-def _find_keys(value: pa.Array, path: Path, rows: Ints, known: Collection[str], own: Own | None) -> dict[str, int]:
-    keys, _ = evaluate_json(value, f"to_json(json_keys(v, {quote_text(format_json_path(path))}))::varchar")
-    lists = NameLists(keys, known)
+def _find_object_keys(
+    value: pa.Array, path: Path, rows: Ints, known: Collection[str], own: Own | None
+) -> dict[str, int]:
+    keys, _ = evaluate_sql_on_json(
+        value, f"to_json(json_keys(v, {quote_sql_literal(format_json_path(path))}))::varchar"
+    )
+    lists = ColumnNameLists(keys, known)
     some = lists.rows if own is None or not lists.rows.size else lists.rows[own(rows[lists.rows])]
     return {name: int(rows[row]) for name, row in lists.find_first_rows(some).items()}
 
 
-def _note_first_row(found: dict[str, int], names: Iterable[str], row: int) -> None:
+def _record_earliest_row(found: dict[str, int], names: Iterable[str], row: int) -> None:
     for name in names:
         found[name] = min(row, found.get(name, row))
 
@@ -127,33 +135,33 @@ def format_json_path(path: Path) -> str:
     return "$" + "".join(f"[{each}]" if isinstance(each, int) else f'."{each}"' for each in path)
 
 
-def filter_with_values(value: pa.Array, path: Path, names: Sequence[str]) -> pa.Array:
+def filter_messages_with_values(value: pa.Array, path: Path, names: Sequence[str]) -> pa.Array:
     """Return the messages that may show the type of one of some columns, by a value or a schema.  O(bytes).
 
-    >>> filter_with_values(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', "5"]), (), ["n"]).to_pylist()
+    >>> filter_messages_with_values(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', "5"]), (), ["n"]).to_pylist()
     ['{"n": 1.5}']
     """
-    if mark_with_schema(value).any():
+    if mark_messages_with_schema(value).any():
         return value
-    pointers = ", ".join(quote_text("".join(map(_escape_step, (*path, name)))) for name in names)
-    there, _ = evaluate_json(value, f"list_any_value(json_extract_string(v, [{pointers}])) is not null")
+    pointers = ", ".join(quote_sql_literal("".join(map(_escape_json_pointer_step, (*path, name)))) for name in names)
+    there, _ = evaluate_sql_on_json(value, f"list_any_value(json_extract_string(v, [{pointers}])) is not null")
     return value.filter(there)
 
 
-def _escape_step(step: str | int) -> str:
+def _escape_json_pointer_step(step: str | int) -> str:
     """Escape a step of a JSON pointer."""
     return "/" + str(step).replace("~", "~0").replace("/", "~1")
 
 
-def guess_types(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.DataType]:
+def guess_column_types(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.DataType]:
     """Guess the types of the named columns of JSON rows, if they have values.  O(bytes).
 
     ``what``: the input for messages.  Raises `SchemaMismatch` if no type fits all values.
     """
     out = dict[str, pa.DataType]()
     for name in names:
-        cells = evaluate_json_exactly(
-            rows, f"nullif(json_extract(v, {quote_text(_escape_step(name))})::varchar, 'null')"
+        cells = evaluate_sql_keeping_digits(
+            rows, f"nullif(json_extract(v, {quote_sql_literal(_escape_json_pointer_step(name))})::varchar, 'null')"
         ).drop_null()
         if not len(cells):
             continue
@@ -218,27 +226,28 @@ def find_example_rows(values: pa.Array, paths: Sequence[str], within: Sequence[s
     """
     places = [path for each in paths for path in (f"$.payload{each[1:]}", each)]
     cases = (
-        f"when json_type(v, {quote_text(path)}) = 'OBJECT' then json_extract(v, {quote_text(path)})" for path in places
+        f"when json_type(v, {quote_sql_literal(path)}) = 'OBJECT' then json_extract(v, {quote_sql_literal(path)})"
+        for path in places
     )
     sql = f"(case {' '.join(cases)} end)::varchar"
-    rows, wrong = evaluate_json(values, sql)
+    rows, wrong = evaluate_sql_on_json(values, sql)
     rows = (
-        evaluate_json_exactly(values.filter(pa.array(~wrong)), sql) if wrong.size else rows
+        evaluate_sql_keeping_digits(values.filter(pa.array(~wrong)), sql) if wrong.size else rows
     )  # a type is guessed from all digits
     types = dict[str, pa.DataType]()
     for _, schema in group_by_schema(values.filter(pc.starts_with(pc.utf8_trim_whitespace(values), '{"schema"'))):
         for field in get_fields_at_path(schema, within):
-            if (kind := find_connect_type(field)) is not None:
+            if (kind := find_kafka_connect_type(field)) is not None:
                 types.setdefault(str(field.get("field")), kind)
     return ExampleRows(rows.drop_null(), types)
 
 
-def find_connect_type(field: Mapping[str, Any]) -> pa.DataType | None:
+def find_kafka_connect_type(field: Mapping[str, Any]) -> pa.DataType | None:
     """Return the type of a field of a schema of Connect; None if it is unknown.  O(fields within).
 
-    >>> find_connect_type({"type": "int64", "name": "io.debezium.time.MicroTimestamp"})
+    >>> find_kafka_connect_type({"type": "int64", "name": "io.debezium.time.MicroTimestamp"})
     TimestampType(timestamp[us])
-    >>> find_connect_type({"type": "array", "items": {"type": "string"}})
+    >>> find_kafka_connect_type({"type": "array", "items": {"type": "string"}})
     ListType(list<item: string>)
     """
     kind, name, parameters = field.get("type"), str(field.get("name")), field.get("parameters") or {}
@@ -256,7 +265,7 @@ def find_connect_type(field: Mapping[str, Any]) -> pa.DataType | None:
             return pa.duration(unit)
         return pa.time32(unit) if unit == "ms" else pa.time64(unit)
     if kind == "array" and isinstance(items := field.get("items"), dict):
-        inner = find_connect_type(items)
+        inner = find_kafka_connect_type(items)
         return None if inner is None else pa.list_(inner)
     return _PLAIN.get(str(kind))
 

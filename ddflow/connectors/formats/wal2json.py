@@ -6,9 +6,9 @@ key that a row had, and all of it where the replica identity is full: what was n
 ``lsn`` (``include-lsn``) or ``nextlsn`` with the place in the message, else the offset. Messages of begin, commit and
 of users say nothing.
 
->>> from ddflow.connectors.formats.base import decode_messages, events_schema
+>>> from ddflow.connectors.formats.base import decode_messages, build_events_schema
 >>> format, columns = wal2json(), pa.schema({"id": pa.int64(), "v": pa.string()})
->>> target = MessageTarget("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
+>>> target = MessageTarget("'o'", columns, ("id",), (), True, build_events_schema(format, columns, True))
 >>> cells = '[{"name": "id", "value": 1}, {"name": "v", "value": "x"}]'
 >>> two = f'{{"action": "I", "table": "o", "lsn": "0/A", "columns": {cells}}}'
 >>> gone = '{"kind": "delete", "table": "o", "oldkeys": {"keynames": ["id"], "keyvalues": [1]}}'
@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.base import BadMessages, MessageTarget
-from ddflow.connectors.formats.cells import CellForm, json_shape
+from ddflow.connectors.formats.cells import CellEncoding, build_json_shape
 from ddflow.connectors.formats.envelope import Ints, ParsedMessages, get_cells_at_path, parse_messages
 from ddflow.connectors.formats.enveloped import (
     DELETE,
@@ -41,21 +41,21 @@ from ddflow.connectors.formats.enveloped import (
     EnvelopeEvents,
     map_operation_codes,
 )
-from ddflow.connectors.formats.messages import Messages, mark_table_messages
+from ddflow.connectors.formats.messages import Messages, compute_table_mask
 from ddflow.connectors.formats.parse import (
     LOOSE,
     QUOTED,
     TEXT,
     WORDS,
     Bools,
-    evaluate_json,
     evaluate_sql,
+    evaluate_sql_on_json,
     mark_lossy_numbers,
     mark_maybe_lossy_cells,
     parse_objects,
-    quote_text,
+    quote_sql_literal,
 )
-from ddflow.connectors.formats.row_columns import NameLists, parse_sql_type
+from ddflow.connectors.formats.row_columns import ColumnNameLists, parse_sql_type
 
 _CODES: Final = {
     **{"I": UPSERT, "U": UPSERT, "D": DELETE, "T": TRUNCATE, "B": NOTHING, "C": NOTHING, "M": NOTHING},
@@ -74,7 +74,7 @@ _SHAPE: Final[dict[str, Any]] = {
     **{"nextlsn": TEXT, "change": [_CHANGE]},
 }
 _NAMES: Final = tuple(
-    f"to_json(json_extract(v, {quote_text(path)}))::varchar"
+    f"to_json(json_extract(v, {quote_sql_literal(path)}))::varchar"
     for path in ("$.columns[*].name", "$.change[*].columnnames")
 )
 """The names of columns in a message, of any table, by version."""
@@ -102,7 +102,7 @@ class NamedValues(NamedTuple):
     names: pa.Array
     values: pa.Array
 
-    def cells(self, name: str, rows: int) -> tuple[pa.Array, Bools]:
+    def get_values(self, name: str, rows: int) -> tuple[pa.Array, Bools]:
         """Return the values of a name, as JSON, and mark the events that have it."""
         at = np.full(rows, -1)
         here = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(self.names, name), False)))
@@ -143,7 +143,7 @@ class wal2json(Enveloped):
     unknown: ClassVar[str] = "it is no event of wal2json: it lacks a known 'action', or 'change'"
     hidden: ClassVar[str] = "the source did not write it"
     keyless: ClassVar[str] = ": the replica identity of its table must give the key"
-    usual: ClassVar[CellForm] = CellForm(decimals="string", binary="hex")
+    usual: ClassVar[CellEncoding] = CellEncoding(decimals="string", binary="hex")
 
     @property
     def leaves_out(self) -> bool:
@@ -156,11 +156,11 @@ class wal2json(Enveloped):
             return {}
         value, found, left = messages.value, list[Ints](), np.arange(messages.rows)
         for path in _NAMES:
-            names, _ = evaluate_json(value if left.size == messages.rows else value.take(pa.array(left)), path)
-            found.append(left[NameLists(names, known).rows])
+            names, _ = evaluate_sql_on_json(value if left.size == messages.rows else value.take(pa.array(left)), path)
+            found.append(left[ColumnNameLists(names, known).rows])
             left = left[np.asarray(pc.fill_null(pc.equal(names, "[]"), False))]
         rows = np.sort(np.concatenate(found))
-        told = self._find_columns(value.take(pa.array(rows))) if rows.size else {}
+        told = self._find_column_types(value.take(pa.array(rows))) if rows.size else {}
         return {name: int(rows[row]) for name, (row, _) in told.items() if name not in known}
 
     def place(self, value: Any) -> str | None:
@@ -174,20 +174,20 @@ class wal2json(Enveloped):
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
         """See `Format`: as Postgres calls them."""
-        told = self._find_columns(messages.value)
+        told = self._find_column_types(messages.value)
         return {name: parse_sql_type(told[name][1]) for name in names}
 
-    def _find_columns(self, value: pa.Array) -> dict[str, tuple[int, str]]:
+    def _find_column_types(self, value: pa.Array) -> dict[str, tuple[int, str]]:
         """Map each column to the first message that has it, and its type there."""
         found = dict[str, tuple[int, str]]()
-        texts = evaluate_json(value, _COLUMNS)[0]
+        texts = evaluate_sql_on_json(value, _COLUMNS)[0]
         for text in pc.unique(texts.drop_null()).to_pylist():
             row = int(pc.index(texts, text).as_py())
             for schema, table, names, types in json.loads(text):
                 source = {"table": [table], "schema": [schema], "db": [None]}
                 if (
                     self.table is None
-                    or mark_table_messages(self.table, {n: pa.array(c, pa.string()) for n, c in source.items()})[0]
+                    or compute_table_mask(self.table, {n: pa.array(c, pa.string()) for n, c in source.items()})[0]
                 ):
                     for name, kind in zip(names or (), types or [""] * len(names or ()), strict=True):
                         found.setdefault(str(name), (row, str(kind)))
@@ -218,20 +218,20 @@ class wal2json(Enveloped):
         rounded = np.zeros(messages.rows, np.bool_)
         update = np.asarray(pc.is_in(told["kind"], pa.array(["U", "update"])))
         for field in target.columns:
-            cells, there = now.cells(field.name, of.size)
+            cells, there = now.get_values(field.name, of.size)
             if (unwritten := ~there & update).any():
-                old, known = had.cells(field.name, of.size)  # replica identity full has what was not written again
+                old, known = had.get_values(field.name, of.size)  # replica identity full has what was not written again
                 cells, unwritten = pc.if_else(pa.array(unwritten), old, cells), unwritten & ~known
             if unwritten.any():
                 absent[field.name] = unwritten
-            after[field.name], _ = parse_objects(cells, json_shape(field.type), exact[of])
+            after[field.name], _ = parse_objects(cells, build_json_shape(field.type), exact[of])
             rounded |= _mark_rounded_messages(cells, field, of, value, exact)
         if rounded.any():
             messages.exact = exact | rounded
             return self.read(messages, target, bad)
         for name in (*target.key, *target.deciding):
             before[name], _ = parse_objects(
-                had.cells(name, of.size)[0], json_shape(target.columns.field(name).type), exact[of]
+                had.get_values(name, of.size)[0], build_json_shape(target.columns.field(name).type), exact[of]
             )
         parts = [pa.StructArray.from_arrays([*each.values()], names=[*each]) for each in (after, before)]
         inside = ParsedMessages(pa.StructArray.from_arrays(parts, names=["after", "before"]), whole.wrong[of], ())
@@ -254,7 +254,7 @@ def _mark_rounded_messages(cells: pa.Array, field: pa.Field, of: Ints, value: pa
 
     Skips messages that are read exactly.  ``of``: the message of each cell.
     """
-    kind = json_shape(field.type)
+    kind = build_json_shape(field.type)
     out: Bools = np.zeros(len(value), np.bool_)
     if kind in (QUOTED, WORDS):
         rows = np.setdiff1d(of[mark_maybe_lossy_cells(cells, kind, kind)], np.flatnonzero(exact))
@@ -264,7 +264,7 @@ def _mark_rounded_messages(cells: pa.Array, field: pa.Field, of: Ints, value: pa
 
 def _unnest_changes(whole: ParsedMessages) -> tuple[Ints, pa.Array]:
     """Return the message of each event, and its change if the message is a transaction."""
-    lists = whole.cells("change")
+    lists = whole.get_cells("change")
     sizes = np.maximum(np.asarray(pc.fill_null(pc.list_value_length(lists), 1)).astype(np.int64), 1)
     of = np.repeat(np.arange(sizes.size), sizes)
     begins = np.asarray(lists.offsets)[:-1].astype(np.int64)

@@ -31,7 +31,7 @@ import pyarrow.types as pat
 from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_table import LakeTable
 from ddflow.connectors.modes import mark_rows_with_keys
-from ddflow.connectors.table_shape import build_refusal
+from ddflow.connectors.table_shape import build_sink_refusal
 from ddflow.errors import DdflowError, SinkFailed, SpecError, convert_errors, first_line, import_extra, mask_secrets
 from ddflow.storage.address import check_percent_encoding
 
@@ -47,7 +47,7 @@ _CREATED: Final = {"write.metadata.delete-after-commit.enabled": "true"}
 """A table of many commits would keep a file of metadata for each."""
 
 
-def iceberg_type(kind: pa.DataType) -> pa.DataType | None:
+def find_iceberg_type(kind: pa.DataType) -> pa.DataType | None:
     """Return Iceberg's type for small integers, times of day, fixed-size bytes and UUIDs; None for others."""
     if pat.is_integer(kind) and kind.bit_width < 32:
         return pa.int32()
@@ -69,22 +69,22 @@ class IcebergSink(TableSink):
         if not all(self.table.rpartition(".")[::2]):
             found = "it has no namespace"
             raise SpecError(f"dd.sinks.iceberg({self.table!r})", found, "write NAMESPACE.TABLE: 'shop.by_city'")
-        check_percent_encoding(self.properties.get("uri", ""), f"write the table {self.table}")
+        check_percent_encoding(self.catalog_properties.get("uri", ""), f"write the table {self.table}")
 
     @property
-    def properties(self) -> dict[str, str]:
+    def catalog_properties(self) -> dict[str, str]:
         """Given properties of the catalog."""
         return {} if isinstance(self.catalog, str) else dict(self.catalog)
 
     @property
     def catalog_name(self) -> str:
         """The catalog's."""
-        return self.catalog if isinstance(self.catalog, str) else self.properties.pop("name", "default")
+        return self.catalog if isinstance(self.catalog, str) else self.catalog_properties.pop("name", "default")
 
     @property
     def target(self) -> str:
         """The catalog's name or address, and the table."""
-        shown = _HIDDEN.sub("", self.properties.get("uri", ""))
+        shown = _HIDDEN.sub("", self.catalog_properties.get("uri", ""))
         return f"{shown or self.catalog_name}#{self.table}"
 
     def needs(self) -> None:
@@ -100,7 +100,7 @@ class IcebergTable(LakeTable):
     """A table of Iceberg."""
 
     def __init__(self, of: IcebergSink, shape: TableShape) -> None:
-        super().__init__(of, shape, iceberg_type)
+        super().__init__(of, shape, find_iceberg_type)
         self.of, self._catalog = of, None
         import_pyiceberg()
 
@@ -108,7 +108,7 @@ class IcebergTable(LakeTable):
     def catalog(self) -> Any:
         """The catalog, loaded."""
         if self._catalog is None:
-            given = {name: value for name, value in self.of.properties.items() if name != "name"}
+            given = {name: value for name, value in self.of.catalog_properties.items() if name != "name"}
             self._catalog = import_pyiceberg().catalog.load_catalog(self.of.catalog_name, **given)
         return self._catalog
 
@@ -133,7 +133,7 @@ class IcebergTable(LakeTable):
         with table.update_schema() as update:
             update.union_by_name(new)
 
-    def _find_record(self, table: Any) -> TargetRecord | None:
+    def _find_target_record(self, table: Any) -> TargetRecord | None:
         """Return the newest record among the current snapshot and its ancestors."""
         by_id = {each.snapshot_id: each for each in table.metadata.snapshots}
         said, at, first = None, table.metadata.current_snapshot_id, True
@@ -161,7 +161,7 @@ class IcebergTable(LakeTable):
                 with update.overwrite() as snapshot:
                     self._rewrite_files(table, snapshot, gone, rows)
 
-        self._commit(change, now, before)
+        self._commit_snapshot(change, now, before)
 
     def staging(self) -> Staging | None:
         """Return a writer of separate files; None if the table has partitions."""
@@ -173,9 +173,9 @@ class IcebergTable(LakeTable):
             files = IcebergFileWriter(
                 table.metadata.model_dump_json(), self.schema, self.place, dict(table.io.properties)
             )
-        return Staging(files, self._append)
+        return Staging(files, self._append_staged_files)
 
-    def _append(self, fragments: Sequence[bytes], now: TargetRecord, before: TargetRecord | None) -> None:
+    def _append_staged_files(self, fragments: Sequence[bytes], now: TargetRecord, before: TargetRecord | None) -> None:
         """Add files that were written elsewhere."""
 
         def change(table: Any, update: Any) -> None:
@@ -184,9 +184,11 @@ class IcebergTable(LakeTable):
                 for path in (path for each in fragments for path in msgspec.json.decode(each, type=list[str])):
                     snapshot.append_data_file(of(table.io, table.metadata, path))
 
-        self._commit(change, now, before)
+        self._commit_snapshot(change, now, before)
 
-    def _commit(self, change: Callable[[Any, Any], None], now: TargetRecord, before: TargetRecord | None) -> None:
+    def _commit_snapshot(
+        self, change: Callable[[Any, Any], None], now: TargetRecord, before: TargetRecord | None
+    ) -> None:
         """Commit one snapshot with the record, unless the table has it."""
         with self._translate_errors("write"):
             if (table := self._load_for_epoch(now, before)) is None:
@@ -244,13 +246,17 @@ class IcebergTable(LakeTable):
             if isinstance(error, DdflowError | AssertionError):
                 return None
             if isinstance(error, ValueError):
-                return build_refusal(self.shape, self.place, self._mask_error(error), "see to the catalog's settings")
-            return SinkFailed(f"{asked} {self.place}", self._mask_error(error), "see to the catalog")
+                return build_sink_refusal(
+                    self.shape, self.place, self._format_masked_error(error), "see to the catalog's settings"
+                )
+            return SinkFailed(f"{asked} {self.place}", self._format_masked_error(error), "see to the catalog")
 
         return convert_errors(Exception, to_ours)  # catalogs and stores raise what their clients do
 
-    def _mask_error(self, error: Exception) -> str:
-        return mask_error(error, self.of.properties | (getattr(self._catalog, "properties", None) or {}))
+    def _format_masked_error(self, error: Exception) -> str:
+        return format_masked_error(
+            error, self.of.catalog_properties | (getattr(self._catalog, "properties", None) or {})
+        )
 
 
 @dataclass(frozen=True)
@@ -270,11 +276,11 @@ class IcebergFileWriter:
             made = of.io.pyarrow._dataframe_to_data_files(metadata, rows.cast(self.schema), there)
             return msgspec.json.encode([each.file_path for each in made])
         except Exception as error:  # stores raise what their clients do
-            found = mask_error(error, self.properties)
+            found = format_masked_error(error, self.properties)
             raise SinkFailed(f"stage files of {self.place}", found, "see to the table's store") from None
 
 
-def mask_error(error: Exception, known: Mapping[str, Any]) -> str:
+def format_masked_error(error: Exception, known: Mapping[str, Any]) -> str:
     """Return the first line of a message, with the values of properties masked."""
     said = first_line(error) if str(error).strip() else ""
     return f"{type(error).__name__}: {mask_secrets(said, known.values())}"

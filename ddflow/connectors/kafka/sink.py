@@ -21,9 +21,17 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.kafka.source import AT_ONCE, CONFIG, QUIET, WAIT, KafkaTopic, TopicReader, import_confluent_kafka
-from ddflow.connectors.modes import MESSAGES, format_json_rows, merge_deletes, parse_rows
-from ddflow.connectors.table_shape import OTHER_MODE, build_refusal, build_vanished_error, is_written
+from ddflow.connectors.kafka.source import (
+    AT_ONCE,
+    CONFIG,
+    QUIET,
+    WAIT,
+    KafkaTopicSource,
+    TopicReader,
+    import_confluent_kafka,
+)
+from ddflow.connectors.modes import MESSAGES, format_json_rows, merge_upserts_and_deletes, parse_json_rows
+from ddflow.connectors.table_shape import OTHER_MODE, build_dropped_table_error, build_sink_refusal, is_written
 from ddflow.errors import (
     DdflowError,
     SinkFailed,
@@ -103,10 +111,10 @@ class TopicWriter(OpenSink):
     def missing(self) -> bool:
         """Return whether there is no such topic."""
         with self._translate_errors("ask"):
-            return self.admin.list_topics(self.of.topic, timeout=WAIT).topics[self.of.topic].error is not None
+            return self.admin_client.list_topics(self.of.topic, timeout=WAIT).topics[self.of.topic].error is not None
 
     @cached_property
-    def admin(self) -> Any:
+    def admin_client(self) -> Any:
         """Client that never creates a topic: the writing one does so by a request, if a broker allows it."""
         of: Any = importlib.import_module("confluent_kafka.admin")
         settings = {name: value for name, value in self.settings.items() if name != "partitioner"}
@@ -121,7 +129,7 @@ class TopicWriter(OpenSink):
         """Make the topics that are not there.  Messages of two modes in one topic would be half of each."""
         kafka = import_confluent_kafka()
         if self._mode != self.of.mode:
-            raise build_refusal(
+            raise build_sink_refusal(
                 self.shape,
                 self.of.target,
                 f"it was written with mode={self._mode!r}, and this is {self.of.mode!r}",
@@ -137,11 +145,11 @@ class TopicWriter(OpenSink):
                 new: Any = importlib.import_module("confluent_kafka.admin").NewTopic
                 told = {"cleanup.policy": "compact"} if topic == self.control else {}
                 try:
-                    self.admin.create_topics([new(topic, 1, config=told)])[topic].result(WAIT)
+                    self.admin_client.create_topics([new(topic, 1, config=told)])[topic].result(WAIT)
                 except kafka.KafkaException as error:
                     said = mask_secrets(error.args[0].str(), self.of.config.values())
                     remedy = f"create it: kafka-topics --create --topic {topic} --partitions 1"
-                    raise build_refusal(
+                    raise build_sink_refusal(
                         self.shape, self.of.target, f"there is no topic {topic}: {said}", remedy
                     ) from None
 
@@ -150,7 +158,7 @@ class TopicWriter(OpenSink):
         if is_written(self._there if self._asked else self.written(), now, before, self.of.target):
             return
         if before is not None and self.missing():
-            raise build_vanished_error(now.output, self.of.target, before.epoch)
+            raise build_dropped_table_error(now.output, self.of.target, before.epoch)
         with self._translate_errors("write"), self._transaction():
             for key, value in self._encode_changes(changes):
                 self._produce(self.of.topic, key, value)
@@ -168,7 +176,7 @@ class TopicWriter(OpenSink):
             return pa.table([pa.array(keys, pa.string()), pa.array(values, pa.string())], schema=MESSAGES)
         if self.of.mode == "upsert":
             found = [each for each in {each.key(): each for each in found}.values() if each.value() is not None]
-        return parse_rows(pa.array([each.value().decode() for each in found], pa.string()), self.shape.schema)
+        return parse_json_rows(pa.array([each.value().decode() for each in found], pa.string()), self.shape.schema)
 
     def close(self) -> None:
         """Send nothing more."""
@@ -188,7 +196,7 @@ class TopicWriter(OpenSink):
         if not self.shape.key:  # one row at most
             yield "{}", next(iter(format_json_rows(changes.rows).to_pylist()), None)
             return
-        every = merge_deletes(changes, self.shape.key, self._secret)
+        every = merge_upserts_and_deletes(changes, self.shape.key, self._secret)
         gone = np.asarray(every.column(DELETED))
         keys, values = (
             format_json_rows(every.select(list(self.shape.key))),
@@ -218,7 +226,7 @@ class TopicWriter(OpenSink):
 
     def _read_committed_messages(self, topic: str) -> Iterator[Any]:
         """Yield all committed messages of a topic; none if it does not exist."""
-        offsets = KafkaTopic(self.of.servers, topic, "earliest", False, self.of.config)
+        offsets = KafkaTopicSource(self.of.servers, topic, "earliest", False, self.of.config)
         try:
             reader = TopicReader(offsets, topic, None)
         except UnreadableInput:
@@ -227,7 +235,7 @@ class TopicWriter(OpenSink):
             while not reader.ended:
                 came = reader.consumer.consume(AT_ONCE, timeout=0.1)
                 yield from (each for each in came if each.error() is None)
-                reader._to_batch(came)
+                reader._convert_to_batch(came)
         finally:
             reader.close()
 

@@ -6,8 +6,8 @@ another one is an error. No secret is in a declaration, a message or a manifest.
 Limits: a topic created again during a run is noticed at the next look at its partitions. Brokers before 2.8 have no
 topic ids, so only offsets are compared.
 
->>> KafkaTopic("broker:9092", "orders", "earliest", False, {"sasl.password": "secret"})
-KafkaTopic(servers='broker:9092', topic='orders', start='earliest', follow=False, group=None, ...)
+>>> KafkaTopicSource("broker:9092", "orders", "earliest", False, {"sasl.password": "secret"})
+KafkaTopicSource(servers='broker:9092', topic='orders', start='earliest', follow=False, group=None, ...)
 
 >>> was = TopicIdentity("5L6g3nShT-eMCtK--X86sw", "iUdtnEfkQqmBFqpgY4E8lg")
 >>> build_position({0: 17}, was)
@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.api import OpenSource, Polled, Source
-from ddflow.connectors.formats.routes import Others, check_routes, group_by_input
+from ddflow.connectors.formats.routes import Others, check_table_routing, group_batches_by_input
 from ddflow.errors import (
     DdflowError,
     SourceChanged,
@@ -102,7 +102,7 @@ def import_confluent_kafka() -> Any:
 
 
 @dataclass(frozen=True)
-class KafkaTopic(Source):
+class KafkaTopicSource(Source):
     """See `dd.sources.kafka`."""
 
     servers: str
@@ -119,7 +119,7 @@ class KafkaTopic(Source):
 
     def __post_init__(self) -> None:
         refuse_embedded_secret(self.target, CONFIG)
-        check_routes(self.tables, self.others, "dd.sources.kafka")
+        check_table_routing(self.tables, self.others, "dd.sources.kafka")
         if isinstance(self.start, str) and self.start not in ("earliest", "latest"):
             remedy = "use 'earliest', 'latest', or a datetime with a time zone"
             raise SpecError(f"start={self.start!r}", "that is no place in a topic", remedy)
@@ -153,7 +153,7 @@ class TopicReader(OpenSource):
     ``watched``: whether to ask for the id of the topic too.
     """
 
-    def __init__(self, of: KafkaTopic, name: str, position: TopicPosition | None, watched: bool = False) -> None:
+    def __init__(self, of: KafkaTopicSource, name: str, position: TopicPosition | None, watched: bool = False) -> None:
         self.of, self.name = of, name
         self.asked = f"read {of.target}"
         self.at, self.origin = dict[int, int](), TopicIdentity()
@@ -204,17 +204,19 @@ class TopicReader(OpenSource):
                 before = dict(self.at)
             while size < room:
                 some = self.consumer.consume(AT_ONCE, timeout=0.02 if came else 0.1)
-                good = self._check_messages(some)
+                good = self._filter_messages(some)
                 came += good
                 size += sum(map(len, good))
                 if not good:
                     break
             if self._down:  # what came may be of another cluster already
-                self._fetch_topic(AGAIN)
-            batch = self._to_batch(came)
+                self._fetch_topic_metadata(AGAIN)
+            batch = self._convert_to_batch(came)
         if self.at == before:
             return None
-        rows = group_by_input([] if batch is None else [batch], self.name, self.of.tables, self.of.others, self.asked)
+        rows = group_batches_by_input(
+            [] if batch is None else [batch], self.name, self.of.tables, self.of.others, self.asked
+        )
         return Polled(rows, build_position(self.at, self.origin))
 
     def acknowledge(self, position: Any) -> None:
@@ -234,7 +236,7 @@ class TopicReader(OpenSource):
         """Note an error callback: the last connection broke, even an idle one."""
         self._down |= error.code() == import_confluent_kafka().KafkaError._ALL_BROKERS_DOWN
 
-    def _fetch_topic(self, wait: float) -> Any:
+    def _fetch_topic_metadata(self, wait: float) -> Any:
         """Fetch the topic from the brokers, and check that it is still the same topic."""
         topic, self._down = self.of.topic, False
         cluster = self.consumer.list_topics(topic, timeout=wait)
@@ -262,7 +264,7 @@ class TopicReader(OpenSource):
             return ""
         return str(found) if found.get_most_significant_bits() or found.get_least_significant_bits() else ""
 
-    def _check_messages(self, came: Sequence[Any]) -> Sequence[Any]:
+    def _filter_messages(self, came: Sequence[Any]) -> Sequence[Any]:
         """Return the messages without an error.  The end of a partition moves its offset; raises other errors."""
         kafka = import_confluent_kafka()
         wrong = [at for at, error in enumerate(map(kafka.Message.error, came)) if error is not None]
@@ -272,7 +274,7 @@ class TopicReader(OpenSource):
             self.at[each.partition()] = max(self.at[each.partition()], each.offset())
         return [each for each in came if each.error() is None] if wrong else came
 
-    def _to_batch(self, good: Sequence[Any]) -> pa.RecordBatch | None:
+    def _convert_to_batch(self, good: Sequence[Any]) -> pa.RecordBatch | None:
         """Convert messages to columns, without a Python loop over them; None if there are none."""
         if not good:
             return None
@@ -295,7 +297,7 @@ class TopicReader(OpenSource):
 
     def _assign_partitions(self, start: str | datetime) -> None:
         """Read all partitions; those that are new from ``start`` on."""
-        kafka, topic, found = import_confluent_kafka(), self.of.topic, self._fetch_topic(WAIT)
+        kafka, topic, found = import_confluent_kafka(), self.of.topic, self._fetch_topic_metadata(WAIT)
         new = [each for each in sorted(found.partitions) if each not in self.until]
         if not new:
             return
@@ -351,14 +353,14 @@ class TopicWatcher(TopicReader):
     Raises `SourceFailed`, `UnreadableInput`.
 
     >>> TopicWatcher.__init__.__annotations__["of"], OffsetRangeReader.batches.__name__
-    (<class 'ddflow.connectors.kafka.source.KafkaTopic'>, 'batches')
+    (<class 'ddflow.connectors.kafka.source.KafkaTopicSource'>, 'batches')
     """
 
-    def __init__(self, of: KafkaTopic) -> None:
+    def __init__(self, of: KafkaTopicSource) -> None:
         super().__init__(of, of.topic, None, watched=True)
         self.consumer.unassign()
 
-    def read_offsets(self) -> dict[int, tuple[int, int]]:
+    def fetch_offset_ranges(self) -> dict[int, tuple[int, int]]:
         """Return the first offset of each partition, and the one after its last.
 
         O(partitions).  Raises `SourceFailed`.
@@ -366,7 +368,8 @@ class TopicWatcher(TopicReader):
         kafka, topic = import_confluent_kafka(), self.of.topic
         with self._translate_errors():
             each = {
-                number: kafka.TopicPartition(topic, number) for number in sorted(self._fetch_topic(WAIT).partitions)
+                number: kafka.TopicPartition(topic, number)
+                for number in sorted(self._fetch_topic_metadata(WAIT).partitions)
             }
             return {number: self.consumer.get_watermark_offsets(p, timeout=WAIT) for number, p in each.items()}
 
@@ -389,7 +392,7 @@ class TopicWatcher(TopicReader):
 class OffsetRangeReader(TopicReader):
     """The messages of a ``partition`` from ``first`` on, before ``end``.  Raises as `TopicReader`."""
 
-    def __init__(self, of: KafkaTopic, partition: int, first: int, end: int) -> None:
+    def __init__(self, of: KafkaTopicSource, partition: int, first: int, end: int) -> None:
         self.partition, self.end = partition, end
         super().__init__(of, of.topic, build_position({partition: first}, TopicIdentity()))
 
@@ -399,7 +402,7 @@ class OffsetRangeReader(TopicReader):
         while self.at[self.partition] < self.end:
             before = self.at[self.partition]
             with self._translate_errors():
-                batch = self._to_batch(self._check_messages(self.consumer.consume(AT_ONCE, timeout=0.1)))
+                batch = self._convert_to_batch(self._filter_messages(self.consumer.consume(AT_ONCE, timeout=0.1)))
             if self.at[self.partition] > before:
                 heard = monotonic()
             elif monotonic() - heard > SILENCE:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.connectors.files.kinds import FileKind
-from ddflow.connectors.files.places import MAGIC, BucketObject, FilePlace, LocalFile, call_bucket
+from ddflow.connectors.files.places import MAGIC, BucketObject, FileLocation, LocalFile, call_bucket
 from ddflow.errors import SourceFailed, SpecError, StorageFailed, UnreadableInput
 from ddflow.storage.address import mask_address
 from ddflow.storage.object_store import Bucket, import_obstore
@@ -62,11 +62,11 @@ class FileListing(ABC):
         """List the files by name.  O(files).  Raises `SourceFailed`, `UnreadableInput`."""
 
     @abstractmethod
-    def read_stamp(self, file: str) -> FileStamp:
+    def read_file_stamp(self, file: str) -> FileStamp:
         """Return the current stamp of a file.  Raises `FileNotFoundError`, `SourceFailed`."""
 
     @abstractmethod
-    def build_file_place(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FilePlace:
+    def build_file_location(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FileLocation:
         """Return the place to read a file from."""
 
     def relative_name(self, other: "FileListing", file: str) -> str:
@@ -84,7 +84,7 @@ class FileListing(ABC):
 
     def open_stream(self, file: str, stamp: FileStamp) -> pa.NativeFile:
         """Open a file and decompress it by its first bytes, whatever its name."""
-        raw = self.build_file_place(file, stamp).open()
+        raw = self.build_file_location(file, stamp).open()
         first = raw.read(4)
         raw.seek(0)
         how = next((how for magic, how in MAGIC.items() if first.startswith(magic)), None)
@@ -112,17 +112,17 @@ class FolderListing(FileListing):
             if os.path.isfile(path):
                 file = os.path.relpath(path, self.folder)
                 try:
-                    there[file] = self.read_stamp(file)
+                    there[file] = self.read_file_stamp(file)
                 except FileNotFoundError:  # gone since
                     continue
         return there
 
-    def read_stamp(self, file: str) -> FileStamp:
+    def read_file_stamp(self, file: str) -> FileStamp:
         """Read the stamp from the file system."""
         stat = os.stat(self._full_path(file))
         return FileStamp(stat.st_size, stat.st_mtime_ns)
 
-    def build_file_place(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FilePlace:
+    def build_file_location(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FileLocation:
         """Return the file."""
         return LocalFile(self._full_path(file), kind)
 
@@ -170,14 +170,14 @@ class BucketListing(FileListing):
         names = ((each, each.key.split("/")[len(folder) :]) for each in found)
         return {"/".join(name): _build_object_stamp(each) for each, name in names if matches_pattern(pattern, name)}
 
-    def read_stamp(self, file: str) -> FileStamp:
+    def read_file_stamp(self, file: str) -> FileStamp:
         """Read the stamp from the bucket."""
         try:
             return _build_object_stamp(self._bucket.head(self._object_key(file)))
         except StorageFailed as error:
             raise SourceFailed(f"read {self.target}", error.found, "see to the network and the bucket") from None
 
-    def build_file_place(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FilePlace:
+    def build_file_location(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FileLocation:
         """Return the object."""
         return BucketObject(self._bucket, self._object_key(file), stamp.size, kind, self._call_bucket)
 

@@ -32,19 +32,19 @@ from typing import Any, ClassVar, NamedTuple, TypedDict
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.wider import suggest_evolve
+from ddflow.columns.wider import suggest_evolve_call
 from ddflow.connectors.api import BatchStart, OpenSource, Polled, Source, UndeclaredColumn
 from ddflow.connectors.files.csv_reader import drop_blank_lines, read_line_blocks
 from ddflow.connectors.files.kinds import PLAIN, Dialect, find_kind
-from ddflow.connectors.files.places import warn_of_number_order
-from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
+from ddflow.connectors.files.places import warn_of_misordered_names
+from ddflow.connectors.files.source import FileOptions, FilePosition, MultiFileReader
 from ddflow.connectors.formats.base import DELETED
-from ddflow.connectors.formats.routes import Others, check_routes, group_by_input
+from ddflow.connectors.formats.routes import Others, check_table_routing, group_batches_by_input
 from ddflow.connectors.landing.listing import FileListing, FileStamp, build_listing
 from ddflow.errors import Option, Phrase, SourceChanged, SpecError, UnreadableInput
 
 
-class FilesPosition(TypedDict):
+class LandingPosition(TypedDict):
     """See the header."""
 
     done: dict[str, tuple[int, int]]
@@ -74,10 +74,10 @@ class LandingSource(Source):
     full: bool = False
     kind: ClassVar[str] = "files"
     unit: ClassVar[str] = "files"
-    positions: ClassVar[Any] = FilesPosition
+    positions: ClassVar[Any] = LandingPosition
 
     def __post_init__(self) -> None:
-        check_routes(self.tables, self.others, "dd.sources.files")
+        check_table_routing(self.tables, self.others, "dd.sources.files")
         if self.tables is not None and not self.lines:
             found = "tables= is of messages, and these are files of rows"
             raise SpecError(
@@ -169,10 +169,10 @@ class LandingReader(OpenSource):
         if self._at is None and not self._ready and not self.ended:
             self._find_new_files()
         if self.of.full:
-            return self._read_full_file() if self._begin_file() else None
+            return self._read_full_file() if self._open_next_file() else None
         pieces, size = list[FileRows](), 0
         beside = None
-        while size < room and self._begin_file():
+        while size < room and self._open_next_file():
             if pieces and beside is not None and self._beside.keys() != beside.keys():
                 break  # what is told of these rows is not true of the next
             beside, piece = self._beside, self._read_next_rows()
@@ -182,7 +182,7 @@ class LandingReader(OpenSource):
         if not pieces:
             return None
         batches = [piece.rows for piece in pieces]
-        rows = group_by_input(batches, self.name, self.of.tables, self.of.others, f"read {self.of.target}")
+        rows = group_batches_by_input(batches, self.name, self.of.tables, self.of.others, f"read {self.of.target}")
         if self.of.lines:
             return Polled(rows, self._build_position())
         return Polled(
@@ -195,7 +195,7 @@ class LandingReader(OpenSource):
     def _read_full_file(self) -> Polled:
         """Read a whole file as the contents of the input.  O(rows) of memory."""
         assert self._at is not None
-        path, pieces = self._file_name(self._at[0]), list[FileRows]()
+        path, pieces = self._format_file_name(self._at[0]), list[FileRows]()
         while self._at is not None:
             piece = self._read_next_rows()
             if piece is not None:
@@ -218,15 +218,15 @@ class LandingReader(OpenSource):
         at = None if self._at is None else [self._at[0], *self._at[1], self._at[2]]
         return {"done": {file: list(stamp) for file, stamp in self.done.items()}, "at": at, "before": self._before}
 
-    def _begin_file(self) -> bool:
+    def _open_next_file(self) -> bool:
         """Begin the next file unless one is being read.  Return whether one is."""
         while self._at is None and self._ready:
             file = self._ready.pop(0)
             with suppress(FileNotFoundError):  # gone since, before a row of it was taken
-                self._at = file, self._there.read_stamp(file), 0
+                self._at = file, self._there.read_file_stamp(file), 0
                 self.reached = self._at[1].mtime / 1e9
         if self._at is not None and self._reading is None:
-            self._check_unchanged(*self._at[:2])
+            self._check_file_unchanged(*self._at[:2])
             self._reading = self._read_rows(*self._at)
         return self._at is not None
 
@@ -234,11 +234,11 @@ class LandingReader(OpenSource):
         """Return the next rows of the current file; finish the file after its last row."""
         assert self._at is not None and self._reading is not None
         file, stamp, rows = self._at
-        self._check_unchanged(file, stamp)
+        self._check_file_unchanged(file, stamp)
         for piece in self._reading:
             self._at = file, stamp, piece.after
             return piece
-        self._check_unchanged(file, stamp)
+        self._check_file_unchanged(file, stamp)
         self._before += rows
         self.done[file], self._at, self._reading = stamp, None, None
         return None
@@ -247,7 +247,9 @@ class LandingReader(OpenSource):
         """Read a file after its first ``rows`` rows; sets the columns beside it."""
         self._beside = {}
         if self.of.lines:
-            read = _read_lines(lambda: self._there.open_stream(file, stamp), self._file_name(file), rows, self._before)
+            read = _read_message_lines(
+                lambda: self._there.open_stream(file, stamp), self._format_file_name(file), rows, self._before
+            )
             if DELETED in self.schema.names:
                 return read
             # Without a format lines are rows, which have no place for where they stand.
@@ -256,18 +258,18 @@ class LandingReader(OpenSource):
             return iter(())
         if file not in self._written and file not in self._list_files():
             found, remedy = f"it was read up to row {rows:,}, and no pattern has it", "give the pattern that it was of"
-            raise SourceChanged(f"read {self._file_name(file)}", found, remedy)
+            raise SourceChanged(f"read {self._format_file_name(file)}", found, remedy)
         dialect, declared = self._written[file], {*self.schema.names} - {*self._guessed}
-        place = self._there.build_file_place(file, stamp, dialect.kind)
-        how = FileOptions(dialect=dialect, empty=True, retype=suggest_evolve, converts=declared)
-        source = FilesSource([place], {}, [], self.schema, how)
+        place = self._there.build_file_location(file, stamp, dialect.kind)
+        how = FileOptions(dialect=dialect, empty=True, retype=suggest_evolve_call, converts=declared)
+        source = MultiFileReader([place], {}, [], self.schema, how)
         there = source.columns(place.name)
         self._beside = {
             field.name: UndeclaredColumn(None if field.name in source.blank else field.type, file)
             for field in there
             if field.name not in self.schema.names
         }
-        return _read_columns(source, [name for name in self.schema.names if name in there.names], place.name, rows)
+        return _read_file_columns(source, [name for name in self.schema.names if name in there.names], place.name, rows)
 
     def _find_new_files(self) -> None:
         """Find settled files that are not finished yet.  Raises `SourceChanged` if a finished one changed."""
@@ -276,17 +278,17 @@ class LandingReader(OpenSource):
         self._looked, now, there = monotonic(), time(), self._list_files()
         for file, stamp in there.items():
             if not self.of.lines:
-                find_kind(self._file_name(file), self._written[file].kind)
+                find_kind(self._format_file_name(file), self._written[file].kind)
             if file in self.done and self.done[file] != stamp:
-                raise self._build_change_error(file, self.done[file], stamp, done=True)
+                raise self._build_changed_file_error(file, self.done[file], stamp, done=True)
         self.done = {file: stamp for file, stamp in self.done.items() if file in there}
-        warn_of_number_order(new := sorted(there.keys() - self.done.keys(), key=self._file_name))
-        last = max(self.done, key=self._file_name, default=None) if self.of.full and new else None
+        warn_of_misordered_names(new := sorted(there.keys() - self.done.keys(), key=self._format_file_name))
+        last = max(self.done, key=self._format_file_name, default=None) if self.of.full and new else None
         for file in new:
-            if last is not None and self._file_name(file) < self._file_name(last):
+            if last is not None and self._format_file_name(file) < self._format_file_name(last):
                 found = f"full contents come in the order of names, and {last!r} was read before it"
                 remedy = "move it away, because newer contents are there; or give it a later name"
-                raise SourceChanged(f"read {self._file_name(file)}", found, remedy)
+                raise SourceChanged(f"read {self._format_file_name(file)}", found, remedy)
             stamp = there[file]
             seen, since = self._seen.get(file, (None, now))
             if seen != stamp:
@@ -311,35 +313,37 @@ class LandingReader(OpenSource):
         """See `OpenSource.note_guesses`."""
         self._guessed = columns[self.name]
 
-    def _file_name(self, file: str) -> str:
+    def _format_file_name(self, file: str) -> str:
         """Return the name of a file for messages."""
-        return self._there.build_file_place(file, FileStamp(0, 0)).name
+        return self._there.build_file_location(file, FileStamp(0, 0)).name
 
-    def _check_unchanged(self, file: str, stamp: FileStamp) -> None:
+    def _check_file_unchanged(self, file: str, stamp: FileStamp) -> None:
         try:
-            now = self._there.read_stamp(file)
+            now = self._there.read_file_stamp(file)
         except FileNotFoundError:
             found, remedy = "it was deleted while it was read", "put it back as it was"
-            raise SourceChanged(f"read {self._file_name(file)}", found, remedy) from None
+            raise SourceChanged(f"read {self._format_file_name(file)}", found, remedy) from None
         if now != stamp:
-            raise self._build_change_error(file, stamp, now)
+            raise self._build_changed_file_error(file, stamp, now)
 
-    def _build_change_error(self, file: str, was: FileStamp, now: FileStamp, done: bool = False) -> SourceChanged:
+    def _build_changed_file_error(self, file: str, was: FileStamp, now: FileStamp, done: bool = False) -> SourceChanged:
         found = f"it had {was.size:,} bytes when it was read, has {now.size:,} now, and its time of writing differs"
         remedy = "restore it as it was, and give what is new a name of its own"
         if done:
             remedy += "; or move it away, because it was read"
-        if was.size == now.size and "://" not in self._file_name(file):
+        if was.size == now.size and "://" not in self._format_file_name(file):
             seconds, rest = divmod(was.mtime, 10**9)
-            remedy += f"; if only its time differs: touch -d @{seconds}.{rest:09} {shlex.quote(self._file_name(file))}"
-        return SourceChanged(f"read {self._file_name(file)}", found, remedy)
+            remedy += (
+                f"; if only its time differs: touch -d @{seconds}.{rest:09} {shlex.quote(self._format_file_name(file))}"
+            )
+        return SourceChanged(f"read {self._format_file_name(file)}", found, remedy)
 
 
 def _list_batch_starts(pieces: Sequence[FileRows]) -> list[BatchStart]:
     return [piece.spot for piece in pieces if piece.spot is not None]
 
 
-def _read_columns(source: FilesSource, names: list[str], path: str, rows: int) -> Iterator[FileRows]:
+def _read_file_columns(source: MultiFileReader, names: list[str], path: str, rows: int) -> Iterator[FileRows]:
     """Read some columns of a file after its first ``rows`` rows."""
     with closing(source):
         for batch, position in source.batches(FilePosition(path, rows) if rows else None):
@@ -350,7 +354,7 @@ def _read_columns(source: FilesSource, names: list[str], path: str, rows: int) -
                 )
 
 
-def _read_lines(opened: Callable[[], pa.NativeFile], path: str, rows: int, before: int) -> Iterator[FileRows]:
+def _read_message_lines(opened: Callable[[], pa.NativeFile], path: str, rows: int, before: int) -> Iterator[FileRows]:
     """Read the lines of a file as messages, after the first ``rows``.  ``before``: added to their numbers."""
     try:
         with opened() as file:

@@ -29,7 +29,7 @@ import xxhash
 from msgspec.json import Decoder
 
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.table_shape import build_vanished_error, find_new_columns, is_written
+from ddflow.connectors.table_shape import build_dropped_table_error, find_new_columns, is_written
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, convert_errors, shorten
 from ddflow.storage.fields import Hex, Path, StrictRecord, decode_record, encode_record
 from ddflow.storage.folder.site import ManagedFolder
@@ -47,7 +47,7 @@ AGAIN: Final = (
 _UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
 
 
-def folder_name(name: str) -> str:
+def build_folder_name(name: str) -> str:
     """Return the folder name of an output: the safe part of its name, and 16 hex digits of its hash."""
     # One that begins with a dot or an underscore is passed over by those who read such folders.
     readable = _UNSAFE.sub("_", name)[:READABLE].strip("._")
@@ -84,7 +84,7 @@ class OwnedFolder:
         ``state``: its id, None for one that is yet to be made.  Raises `CorruptState` for a damaged ``outputs.json``.
         """
         with self.site.translate_disk_errors("open it", opening=True):
-            self.site.path = self.site.disk.real(self.site.path)
+            self.site.path = self.site.disk.resolve_path(self.site.path)
             if self.site.is_existing_path(self.site.path):
                 self.site.check_folder(self.site.path)
                 self._check_owner(state, self.read_record())
@@ -95,7 +95,7 @@ class OwnedFolder:
         ``at``: the address of the state.  If several states claim it at once, one gets it.  Raises as `check_folder`
         does, and `StateRefused` for a name that is no UTF-8, `StorageFull`.
         """
-        wanted = {name: folder_name(name) for name in sorted(names)}
+        wanted = {name: build_folder_name(name) for name in sorted(names)}
         try:
             encode_record([self.site.path, at, wanted])
         except UnicodeEncodeError as error:
@@ -109,8 +109,8 @@ class OwnedFolder:
             self._check_owner(state, found)
             for name in wanted:
                 with suppress(FileExistsError):
-                    self.site.disk.mkdir(self.site.child_path(folder_name(name)), self.site.folder_mode)
-                self.site.check_folder(self.site.child_path(folder_name(name)))
+                    self.site.disk.mkdir(self.site.child_path(build_folder_name(name)), self.site.folder_mode)
+                self.site.check_folder(self.site.child_path(build_folder_name(name)))
             if found != (now := OwnerRecord(state, at, wanted | found.outputs)):
                 self.site.disk.rename(self._write_record_file(now), self.site.child_path(MARK))
             self.site.remove_stale_temporaries(self.site.path)
@@ -160,12 +160,12 @@ OURS: Final = b"ddflow"
 
 
 @dataclass(frozen=True)
-class ParquetFragments(TableSink):
+class ParquetSink(TableSink):
     """See `dd.sinks.parquet`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     opened = ParquetFragments(folder).open(TableShape("t", pa.schema({"id": pa.int64()}), None))
+    ...     opened = ParquetSink(folder).open(TableShape("t", pa.schema({"id": pa.int64()}), None))
     ...     opened.write(TableChanges(None, pa.table({"id": [7]}), 1), TargetRecord("0" * 32, "t", 3, "f" * 32), None)
     ...     opened.read().to_pylist(), opened.written().epoch, sorted(os.listdir(folder))
     ([{'id': 7}], 3, ['000000000001.parquet', '_written'])
@@ -211,7 +211,7 @@ class FragmentFolder(OpenSink):
         """Return whether there are records, or files that are not ours."""
         with self._translate_errors("ask"):
             return bool(self._list_file_names(RECORDS, ".json")) or len(self._list_file_names("", ".parquet")) > len(
-                self._list_orphans()
+                self._list_unrecorded_files()
             )
 
     def prepare(self) -> None:
@@ -225,12 +225,12 @@ class FragmentFolder(OpenSink):
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
         if before is not None and self.missing():
-            raise build_vanished_error(now.output, str(self.folder), before.epoch)
+            raise build_dropped_table_error(now.output, str(self.folder), before.epoch)
         if is_written(self.written(), now, before, str(self.folder)):
             return
         with self._translate_errors("write"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
-            for path in self._list_orphans():
+            for path in self._list_unrecorded_files():
                 path.unlink()
             records = self._list_file_names(RECORDS, ".json")
             stem = f"{int(LocalPath(records[-1]).stem) + 1 if records else 1:012}"
@@ -260,7 +260,7 @@ class FragmentFolder(OpenSink):
             tables = [each.cast(pa.schema([f.with_nullable(True) for f in each.schema])) for each in tables]
             return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
 
-    def _list_orphans(self) -> list[LocalPath]:
+    def _list_unrecorded_files(self) -> list[LocalPath]:
         """List our files that have no record."""
         recorded = {LocalPath(name).stem for name in self._list_file_names(RECORDS, ".json")}
         files = [

@@ -18,14 +18,14 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ddflow.connectors.parquet.folder import MARK, READABLE, OwnedFolder, folder_name
-from ddflow.errors import Command, Phrase, SpecError, StateRefused
+from ddflow.connectors.parquet.folder import MARK, READABLE, OwnedFolder, build_folder_name
+from ddflow.errors import CommandFix, Phrase, SpecError, StateRefused
 from ddflow.storage import address
 from ddflow.storage.folder.disk import Disk
 from ddflow.storage.folder.site import ManagedFolder
 from ddflow.storage.protocol import Blob, Store, missing_file_error, verify_bytes
 
-COPY: Final = Phrase("restore it from a copy, or go back with ", Command("rollback"))
+COPY: Final = Phrase("restore it from a copy, or go back with ", CommandFix("rollback"))
 SHOWN: Final = re.compile(r"(?P<epoch>[0-9]{12,})-(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)")
 HIDDEN: Final = re.compile(r"\.(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)\.hidden")
 PLACE: Final = re.compile(rf"(?:[A-Za-z0-9][A-Za-z0-9._]{{0,{READABLE - 1}}}-)?[0-9a-f]{{16}}")
@@ -82,7 +82,7 @@ class OutputFolder:
     ...     outputs, rows = OutputFolder(place, "00ff00ff00ff00ff"), pa.table({"n": [1, 2]})
     ...     outputs.claim("0" * 32, "state", ["by city"])
     ...     fragment = Fragment("by city", outputs.write_fragment("by city", rows))
-    ...     folder = os.path.join(place, folder_name("by city"))
+    ...     folder = os.path.join(place, build_folder_name("by city"))
     ...     hidden = os.listdir(folder)
     ...     outputs.publish_epoch(7, [fragment])
     ...     hidden, os.listdir(folder), outputs.read_fragment(7, fragment, rows.schema) == rows
@@ -225,11 +225,11 @@ class OutputFolder:
 
     def build_fragment_path(self, epoch: int, fragment: Fragment) -> str:
         """Return the path of a file once its epoch is committed."""
-        return self.site.child_path(folder_name(fragment.output), f"{epoch:012}-{fragment.blob.name}")
+        return self.site.child_path(build_folder_name(fragment.output), f"{epoch:012}-{fragment.blob.name}")
 
     def list_hidden_fragments(self) -> list[LeftoverFragment]:
         """List the hidden files.  O(files)."""
-        return [found for match, found in self._match_files(HIDDEN)]
+        return [found for match, found in self._find_matching_leftovers(HIDDEN)]
 
     def delete_leftovers(self, leftovers: Iterable[LeftoverFragment]) -> None:
         """Delete such files; one that cannot be deleted stays.  O(files)."""
@@ -238,7 +238,7 @@ class OutputFolder:
 
     def find_published_folder(self, name: str, epoch: int) -> str | None:
         """Return the output's folder if it shows files of an epoch up to this one, else None.  O(files)."""
-        place = self.site.child_path(folder_name(name))
+        place = self.site.child_path(build_folder_name(name))
         with self.site.translate_disk_errors("look for files of an output"):
             there = self.site.disk.names(place) if self.site.is_existing_path(place) else ()
         shown = filter(None, map(SHOWN.fullmatch, there))
@@ -246,7 +246,7 @@ class OutputFolder:
 
     def list_published_after(self, epoch: int) -> list[LeftoverFragment]:
         """List the shown files of epochs after this one.  O(files)."""
-        return [found for match, found in self._match_files(SHOWN) if int(match["epoch"]) > epoch]
+        return [found for match, found in self._find_matching_leftovers(SHOWN) if int(match["epoch"]) > epoch]
 
     def hide_fragments(self, leftovers: Iterable[LeftoverFragment]) -> None:
         """Hide the files again; one that is not there is hidden.  O(files); durable after `sync`."""
@@ -259,9 +259,9 @@ class OutputFolder:
 
     def _hidden_path(self, name: str, called: str) -> str:
         """Return the path of a file before its epoch is committed.  ``called``: its name in a manifest."""
-        return self.site.child_path(folder_name(name), f".{called}.hidden")
+        return self.site.child_path(build_folder_name(name), f".{called}.hidden")
 
-    def _match_files(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], LeftoverFragment]]:
+    def _find_matching_leftovers(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], LeftoverFragment]]:
         """Yield the files of a pattern in the outputs' folders."""
         disk = self.site.disk
         with self.site.translate_disk_errors("look for leftovers"):
@@ -274,15 +274,17 @@ class OutputFolder:
                             changed = disk.status(path).changed
                         except OSError:  # shown or hidden meanwhile
                             continue
-                        yield match, LeftoverFragment(path, match["name"], changed, disk.now() - changed)
+                        yield match, LeftoverFragment(path, match["name"], changed, disk.read_clock() - changed)
 
 
-def check_target(given: Any) -> None:
+def check_outputs_path(given: Any) -> None:
     """Raise `StateRefused` for an invalid target, before anything is opened.  O(length)."""
     address.require_folder(given, "write outputs to")
 
 
-def open_outputs(target: str | os.PathLike[str], store: Store | None = None, trust: str = "owner") -> OutputFolder:
+def open_output_folder(
+    target: str | os.PathLike[str], store: Store | None = None, trust: str = "owner"
+) -> OutputFolder:
     """Return the folder of outputs at a path; it reads and creates nothing yet.
 
     ``store``: the state's, which gives this writer's nonce; without one nothing can be put.  ``trust``: as a state's.

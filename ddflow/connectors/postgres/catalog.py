@@ -5,7 +5,7 @@ tables of complete rows; Python touches no cell. A place in the log compares as 
 
 >>> parse_table_name("orders", "o").quoted_name, parse_table_name("shop.my,orders", "o").wal2json_name
 ('"public"."orders"', 'shop.my\\\\,orders')
->>> print(build_cell_sql("at", None))
+>>> print(build_json_column_sql("at", None))
 '{"name":"at","value":' || 'null}'
 """
 
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.types as pat
 
-from ddflow.columns.names import did_you_mean, quote_name, split_qualified
+from ddflow.columns.names import did_you_mean, quote_name, split_qualified_name
 from ddflow.connectors.api import SourceNotLetIn
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.messages import POSITION
@@ -105,7 +105,7 @@ class SourceTable(NamedTuple):
         return ".".join(re.sub(r"([\\,.*\s])", r"\\\1", each) for each in (self.schema, self.name))
 
 
-class TableFacts(NamedTuple):
+class TableMetadata(NamedTuple):
     """What a table has for its input."""
 
     gone: Sequence[str]
@@ -133,11 +133,11 @@ class TableFacts(NamedTuple):
 
 
 def parse_table_name(name: str, input: str) -> SourceTable:
-    schema, table = split_qualified(name)
+    schema, table = split_qualified_name(name)
     return SourceTable(schema or "public", table, input)
 
 
-def build_cell_sql(name: str, kind: str | None, precise: str = "") -> str:
+def build_json_column_sql(name: str, kind: str | None, precise: str = "") -> str:
     """Return SQL for a column as the text of a JSON object, with its value as wal2json writes it.
 
     ``kind``: None for a column that is not there.  ``precise``: the type that the object names.  `concat` uses the
@@ -160,14 +160,14 @@ def quote_literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) -> TableFacts:
+def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) -> TableMetadata:
     """Return whether a table can feed its input, and what its columns are.  Raises `UnreadableInput`, `SpecError`.
 
     ``first``: whether it never did, so that it must have all columns.
     """
     asked = f"read the table {table.full_name} for {table.input!r}"
     with translate_errors(asked):
-        found = read_columns(connection, table)
+        found = read_catalog_columns(connection, table)
     if not found:
         raise UnreadableInput(asked, "there is no such table", _suggest_tables(connection, table))
     of = found[0]
@@ -186,7 +186,7 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
         if kinds.get(column.name, "").endswith("[]") and pat.is_nested(column.type):
             raise UnreadableInput(asked, f"{column.name!r} is an array, which comes as text", "declare it as text")
     if first:
-        refuse_hidden_rows(asked, found)
+        refuse_row_level_security(asked, found)
     if of.relreplident == "n" or (of.relreplident == "d" and not of.keyed):
         remedy = f"give it a primary key, or: alter table {table.quoted_name} replica identity full"
         raise UnreadableInput(asked, "it has no replica identity, so nothing tells which row is deleted", remedy)
@@ -196,7 +196,7 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
     own = [row.type for row in read if row.type >= OWN_TYPES]
     with translate_errors(asked):
         labels = dict(connection.execute(LABELS, [own]).fetchall()) if own else {}
-    return TableFacts(
+    return TableMetadata(
         gone,
         [row.name for row in read if row.certain and row.name in lossy],
         lossy,
@@ -211,20 +211,20 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
     )
 
 
-def read_columns(connection: Any, table: SourceTable) -> list[Any]:
+def read_catalog_columns(connection: Any, table: SourceTable) -> list[Any]:
     """Return the rows of `COLUMNS` of a table; none if there is no such table, also by a name that is too long."""
     with connection.cursor(row_factory=import_psycopg().rows.namedtuple_row) as cursor:
         return list(cursor.execute(COLUMNS, [table.quoted_name, [table.schema, table.name]]).fetchall())
 
 
-def refuse_hidden_rows(asked: str, found: Sequence[Any]) -> None:
-    """Refuse to copy a table if the role does not see all of its rows.  ``found``: of `read_columns`."""
+def refuse_row_level_security(asked: str, found: Sequence[Any]) -> None:
+    """Refuse to copy a table if the role does not see all of its rows.  ``found``: of `read_catalog_columns`."""
     if found and found[0].hidden:
         remedy = "let it read all rows: alter role ... bypassrls; or read as the owner of the table"
         raise UnreadableInput(asked, "row level security hides rows of it from this role", remedy)
 
 
-def refuse_unnamed_children(looked: Mapping[SourceTable, TableFacts], named: Collection[str]) -> None:
+def refuse_unlisted_child_tables(looked: Mapping[SourceTable, TableMetadata], named: Collection[str]) -> None:
     """Refuse a table if others inherit it and are not ``named``: its rows would lack theirs."""
     for table, each in looked.items():
         if others := [child for child in each.children if child not in named]:
@@ -255,7 +255,7 @@ def _suggest_tables(connection: Any, table: SourceTable) -> str:
     return f"{did_you_mean(name, near)}; {how}"
 
 
-def find_unique_indexes(
+def find_key_constraints(
     connection: Any, tables: Iterable[SourceTable], keys: Mapping[str, Sequence[str]]
 ) -> dict[str, list[int]]:
     """Refuse keys, by input, that do not identify every row of a table.  Raises `UnreadableInput`.
@@ -263,13 +263,13 @@ def find_unique_indexes(
     Returns the oids of the constraints that prove it, by the full name of each table.
     """
     return {
-        table.full_name: _find_key_constraints(connection, table, keys[table.input])
+        table.full_name: _find_table_key_constraints(connection, table, keys[table.input])
         for table in tables
         if table.input in keys
     }
 
 
-def _find_key_constraints(connection: Any, table: SourceTable, key: Sequence[str]) -> list[int]:
+def _find_table_key_constraints(connection: Any, table: SourceTable, key: Sequence[str]) -> list[int]:
     """Refuse a key that does not identify every row of a table.  Raises `UnreadableInput`.
 
     A change identifies its row by the columns of the replica identity. The key is exactly those columns. If the
@@ -296,19 +296,19 @@ def _find_key_constraints(connection: Any, table: SourceTable, key: Sequence[str
     raise UnreadableInput(asked, f"its replica identity tells a row by {said}", remedy)
 
 
-def filter_null_messages(text: pa.Array, name: str, more: str = "") -> pa.Array:
+def filter_messages_with_null(text: pa.Array, name: str, more: str = "") -> pa.Array:
     """Return the messages of wal2json with null in a column.  ``more``: the text after it.  O(bytes)."""
     pattern = f'{{"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":"[^"]*","value":null{more}'
     return text.filter(pc.match_substring_regex(text, pattern))
 
 
-def add_dropped_columns(text: pa.Array, gone: Sequence[str]) -> pa.Array:
+def fill_dropped_columns(text: pa.Array, gone: Sequence[str]) -> pa.Array:
     """Add null for the dropped columns that messages of wal2json lack.  O(bytes) a column.
 
     An update without a column would mean that its value is unchanged.
 
     >>> text = '{"action":"U","columns":[{"name":"id","type":"integer","value":1}]}'
-    >>> add_dropped_columns(pa.array([text]), ["n"]).to_pylist()
+    >>> fill_dropped_columns(pa.array([text]), ["n"]).to_pylist()
     ['{"action":"U","columns":[{"name":"n","value":null},{"name":"id","type":"integer","value":1}]}']
     """
     for name in gone:

@@ -5,7 +5,7 @@ from wal2json 2.6 on, so NaN and infinities keep their value.
 Limits: older servers write null for them. A null in a column that is not nullable then ends the run; of other columns
 some rows are looked up, and ddflow warns once a column. A value that was NaN only for a while is not found.
 
->>> looked = TableFacts([], ["x"], ["x"], 9, {"x": 1}, 1)
+>>> looked = TableMetadata([], ["x"], ["x"], 9, {"x": 1}, 1)
 >>> build_wal2json_options({SourceTable("public", "orders", "orders"): looked}, timed=False)["add-tables"]
 'public.orders'
 """
@@ -30,15 +30,15 @@ from ddflow.connectors.formats.row_columns import parse_sql_type
 from ddflow.connectors.postgres.catalog import (
     NEWER,
     SourceTable,
-    TableFacts,
-    add_dropped_columns,
-    build_cell_sql,
+    TableMetadata,
+    build_json_column_sql,
     build_message_batch,
-    filter_null_messages,
+    fill_dropped_columns,
+    filter_messages_with_null,
     parse_lsn,
     quote_literal,
-    read_columns,
-    refuse_hidden_rows,
+    read_catalog_columns,
+    refuse_row_level_security,
     stream_rows,
 )
 from ddflow.connectors.postgres.sink import import_psycopg
@@ -50,11 +50,11 @@ SAMPLE: Final = 1000
 """How many rows with a null are looked up of a column at a time."""
 
 
-class SpecialNumbers:
+class NonFiniteNumbers:
     """``as_text``: whether they are asked for as text.  ``nulls``: by table and column, messages with a null there.
 
-    >>> numbers, of = SpecialNumbers(), SourceTable("public", "t", "t")
-    >>> numbers.build_text_options([looked := TableFacts([], [], ["v"], 9, {"id": 1, "v": 2}, 2)])
+    >>> numbers, of = NonFiniteNumbers(), SourceTable("public", "t", "t")
+    >>> numbers.build_text_options([looked := TableMetadata([], [], ["v"], 9, {"id": 1, "v": 2}, 2)])
     {'numeric-data-types-as-string': 'true'}
     >>> numbers.as_text, cell = False, '{"name":"%s","type":"%s","value":%s}'
     >>> cells = ",".join([cell % ("id", "integer", 7), cell % ("v", "double precision", "null")])
@@ -67,34 +67,34 @@ class SpecialNumbers:
         self.as_text, self.nulls = True, dict[tuple[SourceTable, str], list[str]]()
         self._warned = set[tuple[SourceTable, str]]()
 
-    def build_text_options(self, looked: Iterable[TableFacts]) -> dict[str, str]:
+    def build_text_options(self, looked: Iterable[TableMetadata]) -> dict[str, str]:
         """Return more options of wal2json for some tables."""
         return {OPTION: "true"} if self.as_text and any(each.lossy for each in looked) else {}
 
-    def note_text_refusal(self, error: Exception) -> bool:
+    def detect_text_refusal(self, error: Exception) -> bool:
         """Return whether a server refuses to write numbers as text, which it is not asked for again."""
         if not self.as_text or OPTION not in str(error):
             return False
         self.as_text = False
         return True
 
-    def collect_null_messages(self, text: pa.Array, table: SourceTable, looked: TableFacts) -> None:
+    def collect_null_messages(self, text: pa.Array, table: SourceTable, looked: TableMetadata) -> None:
         """Keep messages of a table with a null that may be NaN or infinite, some of each column.  O(bytes) a column."""
         for name in () if self.as_text else looked.lossy:
             if name not in looked.certain and (table, name) not in self._warned:
                 kept = self.nulls.setdefault((table, name), [])
                 if len(kept) < SAMPLE:
-                    kept += filter_null_messages(text, name).slice(0, SAMPLE - len(kept)).to_pylist()
+                    kept += filter_messages_with_null(text, name).slice(0, SAMPLE - len(kept)).to_pylist()
 
-    def replace_special_numbers(
-        self, text: pa.Array, table: SourceTable, looked: TableFacts, key: Sequence[str]
+    def replace_nonfinite_numbers(
+        self, text: pa.Array, table: SourceTable, looked: TableMetadata, key: Sequence[str]
     ) -> pa.Array:
         """Replace values that a column cannot hold with null in messages of a table.  O(bytes) a column.
 
         Raises `UnreadableInput` if the column is never null, also for a null that wal2json wrote.
         """
         for name in looked.certain:
-            if len(lost := filter_null_messages(text, name, ',"optional":false')):
+            if len(lost := filter_messages_with_null(text, name, ',"optional":false')):
                 found = f"wal2json wrote null for {name!r}, which is never null: it is NaN or infinite"
                 raise _build_never_null_error(table, looked, name, f"{found}{_describe_row(lost[0].as_py(), key)}")
         for name, kind in looked.exact.items():
@@ -117,7 +117,7 @@ class SpecialNumbers:
                 self._warn_of_null_once(table, looked, name, f"{value}{row}")
         return text
 
-    def _warn_of_null_once(self, table: SourceTable, looked: TableFacts, name: str, found: str) -> None:
+    def _warn_of_null_once(self, table: SourceTable, looked: TableMetadata, name: str, found: str) -> None:
         """Warn of a value that is null here, once a column."""
         if (table, name) not in self._warned:
             self._warned.add((table, name))
@@ -126,8 +126,8 @@ class SpecialNumbers:
             why += "" if kind is None else "; to keep it, begin a new state that declares the column as str"
             warnings.warn(f"{table.full_name}: {name!r} is {found}, and null here, {why}", stacklevel=2)
 
-    def warn_of_nulls(
-        self, connection: Any, looked: Mapping[SourceTable, TableFacts], keys: Mapping[str, Sequence[str]]
+    def warn_of_nulled_numbers(
+        self, connection: Any, looked: Mapping[SourceTable, TableMetadata], keys: Mapping[str, Sequence[str]]
     ) -> None:
         """Warn of columns with NaN or an infinity in a row that was kept.  ``keys``: by input."""
         for (table, name), texts in self.nulls.items():
@@ -168,7 +168,7 @@ def _describe_row(message: str, key: Sequence[str]) -> str:
     return f" in the row {row}" if row and len(row) == len(key) else ""
 
 
-def _build_never_null_error(table: SourceTable, looked: TableFacts, name: str, found: str) -> UnreadableInput:
+def _build_never_null_error(table: SourceTable, looked: TableMetadata, name: str, found: str) -> UnreadableInput:
     """Build the error for a value that would be null in a column declared not null."""
     column = quote_name(name)
     null = f"to have null for it: alter table {table.quoted_name} alter {column} drop not null, until a run has read it"
@@ -198,7 +198,7 @@ class SlotChanges(NamedTuple):
     lost: Mapping[SourceTable, str]
 
 
-def build_wal2json_options(looked: Mapping[SourceTable, TableFacts], timed: bool) -> dict[str, str]:
+def build_wal2json_options(looked: Mapping[SourceTable, TableMetadata], timed: bool) -> dict[str, str]:
     """Return the options of wal2json."""
     filtered = ",".join(table.wal2json_name for table in looked)
     given = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
@@ -209,12 +209,12 @@ def build_wal2json_options(looked: Mapping[SourceTable, TableFacts], timed: bool
     return given
 
 
-def peek_slot(
+def peek_slot_changes(
     connection: Any,
     slot: str,
-    looked: Mapping[SourceTable, TableFacts],
+    looked: Mapping[SourceTable, TableMetadata],
     keys: Mapping[str, Sequence[str]],
-    numbers: SpecialNumbers,
+    numbers: NonFiniteNumbers,
     *,
     upto: str | None = None,
     most: int | None = None,
@@ -240,10 +240,10 @@ def peek_slot(
             size, count = size + some.nbytes, count + some.num_rows
             for table, text in _split_by_table(some.column("data"), looked):
                 numbers.collect_null_messages(text, table, looked[table])
-                held = numbers.replace_special_numbers(text, table, looked[table], keys.get(table.input, ()))
-                taken = add_dropped_columns(held, looked[table].gone)
+                held = numbers.replace_nonfinite_numbers(text, table, looked[table], keys.get(table.input, ()))
+                taken = fill_dropped_columns(held, looked[table].gone)
                 rows.setdefault(table.input, []).append(pa.record_batch({"value": taken}))
-    numbers.warn_of_nulls(connection, looked, keys)
+    numbers.warn_of_nulled_numbers(connection, looked, keys)
     untold, lost = dict[SourceTable, str](), dict[SourceTable, str]()
     for table, each in looked.items():
         texts, key = [batch.column(0) for batch in rows.get(table.input, ())], keys.get(table.input, ())
@@ -251,7 +251,7 @@ def peek_slot(
             lost[table] = (
                 "rows were updated or deleted while it had no replica identity, and the log has no key of them"
             )
-        elif any(_has_other_identity(text, key) for text in texts):
+        elif any(_has_other_replica_identity(text, key) for text in texts):
             lost[table] = "rows were updated or deleted while its replica identity was not the key"
         elif any(has_missing_value(text, each, key) for text in texts):
             remedy = f"the log has it after: alter table {table.quoted_name} replica identity full"
@@ -274,11 +274,11 @@ def _collect_warnings(connection: Any) -> Iterator[list[str]]:
         connection.remove_notice_handler(note)
 
 
-def _has_other_identity(text: pa.Array, key: Sequence[str]) -> bool:
+def _has_other_replica_identity(text: pa.Array, key: Sequence[str]) -> bool:
     """Return whether an update or a delete identifies its row by other columns than the key.  O(bytes).
 
     >>> one = '{"action":"D","identity":[{"name":"id","type":"integer","value":1}]}'
-    >>> [_has_other_identity(pa.array([one]), key) for key in (["id"], ["id", "of"], [])]
+    >>> [_has_other_replica_identity(pa.array([one]), key) for key in (["id"], ["id", "of"], [])]
     [False, True, False]
     """
     for name in key:
@@ -294,13 +294,13 @@ def _has_other_identity(text: pa.Array, key: Sequence[str]) -> bool:
     return False
 
 
-def has_missing_value(text: pa.Array, looked: TableFacts, key: Sequence[str]) -> bool:
+def has_missing_value(text: pa.Array, looked: TableMetadata, key: Sequence[str]) -> bool:
     """Return whether an update of a row's key lacks a value, so that only the old key has it stored.  O(bytes).
 
     A large value that did not change may be missing, unless the message has all of the old row.
 
     >>> head, now = '{"action":"U","columns":[', '{"name":"id","type":"integer","value":1}'
-    >>> had, looked = now.replace("1", "2"), TableFacts([], [], [], 9, {"id": 1, "v": 2}, 2)
+    >>> had, looked = now.replace("1", "2"), TableMetadata([], [], [], 9, {"id": 1, "v": 2}, 2)
     >>> [has_missing_value(pa.array([f'{head}{now}],"identity":[{each}]}}']), looked, ["id"]) for each in (now, had)]
     [False, True]
     """
@@ -310,20 +310,20 @@ def has_missing_value(text: pa.Array, looked: TableFacts, key: Sequence[str]) ->
     if not len(some):
         return False
     now, had = (pc.list_element(parts, part) for part in (0, 1))
-    changed = [pc.not_equal(_extract_value(now, name), _extract_value(had, name)) for name in key]
+    changed = [pc.not_equal(_extract_column_value(now, name), _extract_column_value(had, name)) for name in key]
     some = some.filter(reduce(pc.or_kleene, changed, pa.array([False] * len(some))))
     names = (f'"name":{json.dumps(name, ensure_ascii=False)},' for name in looked.columns)
     return any(not pc.all(pc.match_substring(some, each)).as_py() for each in names) if len(some) else False
 
 
-def _extract_value(text: pa.Array, name: str) -> pa.Array:
+def _extract_column_value(text: pa.Array, name: str) -> pa.Array:
     """Extract the value of a column from each text, unparsed; null if it has none.  O(bytes)."""
     head = f'"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":{_STRING},"value":'
     return pc.struct_field(pc.extract_regex(text, f"{head}(?P<value>{_STRING}|[^,}}]*)"), 0)
 
 
 def _split_by_table(
-    data: pa.ChunkedArray, looked: Mapping[SourceTable, TableFacts]
+    data: pa.ChunkedArray, looked: Mapping[SourceTable, TableMetadata]
 ) -> Iterator[tuple[SourceTable, pa.Array]]:
     """Yield the messages of each table; begin and commit belong to none."""
     text = build_message_batch(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
@@ -358,15 +358,15 @@ def copy_rows(
     """Read all rows of tables, in a transaction.  O(bytes).
 
     ``beside``: gets, by input, the columns that are not read.  ``held``: a table's
-    `SpecialNumbers.replace_special_numbers`. ``whole``: inputs that get their rows at once, as their full contents.
+    `NonFiniteNumbers.replace_nonfinite_numbers`. ``whole``: inputs that get their rows at once, as their full contents.
     """
     run = connection.execute
     run("begin isolation level repeatable read read only")
     run(f"set transaction snapshot '{begins.snapshot}'")
     for table in tables:
         own = [name for name in inputs[table.input].names if name not in OWN]
-        found = read_columns(connection, table)
-        refuse_hidden_rows(f"copy the table {table.full_name} for {table.input!r}", found)
+        found = read_catalog_columns(connection, table)
+        refuse_row_level_security(f"copy the table {table.full_name} for {table.input!r}", found)
         kinds = {row.name: row.kind for row in found}
         others = {
             name: UndeclaredColumn(parse_sql_type(kind), table.quoted_name)
@@ -375,7 +375,7 @@ def copy_rows(
         }
         beside[table.input] = {**beside.get(table.input, {}), **others}
         precise = {row.name: row.precise for row in found}
-        cells = ", ".join(build_cell_sql(name, kinds.get(name), precise.get(name, "")) for name in own)
+        cells = ", ".join(build_json_column_sql(name, kinds.get(name), precise.get(name, "")) for name in own)
         text = (
             f"{quote_literal(build_message_head(table, begins.since))} || array_to_string(array[{cells}], ',') || ']}}'"
         )

@@ -7,7 +7,8 @@ No password is in what is shown of a declaration, in a message, or in a manifest
 
 >>> PostgresSink("postgresql://me:secret@db/shop", "by_city").target
 'postgresql://db:5432/shop#by_city'
->>> column_type(pa.decimal128(9, 2)), column_type(pa.list_(pa.int64())), column_type(pa.timestamp("ns"))
+>>> find_postgres_type(pa.decimal128(9,
+...     2)), find_postgres_type(pa.list_(pa.int64())), find_postgres_type(pa.timestamp("ns"))
 ('numeric(9,2)', 'bigint[]', None)
 """
 
@@ -40,12 +41,12 @@ from ddflow.connectors.api import (
     TargetRecord,
 )
 from ddflow.connectors.sql_table import InPlaceTable, KeyMatch, cast_to_text, refuse_records_table
-from ddflow.connectors.table_shape import build_refusal
+from ddflow.connectors.table_shape import build_sink_refusal
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, import_extra
 from ddflow.storage.address import check_percent_encoding
 from ddflow.storage.closing import undo_on_failure
 
-__all__ = ["PostgresSink", "column_type"]
+__all__ = ["PostgresSink", "find_postgres_type"]
 
 AT_ONCE: Final = 1 << 20
 """Keys of a statement."""
@@ -188,10 +189,10 @@ def format_public_address(url: str) -> str:
     return f"postgresql://{of.get('host', 'localhost')}:{of.get('port', 5432)}/{of.get('dbname', '')}"
 
 
-def column_type(kind: pa.DataType) -> str | None:
+def find_postgres_type(kind: pa.DataType) -> str | None:
     """Return the Postgres type of a column of Arrow's type, as the catalog writes it; None if it loses data."""
     if pat.is_list(kind) or pat.is_large_list(kind):
-        inner = None if pat.is_nested(kind.value_type) else column_type(kind.value_type)
+        inner = None if pat.is_nested(kind.value_type) else find_postgres_type(kind.value_type)
         return None if inner is None else f"{inner}[]"
     if pat.is_decimal(kind):
         return f"numeric({kind.precision},{kind.scale})" if kind.scale >= 0 else None
@@ -275,7 +276,9 @@ class PostgresTable(InPlaceTable):
             cut = self.execute("select n from unnest(?::text[]) n where n::name::text <> n", [names])
         if cut:
             found = f"a name has 63 bytes at most in Postgres, and {cut[0][0]!r} is longer"
-            raise build_refusal(self.shape, self.place, found, "rename it: project the column, or give another table")
+            raise build_sink_refusal(
+                self.shape, self.place, found, "rename it: project the column, or give another table"
+            )
 
     def prepare(self) -> None:
         """See `SqlTable.prepare`."""
@@ -307,8 +310,8 @@ class PostgresTable(InPlaceTable):
         return super().failure_remedy(error)
 
     def find_sql_type(self, kind: pa.DataType) -> str | None:
-        """See `column_type`."""
-        return column_type(kind)
+        """See `find_postgres_type`."""
+        return find_postgres_type(kind)
 
     def read_column_types(self, table: str) -> dict[str, str]:
         """Read the columns from the catalog."""
@@ -338,7 +341,7 @@ class PostgresTable(InPlaceTable):
         for column in keys.columns:
             null = pc.or_(null, pc.is_null(column))
         names = [quote_name(name).replace("%", "%%") for name in keys.schema.names]
-        kinds = [column_type(kind) for kind in keys.schema.types]
+        kinds = [find_postgres_type(kind) for kind in keys.schema.types]
         of = f"delete from {quote_name(table).replace('%', '%%')} t"
         for some, same in ((keys.filter(pc.invert(null)), "="), (keys.filter(null), "is not distinct from")):
             made = (f"g.c{at}::{kind}" for at, kind in enumerate(kinds))
@@ -349,7 +352,9 @@ class PostgresTable(InPlaceTable):
                 text = f"{of} where t.{names[0]} = any(%s::{kinds[0]}[])"
             for part in some.to_batches(max_chunksize=AT_ONCE):
                 # A statement that is prepared would be planned for some other number of keys.
-                self.connection.execute(text, [_format_column(column) for column in part.columns], prepare=False)
+                self.connection.execute(
+                    text, [_format_column_as_array(column) for column in part.columns], prepare=False
+                )
 
     def execute_and_count(self, text: str) -> int:
         """See `InPlaceTable.execute_and_count`.  A prepared statement would have a plan for another number of rows."""
@@ -382,14 +387,14 @@ class PostgresTable(InPlaceTable):
         """See `abort_connection`."""
         abort_connection(self.connection)
 
-    def to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    def convert_to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         """See `InPlaceTable.to_array`."""
         if kind == pa.uint64():
             values = [None if value is None else int(value) for value in values]
         return pa.array(values, kind)
 
 
-def _format_column(column: pa.Array) -> str:
+def _format_column_as_array(column: pa.Array) -> str:
     """Format a column as the text of an array."""
     texts = _to_copy_text(pa.chunked_array([column])).combine_chunks().cast(pa.large_string())
     for each in ("\\", '"'):
@@ -404,14 +409,14 @@ def _to_copy_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if (form := _find_formatter(column.type)) is not None:
         texts = [None if each is None else form(each) for each in column.to_pylist()]
         return pa.chunked_array([pa.array(texts, pa.string())])
-    return column if column_type(column.type) == "text" else cast_to_text(column)
+    return column if find_postgres_type(column.type) == "text" else cast_to_text(column)
 
 
 def _find_formatter(kind: pa.DataType) -> Callable[[Any], str] | None:
     """Return the function that formats a value in Python; None if Arrow formats it."""
     if pat.is_list(kind) or pat.is_large_list(kind):
         return partial(_format_array, form=_find_formatter(kind.value_type) or str)
-    return (lambda value: "\\x" + value.hex()) if column_type(kind) == "bytea" else None
+    return (lambda value: "\\x" + value.hex()) if find_postgres_type(kind) == "bytea" else None
 
 
 def _format_array(values: Sequence[Any], form: Callable[[Any], str]) -> str:

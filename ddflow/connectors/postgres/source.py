@@ -7,7 +7,7 @@ A table that the position lacks, or whose changes are not all in the log, is cop
 in one epoch with the changes of the others up to there. During the first copy the slot is called `<slot>_copying`, so a
 copy that died is recognised. No declaration, message or manifest shows a password.
 
->>> of = PostgresTables("postgresql://me:secret@db/shop", {"public.orders": "orders"}, "shop", False)
+>>> of = PostgresSource("postgresql://me:secret@db/shop", {"public.orders": "orders"}, "shop", False)
 >>> of.target, of.inputs("shop")
 ('postgresql://db:5432/shop#shop', ('orders',))
 """
@@ -26,15 +26,15 @@ from ddflow.connectors.api import OpenSource, Polled, Source
 from ddflow.connectors.formats.parse import import_duckdb
 from ddflow.connectors.postgres.catalog import (
     LOG,
-    find_unique_indexes,
+    find_key_constraints,
     format_lsn,
     look_up_table,
     parse_commit_time,
     parse_lsn,
     parse_table_name,
-    read_columns,
-    refuse_hidden_rows,
+    read_catalog_columns,
     refuse_missing_columns,
+    refuse_row_level_security,
     translate_errors,
 )
 from ddflow.connectors.postgres.changes import SlotStart
@@ -78,7 +78,7 @@ _NAME: Final = re.compile(r"[a-z0-9_]+")
 
 
 @dataclass(frozen=True)
-class PostgresTables(Source):
+class PostgresSource(Source):
     """See `dd.sources.postgres`.  ``tables``: the input of each table; "" for the one that it is attached as."""
 
     url: str = field(repr=False)
@@ -185,7 +185,7 @@ def choose_next_action(state: StateName, *, has_new_tables: bool, is_behind: boo
 class SlotReader(OpenSource):
     """A slot that is read, or made and copied to."""
 
-    def __init__(self, of: PostgresTables, connection: Any, tables: SlotTables, position: SlotPosition | None) -> None:
+    def __init__(self, of: PostgresSource, connection: Any, tables: SlotTables, position: SlotPosition | None) -> None:
         self.of, self.connection, self.tables = of, connection, tables
         self.asked = f"read the slot {of.slot!r} of {format_public_address(of.url)}"
         self._own = ReplicationSlot(connection, of.slot, self.asked)
@@ -289,9 +289,9 @@ class SlotReader(OpenSource):
         began = time()
         self._own.drop_abandoned_slot()
         begins = create_slot(self.connection, self._connect_snapshot(), self._own.copying_name, self.asked)
-        self.at, self._state = parse_lsn(begins.lsn), replace(self._state, rows=self._copy_all(begins, began))
+        self.at, self._state = parse_lsn(begins.lsn), replace(self._state, rows=self._copy_all_tables(begins, began))
 
-    def _copy_all(self, begins: SlotStart, began: float) -> Iterator[Polled]:
+    def _copy_all_tables(self, begins: SlotStart, began: float) -> Iterator[Polled]:
         yield from self.tables.copy_tables(self.tables.every, begins)
         self.reached = began
 
@@ -306,10 +306,10 @@ class SlotReader(OpenSource):
         tables, began = self.tables, time()
         new = {table: tables.look_up_one_table(table) for table in tables.to_copy}
         for table in new:
-            refuse_hidden_rows(
-                f"copy the table {table.full_name} for {table.input!r}", read_columns(self.connection, table)
+            refuse_row_level_security(
+                f"copy the table {table.full_name} for {table.input!r}", read_catalog_columns(self.connection, table)
             )
-        unique = find_unique_indexes(self.connection, new, tables.keys)
+        unique = find_key_constraints(self.connection, new, tables.keys)
         with warn_of_recopies(self.asked, {table.full_name: why for table, why in tables.to_copy.items() if why}):
             begins = create_slot(self.connection, holder, self.of.slot + ADDING, self.asked, lasting=False)
         if tables.active_tables:

@@ -20,14 +20,14 @@ from ddflow.columns.names import quote_name
 from ddflow.connectors.api import Polled, UndeclaredColumn
 from ddflow.connectors.postgres.catalog import (
     SourceTable,
-    TableFacts,
-    find_unique_indexes,
+    TableMetadata,
+    find_key_constraints,
     format_lsn,
     look_up_table,
     parse_lsn,
-    refuse_unnamed_children,
+    refuse_unlisted_child_tables,
 )
-from ddflow.connectors.postgres.changes import SlotChanges, SlotStart, SpecialNumbers, copy_rows, peek_slot
+from ddflow.connectors.postgres.changes import NonFiniteNumbers, SlotChanges, SlotStart, copy_rows, peek_slot_changes
 from ddflow.connectors.postgres.sink import import_psycopg
 from ddflow.errors import SourceChanged, SpecError
 
@@ -40,8 +40,8 @@ _SYSTEM: Final = "select system_identifier::text from pg_control_system()"
 class CopiedTable(TypedDict):
     """A table of a position: the ``input`` that it feeds, its ``oid`` in Postgres, the ``columns`` that it was read in
     by their numbers, the ``last`` number of a column when it was copied, declared columns that are ``gone``, if any
-    are, and whether it is to be copied ``again``.  ``types``, ``labels``, ``file``: of `TableFacts`.  ``unique``: the
-    constraints that say that its key tells its rows apart, by their oids.
+    are, and whether it is to be copied ``again``.  ``types``, ``labels``, ``file``: of `TableMetadata`.  ``unique``:
+    the constraints that say that its key tells its rows apart, by their oids.
 
     >>> orders = CopiedTable(input="orders", oid=16384, columns={"id": 1}, last=3)
     >>> position = build_position(23803720, "shop", "77", {"public.orders": orders})
@@ -80,7 +80,7 @@ def build_position(at: int, slot: str, system: str, tables: Mapping[str, CopiedT
 
 
 def build_copied_tables(
-    looked: Mapping[SourceTable, TableFacts], before: Mapping[str, CopiedTable], unique: Mapping[str, list[int]]
+    looked: Mapping[SourceTable, TableMetadata], before: Mapping[str, CopiedTable], unique: Mapping[str, list[int]]
 ) -> dict[str, CopiedTable]:
     """Return tables for a position.  ``before``: from an older one, since the copy.  ``unique``: by table."""
     out = dict[str, CopiedTable]()
@@ -170,7 +170,7 @@ def _list_dropped_columns(table: SourceTable, position: SlotPosition | None) -> 
     return set() if of is None else set(of.get("gone", ()))
 
 
-def find_filled_columns(connection: Any, table: SourceTable, known: CopiedTable, now: CopiedTable) -> dict[str, str]:
+def find_prefilled_columns(connection: Any, table: SourceTable, known: CopiedTable, now: CopiedTable) -> dict[str, str]:
     """Return new columns that may have values in unchanged rows, each with the reason.  O(columns).
 
     The reason follows the column's name in messages.  ``known``: the table at the last position.  Raises Postgres'
@@ -205,12 +205,12 @@ def find_alterations(connection: Any, table: SourceTable, was: CopiedTable, now:
         else "a composite type has other attributes"
         for part, label in others.items()
     ]
-    if not found and _is_rewritten(connection, table, was, now):
+    if not found and _is_table_rewritten(connection, table, was, now):
         found.append("its rows were rewritten, as by set unlogged and back, and the log does not say what changed")
     return found
 
 
-def _is_rewritten(connection: Any, table: SourceTable, was: CopiedTable, now: CopiedTable) -> bool:
+def _is_table_rewritten(connection: Any, table: SourceTable, was: CopiedTable, now: CopiedTable) -> bool:
     """Return whether `alter table` may have rewritten all rows: no older row is left, and the TOAST table is new."""
     (file, toast, since), (new, own, _) = was.get("file", now["file"]), now["file"]
     if file == new or (toast and toast == own):
@@ -222,7 +222,7 @@ def _is_rewritten(connection: Any, table: SourceTable, was: CopiedTable, now: Co
 
 
 def warn_of_alterations(table: SourceTable, columns: Mapping[str, str], why: Sequence[str]) -> None:
-    """Warn of alterations and of the columns of `find_filled_columns`, if the table is not copied again for them."""
+    """Warn of alterations and of the columns of `find_prefilled_columns`, if the table is not copied again for them."""
     text = "rows that were there may have other values in Postgres than here: to have these, begin a new state"
     said = [describe_new_column(table, name, how) for name, how in columns.items()]
     for each in (*said, *(f"{table.full_name}: {each}: {text}" for each in why)):
@@ -230,7 +230,7 @@ def warn_of_alterations(table: SourceTable, columns: Mapping[str, str], why: Seq
 
 
 def describe_new_column(table: SourceTable, name: str, how: str) -> str:
-    """Describe a column that `find_filled_columns` returned.
+    """Describe a column that `find_prefilled_columns` returned.
 
     >>> table = SourceTable("public", "orders", "orders")
     >>> describe_new_column(table, "paid", "has default false")[:52]
@@ -246,7 +246,7 @@ class SlotTables:
     """``looked``: the tables of a source at its opening.  ``recopy``: whether a table may be copied again.
 
     >>> table = SourceTable("public", "orders", "orders")
-    >>> tables = SlotTables(None, {table: TableFacts([], [], [], 9, {"id": 1}, 1)}, {}, None, recopy=False)
+    >>> tables = SlotTables(None, {table: TableMetadata([], [], [], 9, {"id": 1}, 1)}, {}, None, recopy=False)
     >>> tables.active_tables, tables.to_copy
     ((SourceTable(schema='public', name='orders', input='orders'),), {})
     >>> tables.whole = frozenset(["orders"])
@@ -259,13 +259,13 @@ class SlotTables:
     def __init__(
         self,
         connection: Any,
-        looked: Mapping[SourceTable, TableFacts],
+        looked: Mapping[SourceTable, TableMetadata],
         inputs: Mapping[str, pa.Schema],
         position: SlotPosition | None,
         recopy: bool,
     ) -> None:
         self.connection, self.inputs, self.recopy, self.every = connection, inputs, recopy, tuple(looked)
-        refuse_unnamed_children(looked, {table.full_name for table in looked})
+        refuse_unlisted_child_tables(looked, {table.full_name for table in looked})
         known = build_copied_tables(looked, {}, {}) if position is None else position["tables"]
         self.copied = {table.full_name: known[table.full_name] for table in looked if table.full_name in known}
         """The tables as they were copied."""
@@ -280,7 +280,7 @@ class SlotTables:
         """Inputs that take all that they hold at once."""
         self.beside = dict[str, dict[str, UndeclaredColumn]]()
         """By input, the columns that are not read."""
-        self.numbers = SpecialNumbers()
+        self.numbers = NonFiniteNumbers()
 
     @property
     def active_tables(self) -> tuple[SourceTable, ...]:
@@ -294,15 +294,15 @@ class SlotTables:
             if why:
                 self._check_recopy_allowed(table, why)
 
-    def look_up_one_table(self, table: SourceTable) -> TableFacts:
+    def look_up_one_table(self, table: SourceTable) -> TableMetadata:
         """Look up one table."""
         return look_up_table(self.connection, table, self.inputs[table.input], first=table.full_name not in self.copied)
 
-    def look_up_active_tables(self) -> dict[SourceTable, TableFacts]:
+    def look_up_active_tables(self) -> dict[SourceTable, TableMetadata]:
         """Look up the tables that are read, and let those be copied again whose changes are not all in the log."""
         looked = {table: self.look_up_one_table(table) for table in self.active_tables}
-        refuse_unnamed_children(looked, {table.full_name for table in self.every})
-        now = build_copied_tables(looked, self.copied, find_unique_indexes(self.connection, self.every, self.keys))
+        refuse_unlisted_child_tables(looked, {table.full_name for table in self.every})
+        now = build_copied_tables(looked, self.copied, find_key_constraints(self.connection, self.every, self.keys))
         for table in looked:
             self._check_for_recopy(table, self.copied[table.full_name], now[table.full_name])
         looked = {table: each for table, each in looked.items() if table not in self.to_copy}
@@ -315,7 +315,7 @@ class SlotTables:
             found = f"it is another table than the one that was copied (oid {now['oid']}, and it was {was['oid']})"
             self.request_recopy(table, found)
             return
-        new = find_filled_columns(self.connection, table, was, now)
+        new = find_prefilled_columns(self.connection, table, was, now)
         why = find_alterations(self.connection, table, was, now)
         if table.input not in self.whole:
             warn_of_alterations(table, new, why)
@@ -338,11 +338,13 @@ class SlotTables:
             raise SourceChanged(f"read the table {table.full_name} for {table.input!r}", why, remedy)
 
     def peek_changes(self, slot: str, **how: Any) -> SlotChanges:
-        """Read changes from a slot as `peek_slot`, and let tables with incomplete changes be copied again."""
+        """Read changes from a slot as `peek_slot_changes`, and let tables with incomplete changes be copied again."""
         try:
-            found = peek_slot(self.connection, slot, self.look_up_active_tables(), self.keys, self.numbers, **how)
+            found = peek_slot_changes(
+                self.connection, slot, self.look_up_active_tables(), self.keys, self.numbers, **how
+            )
         except import_psycopg().errors.InvalidParameterValue as error:
-            if not self.numbers.note_text_refusal(error):
+            if not self.numbers.detect_text_refusal(error):
                 raise
             return self.peek_changes(slot, **how)
         for table, why in {**found.untold, **found.lost}.items():
@@ -354,14 +356,14 @@ class SlotTables:
         """Read all rows of tables in a snapshot."""
         whole = {table.input for table in tables if self.to_copy.get(table)}
         yield from copy_rows(
-            self.connection, tables, self.inputs, begins, self.beside, self._build_null_replacer, whole
+            self.connection, tables, self.inputs, begins, self.beside, self._build_nonfinite_replacer, whole
         )
 
-    def _build_null_replacer(self, table: SourceTable) -> Callable[[pa.Array], pa.Array]:
+    def _build_nonfinite_replacer(self, table: SourceTable) -> Callable[[pa.Array], pa.Array]:
         looked, key = self.look_up_one_table(table), self.keys.get(table.input, ())
-        return lambda text: self.numbers.replace_special_numbers(text, table, looked, key)
+        return lambda text: self.numbers.replace_nonfinite_numbers(text, table, looked, key)
 
-    def note_copied_tables(self, new: Mapping[SourceTable, TableFacts], unique: Mapping[str, list[int]]) -> None:
+    def note_copied_tables(self, new: Mapping[SourceTable, TableMetadata], unique: Mapping[str, list[int]]) -> None:
         """Read tables from now on.  ``unique``: as in `build_copied_tables`."""
         self.copied |= build_copied_tables(new, {}, unique)
         for table in new:

@@ -17,7 +17,7 @@ is not told.
 >>> with flow.open(retain=9) as engine:
 ...     for time, rows in enumerate(log, 11):
 ...         _ = engine.step({"people": rows}, time)
-...     print(build_key_story(engine.dataflow, "people", 7, log))
+...     print(build_key_history(engine.dataflow, "people", 7, log))
 the key (id=7) of 'people' holds (id=7, city='Bern', at=5)
   from 11: (id=7, city='Bern', at=5), by order (at=5)
 its 2 events in the log (times are of the replay: one epoch for each part of the log)
@@ -37,17 +37,24 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, RowHasher, Secret, compute_identities
 from ddflow.columns.names import TIME, did_you_mean
 from ddflow.columns.rows import row_values
-from ddflow.dataflow.admission import Admission
+from ddflow.dataflow.admission import InputValidator
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import decode_verdicts
 from ddflow.engine.full_contents import FullContents
-from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, iterate_parts, mark_log_parts, to_batches
+from ddflow.engine.lineage.log_parts import (
+    MARKS,
+    Full,
+    Restated,
+    convert_part_to_batches,
+    iterate_parts,
+    mark_log_parts,
+)
 from ddflow.engine.lineage.story import ABSENT, HELD, PART, Story
 from ddflow.engine.run.source_reader import find_source_feed
 from ddflow.errors import NotReadable
 from ddflow.operators.updates import build_time_column, ints
-from ddflow.operators.upsert.events import Events, join_events
+from ddflow.operators.upsert.events import Events, merge_events
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts
 from ddflow.plan.inputs.spec import Upsert as Spec
@@ -55,13 +62,13 @@ from ddflow.storage.feeding import FeedHistory
 from ddflow.time import CLOSED, INT64, NEVER
 
 
-def build_key_story(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
+def build_key_history(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
     """Tell the story of a key. O(runs + pending events), and O(events) of a log.
 
     ``key``: its value, values in the order of the key columns, or a mapping by column. ``log``: like the log of
     `ddflow.verify`; each part of an iterable is one epoch. Raises `NotReadable` for an unknown input or a value that is
-    no key of it; `LogUnclear` for a log that differs from the input's calls; the errors of `Admission.admit`, and
-    `TieRefused`.
+    no key of it; `LogUnclear` for a log that differs from the input's calls; the errors of
+    `InputValidator.validate_rows`, and `TieRefused`.
     """
     if input not in dataflow.graph.inputs:
         raise NotReadable(
@@ -71,7 +78,7 @@ def build_key_story(dataflow: Dataflow, input: str, key: Any, log: Any = None) -
         )
     upsert = dataflow.graph.inputs[input].require_keys(f"why {key!r} of {input!r}", NotReadable)
     row, fed = make_key_row(upsert.bound, key), dataflow.fed.get(input, FeedHistory())
-    story = _StoryBuilder(upsert.bound, row)
+    story = _KeyHistoryBuilder(upsert.bound, row)
     now = story.add_versions(upsert, dataflow.since)
     story.add_pending_events(dataflow.batchers[input], upsert.secret)
     replayed = ""
@@ -105,13 +112,13 @@ def make_key_row(bound: BoundUpserts, key: Any) -> pa.RecordBatch:
     columns = []
     for field in bound.key_schema:
         value = given[field.name]
-        columns.append(convert_value(field, value, asked))
+        columns.append(convert_to_column_type(field, value, asked))
         if value is None and not field.nullable:
             raise NotReadable(asked, f"{field.name!r} is null", "no key of this input is null")
     return pa.RecordBatch.from_arrays(columns, schema=bound.key_schema)
 
 
-def convert_value(field: pa.Field, value: Any, asked: str) -> pa.Array:
+def convert_to_column_type(field: pa.Field, value: Any, asked: str) -> pa.Array:
     """Convert a value to the type of a column. Raises `NotReadable` for a value of another type."""
     try:
         if isinstance(value, pa.Scalar):
@@ -126,7 +133,7 @@ def convert_value(field: pa.Field, value: Any, asked: str) -> pa.Array:
         raise NotReadable(asked, f"{value!r} is no {field.type}{why}", "give a value of that type") from None
 
 
-class _StoryBuilder:
+class _KeyHistoryBuilder:
     """A table in the making.  ``row``: of the key's columns."""
 
     def __init__(self, bound: BoundUpserts, row: pa.RecordBatch) -> None:
@@ -232,21 +239,21 @@ class _StoryBuilder:
         late: Any = "advance" if self.bound.spec.late == "advance" else "error"
         spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=late)
         bound = bind_upserts(self.bound.name, self.bound.schema, spec, self.bound.format)
-        upsert, admission, batcher = RunningUpsert(bound, Secret.fresh()), Admission(bound), Batcher()
+        upsert, admission, batcher = RunningUpsert(bound, Secret.fresh()), InputValidator(bound), Batcher()
         seen = 0
         for number, part in enumerate(log, 1):
             mine, places = [], []
             whole = self._make_full_contents(upsert, part, number) if isinstance(part, MARKS) else None
-            for batch in to_batches(part if whole is None else part.rows, self.bound):
+            for batch in convert_part_to_batches(part if whole is None else part.rows, self.bound):
                 if whole is not None:
-                    Admission(bound).admit(batch, NEVER, number, 0, [whole.add_rows])
+                    InputValidator(bound).validate_rows(batch, NEVER, number, 0, [whole.add_rows])
                 at = self._find_rows_of_key(batch, upsert.secret)
                 mine.append(batch.take(pa.array(at)))
                 places.append(at + seen)
                 seen += batch.num_rows
             place, rows, parts = np.concatenate([ints(), *places]), 0, []
             for batch in mine:
-                events, _ = admission.admit(batch, NEVER, None if spec.holds_back else number, rows)
+                events, _ = admission.validate_rows(batch, NEVER, None if spec.holds_back else number, rows)
                 rows += batch.num_rows
                 parts.append(events)
             parts = [
@@ -256,9 +263,9 @@ class _StoryBuilder:
                 parts += self._find_deletion(whole, number, seen)
             admission.arrived += rows
             if parts and spec.holds_back:
-                batcher.add(join_events(parts))
+                batcher.add(merge_events(parts))
             elif parts:
-                self._resolve_events(upsert, join_events(parts), ints(number), None if whole is None else seen)
+                self._resolve_events(upsert, merge_events(parts), ints(number), None if whole is None else seen)
         if (left := batcher.seal(CLOSED)) is not None:
             early = int(np.searchsorted(left.times, frontier))
             before = left.slice_events(0, early)

@@ -32,7 +32,7 @@ from ddflow.columns.schema import conform_to_schema, decode_array, normalize_typ
 from ddflow.columns.widening import InexactValue, widen_column
 from ddflow.columns.wider import find_widening
 from ddflow.connectors.to_arrow import is_rows, to_arrow_rows, to_table
-from ddflow.dataflow.admission import Admission, DecodeProgress
+from ddflow.dataflow.admission import DecodeProgress, InputValidator
 from ddflow.engine.full_contents import decode_order, encode_order, list_order_columns, parse_order
 from ddflow.errors import LogUnclear, NotArrow, Option, Phrase, SchemaMismatch
 from ddflow.plan.inputs.input import Binding
@@ -106,16 +106,16 @@ def mark_log_parts(log: Iterable[Any], fed: FeedHistory, bound: Binding, to: Bin
     ``to``: the input that they are for, if it is another one. Lazy if the state was fed events only; otherwise all
     parts are held. O(parts + runs of calls). Raises `LogUnclear`.
     """
-    marker = _LogMarker(fed, bound, to or bound)
+    marker = _LogPartMatcher(fed, bound, to or bound)
     if fed.has_only_events:
         return marker.check_only_events(log)
     parts = list(log)
     if any(isinstance(part, MARKS) for part in parts):
-        return iter(marker.match_marked_parts(parts))
+        return iter(marker.match_parts_by_marks(parts))
     return iter(marker.match_unmarked_parts(parts))
 
 
-def find_feed_way(part: Any) -> FeedMode:
+def find_feed_mode(part: Any) -> FeedMode:
     """How a part is marked, but for its order."""
     return (
         FeedMode(FULL, part.scope)
@@ -126,7 +126,7 @@ def find_feed_way(part: Any) -> FeedMode:
     )
 
 
-class _LogMarker:
+class _LogPartMatcher:
     """The parts of a log beside what the state says of its input."""
 
     def __init__(self, fed: FeedHistory, bound: Binding, to: Binding) -> None:
@@ -154,7 +154,7 @@ class _LogMarker:
             out += some if run.way == EVENTS else [self._mark_part(part, run) for part in some]
         return out
 
-    def match_marked_parts(self, parts: Sequence[Any]) -> list[Any]:
+    def match_parts_by_marks(self, parts: Sequence[Any]) -> list[Any]:
         """Events are cut anyhow, all else is marked; from the end to the beginning, which may be left out."""
         groups: list[Any] = []
         for marked, run_of in groupby(parts, lambda part: isinstance(part, MARKS)):
@@ -177,7 +177,7 @@ class _LogMarker:
         marks = sum(isinstance(part, MARKS) for part in told)
         begun = self.fed.runs and not self.fed.forgotten_call_count and self.fed.runs[0].way == EVENTS
         if marks < self.fed.full_call_count or (begun and isinstance(told[0], MARKS)):
-            self._check_beginning(told)
+            self._check_log_start(told)
         return told
 
     def _check_forgotten_calls(self, groups: Sequence[Any]) -> None:
@@ -191,10 +191,10 @@ class _LogMarker:
         if len(marks) < len(groups) and not self.fed.events:
             raise self._make_log_error("the log has events before that", SAY)
 
-    def _check_beginning(self, told: Sequence[Any]) -> None:
+    def _check_log_start(self, told: Sequence[Any]) -> None:
         """Refuse a log that begins after the state's first call, unless the earlier calls do not matter."""
         first = told[0]
-        if not isinstance(first, MARKS) or not find_feed_way(first).is_full_replacement:
+        if not isinstance(first, MARKS) or not find_feed_mode(first).is_full_replacement:
             raise self._make_log_error(
                 "the log begins later, and not with full contents of all", "give it from the beginning"
             )
@@ -209,7 +209,7 @@ class _LogMarker:
         """Mark a part like its call; take from the state the facts that its mark leaves open."""
         way = run.way
         mark: Full | Restated = part if isinstance(part, MARKS) else (Full if way.kind == FULL else Restated)(part)
-        if way.kind != find_feed_way(mark).kind:
+        if way.kind != find_feed_mode(mark).kind:
             raise self._make_log_error(
                 f"the log has a part that is marked {type(mark).__name__} where {run} were given", SAY
             )
@@ -221,7 +221,7 @@ class _LogMarker:
         if isinstance(mark, Full):
             mark = replace(mark, scope=way.scope)
         if mark.order is None:
-            return replace(mark, order=self._find_order(run))
+            return replace(mark, order=self._find_call_order(run))
         asked = f"the log of {self.bound.name!r}"
         if self.to is self.bound:
             given = parse_order(mark.order, list_order_columns(self.bound.spec), self.bound.schema, asked)
@@ -233,7 +233,7 @@ class _LogMarker:
                 )
         return mark
 
-    def _find_order(self, run: FeedRun) -> Any:
+    def _find_call_order(self, run: FeedRun) -> Any:
         """Return the order that was given with a call, by column; None if there was none."""
         if run.way.order is None:
             return None
@@ -250,20 +250,20 @@ class _LogMarker:
         return LogUnclear(f"the log of {self.bound.name!r}", f"the state was fed {self.fed}; {found}", remedy)
 
 
-def to_batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.RecordBatch]:
+def convert_part_to_batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.RecordBatch]:
     """Convert a part of a log, without its mark, to batches of the input's columns.
 
     ``part``: anything that speaks Arrow. ``table``: the table of its messages, if it is known. O(rows) for columns that
     need a cast, else O(1) a batch. Raises `NotArrow`, `SchemaMismatch`, and `BadMessage` for a truncate, which clears a
     whole input.
     """
-    what, admission = repr(bound.name), Admission(bound)
+    what, admission = repr(bound.name), InputValidator(bound)
     part = to_arrow_rows(part, what, admission.given, bound.guessed)
     read = DecodeProgress(table)
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
         rows = admission.decode_without_truncates(rows, read)
         given = widen_narrow_columns(to_table(rows, what, bound.schema), bound.schema, what)
-        fit = conform_to_schema(given, bound.schema, what, bound.needed_columns)
+        fit = conform_to_schema(given, bound.schema, what, bound.required_columns)
         if bound.merging is not None:  # a column that is not there is not null
             fit = fit.select([name for name in fit.column_names if name in given.column_names])
         yield from fit.to_batches()
@@ -290,10 +290,10 @@ def widen_narrow_columns(table: pa.Table, schema: pa.Schema, what: str) -> pa.Ta
     return table
 
 
-def convert_part(part: Any, bound: Binding) -> Any:
+def convert_part_rows(part: Any, bound: Binding) -> Any:
     """Convert the rows of a log's part, in its mark, like `batches`. Lazy. Raises the errors of `batches`."""
     marked = isinstance(part, MARKS)
-    made = to_batches(part.rows if marked else part, bound)
+    made = convert_part_to_batches(part.rows if marked else part, bound)
     if (first := next(made, None)) is None:
         rows: Any = bound.schema.empty_table()
     else:

@@ -1,8 +1,8 @@
 """Behind: the rows of the inputs that make some rows of an output, found by going backwards through the plan.
 
 Invariant: a collection's wanted rows are rows that it holds at the time that is asked of. Each operator names the rows
-of its inputs that make them (`Collection.behind`), and what several operators want of one collection is united. So what
-is named is present: that something is absent, as in an anti join, is a reason without a row.
+of its inputs that make them (`Collection.find_contributing_rows`), and what several operators want of one collection is
+united. So what is named is present: that something is absent, as in an anti join, is a reason without a row.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -30,8 +30,8 @@ from ddflow.columns.names import RESERVED, did_you_mean
 from ddflow.columns.row_match import RowMatcher
 from ddflow.connectors.to_arrow import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.graph import Keep, select_matching, trace_columns
-from ddflow.engine.lineage.key_history import build_key_story, convert_value
+from ddflow.dataflow.graph import Keep, select_matching_updates, trace_columns
+from ddflow.engine.lineage.key_history import build_key_history, convert_to_column_type
 from ddflow.engine.lineage.log_parts import MARKS, iterate_parts
 from ddflow.engine.lineage.story import Origins, Story
 from ddflow.engine.read.history import subtract_rows
@@ -46,7 +46,7 @@ MOST: Final = 100
 """The most rows of an output explained together, and keys of an input with a story."""
 
 
-def find_origins(
+def find_origin_rows(
     dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None, after: int | None = None
 ) -> Origins:
     """Explain which input rows made the output rows with some values, as of a closed time.
@@ -59,26 +59,26 @@ def find_origins(
     graph, node = dataflow.graph, dataflow.flow.outputs[name]
     nodes, alike = list_ancestors(dataflow, node), RowMatcher(graph.secret)
     inputs = {graph.names[each]: each for each in nodes if each in graph.names}
-    if lost := [each for each in inputs if not graph.inputs[each].bound.is_kept]:
+    if lost := [each for each in inputs if not graph.inputs[each].bound.has_stored_rows]:
         found = f"it is made of rows of the inputs {lost}, which are not kept"
         raise NotReadable(asked, found, Phrase("give ", Option("keep", True), " to flow.updates to have them kept"))
     given = _parse_wanted_values(node, row, asked)
     told = trace_columns(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
 
-    keep = _make_filter(given, told, alike)
-    made = graph.accumulate_all(nodes, as_of, keep)
+    keep = _make_row_filter(given, told, alike)
+    made = graph.accumulate_collections(nodes, as_of, keep)
     held = _consolidate_tables(made, graph.secret)
-    wanted = _collect_origins(nodes, given, held, alike, asked)
+    wanted = _collect_origin_rows(nodes, given, held, alike, asked)
     if after is not None:
-        before = graph.accumulate_all(nodes, after, keep)
-        earlier = _collect_origins(nodes, given, _consolidate_tables(before, graph.secret), alike, asked)
+        before = graph.accumulate_collections(nodes, after, keep)
+        earlier = _collect_origin_rows(nodes, given, _consolidate_tables(before, graph.secret), alike, asked)
         net = {each: subtract_rows(made[each], before[each], graph.secret) for each in nodes}
         held = _consolidate_tables(net, graph.secret)
         both = {each: pa.concat_tables([wanted[each], earlier[each]]) for each in nodes}
         wanted = {each: alike.select_matches(held[each], both[each], each.schema.names) for each in nodes}
     rows_of = {of: _sort_rows(wanted[each], each, graph.secret) for of, each in inputs.items()}
     shown = _sort_rows(wanted[node], node, graph.secret)
-    stories = () if log is None else _make_stories(dataflow, rows_of, log, asked)
+    stories = () if log is None else _build_key_histories(dataflow, rows_of, log, asked)
     sources = {each: fed for each in inputs if (fed := find_source_feed(dataflow.sources, each)) is not None}
     near = {of: _sort_rows(held[each], each, graph.secret) for of, each in inputs.items() if told[each]}
     there = shown.num_rows if after is None else sum(rows.num_rows for rows in rows_of.values())
@@ -86,7 +86,7 @@ def find_origins(
     return Origins(name, as_of, shown, rows_of, stories, kind, sources, {} if there else near, after)
 
 
-def _collect_origins(
+def _collect_origin_rows(
     nodes: Sequence[Collection], given: pa.Table, held: Mapping[Collection, pa.Table], alike: RowMatcher, asked: str
 ) -> dict[Collection, pa.Table]:
     """Collect the rows of each collection that make the last collection's rows with some values.
@@ -100,7 +100,7 @@ def _collect_origins(
         raise NotReadable(asked, found, f"give more of its columns {node.schema.names}")
     for each in reversed(nodes):
         if each.inputs:
-            parts = each.behind(wanted[each], [held[of] for of in each.inputs], alike)
+            parts = each.find_contributing_rows(wanted[each], [held[of] for of in each.inputs], alike)
             for of, part in zip(each.inputs, parts, strict=True):
                 both = [part] if of not in wanted else [wanted[of], part]
                 wanted[of] = alike.select_matches(held[of], pa.concat_tables(both), of.schema.names)
@@ -117,13 +117,13 @@ def find_matching_rows(
 ) -> Updates:
     """Return the rows of a collection that have some values. O(rows of the collections that it is made of)."""
     told = trace_columns(list_ancestors(dataflow, node), {name: name for name in given})
-    keep = _make_filter(pa.table(dict(given)), told, RowMatcher(dataflow.secret))
-    return dataflow.graph.accumulate_all([node], as_of, keep)[node]
+    keep = _make_row_filter(pa.table(dict(given)), told, RowMatcher(dataflow.secret))
+    return dataflow.graph.accumulate_collections([node], as_of, keep)[node]
 
 
-def _make_filter(given: pa.Table, told: Mapping[Collection, Mapping[str, str]], alike: RowMatcher) -> Keep:
+def _make_row_filter(given: pa.Table, told: Mapping[Collection, Mapping[str, str]], alike: RowMatcher) -> Keep:
     """Make a filter for a collection's rows that keeps those with the values of a row."""
-    return lambda of, rows: select_matching(rows, given, told[of], alike) if told[of] else rows
+    return lambda of, rows: select_matching_updates(rows, given, told[of], alike) if told[of] else rows
 
 
 def _sort_rows(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
@@ -151,11 +151,11 @@ def _parse_wanted_values(node: Collection, row: Any, asked: str) -> pa.Table:
                 asked, f"there is no column {column!r}", did_you_mean(column, node.schema.names), column=column
             )
         fields.append(node.schema.field(column).with_nullable(True))
-        columns.append(convert_value(fields[-1], value, asked))
+        columns.append(convert_to_column_type(fields[-1], value, asked))
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _make_stories(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, asked: str) -> tuple[Story, ...]:
+def _build_key_histories(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, asked: str) -> tuple[Story, ...]:
     """Tell the stories of the keys of found rows, from logs. Raises `NotReadable`."""
     keyed = [name for name in rows if isinstance(dataflow.flow.inputs[name].spec, Upsert)]
     if not isinstance(log, Mapping):
@@ -171,7 +171,7 @@ def _make_stories(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, as
             raise NotReadable(asked, found, did_you_mean(name, keyed))
         again = _make_log_rereadable(parts, repr(name))
         keys = rows[name].select(dataflow.flow.inputs[name].spec.key).slice(0, MOST)
-        out += [build_key_story(dataflow, name, key, again) for key in keys.to_pylist()]
+        out += [build_key_history(dataflow, name, key, again) for key in keys.to_pylist()]
     return tuple(out)
 
 

@@ -97,13 +97,13 @@ class Story(TextAnswer):
             "replayed": self.replayed,
             "fed": self.fed,
             "source": None if self.source is None else self.source.to_dict(),
-            "story": _list_rows(self.table),
+            "story": _convert_rows_to_dicts(self.table),
         }
 
     def __str__(self) -> str:
         now = "holds nothing" if self.row is None else f"holds {format_row(self.row)}"
         lines = [f"the key {format_row(self.key)} of {self.input!r} {now}"]
-        rows = _list_rows(self.table)
+        rows = _convert_rows_to_dicts(self.table)
         for i, row in enumerate(rows):
             if row["what"] in HELD:
                 said = self._format_row(row) if row["what"] == "held" else "deleted"
@@ -122,13 +122,12 @@ class Story(TextAnswer):
         for row in rows:
             if row["what"] == "event":
                 lost = self._format_order(row, "; the key held order ") if row["verdict"] in LOST else ""
-                lines.append(f"  {_describe_time(row)}: {row['verdict']} {self._format_row(row)}{lost}")
+                lines.append(f"  {_describe_replay_time(row)}: {row['verdict']} {self._format_row(row)}{lost}")
             elif row["what"] == ABSENT:
                 scope = next(scopes)
                 whole = "full contents" if scope is None else f"full contents of the scope {scope!r}"
-                lines.append(
-                    f"  {_describe_time(row)}: deleted: {whole} do not name it{self._format_order(row, ', by order ')}"
-                )
+                by = self._format_order(row, ", by order ")
+                lines.append(f"  {_describe_replay_time(row)}: deleted: {whole} do not name it{by}")
         return "\n".join(lines)
 
     def _format_row(self, row: Mapping[str, Any]) -> str:
@@ -146,7 +145,7 @@ class Story(TextAnswer):
         return f"{words}{format_row(order if self.source is None else self.source.describe_order(order))}"
 
 
-def _describe_time(row: Mapping[str, Any]) -> str:
+def _describe_replay_time(row: Mapping[str, Any]) -> str:
     """Describe when a replay came to an event: at a time, or in a part of its log."""
     return f"at {row[TIME]}" if row.get(PART) is None else f"in part {row[PART]}"
 
@@ -195,11 +194,11 @@ class Origins(TextAnswer):
             "output": self.output,
             "as_of": self.as_of,
             "after": self.after,
-            "shown": _list_rows(self.shown),
-            "rows": {name: _list_rows(table) for name, table in self.rows.items()},
+            "shown": _convert_rows_to_dicts(self.shown),
+            "rows": {name: _convert_rows_to_dicts(table) for name, table in self.rows.items()},
             "sources": {name: source.to_dict() for name, source in self.sources.items()},
             "stories": [story.to_dict() for story in self.stories],
-            "near": {name: _list_rows(table) for name, table in self.near.items()},
+            "near": {name: _convert_rows_to_dicts(table) for name, table in self.near.items()},
         }
 
     def __str__(self) -> str:
@@ -209,7 +208,7 @@ class Origins(TextAnswer):
         if self.as_of != NEVER:
             when = f"as of {format_time(self.as_of, self.time_type)}"
         if not self.shown.num_rows:
-            return "\n".join([f"no row of {self.output!r} has these values {when}", *self._describe_near_rows()])
+            return "\n".join([f"no row of {self.output!r} has these values {when}", *self._describe_input_matches()])
         lines = [f"{format_count(self.shown.num_rows, 'row')} of {self.output!r} {when}", *_format_rows(self.shown)]
         made = "is made of" if self.shown.num_rows == 1 else "are made of"
         for i, (name, table) in enumerate(self.rows.items()):
@@ -231,7 +230,7 @@ class Origins(TextAnswer):
                     yield from _format_rows(table, signed=True)
         yield from (f"{name!r} is fed by {source}" for name, source in self.sources.items())
 
-    def _describe_near_rows(self) -> Iterator[str]:
+    def _describe_input_matches(self) -> Iterator[str]:
         """Describe input rows with these values if the output has none, and name the next command."""
         for name, table in self.near.items():
             verb = "has" if table.num_rows == 1 else "have"
@@ -243,7 +242,7 @@ class Origins(TextAnswer):
                 yield f"  why({name!r}, key) tells what a key of it held"
 
 
-def _list_rows(table: pa.Table) -> list[dict[str, Any]]:
+def _convert_rows_to_dicts(table: pa.Table) -> list[dict[str, Any]]:
     return [row_values(table, i) for i in range(table.num_rows)]
 
 
@@ -251,7 +250,7 @@ def _format_rows(table: pa.Table, *, signed: bool = False) -> list[str]:
     """Format rows as text, with a count for rows that occur more than once. ``signed``: of changes, with a sign."""
     most = table.slice(0, LISTED)
     times = most.column(DIFF).to_pylist()
-    shown = map(format_row, _list_rows(most.drop_columns([DIFF])))
+    shown = map(format_row, _convert_rows_to_dicts(most.drop_columns([DIFF])))
     more = [f"  and {table.num_rows - LISTED:,} more, which .rows has"] if table.num_rows > LISTED else []
     signs = ["+ " if n > 0 else "- " for n in times] if signed else [""] * len(times)
     counts = [abs(n) for n in times] if signed else times

@@ -47,7 +47,7 @@ from ddflow.plan.collection import Collection
 from ddflow.plan.inputs.input import Input
 from ddflow.time import INT64, NEVER, format_time
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.merge import pick_by_sorting
+from ddflow.trace.merge import pick_versions_by_sorting
 
 RETAIN: Final = Phrase("a larger ", Option("retain"), ", or a reader opened in time, keeps more of them")
 
@@ -98,7 +98,7 @@ def compute_net_changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.
         )
     if t1 == t2:
         return empty_table(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
-    net = subtract_rows(graph.accumulate(node, t2), graph.accumulate(node, t1), graph.secret)
+    net = subtract_rows(graph.accumulate_rows(node, t2), graph.accumulate_rows(node, t1), graph.secret)
     return net.to_table(node.schema, None)
 
 
@@ -144,20 +144,25 @@ def build_scd2_table(graph: Graph, node: Collection, since: int, names: tuple[st
     schema = pa.schema([*node.schema, *more])
     tables, columns = [schema.empty_table()], pa.schema([node.schema.field(n) for n in counting])
     for part in arranged.partitions:
-        for found in find_versions(part, columns, since, graph.secret):
+        for found in iterate_version_spans(part, columns, since, graph.secret):
             rows = gather_table(part.slots.pool, found.references, node.schema)
-            times = [_make_times(found.first, found.first <= since, kind), _make_times(found.to, found.current, kind)]
+            times = [
+                _build_nullable_times(found.first, found.first <= since, kind),
+                _build_nullable_times(found.to, found.current, kind),
+            ]
             tables.append(pa.Table.from_arrays([*rows.columns, *times, pa.array(found.current)], schema=schema))
     return pa.concat_tables(tables)
 
 
-def find_versions(arranged: Arrangement, counting: pa.Schema, since: int, secret: Secret) -> Iterator[VersionSpans]:
+def iterate_version_spans(
+    arranged: Arrangement, counting: pa.Schema, since: int, secret: Secret
+) -> Iterator[VersionSpans]:
     """Return the live versions of a partition that a read since ``since`` can see, a range of identities at a time.
 
     ``counting``: the columns in which two neighbours must differ. O(versions). Raises `CorruptState`.
     """
     for parts in arranged.iterate_version_ranges():
-        picked = pick_by_sorting(arranged.slots, parts, since, droppable=False)
+        picked = pick_versions_by_sorting(arranged.slots, parts, since, droppable=False)
         last = picked.last_of_keys
         live = np.flatnonzero(picked.live)
         references = picked.references[live]
@@ -173,7 +178,7 @@ def find_versions(arranged: Arrangement, counting: pa.Schema, since: int, secret
         yield VersionSpans(references[begin], picked.time[live[begin]], following[end], last[end])
 
 
-def _make_times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
+def _build_nullable_times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
     """int64 times in a type of time, null where ``unknown``."""
     return pc.if_else(pa.array(unknown), pa.scalar(None, kind), build_time_column(np.where(unknown, 0, times), kind))
 

@@ -5,10 +5,10 @@ it shows whole steps. Drawing takes a tenth of the time at most; an error in it 
 Limits: a look costs O(rows of the output).
 
 >>> live = LiveRows("by_city", by="n desc", most=2)
->>> first = live.compare_rows(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 1, 2], "_diff": [1, 1, 1]}))
+>>> first = live.build_next_frame(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 1, 2], "_diff": [1, 1, 1]}))
 >>> list(first.format_rows()), first.total
 ([('Bern', '3'), ('Chur', '2')], 3)
->>> second = live.compare_rows(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 4, 2], "_diff": [1, 1, 1]}))
+>>> second = live.build_next_frame(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 4, 2], "_diff": [1, 1, 1]}))
 >>> list(second.format_rows()), second.new, second.came, second.went
 ([('Zug', '4'), ('Bern', '3')], [True, False], 1, 1)
 """
@@ -75,7 +75,7 @@ class LiveRows:
             raise SpecError(f"watch {self.name!r} by {self.by!r}", "there is no such column", remedy)
         return column, "descending" if way.lower() == "desc" else "ascending"
 
-    def compare_rows(self, held: pa.Table) -> LiveFrame:
+    def build_next_frame(self, held: pa.Table) -> LiveFrame:
         """Compare a table of `Engine.read` with the last one and pick its first rows. O(rows)."""
         names = [name for name in held.schema.names if name != DIFF]
         rows = held.select(names).combine_chunks()
@@ -146,7 +146,7 @@ class Watch:
             return f"<div>{escape(self._live.name)}: no time is closed yet</div>"
         with self._dataflow.open_read_copy("watch") as still:
             check_readable_time("watch", still.last, still.since, still.frontier)
-            look = self._live.compare_rows(still.graph.read_collection(self._node, None))
+            look = self._live.build_next_frame(still.graph.read_collection(self._node, None))
             return render_frame(self._live.name, look, f"at {format_time(still.last, still.time_type)}")
 
 

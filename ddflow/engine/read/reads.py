@@ -28,10 +28,10 @@ import pyarrow as pa
 
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.holds import went_back_error
+from ddflow.dataflow.holds import make_went_back_error
 from ddflow.dataflow.result import Step, Verdicts
-from ddflow.engine.lineage.key_history import build_key_story, convert_value
-from ddflow.engine.lineage.rows import find_matching_rows, find_origins
+from ddflow.engine.lineage.key_history import build_key_history, convert_to_column_type
+from ddflow.engine.lineage.rows import find_matching_rows, find_origin_rows
 from ddflow.engine.lineage.story import Origins, Story
 from ddflow.engine.read import history
 from ddflow.engine.read.history import make_side_output_error
@@ -66,7 +66,7 @@ class Reader(Closing):
 
     def __init__(self, engine: "Reading", name: str, at: int) -> None:
         self._engine, self.name = engine, name
-        self._hold = engine.dataflow.holds.add(at)
+        self._hold = engine.dataflow.holds.add_hold(at)
         # Not a method of this reader: the finalizer must not keep it alive. The garbage collector may call it at any
         # time and in any thread, so `release_hold` only puts a note into a queue, which the next question reads.
         self._finalizer = weakref.finalize(self, engine.dataflow.holds.release_hold, self._hold)
@@ -110,7 +110,7 @@ class Reader(Closing):
         """
         self._check_open("read")
         ask = partial(self._engine.read, self.name)
-        return self._ask_at_time(ask) if as_of is None else ask(as_of)
+        return self._retry_if_reader_moved(ask) if as_of is None else ask(as_of)
 
     def get(self, /, **key: Any) -> dict[str, Any] | None:
         """Look up the row of a key or a group at the reader's time, like ``engine.get``.
@@ -135,9 +135,9 @@ class Reader(Closing):
         O(log n) for each run that is kept.
         """
         self._check_open("get")
-        return self._ask_at_time(partial(self._engine.get_as_of, self.name, key))
+        return self._retry_if_reader_moved(partial(self._engine.get_as_of, self.name, key))
 
-    def _ask_at_time(self, ask: Callable[[int], T]) -> T:
+    def _retry_if_reader_moved(self, ask: Callable[[int], T]) -> T:
         """Ask at the reader's time, again if another thread moved the reader before the answer."""
         while True:
             time = self.time
@@ -167,8 +167,8 @@ class Reader(Closing):
         O(log r), for r readers.
         """
         self._check_open("advance")
-        with self._engine.dataflow.guard.reader_turn("advance a reader"):
-            self._engine.dataflow.holds.advance(self._hold, self._parse_target_time("advance", time))
+        with self._engine.dataflow.guard.lock_for_read("advance a reader"):
+            self._engine.dataflow.holds.advance_hold(self._hold, self._parse_target_time("advance", time))
 
     def changes_to(self, time: Time | None = None) -> pa.Table:
         """Return the net changes from the reader's time to a closed time, and move the reader to it.
@@ -196,10 +196,10 @@ class Reader(Closing):
         The cost is that of ``engine.changes``.
         """
         self._check_open("changes")
-        with self._engine.dataflow.guard.reader_turn("changes of a reader"):
+        with self._engine.dataflow.guard.lock_for_read("changes of a reader"):
             to = self._parse_target_time("changes", time)
         out = self._engine.changes(self.name, self.time, to)
-        self._engine.dataflow.holds.advance(self._hold, to)
+        self._engine.dataflow.holds.advance_hold(self._hold, to)
         return out
 
     def changes(self, *, timeout: float | None = None) -> "StepIterator":
@@ -250,7 +250,8 @@ class Reader(Closing):
             kept = dataflow.recent.find_resume_time(self.time) if found is None else found[0]
             node, last = self._engine.node(name), still.last if kept is None else min(kept, still.last)
             graph, first = still.graph, self._engine.closed("changes of a reader", self.time, still)
-            net = history.subtract_rows(graph.accumulate(node, last), graph.accumulate(node, first), still.secret)
+            total = partial(graph.accumulate_rows, node)
+            net = history.subtract_rows(total(last), total(first), still.secret)
             table = net._replace(times=ints(last)).to_table(node.schema, still.time_type)
             return last, Step({name: table}, Verdicts.of({}, still.pending_count), still.frontier)
 
@@ -259,7 +260,7 @@ class Reader(Closing):
         asked = f"{what} of a reader of {self.name!r} to {format_time_argument(time, kind)}"
         to = None if time is None else time_to_int64(asked, time, CLOSED, kind)
         if to is not None and to < self.time:
-            raise went_back_error(to, self.time, kind)
+            raise make_went_back_error(to, self.time, kind)
         return self._engine.closed(asked, to)
 
     def _has_ended(self) -> bool:
@@ -268,7 +269,7 @@ class Reader(Closing):
         if self.closed or (dataflow.recent.ended and dataflow.last <= self.time):
             return True
         if dataflow.guard.state != "open":
-            with dataflow.guard.reader_turn(f"changes of a reader of {self.name!r} from {self._formatted_time} on"):
+            with dataflow.guard.lock_for_read(f"changes of a reader of {self.name!r} from {self._formatted_time} on"):
                 """It was a step in hand."""
         return False
 
@@ -303,7 +304,7 @@ class StepIterator:
 
     def __next__(self) -> Step:
         ends, came = self._choose_deadline(), Event()
-        with self._recent.wake_on_steps(came.set):
+        with self._recent.call_on_each_step(came.set):
             while True:
                 came.clear()
                 found, over = self._poll_step()
@@ -322,7 +323,7 @@ class StepIterator:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(came.set)
 
-        with self._recent.wake_on_steps(wake):
+        with self._recent.call_on_each_step(wake):
             while True:
                 came.clear()
                 # What is cancelled here is found again: the reader goes on when its step is given.
@@ -346,7 +347,7 @@ class StepIterator:
 
     def _advance_reader(self, last: int, step: Step) -> Step:
         """Move the reader to the step's last time and return the step."""
-        self._reader._engine.dataflow.holds.advance(self._reader._hold, last)
+        self._reader._engine.dataflow.holds.advance_hold(self._reader._hold, last)
         return step
 
 
@@ -461,8 +462,8 @@ class Reading(Inspectable):
         node, time, found = self.node(name), None, None
         if not any(key.keys() == {*each} for each in node.unique_by()):
             raise SpecError(asked, *_describe_missing_key(node, name))
-        given = {column: convert_value(node.schema.field(column), value, asked) for column, value in key.items()}
-        with dataflow.guard.reader_turn("get"):
+        given = {c: convert_to_column_type(node.schema.field(c), value, asked) for c, value in key.items()}
+        with dataflow.guard.lock_for_read("get"):
             if as_of is not None:
                 time = self.closed(f"{asked} as of {self._format_time(as_of)}", as_of)
             if node in dataflow.graph.opened:
@@ -539,7 +540,7 @@ class Reading(Inspectable):
         -----
         O(log r), for r readers.
         """
-        with self.dataflow.guard.reader_turn("reader", nests=False):
+        with self.dataflow.guard.lock_for_read("reader", nests=False):
             self.node(name)
             return Reader(self, name, self.closed(f"a reader of {name!r} at {self._format_time(at)}", at))
 
@@ -637,14 +638,14 @@ class Reading(Inspectable):
                 if between is not None:
                     return self._explain_changes(still, name, key, between, beside=log is not None or as_of is not None)
                 time = self.closed(f"why of {name!r} as of {self._format_time(as_of)}", as_of, still)
-                return find_origins(still, name, key, time, log)
+                return find_origin_rows(still, name, key, time, log)
             if (as_of is not None or between is not None) and name in self.flow.inputs:
                 found = "the story of a key tells of all times that are kept"
                 remedy = f"leave {'between' if as_of is None else 'as_of'}= out, or name an output"
                 raise NotReadable(f"why {key!r} of the input {name!r}", found, remedy, input=name)
             if name not in self.flow.inputs and name in (sides := self.flow.side_outputs()):
                 raise make_side_output_error(f"why of {name!r}", name, sides[name][0])
-            return build_key_story(still, name, key, log)
+            return build_key_history(still, name, key, log)
 
     def _explain_changes(self, still: Dataflow, name: str, key: Any, between: Any, *, beside: bool) -> Origins:
         """Explain why rows of an output changed.  ``beside``: whether there is another option.  Like `Reading.why`."""
@@ -658,7 +659,7 @@ class Reading(Inspectable):
         first, last = (self.closed(asked, time, still) for time in between)
         if last < first:
             raise TimeWentBack(asked, "the second time is before the first", "give the earlier time first")
-        return find_origins(still, name, key, last, after=first)
+        return find_origin_rows(still, name, key, last, after=first)
 
     def node(self, name: str) -> Collection:
         """Find an output or an input by its name. Raises `NotReadable`."""

@@ -39,8 +39,8 @@ from ddflow.connectors.api import (
     check_result_type,
 )
 from ddflow.connectors.modes import to_table_changes
-from ddflow.connectors.table_shape import OTHER_MODE, build_vanished_error
-from ddflow.engine.run.kept_epochs import KeptEpochs
+from ddflow.connectors.table_shape import OTHER_MODE, build_dropped_table_error
+from ddflow.engine.run.kept_epochs import RetainedEpochs
 from ddflow.engine.run.options import EPOCHS, make_table_shape
 from ddflow.engine.run.retry import LASTS, Retry
 from ddflow.engine.run.signals import call_repeatedly
@@ -60,7 +60,7 @@ class Delivery:
     Nothing is connected before the first `pump`.  Raises `SpecError`.
     """
 
-    def __init__(self, epochs: KeptEpochs, name: str, sink: TableSink, look: Look = lambda rows: None) -> None:
+    def __init__(self, epochs: RetainedEpochs, name: str, sink: TableSink, look: Look = lambda rows: None) -> None:
         self.epochs, self.name, self.sink, self.look = epochs, name, sink, look
         self.key, self.shape = self._find_table_shape()
         self._table: OpenSink | None = None
@@ -87,7 +87,7 @@ class Delivery:
             self._table.close()
             self._table = None
 
-    def update_shape(self) -> None:
+    def update_table_shape(self) -> None:
         """Go on with the columns that the output has now."""
         key, shape = self._find_table_shape()
         if shape != self.shape:
@@ -114,7 +114,7 @@ class Delivery:
     def count_waiting_bytes(self) -> int:
         """Count the bytes of the updates that wait.  O(waiting epochs); each is read from the state once."""
         for receipt in self.epochs.list_epochs(max(self.at, self._sizes[-1][0] if self._sizes else 0)):
-            self._sizes.append((receipt.epoch, receipt.output_bytes(self.name)))
+            self._sizes.append((receipt.epoch, receipt.count_output_bytes(self.name)))
         while self._sizes and self._sizes[0][0] <= self.at:
             self._sizes.popleft()
         return sum(size for _, size in self._sizes)
@@ -130,45 +130,45 @@ class Delivery:
         try:
             with self.retry.watch_call("has not answered"):
                 if self._table is None:
-                    self.resume()
+                    self.resume_from_target()
                 if self.before is None and self.at == 0 < self.epochs.manifest.epoch:
                     self.table.prepare()
             for receipt in self.epochs.list_epochs(self.at):
                 self._write_epoch(receipt)
                 self.at = receipt.epoch
                 self.record_delivered_epoch()
-                self.retry.note_success(now)
+                self.retry.record_success(now)
         except (SinkFailed, SinkNotLetIn) as error:
-            self.retry.note_failure(error, now, monotonic() - began)
+            self.retry.record_failure(error, now, monotonic() - began)
             with suppress(SinkFailed):
                 self.close()
             self._table = None
             return False
-        self.retry.note_success(now)
+        self.retry.record_success(now)
         return True
 
-    def resume(self) -> None:
+    def resume_from_target(self) -> None:
         """Read what the target has, and find where to go on.  Raises `SinkRefused`, `SinkAhead`, `SinkFailed`."""
         self._sizes.clear()
         known = self.find_sink_record()
-        self.check_mode(known)
+        self.check_write_mode(known)
         if known is not None and known.syncing:
-            raise self.make_refusal("a sync that added columns to it did not end", SYNC)
+            raise self.make_refused_error("a sync that added columns to it did not end", SYNC)
         record, missing = self.table.written(), self.table.missing()
         if record is not None and missing and not self._is_own_record(record):
             record = None  # of a table of another state, or output, which was dropped
         self.before = record
         if missing and (last := record.epoch if record is not None else known.written if known is not None else 0):
-            raise build_vanished_error(self.name, self.sink.target, last)
+            raise build_dropped_table_error(self.name, self.sink.target, last)
         at = self._choose_start_epoch(record, known)
         # What fails ahead of the first epoch leaves no table, because it may be of another shape then.
         (self.table.holds if missing and not self.epochs.manifest.epoch else self.table.prepare)()
         if at is None:
-            self._write_contents()
+            self._write_initial_rows()
         else:
             self.at = at
         if (lost := self.epochs.find_first_lost_epoch(self.at)) is not None:
-            raise self.make_refusal(f"it needs the updates of epoch {lost}, which are not kept", SYNC)
+            raise self.make_refused_error(f"it needs the updates of epoch {lost}, which are not kept", SYNC)
         self.record_delivered_epoch()
 
     def _choose_start_epoch(self, record: TargetRecord | None, known: AttachedSink | None) -> int | None:
@@ -178,10 +178,10 @@ class Delivery:
         """
         match record, known:
             case None, AttachedSink(written=written) if written:
-                raise self.make_refusal(f"it has lost its record, and was given epoch {written}", SYNC)
+                raise self.make_refused_error(f"it has lost its record, and was given epoch {written}", SYNC)
             case None, _ if self.table.occupied():
                 remedy = "give another table; or take it over: ddflow sync --adopt lists what that deletes"
-                raise self.make_refusal("it has rows and no record of a state that wrote them", remedy)
+                raise self.make_refused_error("it has rows and no record of a state that wrote them", remedy)
             case None, None:
                 return None if self.epochs.manifest.epoch else 0
             case None, AttachedSink(epoch=acknowledged):
@@ -191,10 +191,10 @@ class Delivery:
                 return max(there, known.epoch) if known is not None and known.written == there else there
         raise AssertionError("all cases are above")
 
-    def check_mode(self, known: AttachedSink | None) -> None:
+    def check_write_mode(self, known: AttachedSink | None) -> None:
         """Raise `SinkRefused` if the target was written in another mode: it would be half of each."""
         if known is not None and known.written and known.mode != self.sink.mode:
-            raise self.make_refusal(
+            raise self.make_refused_error(
                 f"it was written with mode={known.mode!r}, and this is {self.sink.mode!r}", OTHER_MODE
             )
 
@@ -203,36 +203,36 @@ class Delivery:
         manifest = self.epochs.manifest
         if there.state != manifest.id:
             remedy = "give each a table of its own; in place of a state that is gone: ddflow sync --adopt takes it over"
-            raise self.make_refusal(f"it is written by the state with the id {there.state}", remedy)
+            raise self.make_refused_error(f"it is written by the state with the id {there.state}", remedy)
         if there.output != self.name:
-            raise self.make_refusal(f"it has the output {there.output!r}", "give each output a table of its own")
+            raise self.make_refused_error(f"it has the output {there.output!r}", "give each output a table of its own")
         if known is not None and (known.written, known.digest) == (there.epoch, there.digest):
             return
         if not self._is_own_record(there):
             found = f"it has this output as it was until epoch {there.epoch}; it was dropped since, and is a new one"
-            raise self.make_refusal(found, f"give another table, or {SYNC}")
+            raise self.make_refused_error(found, f"give another table, or {SYNC}")
         digest = self.epochs.find_manifest_digest(there.epoch)
         if there.epoch > manifest.epoch or digest not in (there.digest, None):
             found = f"it has epoch {there.epoch}, which is not in the history of this state, at epoch {manifest.epoch}"
             raise SinkAhead(f"write {self.name!r} to {self.sink.target}", found, f"after a rollback that is so: {SYNC}")
         if known is not None and there.epoch < known.written:
             found = f"it has epoch {there.epoch}, and was given {known.written}"
-            raise self.make_refusal(found, f"was it restored? {SYNC}")
+            raise self.make_refused_error(found, f"was it restored? {SYNC}")
         if digest is None:
-            raise self.make_refusal(f"it has epoch {there.epoch}, which is not kept any more", SYNC)
+            raise self.make_refused_error(f"it has epoch {there.epoch}, which is not kept any more", SYNC)
 
     def _is_own_record(self, there: TargetRecord) -> bool:
         """Whether a record is of this state, and not of an output that was taken out."""
         return there.state == self.epochs.manifest.id and there.epoch > self.epochs.manifest.dropped.get(self.name, 0)
 
-    def make_refusal(self, found: str, remedy: str) -> SinkRefused:
+    def make_refused_error(self, found: str, remedy: str) -> SinkRefused:
         """Make the error of a table that cannot be written."""
         return SinkRefused(f"write {self.name!r} to {self.sink.target}", found, remedy)
 
-    def _write_contents(self) -> None:
+    def _write_initial_rows(self) -> None:
         """Give an empty table all rows that the output has now."""
         self.look(0)
-        made = self.make_change_converter(self.epochs.manifest.epoch)(self.epochs.read_contents(self.name))
+        made = self.make_change_converter(self.epochs.manifest.epoch)(self.epochs.read_rows_as_updates(self.name))
         if made.net:
             self.write_changes(made, self.epochs.manifest.epoch)
         self.at = self.epochs.manifest.epoch
@@ -244,7 +244,7 @@ class Delivery:
         in_parts = None
         if self.sink.mode != "upsert":
             key = () if self.sink.mode == "updates" else self.key
-            in_parts = self.epochs.find_part_mapper(receipt, self.name, key)
+            in_parts = self.epochs.find_partition_splitter(receipt, self.name, key)
         staging = None if in_parts is None else self.table.staging()
         if in_parts is not None and staging is not None:
             if fragments := [each for each in in_parts(partial(_stage_part, make, staging.stage)) if each]:
@@ -275,7 +275,7 @@ class Delivery:
         new = self._make_record(epoch)
         with (
             self.retry.watch_call(f"has been writing epoch {epoch}", self.table.cancel),
-            call_repeatedly(self.retry.log_lasting_call, LASTS, LASTS) as begin,
+            call_repeatedly(self.retry.log_long_call, LASTS, LASTS) as begin,
         ):
             begin()
             self.table.write(made, new, self.before)

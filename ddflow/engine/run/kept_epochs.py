@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, DIFF, TIME
-from ddflow.connectors.modes import mode_schema
+from ddflow.connectors.modes import build_mode_schema
 from ddflow.engine.calls import EngineCalls
 from ddflow.engine.epoch_log import EpochLog
 from ddflow.errors import SpecError
@@ -36,7 +36,7 @@ InParts = Callable[[Callable[[pa.Table], bytes]], list[bytes]]
 """Has something made of each part of an epoch's updates, anywhere, and returns all of that."""
 
 
-class KeptEpochs(ABC):
+class RetainedEpochs(ABC):
     """``log``: the state's epochs.  ``batch_store``: reads its files."""
 
     def __init__(self, log: EpochLog, batch_store: BatchStore) -> None:
@@ -59,20 +59,20 @@ class KeptEpochs(ABC):
     def publish_connector_positions(self) -> None:
         """Publish what is attached, where the newest manifest does not say it.  Raises as a commit does."""
 
-    def find_part_mapper(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
+    def find_partition_splitter(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
         """Return a function over each part of an output's updates; None if the sink takes them in one piece.
 
         ``key``: all updates of a key must be in one part; None: all equal rows, (): any.
         """
         return None
 
-    def read_contents(self, name: str) -> pa.Table:
+    def read_rows_as_updates(self, name: str) -> pa.Table:
         """Read the rows of an output as updates of the last time, with ``_diff`` unless it gives upserts.  O(rows).
 
         The table is empty for a side output, and if the next epoch brings all rows.
         """
         if self.is_new_output(name) or self.manifest.last == NEVER or name not in self.flow.outputs:
-            rows = mode_schema("upsert", self.output_schema(name)).empty_table()
+            rows = build_mode_schema("upsert", self.output_schema(name)).empty_table()
         else:
             rows = self.read_output(name)
             if DIFF in rows.schema.names:
@@ -136,7 +136,7 @@ class KeptEpochs(ABC):
         return self.manifest.written if found is None or found.written is None else found.written
 
 
-class EngineEpochs(KeptEpochs):
+class EngineEpochs(RetainedEpochs):
     """The kept epochs of an engine. ``asked``: their use, for messages. Raises `SpecError` for state in memory."""
 
     def __init__(self, calls: EngineCalls, asked: str) -> None:

@@ -32,7 +32,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.connectors.api import Source, TableShape, TableSink, check_connector
-from ddflow.connectors.modes import mode_schema
+from ddflow.connectors.modes import build_mode_schema
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.replace import compute_absence_limit
 from ddflow.errors import Option, Phrase, SpecError
@@ -67,7 +67,7 @@ class RunOptions:
             self.idle_seconds,
             self.retry_seconds,
             self.backlog_bytes,
-            self.room_bytes,
+            self.max_epoch_bytes,
         )
         if self.rows is not None and (isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1):
             raise SpecError(Option("rows", self.rows), "that is no number of rows", "give a whole number, 1 or more")
@@ -104,7 +104,7 @@ class RunOptions:
         return parse_size(self.sink_backlog, "sink_backlog=") or 0
 
     @property
-    def room_bytes(self) -> int:
+    def max_epoch_bytes(self) -> int:
         """Bytes of rows in an epoch, about."""
         return parse_size(self.room, "room=") or 0
 
@@ -124,12 +124,12 @@ def check_run_arguments(
 ) -> None:
     """Raise what is wrong with a run.  O(inputs and outputs).
 
-    Raises as `check_sources`, `make_table_shape` and `find_lateness`.
+    Raises as `check_sources`, `make_table_shape` and `compute_input_lateness`.
     """
     check_sources(plan, sources)
     for name, sink in sinks.items():
         make_table_shape(plan, name, sink)
-    find_lateness(plan, how)
+    compute_input_lateness(plan, how)
 
 
 def check_sources(plan: Plan, sources: Mapping[str, Source]) -> None:
@@ -179,11 +179,14 @@ def make_table_shape(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str,
     sink.needs()
     by = key if mode == "upsert" else None
     return key, TableShape(
-        name, mode_schema(mode, updates), by, by is not None and plan.outputs[name].solid().issuperset(by)
+        name,
+        build_mode_schema(mode, updates),
+        by,
+        by is not None and plan.outputs[name].find_never_null_columns().issuperset(by),
     )
 
 
-def find_lateness(plan: Plan, how: RunOptions) -> dict[str, int]:
+def compute_input_lateness(plan: Plan, how: RunOptions) -> dict[str, int]:
     """By input, how far behind the greatest time seen times close; none in epoch mode.  O(inputs).
 
     Raises `SpecError`.

@@ -70,13 +70,13 @@ class RunReport:
     def show_status(self, holder: tuple[str, int] | None) -> None:
         """Show and publish what is due.  ``holder``: as `RunLoop` has it."""
         due = self.calls.epoch != self._epoch or monotonic() - self._published >= EVERY
-        if due or any(each.last_lag is None and each.find_lag().amount is not None for each in self.readers):
+        if due or any(each.last_lag is None and each.measure_lag().amount is not None for each in self.readers):
             self.publish_lags()
         elif self.outlets.delivered_epochs != self._taken:
             self._publish_sink_lags()
         if monotonic() - self._said >= REMIND:
             self._said = monotonic()
-            for each in (reader for reader in self.readers if reader.is_copying):
+            for each in (reader for reader in self.readers if reader.is_reading_first_copy):
                 LOG.info("the first copy of %r has %d rows so far", each.name, each.gathered)
         self._holder = holder
         if self.line.is_due:
@@ -108,7 +108,7 @@ class RunReport:
         """Log one line for a committed epoch. ``moved``: the sources of its rows."""
         if not LOG.isEnabledFor(logging.INFO):
             return
-        lags = {each.name: each.find_lag() for each in self.readers}
+        lags = {each.name: each.measure_lag() for each in self.readers}
         amounts, behind = ({name: getattr(lag, of) for name, lag in lags.items()} for of in ("amount", "seconds"))
         done = EpochSummary(self.calls.epoch, rows, updates, seconds, amounts, behind, self.outlets.delivered_epochs)
         parts = [f"{format_count(rows, 'row')} of {[each.name for each in moved]}", format_count(updates, "update")]
@@ -119,7 +119,7 @@ class RunReport:
     def publish_lags(self) -> None:
         """Publish the lags of sources and sinks to the listeners of calls."""
         if self.calls.listeners:
-            self._sources = {each.name: each.find_lag() for each in self.readers}
+            self._sources = {each.name: each.measure_lag() for each in self.readers}
         self._publish_sink_lags()
 
     def _publish_sink_lags(self) -> None:
@@ -141,7 +141,7 @@ class RunReport:
         parts = [f"epoch {self.calls.epoch:,}", f"{self.rows:,} rows, {self.rows / took:,.0f} rows/s"]
         parts += [doing] if doing else []
         for each in self.readers:
-            lag = f"first copy, {each.gathered:,} rows" if each.is_copying else str(each.find_lag())
+            lag = f"first copy, {each.gathered:,} rows" if each.is_reading_first_copy else str(each.measure_lag())
             lag = each.retry.describe_failure(monotonic()) or lag
             parts += [f"{each.name}: {lag}"] if lag else []
         if holder is not None:

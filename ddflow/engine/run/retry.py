@@ -8,7 +8,7 @@ Guarantees: an outage ends with an answer that is kept, so a first copy that beg
 often. Limits: the caller says what time it is, in seconds.
 
 >>> retry = Retry("the sink of 'people'")
->>> retry.note_failure(SinkFailed("write", "it is away", "wait"), now=0.0)
+>>> retry.record_failure(SinkFailed("write", "it is away", "wait"), now=0.0)
 >>> retry.is_due(0.01), retry.is_due(0.06), retry.failing is None, retry.describe_failure(0.0)
 (False, True, False, 'tried again in 1 s: it is away')
 """
@@ -85,7 +85,7 @@ class Retry:
             return ""
         return f"tried again in {_format_wait(self._outage, now)}: {' '.join(self.failing.found.split())}"
 
-    def note_failure(self, error: Failure, now: float, took: float = 0.0) -> None:
+    def record_failure(self, error: Failure, now: float, took: float = 0.0) -> None:
         """Note a failure of an attempt that began ``now``, and ``took`` so long; ignore a cancelled attempt.
 
         Raises the error for a rejected login, until one has succeeded.
@@ -108,7 +108,7 @@ class Retry:
             LOG.warning("%s still fails, after %.0f s, tried again in %s: %s", self.what, fails, again, line)
             outage.logged, outage.silence = now, min(2 * outage.silence, REMINDERS[1])
 
-    def note_success(self, now: float, *, whole: bool = True) -> None:
+    def record_success(self, now: float, *, whole: bool = True) -> None:
         """Note that it did not fail.  ``whole``: whether a failure from now on is another outage."""
         self.failing, self._reached = None, True
         if self._outage is not None and whole:
@@ -123,7 +123,7 @@ class Retry:
 
     @contextmanager
     def watch_call(self, does: str, cancel: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """Let `cancel` end the call of the block, and `log_lasting_call` log that it ``does`` so."""
+        """Let `cancel` end the call of the block, and `log_long_call` log that it ``does`` so."""
         before, self._call = self._call, WatchedCall(does, cancel)
         token = BREAKS.set(self._breaks)
         try:
@@ -132,7 +132,7 @@ class Retry:
             BREAKS.reset(token)
             self._call = before
 
-    def log_lasting_call(self) -> None:
+    def log_long_call(self) -> None:
         """Log a call that lasts, if a reminder is due. Call it from another thread."""
         if (call := self._call) is not None and (lasted := monotonic() - call.began) >= call.reminds:
             LOG.warning("%s %s for %.0f s", self.what, call.does, lasted)

@@ -33,7 +33,7 @@ from ddflow.engine.full_contents import list_order_columns
 from ddflow.engine.replace import check_time_is_numeric
 from ddflow.engine.run.delivery import NAP, Deliveries, Delivery, warn_of_missing_sinks
 from ddflow.engine.run.kept_epochs import EngineEpochs
-from ddflow.engine.run.options import RunOptions, check_sources, find_lateness
+from ddflow.engine.run.options import RunOptions, check_sources, compute_input_lateness
 from ddflow.engine.run.report import RunDone, RunReport
 from ddflow.engine.run.retry import LASTS
 from ddflow.engine.run.signals import call_on_signal, call_repeatedly
@@ -50,7 +50,7 @@ MANY: Final = 1 << 17
 """Rows whose step takes so long that the line says it before."""
 
 
-class SteppedEngine(Protocol):
+class RunLoopEngine(Protocol):
     """The methods of an engine that a run calls."""
 
     calls: EngineCalls
@@ -69,7 +69,7 @@ class RunLoop:
 
     def __init__(
         self,
-        engine: SteppedEngine,
+        engine: RunLoopEngine,
         sources: Mapping[str, Source],
         sinks: Mapping[str, TableSink],
         how: RunOptions,
@@ -89,7 +89,7 @@ class RunLoop:
             )
             check_time_is_numeric(self.calls, "run with sources, whose steps are numbered", remedy)
         self.readers = [self._make_reader(name, source) for name, source in sources.items()]
-        self.late = find_lateness(plan, how)
+        self.late = compute_input_lateness(plan, how)
         each = {name: Delivery(EngineEpochs(self.calls, f"the sink of {name!r}"), name, s) for name, s in sinks.items()}
         self.outlets = Deliveries(each, how.backlog_bytes, how.retry_seconds)
         if self.log is not None:
@@ -118,12 +118,12 @@ class RunLoop:
         began, ends = monotonic(), self.how.compute_seconds_left()
         self._began = began
         with ExitStack() as stack:
-            stack.enter_context(self.dataflow.guard.claim_run())
+            stack.enter_context(self.dataflow.guard.lock_for_run())
             stack.enter_context(self._defer_commits())
             cancels = zip((self._cancel_sources, self.outlets.cancel_writes), GRACE, strict=True)
             cancel = [stack.enter_context(call_repeatedly(*each)) for each in cancels]
-            stack.enter_context(call_repeatedly(self._log_lasting_calls, LASTS / 6, LASTS / 6))()
-            stack.enter_context(self._allow_stop(cancel))
+            stack.enter_context(call_repeatedly(self._log_long_calls, LASTS / 6, LASTS / 6))()
+            stack.enter_context(self._accept_stop_requests(cancel))
             stack.enter_context(call_on_signal(lambda number: self._end_run("signal", cancel)))
             for close in (*(each.close for each in self.readers), self.outlets.close):
                 stack.callback(close)
@@ -151,7 +151,7 @@ class RunLoop:
                     sleep(NAP)
             self._publish_connector_positions()
             self.report.publish_lags()
-            self.done.behind = {each.name: each.find_lag().seconds for each in self.readers}
+            self.done.behind = {each.name: each.measure_lag().seconds for each in self.readers}
         self.done.stopped, self.done.seconds = self._stop or "end", monotonic() - began
         self.done.sinks = self.outlets.delivered_epochs
         return self.done
@@ -174,7 +174,7 @@ class RunLoop:
             self.calls.timer = timer
 
     @contextmanager
-    def _locate_errors(self, reader: SourceReader) -> Iterator[None]:
+    def _add_context_to_errors(self, reader: SourceReader) -> Iterator[None]:
         """Add the state to an error's commands, and the input if the run has several."""
         try:
             yield
@@ -187,14 +187,14 @@ class RunLoop:
                 fixed = {
                     each
                     for bound in reader.bounds.values()
-                    for each in bound.deciding_columns
+                    for each in bound.fixed_type_columns
                     if name in ("", bound.name)
                 }
                 set_error_state(set_error_input(error, name, bool(name)), self.log.manifest_log.store.where, fixed)
             raise
 
     @contextmanager
-    def _allow_stop(self, cancel: Sequence[Callable[[], None]]) -> Iterator[None]:
+    def _accept_stop_requests(self, cancel: Sequence[Callable[[], None]]) -> Iterator[None]:
         """Let `Engine.stop` end the run; one that was called before, too."""
         self.calls.end_run = lambda: self._end_run("stop", cancel)
         try:
@@ -217,10 +217,10 @@ class RunLoop:
         for each in self.readers:
             each.retry.cancel_call()
 
-    def _log_lasting_calls(self) -> None:
+    def _log_long_calls(self) -> None:
         """Let the log say which sources do not answer."""
         for each in self.readers:
-            each.retry.log_lasting_call()
+            each.retry.log_long_call()
 
     def _gather_rows(self, began: float, ends: float | None) -> None:
         """Take what comes within an interval, up to so many rows and bytes, and on to where an epoch may end."""
@@ -228,7 +228,7 @@ class RunLoop:
         until = start + self.how.interval_seconds
         while True:
             now = monotonic()
-            full = size >= self.how.room_bytes or rows >= (self.how.rows or 1 << 62)
+            full = size >= self.how.max_epoch_bytes or rows >= (self.how.rows or 1 << 62)
             over = full or self._stop is not None or now >= until or any(each.new_columns for each in self.readers)
             # What no epoch may end behind, as a first copy, may take hours more; it is read again.
             finishes = self._stop not in ("signal", "stop")
@@ -239,8 +239,8 @@ class RunLoop:
             for each in polled:
                 if rows or each.state == "closed":
                     self.report.show_progress(f"reading {each.name}", rows, start)
-                with self._locate_errors(each):
-                    found = each.poll(max(self.how.room_bytes - size, 1 << 16))
+                with self._add_context_to_errors(each):
+                    found = each.poll(max(self.how.max_epoch_bytes - size, 1 << 16))
                 if found is not None:
                     batches = [batch for given in found.rows.values() for batch in given]
                     size, rows = size + sum(b.nbytes for b in batches), rows + sum(b.num_rows for b in batches)
@@ -260,11 +260,11 @@ class RunLoop:
         moved, calls, began = [each for each in self.readers if each.has_uncommitted_polls], self._called, monotonic()
         rows, updates = self.done.rows, self.done.updates
         for reader in moved:
-            with self._locate_errors(reader):
+            with self._add_context_to_errors(reader):
                 self._feed_source_rows(reader)
-        advanced = self._close_times()
+        advanced = self._advance_frontier()
         if self.dataflow.owed:  # what new outputs hold already; no row may ever come to bring it
-            self._count_step((self.engine.push if self.dataflow.holds_back else self.engine.step)({}), ())
+            self._record_step((self.engine.push if self.dataflow.holds_back else self.engine.step)({}), ())
         elif not moved and not advanced:
             return
         for reader in moved:
@@ -277,7 +277,7 @@ class RunLoop:
         if self._evolved:
             self._evolved = False
             for delivery in self.outlets.each.values():
-                delivery.update_shape()
+                delivery.update_table_shape()
         if self._called == calls:
             self.done.moved += 1
             LOG.info("epoch %d: no rows, only positions of %s moved", self.calls.epoch, [each.name for each in moved])
@@ -292,7 +292,7 @@ class RunLoop:
 
     def _flush(self) -> None:
         """Commit the calls since the last commit as one epoch."""
-        with self.dataflow.guard.writer_turn("run"):
+        with self.dataflow.guard.lock_for_write("run"):
             self.calls.flush()
 
     def _add_new_columns(self) -> None:
@@ -315,15 +315,18 @@ class RunLoop:
             LOG.info("epoch %d: %r gets %s", self.calls.epoch + 1, name, describe_new_columns(columns))
         bounds = {name: admission.bound for name, admission in self.dataflow.admissions.items()}
         for reader in self.readers:
-            reader.update_bounds(bounds)
+            reader.update_bindings(bounds)
         self._evolved = True
 
     def _feed_source_rows(self, reader: SourceReader) -> None:
         """Take in the rows of a source. Errors about its rows name their place."""
         for given in reader.group_rows_into_calls():
-            with add_file_to_errors(given.spots), self.calls.attribute_to_files(spot.file for spot, _ in given.spots):
+            with (
+                add_file_to_errors(given.spots),
+                self.calls.attribute_rows_to_files(spot.file for spot, _ in given.spots),
+            ):
                 step = self._replace_rows(given) if given.whole else self._step_rows(given)
-            self._count_step(step, [batch for batches in given.rows.values() for batch in batches])
+            self._record_step(step, [batch for batches in given.rows.values() for batch in batches])
 
     def _replace_rows(self, given: CallRows) -> Step:
         ((name, batches),) = given.rows.items()
@@ -343,7 +346,7 @@ class RunLoop:
         finally:
             self.calls.quiet = False
 
-    def _count_step(self, step: Step, batches: Iterable[pa.RecordBatch]) -> None:
+    def _record_step(self, step: Step, batches: Iterable[pa.RecordBatch]) -> None:
         self._called += 1
         if self._on_epoch is not None:
             self._steps.append(step)
@@ -351,12 +354,12 @@ class RunLoop:
         self.report.rows = self.done.rows
         self.done.updates += sum(table.num_rows for table in step.values())
 
-    def _close_times(self) -> bool:
+    def _advance_frontier(self) -> bool:
         """Hold-back mode: close the times that no source holds open."""
         holder = self._find_frontier_holder()
         if holder is None or holder[1] <= self.dataflow.frontier:
             return False
-        self._count_step(self.engine.advance_to(holder[1]), [])
+        self._record_step(self.engine.advance_to(holder[1]), [])
         return True
 
     def _find_frontier_holder(self) -> tuple[str, int] | None:

@@ -29,7 +29,7 @@ from ddflow.connectors.api import (
 )
 from ddflow.connectors.formats.base import Format, wrap_messages
 from ddflow.connectors.formats.messages import POSITION
-from ddflow.connectors.sources import describe_place, describe_position
+from ddflow.connectors.sources import describe_event_position, describe_position
 from ddflow.engine.run.retry import Retry
 from ddflow.errors import EvolveFix, Phrase, SourceFailed, SpecError
 from ddflow.metrics import SourceLag
@@ -74,7 +74,7 @@ class SourceReader:
         self.left_out: dict[str, tuple[str, ...]] = {} if before is None else dict(before.left_out)
         """By input, the columns that stood beside the first rows."""
         self.new_columns: dict[str, dict[str, UndeclaredColumn]] = {}
-        """By input; until `update_bounds` nothing more is read."""
+        """By input; until `update_bindings` nothing more is read."""
         self._valueless: dict[str, set[str]] = {}
         """By input, the columns in messages that had no value yet."""
         self.taken, self._unfinished = list[Polled](), list[Polled]()
@@ -116,11 +116,11 @@ class SourceReader:
         return bool(self._unfinished)
 
     @property
-    def is_copying(self) -> bool:
+    def is_reading_first_copy(self) -> bool:
         """Whether a first copy is read, which is one epoch."""
         return self.has_unfinished_rows and self.committed is None
 
-    def find_lag(self) -> SourceLag:
+    def measure_lag(self) -> SourceLag:
         """Ask the source for the amount that it has not given yet; during its answer, repeat the last known amount."""
         known, now = None, time()
         if self._open is not None and not self.has_unfinished_rows and not self.new_columns:
@@ -135,7 +135,7 @@ class SourceReader:
 
     def make_record(self) -> AttachedSource:
         """Make the record of the source for the next manifest."""
-        self.find_lag()
+        self.measure_lag()
         # A source whose clock is wrong says any time; a manifest takes no time that is none.
         reached = None if self._reached is None else int(min(max(self._reached, 0.0), time()) * 1000)
         return AttachedSource(self.source.kind, self.source.target, self.position, self.left_out, reached)
@@ -152,7 +152,7 @@ class SourceReader:
             with self._watch_request():
                 found = (self._open or self._open_source()).poll(room)
         except (SourceFailed, SourceNotLetIn) as error:
-            self.retry.note_failure(error, now, monotonic() - now)
+            self.retry.record_failure(error, now, monotonic() - now)
             self._drop_unfinished_rows()
             self.close()
             return None
@@ -160,7 +160,7 @@ class SourceReader:
             check_result_type(f"the source {self.name!r}", "poll", found, Polled)
             check_polled_rows(f"the source {self.name!r}", found, typed=self.source.positions is not Any)
         # What no epoch may end behind is read again when the rest of it fails.
-        self.retry.note_success(now, whole=found is None or found.position is not None)
+        self.retry.record_success(now, whole=found is None or found.position is not None)
         return None if found is None else self._accept_polled_rows(found, now)
 
     def _open_source(self) -> OpenSource:
@@ -195,12 +195,12 @@ class SourceReader:
         for name, bound in self.bounds.items():
             if name in found.beside:
                 fresh = self._list_new_columns(name, found.beside[name])
-                self._note_new_columns(name, {column: found.beside[name][column] for column in fresh})
+                self._record_new_columns(name, {column: found.beside[name][column] for column in fresh})
             if bound.format is not None:
                 for batch in found.rows.get(name, ()):
-                    self._note_message_columns(name, bound.format, pa.Table.from_batches([batch]))
+                    self._record_message_columns(name, bound.format, pa.Table.from_batches([batch]))
 
-    def _note_message_columns(self, name: str, format: Format, given: pa.Table) -> None:
+    def _record_message_columns(self, name: str, format: Format, given: pa.Table) -> None:
         """Note the columns inside messages of a format, like `_find_new_columns`."""
         messages, valueless = wrap_messages(format, given, repr(name)), self._valueless.setdefault(name, set())
         known = (*self.bounds[name].schema.names, *self.left_out.get(name, ()))
@@ -210,7 +210,7 @@ class SourceReader:
         kinds = format.kinds(messages, asked) if asked else {}
         if kinds:
             shown = format.columns(messages, known)
-            self._note_new_columns(
+            self._record_new_columns(
                 name,
                 {
                     c: UndeclaredColumn(kinds[c], str(messages.locate_message(row)))
@@ -226,12 +226,12 @@ class SourceReader:
         left_out = self.left_out.setdefault(name, tuple(beside))
         return [column for column in beside if column not in left_out]
 
-    def _note_new_columns(self, name: str, columns: Mapping[str, UndeclaredColumn]) -> None:
+    def _record_new_columns(self, name: str, columns: Mapping[str, UndeclaredColumn]) -> None:
         typed = {column: each for column, each in columns.items() if each.kind is not None}
         if typed:
             self.new_columns[name] = {**typed, **self.new_columns.get(name, {})}
 
-    def update_bounds(self, bounds: Mapping[str, Binding]) -> None:
+    def update_bindings(self, bounds: Mapping[str, Binding]) -> None:
         """Continue after a commit with inputs that have other columns."""
         before, self.bounds, self.new_columns = self.bounds, {name: bounds[name] for name in self.bounds}, {}
         if self.bounds != before:
@@ -308,7 +308,7 @@ class SourceFeed(NamedTuple):
     def describe_order(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the position in an order by the source system's notation for it."""
         place = row.get(POSITION)
-        return dict(row) if place is None else {**row, POSITION: describe_place(self.kind, place)}
+        return dict(row) if place is None else {**row, POSITION: describe_event_position(self.kind, place)}
 
     def to_dict(self) -> dict[str, Any]:
         """In plain values."""

@@ -26,9 +26,9 @@ from ddflow.columns.names import DIFF, TIME, did_you_mean
 from ddflow.connectors.api import TableChanges, TableSink
 from ddflow.connectors.modes import consolidate_updates, mark_rows_with_keys, read_rows_with_diff
 from ddflow.engine.run.delivery import Delivery
-from ddflow.engine.run.kept_epochs import KeptEpochs
+from ddflow.engine.run.kept_epochs import RetainedEpochs
 from ddflow.errors import DdflowError, SinkRefused, SpecError
-from ddflow.errors.base import replace_texts
+from ddflow.errors.base import replace_error_texts
 from ddflow.metrics import Look
 
 
@@ -75,7 +75,7 @@ class TableSync(Delivery):
 
         Empty for a side output: its rows about past events stay.
         """
-        epochs, ours = self.epochs, self.epochs.read_contents(self.name)
+        epochs, ours = self.epochs, self.epochs.read_rows_as_updates(self.name)
         self.look(ours.num_rows)
         if self.name not in epochs.flow.outputs:
             made = self.make_change_converter(epochs.manifest.epoch)(
@@ -105,13 +105,13 @@ class TableSync(Delivery):
 
         ``adopt``: whether the table may be another's.
         """
-        self.check_mode(self.find_sink_record())
+        self.check_write_mode(self.find_sink_record())
         there, state = self.table.written(), self.epochs.manifest.id
         other = self.table.occupied() if there is None else (there.state, there.output) != (state, self.name)
         if other and not adopt and not self.table.missing():
             found = "nobody" if there is None else f"{there.output!r} of the state {there.state}"
             remedy = "give another table, or take it over with --adopt, which lists what that deletes"
-            raise self.make_refusal(f"it has rows, written by {found}", remedy)
+            raise self.make_refused_error(f"it has rows, written by {found}", remedy)
 
     def prepare_table(self, *, dry: bool) -> None:
         """Make the table fit for a difference.  Raises `SinkRefused`, `SinkFailed`.
@@ -140,7 +140,7 @@ class TableSync(Delivery):
 
 
 def sync_targets(
-    epochs: KeptEpochs, sinks: Mapping[str, TableSink], adopt: bool, dry: bool, look: Look = lambda rows: None
+    epochs: RetainedEpochs, sinks: Mapping[str, TableSink], adopt: bool, dry: bool, look: Look = lambda rows: None
 ) -> dict[str, Synced]:
     """Write the difference to the targets, after a check of all of them. Like `Engine.sync`."""
     with ExitStack() as stack:
@@ -165,12 +165,12 @@ def _write_differences(each: Mapping[str, tuple[TableSync, TableChanges]]) -> No
             delivery.write_difference(made)
         except DdflowError as error:
             if given:
-                replace_texts(error, found=error.found + f" (changed before that: {', '.join(map(repr, given))})")
+                replace_error_texts(error, found=error.found + f" (changed before that: {', '.join(map(repr, given))})")
             raise
         given.append(name)
 
 
-def detach_connectors(epochs: KeptEpochs, names: tuple[str, ...]) -> None:
+def detach_connectors(epochs: RetainedEpochs, names: tuple[str, ...]) -> None:
     """Forget sinks and sources. Like `Engine.detach`."""
     kinds: dict[str, dict[str, Any]] = {"sink": epochs.log.sinks, "source": epochs.log.sources}
     known = {f"{kind}:{name}": (of, name) for kind, of in kinds.items() for name in of}

@@ -23,14 +23,14 @@ from pkgutil import iter_modules
 import pyarrow as pa
 
 from ddflow.expressions import functions
-from ddflow.expressions.casts import convert
+from ddflow.expressions.casts import build_cast
 from ddflow.expressions.functions.table import (
     FUNCTIONS,
     SqlFunction,
-    find_replacement,
+    find_equivalent_expression,
     is_known_in_other_dialects,
+    keep_argument,
     sql_function,
-    take_unchanged,
 )
 from ddflow.expressions.logic import case_when, coalesce, comparison, is_null, negation, to_condition
 from ddflow.expressions.node import Node, Refusal, constant, null
@@ -106,33 +106,33 @@ def find_function(name: str) -> SqlFunction:
     if lower in _GENERATORS:
         raise Refusal(f"{lower} makes several rows of one", "unnest before the rows come in")
     found = f"there is no function {name}"
-    if (made := find_replacement(lower)) is not None:
+    if (made := find_equivalent_expression(lower)) is not None:
         raise Refusal(found, f"write for example {made}")
     near = [] if is_known_in_other_dialects(lower) else get_close_matches(lower, FUNCTIONS, n=2, cutoff=ALIKE)
     hint = f"did you mean {' or '.join(near)}?; " if near else ""
     raise Refusal(found, f"{hint}known are {', '.join(sorted(FUNCTIONS))}")
 
 
-@sql_function("nullif", takes=[take_unchanged, take_unchanged])
+@sql_function("nullif", takes=[keep_argument, keep_argument])
 def nullif(value: Node, other: Node) -> Node:
     return case_when([comparison("=", value, other)], [null(value.type), value], "nullif")
 
 
-sql_function("coalesce", takes=[take_unchanged], more=True)(lambda *values: coalesce(values, "coalesce"))
-sql_function("nvl", "ifnull", takes=[take_unchanged, take_unchanged])(lambda *values: coalesce(values, "nvl"))
-sql_function("nvl2", takes=[take_unchanged, take_unchanged, take_unchanged])(
+sql_function("coalesce", takes=[keep_argument], more=True)(lambda *values: coalesce(values, "coalesce"))
+sql_function("nvl", "ifnull", takes=[keep_argument, keep_argument])(lambda *values: coalesce(values, "nvl"))
+sql_function("nvl2", takes=[keep_argument, keep_argument, keep_argument])(
     lambda value, valid, other: case_when([negation(is_null(value))], [valid, other], "nvl2")
 )
-sql_function("nullifzero", takes=[take_unchanged])(
+sql_function("nullifzero", takes=[keep_argument])(
     lambda value: nullif(value, constant(pa.scalar(0, INT32), literal=True))
 )
-sql_function("if", takes=[take_unchanged, take_unchanged, take_unchanged])(
+sql_function("if", takes=[keep_argument, keep_argument, keep_argument])(
     lambda test, yes, no: case_when([to_condition(test, "the condition of if")], [yes, no], "if")
 )
-sql_function("isnull", takes=[take_unchanged])(is_null)
-sql_function("isnotnull", takes=[take_unchanged])(lambda value: negation(is_null(value)))
+sql_function("isnull", takes=[keep_argument])(is_null)
+sql_function("isnotnull", takes=[keep_argument])(lambda value: negation(is_null(value)))
 
 
 for _name, _kind in TYPES.items():
     if _name != "timestamp_ntz":
-        sql_function(_name, takes=[take_unchanged])(partial(convert, kind=_kind))
+        sql_function(_name, takes=[keep_argument])(partial(build_cast, kind=_kind))

@@ -24,19 +24,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.expressions.arithmetic import FIELDS, days_between, extract_duration_part, shift_days
-from ddflow.expressions.casts import cast_to_text, convert, to_wall_clock
+from ddflow.expressions.casts import build_cast, cast_to_text, to_wall_clock
 from ddflow.expressions.functions.table import (
     FUNCTIONS,
     Take,
+    build_text_reader,
+    cast_argument_to_date,
+    cast_argument_to_timestamp,
+    keep_argument,
     register_row_function,
     sql_function,
-    take_date,
-    take_text_literal,
-    take_timestamp,
-    take_unchanged,
 )
 from ddflow.expressions.logic import read_text_literal
-from ddflow.expressions.node import Compute, Node, Refusal, accept_scalars, apply, check_text_size
+from ddflow.expressions.node import Compute, Node, Refusal, accept_scalars, build_compute_node, check_text_size
 from ddflow.expressions.types import (
     DATE,
     INSTANT,
@@ -71,9 +71,11 @@ _DATE_PARTS: dict[Compute, tuple[str, ...]] = {
     partial(pc.day_of_week, count_from_zero=False, week_start=7): ("dayofweek",),
 }
 for _kernel, _names in _DATE_PARTS.items():
-    register_row_function(accept_scalars(partial(_extract_part, _kernel)), *_names, takes=[take_date])
+    register_row_function(accept_scalars(partial(_extract_part, _kernel)), *_names, takes=[cast_argument_to_date])
 for _kernel, _name in ((pc.hour, "hour"), (pc.minute, "minute"), (pc.second, "second")):
-    register_row_function(accept_scalars(partial(_extract_clock_part, _kernel)), _name, takes=[take_timestamp])
+    register_row_function(
+        accept_scalars(partial(_extract_clock_part, _kernel)), _name, takes=[cast_argument_to_timestamp]
+    )
 
 _EXTRACTED = {
     "YEAR": "year",
@@ -119,7 +121,7 @@ _UNITS = {
 }
 
 
-def _take_unit_literal(*allowed: str) -> Take:
+def _build_unit_reader(*allowed: str) -> Take:
     """Build a reader of the literal of a unit, which gives the unit's one name."""
 
     def take(node: Node, name: str) -> str | None:
@@ -132,39 +134,43 @@ def _take_unit_literal(*allowed: str) -> Take:
     return take
 
 
-@sql_function("date_trunc", takes=[_take_unit_literal(*set(_UNITS.values())), take_timestamp], of_null=INSTANT)
+@sql_function(
+    "date_trunc", takes=[_build_unit_reader(*set(_UNITS.values())), cast_argument_to_timestamp], of_null=INSTANT
+)
 def date_trunc(unit: str, node: Node) -> Node:
     """Truncate a timestamp to the start of its unit, as a timestamp."""
     compute = accept_scalars(lambda values: pc.floor_temporal(to_wall_clock(values), unit=unit).cast(INSTANT))
-    return apply(compute, convert(node, INSTANT))
+    return build_compute_node(compute, build_cast(node, INSTANT))
 
 
-@sql_function("trunc", takes=[take_date, _take_unit_literal("year", "quarter", "month", "week")], of_null=DATE)
+@sql_function(
+    "trunc", takes=[cast_argument_to_date, _build_unit_reader("year", "quarter", "month", "week")], of_null=DATE
+)
 def trunc(node: Node, unit: str) -> Node:
     """Truncate a date to the first day of its year, quarter, month or week."""
-    return apply(lambda values: pc.floor_temporal(values, unit=unit), node)
+    return build_compute_node(lambda values: pc.floor_temporal(values, unit=unit), node)
 
 
-@sql_function("to_date", takes=[take_unchanged])
+@sql_function("to_date", takes=[keep_argument])
 def to_date(node: Node) -> Node:
-    return convert(node if node.type == DATE or is_time(node.type) else cast_to_text(node), DATE)
+    return build_cast(node if node.type == DATE or is_time(node.type) else cast_to_text(node), DATE)
 
 
-@sql_function("datediff", "date_diff", takes=[take_date, take_date])
+@sql_function("datediff", "date_diff", takes=[cast_argument_to_date, cast_argument_to_date])
 def datediff(end: Node, start: Node) -> Node:
     """Count the days from start to end."""
     return days_between(end, start)
 
 
-def _take_days(node: Node, name: str) -> Node:
+def _check_days_argument(node: Node, name: str) -> Node:
     if node.type == INT64 or not (is_integer(node.type) or node.type in (STRING, NULL)):
         raise Refusal(f"{name} takes an int of days, and this is {sql_name(node.type)}", "cast to int first")
     return node
 
 
-sql_function("to_timestamp", takes=[take_timestamp])(lambda node: convert(node, INSTANT))
-sql_function("date_add", "dateadd", takes=[take_date, _take_days])(partial(shift_days, sign="+"))
-sql_function("date_sub", takes=[take_date, _take_days])(partial(shift_days, sign="-"))
+sql_function("to_timestamp", takes=[cast_argument_to_timestamp])(lambda node: build_cast(node, INSTANT))
+sql_function("date_add", "dateadd", takes=[cast_argument_to_date, _check_days_argument])(partial(shift_days, sign="+"))
+sql_function("date_sub", takes=[cast_argument_to_date, _check_days_argument])(partial(shift_days, sign="-"))
 
 
 Part = Callable[[pa.Array], pa.Array]
@@ -181,7 +187,7 @@ def _pad_number(part: Part, width: int = 1) -> Part:
     return lambda values: pc.utf8_lpad(part(values).cast(STRING), width, "0")
 
 
-def _pick_name(part: Part, names: Sequence[str]) -> Part:
+def _format_name(part: Part, names: Sequence[str]) -> Part:
     return lambda values: pa.array(names).take(part(values))
 
 
@@ -212,17 +218,17 @@ _PARTS: Final[dict[str, Part]] = {
     "yy": lambda values: pc.utf8_slice_codeunits(_YEAR(values), 2, 4),
     "yyyy": _YEAR,
     **{letter * width: _pad_number(pc.month, width) for letter in "ML" for width in (1, 2)},
-    **{letter * 3: _pick_name(_month_index, [name[:3] for name in _MONTHS]) for letter in "ML"},
-    **{letter * 4: _pick_name(_month_index, _MONTHS) for letter in "ML"},
+    **{letter * 3: _format_name(_month_index, [name[:3] for name in _MONTHS]) for letter in "ML"},
+    **{letter * 4: _format_name(_month_index, _MONTHS) for letter in "ML"},
     "d": _pad_number(pc.day),
     "dd": _pad_number(pc.day, 2),
     "D": _pad_number(pc.day_of_year),
     "DDD": _pad_number(pc.day_of_year, 3),
-    **dict.fromkeys(("E", "EE", "EEE"), _pick_name(pc.day_of_week, [name[:3] for name in _DAYS])),
-    "EEEE": _pick_name(pc.day_of_week, _DAYS),
+    **dict.fromkeys(("E", "EE", "EEE"), _format_name(pc.day_of_week, [name[:3] for name in _DAYS])),
+    "EEEE": _format_name(pc.day_of_week, _DAYS),
     "Q": _pad_number(pc.quarter),
     "QQ": _pad_number(pc.quarter, 2),
-    "a": _pick_name(pc.hour, ["AM"] * 12 + ["PM"] * 12),
+    "a": _format_name(pc.hour, ["AM"] * 12 + ["PM"] * 12),
     **{"H" * width: _pad_number(pc.hour, width) for width in (1, 2)},
     **{"h" * width: _pad_number(_format_hours(12, *range(1, 12)), width) for width in (1, 2)},
     **{"K" * width: _pad_number(_format_hours(*range(12)), width) for width in (1, 2)},
@@ -234,7 +240,7 @@ _PARTS: Final[dict[str, Part]] = {
 }
 
 
-@sql_function("date_format", takes=[take_timestamp, take_text_literal("the pattern of date_format")])
+@sql_function("date_format", takes=[cast_argument_to_timestamp, build_text_reader("the pattern of date_format")])
 def date_format(node: Node, pattern: str) -> Node:
     """Format a timestamp as text, by a pattern of Java's letters in the locale en-US.
 
@@ -263,7 +269,7 @@ def date_format(node: Node, pattern: str) -> Node:
         plain = to_wall_clock(values)
         return pc.binary_join_element_wise(*(part(plain) for part in parts), _format_fixed_text("")(plain), "")
 
-    return apply(accept_scalars(compute), node, fallible=True)
+    return build_compute_node(accept_scalars(compute), node, fallible=True)
 
 
 def _compile_pattern(pattern: str) -> list[Part]:
@@ -305,7 +311,7 @@ _CYCLE: Final = 146_097 * 86_400_000_000
 """400 years, after which days of the week and of the year are the same, in microseconds."""
 
 
-def _take_zone_literal(node: Node, name: str) -> str | None:
+def _read_zone_literal(node: Node, name: str) -> str | None:
     """Read the literal of a zone.  Raises Refusal for an unknown zone."""
     text = read_text_literal(node, f"the zone of {name}")
     if text is None:
@@ -314,7 +320,7 @@ def _take_zone_literal(node: Node, name: str) -> str | None:
     try:
         if not _NAMES.fullmatch(zone):
             raise pa.ArrowInvalid("it has another form")
-        _find_rules_end(zone)
+        _find_zone_rules_end(zone)
     except (pa.ArrowInvalid, ZoneInfoNotFoundError):
         remedy = "write an area and a city, or an offset: 'Europe/Zurich', '+02:00', 'UTC'"
         raise Refusal(f"{text!r} is no zone that this machine knows", remedy) from None
@@ -322,7 +328,7 @@ def _take_zone_literal(node: Node, name: str) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _find_rules_end(zone: str) -> int:
+def _find_zone_rules_end(zone: str) -> int:
     """Find the end of the rules that Arrow's kernels know, in microseconds.  Raises their errors for unknown zones."""
     shown = pc.local_timestamp(pa.array(_PROBED, pa.timestamp("us", zone))).to_pylist()
     if re.fullmatch(_OFFSET, zone):
@@ -333,7 +339,7 @@ def _find_rules_end(zone: str) -> int:
     return (last - _EPOCH) // _MICROSECOND
 
 
-def _compute_offsets(times: Any, zone: str, local: bool) -> Any:
+def _compute_zone_offsets(times: Any, zone: str, local: bool) -> Any:
     """Compute a zone's offset from UTC at times in microseconds.  ``local``: whether they are times of its clock."""
     of, out = ZoneInfo(zone), list[int]()
     unique, places = np.unique(times, return_inverse=True)
@@ -349,7 +355,7 @@ def _compute_offsets(times: Any, zone: str, local: bool) -> Any:
 def _convert_zone_times(
     values: pa.Array, name: str, zone: str, near: Callable[[pa.Array], pa.Array], local: bool
 ) -> pa.Array:
-    """Convert times by ``near``, or by `_compute_offsets` if Arrow knows no rules.
+    """Convert times by ``near``, or by `_compute_zone_offsets` if Arrow knows no rules.
 
     Raises ArrowInvalid for years out of range.
     """
@@ -362,14 +368,14 @@ def _convert_zone_times(
         raise pa.ArrowInvalid(f"{name} of a year that is not 1 to 9999")
     made = near(plain)
     given = np.asarray(words.fill_null(0))
-    if not (far := np.flatnonzero(given >= _find_rules_end(zone))).size:
+    if not (far := np.flatnonzero(given >= _find_zone_rules_end(zone))).size:
         return made
     out = np.array(made.cast(INT64).fill_null(0))
-    out[far] = given[far] + (-1 if local else 1) * _compute_offsets(given[far], zone, local)
+    out[far] = given[far] + (-1 if local else 1) * _compute_zone_offsets(given[far], zone, local)
     return pa.array(out, mask=np.asarray(plain.is_null())).cast(WALL).cast(INSTANT)
 
 
-@sql_function("from_utc_timestamp", takes=[take_timestamp, _take_zone_literal], of_null=INSTANT)
+@sql_function("from_utc_timestamp", takes=[cast_argument_to_timestamp, _read_zone_literal], of_null=INSTANT)
 def from_utc_timestamp(node: Node, zone: str) -> Node:
     """Convert UTC to the time that a clock of the zone shows, stored as if it were UTC.
 
@@ -386,10 +392,10 @@ def from_utc_timestamp(node: Node, zone: str) -> Node:
     def compute(values: pa.Array) -> pa.Array:
         return _convert_zone_times(values, "from_utc_timestamp", zone, near, False)
 
-    return apply(accept_scalars(compute), convert(node, INSTANT), fallible=True)
+    return build_compute_node(accept_scalars(compute), build_cast(node, INSTANT), fallible=True)
 
 
-@sql_function("to_utc_timestamp", takes=[take_timestamp, _take_zone_literal], of_null=INSTANT)
+@sql_function("to_utc_timestamp", takes=[cast_argument_to_timestamp, _read_zone_literal], of_null=INSTANT)
 def to_utc_timestamp(node: Node, zone: str) -> Node:
     """Convert a time of the zone's clock, stored as if it were UTC, to its instant."""
 
@@ -401,4 +407,4 @@ def to_utc_timestamp(node: Node, zone: str) -> Node:
     def compute(values: pa.Array) -> pa.Array:
         return _convert_zone_times(values, "to_utc_timestamp", zone, near, True)
 
-    return apply(accept_scalars(compute), convert(node, INSTANT), fallible=True)
+    return build_compute_node(accept_scalars(compute), build_cast(node, INSTANT), fallible=True)

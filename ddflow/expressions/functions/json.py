@@ -33,8 +33,8 @@ from ddflow.expressions.functions.json_text import (
     parse_json,
     write_json,
 )
-from ddflow.expressions.functions.table import sql_function, take_text, take_text_literal
-from ddflow.expressions.node import COLUMN, Node, Refusal, TextTooLarge, accept_scalars, apply
+from ddflow.expressions.functions.table import build_text_reader, cast_argument_to_text, sql_function
+from ddflow.expressions.node import COLUMN, Node, Refusal, TextTooLarge, accept_scalars, build_compute_node
 from ddflow.expressions.types import BOOL, DATE, DOUBLE, INSTANT, INT32, INT64, MOST_DIGITS, STRING, WALL
 
 MOST_LEVELS: Final = 16
@@ -53,7 +53,7 @@ _KINDS: Final = {
 }
 
 
-def _build_texts(name: str, values: Sequence[str | None]) -> pa.Array:
+def _build_text_array(name: str, values: Sequence[str | None]) -> pa.Array:
     """Build a column of texts; halves of surrogate pairs become question marks.  Raises TextTooLarge."""
     encoded = [None if value is None else value.encode("utf-8", "replace") for value in values]
     total = sum(len(each) for each in encoded if each is not None)
@@ -63,7 +63,7 @@ def _build_texts(name: str, values: Sequence[str | None]) -> pa.Array:
     return pa.array(encoded, pa.binary()).cast(STRING)
 
 
-@sql_function("get_json_object", takes=[take_text, take_text_literal("the path of get_json_object")])
+@sql_function("get_json_object", takes=[cast_argument_to_text, build_text_reader("the path of get_json_object")])
 def get_json_object(node: Node, path: str) -> Node:
     """Read the value at a path: a text unchanged, everything else as JSON; null if there is none.
 
@@ -75,15 +75,15 @@ def get_json_object(node: Node, path: str) -> Node:
         value = BAD if text is None else parse_json(text)
         if value is BAD or value is NOTHING:
             return None
-        value = _find_value(value, steps) if steps else value
+        value = _find_value_at_path(value, steps) if steps else value
         if value is BAD:
             return None
         return str(value) if isinstance(value, str) and not isinstance(value, JsonNumber) else write_json(value)
 
     def compute(values: pa.Array) -> pa.Array:
-        return _build_texts("get_json_object", list(map(find_text, values.to_pylist())))
+        return _build_text_array("get_json_object", list(map(find_text, values.to_pylist())))
 
-    return apply(accept_scalars(compute), node, fallible=True)
+    return build_compute_node(accept_scalars(compute), node, fallible=True)
 
 
 def _parse_path(path: str) -> list[str | int]:
@@ -101,7 +101,7 @@ def _parse_path(path: str) -> list[str | int]:
     return found
 
 
-def _find_value(value: Any, steps: Sequence[str | int]) -> Any:
+def _find_value_at_path(value: Any, steps: Sequence[str | int]) -> Any:
     """Find the value at a path; `BAD` for none or null.  Among pairs of one name the first with a value counts."""
     for place, step in enumerate(steps):
         if isinstance(step, int):
@@ -111,14 +111,16 @@ def _find_value(value: Any, steps: Sequence[str | int]) -> Any:
         else:
             named = [each for name, each in value if name == step] if isinstance(value, JsonObject) else []
             if len(named) > 1:
-                return next((it for each in named if (it := _find_value(each, steps[place + 1 :])) is not BAD), BAD)
+                return next(
+                    (it for each in named if (it := _find_value_at_path(each, steps[place + 1 :])) is not BAD), BAD
+                )
             value = named[0] if named else None
         if value is None:
             return BAD
     return BAD if value is None else value
 
 
-@sql_function("from_json", takes=[take_text, take_text_literal("the shape of from_json")])
+@sql_function("from_json", takes=[cast_argument_to_text, build_text_reader("the shape of from_json")])
 def from_json(node: Node, shape: str) -> Node:
     """Parse a text into a struct of a shape: nulls if it is not an object, null if it is null or empty.
 
@@ -134,7 +136,7 @@ def from_json(node: Node, shape: str) -> Node:
         present = [each if each is None or isinstance(each, JsonObject) else JsonObject() for each in objects]
         return _build_column(present, kind)
 
-    return apply(accept_scalars(compute), node, fallible=True)
+    return build_compute_node(accept_scalars(compute), node, fallible=True)
 
 
 def _build_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -151,7 +153,7 @@ def _build_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return _build_list_column(values, kind)
     if pat.is_decimal(kind):
         return parse_decimal_texts(
-            _build_texts("from_json", list(map(_text_or_none, values))), kind.precision, kind.scale
+            _build_text_array("from_json", list(map(_text_or_none, values))), kind.precision, kind.scale
         )
     return _SCALARS[kind](values)
 
@@ -200,21 +202,23 @@ def _build_strings(values: Sequence[Any]) -> pa.Array:
             return format_number(value).strip('"')
         return value if value is None or isinstance(value, str) else write_json(value)
 
-    return _build_texts("from_json", list(map(format_value, values)))
+    return _build_text_array("from_json", list(map(format_value, values)))
 
 
 def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _build_plain_texts(values: Sequence[Any]) -> pa.Array:
+def _build_non_number_texts(values: Sequence[Any]) -> pa.Array:
     """Keep the texts that are not numbers; null for the others."""
-    return _build_texts("from_json", [None if isinstance(each, JsonNumber) else _text_or_none(each) for each in values])
+    return _build_text_array(
+        "from_json", [None if isinstance(each, JsonNumber) else _text_or_none(each) for each in values]
+    )
 
 
 def _build_timestamps(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Read timestamps from texts, and instants also from whole numbers of seconds."""
-    moments = parse_timestamps(_build_plain_texts(values), kind)
+    moments = parse_timestamps(_build_non_number_texts(values), kind)
     if kind == WALL:
         return moments
     seconds = np.asarray(_build_integers(values, INT64).fill_null(0))
@@ -230,7 +234,7 @@ _SCALARS: Final[dict[pa.DataType, Callable[[Sequence[Any]], pa.Array]]] = {
     DOUBLE: _build_doubles,
     STRING: _build_strings,
     BOOL: lambda values: pa.array([each if isinstance(each, bool) else None for each in values], BOOL),
-    DATE: lambda values: parse_dates(_build_plain_texts(values)),
+    DATE: lambda values: parse_dates(_build_non_number_texts(values)),
     INSTANT: partial(_build_timestamps, kind=INSTANT),
     WALL: partial(_build_timestamps, kind=WALL),
 }
@@ -244,7 +248,7 @@ class _ShapeParser:
         while at < len(text.rstrip()):
             found = _WORD.match(text, at)
             if found is None or len(text) > 100_000:
-                raise self._build_refusal(text[at : at + 20])
+                raise self._build_shape_refusal(text[at : at + 20])
             self.words.append(found[1])
             at = found.end()
 
@@ -256,7 +260,7 @@ class _ShapeParser:
         else:
             kind = self._parse_struct("", 0)
         if self.words:
-            raise self._build_refusal(self.words[-1])
+            raise self._build_shape_refusal(self.words[-1])
         return kind
 
     def _parse_struct(self, end: str, level: int) -> pa.DataType:
@@ -264,11 +268,11 @@ class _ShapeParser:
         while not fields or self._skip_word(","):
             name = self._next_word()
             if not re.fullmatch(r"`.+`|\w+", name):
-                raise self._build_refusal(name)
+                raise self._build_shape_refusal(name)
             self._skip_word(":")
             fields.append((name[1:-1].replace("``", "`") if name[0] == "`" else name, self._parse_type(level + 1)))
         if end and self._next_word() != end:
-            raise self._build_refusal(self.text)
+            raise self._build_shape_refusal(self.text)
         if len({name for name, _ in fields}) < len(fields):
             raise Refusal(f"the shape {self.text!r:.200} names a field twice", "give each field its own name")
         return pa.struct(fields)
@@ -296,7 +300,7 @@ class _ShapeParser:
         if self._skip_word("("):
             digits = [self._parse_digits(), self._parse_digits() if self._skip_word(",") else 0]
             if self._next_word() != ")":
-                raise self._build_refusal(self.text)
+                raise self._build_shape_refusal(self.text)
         if not 0 <= digits[1] <= digits[0] <= MOST_DIGITS or not digits[0]:
             raise Refusal(
                 f"decimal({digits[0]},{digits[1]}) is no type", "the digits go to 38, the scale to the digits"
@@ -309,7 +313,7 @@ class _ShapeParser:
 
     def _next_word(self) -> str:
         if not self.words:
-            raise self._build_refusal("its end")
+            raise self._build_shape_refusal("its end")
         return self.words.pop()
 
     def _skip_word(self, word: str) -> bool:
@@ -318,6 +322,6 @@ class _ShapeParser:
             self.words.pop()
         return found
 
-    def _build_refusal(self, place: str) -> Refusal:
+    def _build_shape_refusal(self, place: str) -> Refusal:
         found = f"the shape {self.text!r:.200} of from_json does not read at {place!r:.40}"
         return Refusal(found, "write 'a INT, b STRING', with types as in casts")

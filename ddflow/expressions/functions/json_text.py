@@ -85,15 +85,15 @@ def parse_json(text: str, strict: bool = False) -> Any:
     begin = len(text) - len(text.lstrip(" \t\r\n"))
     if begin == len(text):
         return NOTHING
-    if text.count("[") + text.count("{") > MOST_NESTED and _count_levels(text) > MOST_NESTED:
+    if text.count("[") + text.count("{") > MOST_NESTED and _count_nesting_levels(text) > MOST_NESTED:
         return BAD
     try:
-        return _scan_text(text, begin, strict)
+        return _decode_json_text(text, begin, strict)
     except RecursionError:  # the caller's stack is deep
-        return run_on_new_stack(lambda: _scan_text(text, begin, strict))
+        return run_on_new_stack(lambda: _decode_json_text(text, begin, strict))
 
 
-def _scan_text(text: str, begin: int, strict: bool) -> Any:
+def _decode_json_text(text: str, begin: int, strict: bool) -> Any:
     decoder = _STRICT if strict else _LOOSE
     try:
         value, end = decoder.raw_decode(text, begin)
@@ -117,7 +117,7 @@ def _to_double_quotes(found: re.Match[str]) -> str:
     return f'"{inner}"'
 
 
-def _count_levels(text: str) -> int:
+def _count_nesting_levels(text: str) -> int:
     """Count the levels of nested brackets, outside of texts."""
     deepest = level = 0
     for found in _BRACKET.finditer(text):

@@ -19,16 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.expressions.casts import convert
+from ddflow.expressions.casts import build_cast
 from ddflow.expressions.functions.table import (
+    build_integer_reader,
+    build_regex_reader,
+    cast_argument_to_text,
+    keep_argument,
     sql_function,
-    take_integer_literal,
-    take_regex_literal,
-    take_text,
-    take_unchanged,
 )
 from ddflow.expressions.logic import convert_to_common_type
-from ddflow.expressions.node import Node, Refusal, accept_scalars, apply, constant
+from ddflow.expressions.node import Node, Refusal, accept_scalars, build_compute_node, constant
 from ddflow.expressions.types import INT64, NULL, STRING, is_integer, sql_name, working_type
 
 LIST = pa.list_(STRING)
@@ -36,7 +36,11 @@ LIST = pa.list_(STRING)
 
 @sql_function(
     "split",
-    takes=[take_text, take_regex_literal("the pattern of split"), take_integer_literal("the limit of split")],
+    takes=[
+        cast_argument_to_text,
+        build_regex_reader("the pattern of split"),
+        build_integer_reader("the limit of split"),
+    ],
     least=2,
     of_null=LIST,
 )
@@ -53,10 +57,10 @@ def split_text(text: Node, pattern: str, limit: int = -1) -> Node:
         parts: pa.Array = pc.split_pattern_regex(values, pattern, max_splits=most).cast(LIST)
         return parts
 
-    return apply(accept_scalars(compute), text)
+    return build_compute_node(accept_scalars(compute), text)
 
 
-@sql_function("array", takes=[take_unchanged], least=0, more=True)
+@sql_function("array", takes=[keep_argument], least=0, more=True)
 def build_array(*nodes: Node) -> Node:
     """Build a list of values in their common type; an empty one takes the type of the list that it meets."""
     if not nodes:
@@ -68,34 +72,34 @@ def build_array(*nodes: Node) -> Node:
         ends = pa.array(np.arange(rows + 1, dtype=np.int32) * n)
         return pa.ListArray.from_arrays(ends, pa.concat_arrays(columns).take(pa.array(places)))
 
-    return apply(accept_scalars(compute), *convert_to_common_type(nodes, "array"))
+    return build_compute_node(accept_scalars(compute), *convert_to_common_type(nodes, "array"))
 
 
-@sql_function("get", takes=[take_unchanged, take_unchanged])
+@sql_function("get", takes=[keep_argument, keep_argument])
 def get_element(node: Node, index: Node) -> Node:
     """Return the element at an index counted from 0; null outside of the list."""
-    return _build_element("get", node, index, 0, False)
+    return _build_element_access("get", node, index, 0, False)
 
 
-@sql_function("element_at", takes=[take_unchanged, take_unchanged])
+@sql_function("element_at", takes=[keep_argument, keep_argument])
 def element_at(node: Node, index: Node) -> Node:
     """Return the element at an index counted from 1, or from the end if negative. Fails outside of the list."""
-    return _build_element("element_at", node, index, 1, True)
+    return _build_element_access("element_at", node, index, 1, True)
 
 
 def subscript_list(node: Node, index: Node) -> Node:
     """Return the element ``x[i]`` at an index counted from 0. Fails outside of the list."""
-    return _build_element("[ ]", node, index, 0, True)
+    return _build_element_access("[ ]", node, index, 0, True)
 
 
-def _build_element(name: str, node: Node, index: Node, base: int, strict: bool) -> Node:
+def _build_element_access(name: str, node: Node, index: Node, base: int, strict: bool) -> Node:
     kind = node.type
     if not (pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind)):
         raise Refusal(f"{name} takes a list, and this is {sql_name(kind)}", "a field of a struct is x.name")
     if not is_integer(index.type):
         raise Refusal(f"{name} takes an integer index, and this is {sql_name(index.type)}", "cast it to int")
     compute = partial(_take_elements, base=base, strict=strict, kind=working_type(kind.value_type))
-    return apply(accept_scalars(compute), node, convert(index, INT64), fallible=strict)
+    return build_compute_node(accept_scalars(compute), node, build_cast(index, INT64), fallible=strict)
 
 
 def _take_elements(lists: pa.Array, index: pa.Array, base: int, strict: bool, kind: pa.DataType) -> pa.Array:

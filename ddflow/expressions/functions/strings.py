@@ -24,13 +24,13 @@ import pyarrow.compute as pc
 from ddflow.expressions.casts import cast_to_text
 from ddflow.expressions.functions.table import (
     Take,
+    build_integer_reader,
+    build_regex_reader,
+    build_text_reader,
+    cast_argument_to_text,
+    keep_argument,
     register_row_function,
     sql_function,
-    take_integer_literal,
-    take_regex_literal,
-    take_text,
-    take_text_literal,
-    take_unchanged,
 )
 from ddflow.expressions.logic import read_text_literal
 from ddflow.expressions.node import (
@@ -39,7 +39,7 @@ from ddflow.expressions.node import (
     Node,
     Refusal,
     accept_scalars,
-    apply,
+    build_compute_node,
     byte_lengths,
     check_text_size,
     null,
@@ -63,27 +63,31 @@ def _change_case(kernel: Compute, odd: str, python: Callable[[str], str]) -> Com
     return accept_scalars(compute)
 
 
-register_row_function(_change_case(pc.utf8_upper, _ODD_UPPER, str.upper), "upper", "ucase", takes=[take_text])
-register_row_function(_change_case(pc.utf8_lower, _ODD_LOWER, str.lower), "lower", "lcase", takes=[take_text])
-register_row_function(pc.utf8_reverse, "reverse", takes=[take_text])
+register_row_function(
+    _change_case(pc.utf8_upper, _ODD_UPPER, str.upper), "upper", "ucase", takes=[cast_argument_to_text]
+)
+register_row_function(
+    _change_case(pc.utf8_lower, _ODD_LOWER, str.lower), "lower", "lcase", takes=[cast_argument_to_text]
+)
+register_row_function(pc.utf8_reverse, "reverse", takes=[cast_argument_to_text])
 
 
-@sql_function("length", "len", "char_length", "character_length", takes=[take_unchanged])
+@sql_function("length", "len", "char_length", "character_length", takes=[keep_argument])
 def count_characters(value: Node) -> Node:
     """Count the characters, or the bytes of a binary value."""
     if value.type == BINARY:
-        return apply(lambda value: pc.binary_length(value).cast(INT32), value)
-    return apply(lambda value: pc.utf8_length(value).cast(INT32), cast_to_text(value))
+        return build_compute_node(lambda value: pc.binary_length(value).cast(INT32), value)
+    return build_compute_node(lambda value: pc.utf8_length(value).cast(INT32), cast_to_text(value))
 
 
 def _slice_text(text: Node, start: int, stop: int | None) -> Node:
-    return apply(lambda value: pc.utf8_slice_codeunits(value, start, stop), text)
+    return build_compute_node(lambda value: pc.utf8_slice_codeunits(value, start, stop), text)
 
 
-_POSITION, _LENGTH = take_integer_literal("the position of substring"), take_integer_literal("the length of substring")
+_POSITION, _LENGTH = build_integer_reader("the position of substring"), build_integer_reader("the length of substring")
 
 
-@sql_function("substring", "substr", takes=[take_text, _POSITION, _LENGTH], least=2)
+@sql_function("substring", "substr", takes=[cast_argument_to_text, _POSITION, _LENGTH], least=2)
 def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
     """Cut out from a position, counted from 1 (from the end if negative), even before the start."""
     if length <= 0:
@@ -94,19 +98,19 @@ def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
     return _slice_text(text, start, start + length if start + length < 0 else None)
 
 
-@sql_function("left", takes=[take_text, take_integer_literal("the length of left")])
+@sql_function("left", takes=[cast_argument_to_text, build_integer_reader("the length of left")])
 def slice_left(text: Node, size: int) -> Node:
     """Return the first characters."""
     return _slice_text(text, 0, max(size, 0))
 
 
-@sql_function("right", takes=[take_text, take_integer_literal("the length of right")])
+@sql_function("right", takes=[cast_argument_to_text, build_integer_reader("the length of right")])
 def slice_right(text: Node, size: int) -> Node:
     """Return the last characters."""
     return _slice_text(text, -size, None) if size > 0 else _slice_text(text, 0, 0)
 
 
-@sql_function("repeat", takes=[take_text, take_integer_literal("the count of repeat")])
+@sql_function("repeat", takes=[cast_argument_to_text, build_integer_reader("the count of repeat")])
 def repeat(text: Node, times: int) -> Node:
     """Repeat a text; "" for less than once."""
     times = max(times, 0)
@@ -117,11 +121,15 @@ def repeat(text: Node, times: int) -> Node:
         )
         return pc.binary_repeat(value, times)
 
-    return apply(compute, text, fallible=True)
+    return build_compute_node(compute, text, fallible=True)
 
 
-def _register_padding(kernel: Callable[..., Datum], name: str) -> None:
-    takes = [take_text, take_integer_literal(f"the width of {name}"), take_text_literal(f"the padding of {name}")]
+def _register_padding_function(kernel: Callable[..., Datum], name: str) -> None:
+    takes = [
+        cast_argument_to_text,
+        build_integer_reader(f"the width of {name}"),
+        build_text_reader(f"the padding of {name}"),
+    ]
 
     @sql_function(name, takes=takes, least=2)
     def build(text: Node, size: int, fill: str = " ") -> Node:
@@ -137,11 +145,11 @@ def _register_padding(kernel: Callable[..., Datum], name: str) -> None:
             )
             return kernel(value, width=size, padding=fill)
 
-        return apply(compute, cut, fallible=True) if fill and size > 0 else cut
+        return build_compute_node(compute, cut, fallible=True) if fill and size > 0 else cut
 
 
-_register_padding(pc.utf8_lpad, "lpad")
-_register_padding(pc.utf8_rpad, "rpad")
+_register_padding_function(pc.utf8_lpad, "lpad")
+_register_padding_function(pc.utf8_rpad, "rpad")
 
 _TRIMS: dict[str, Compute] = {"BOTH": pc.utf8_trim, "LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}
 
@@ -152,30 +160,30 @@ def trim_text(text: Node, side: str, characters: Node | None) -> Node:
     if letters is None:
         return null(STRING)
     text, kernel = cast_to_text(text), _TRIMS[side]
-    return apply(lambda value: kernel(value, characters=letters), text) if letters else text
+    return build_compute_node(lambda value: kernel(value, characters=letters), text) if letters else text
 
 
-@sql_function("ltrim", takes=[take_unchanged, take_unchanged], least=1)
+@sql_function("ltrim", takes=[keep_argument, keep_argument], least=1)
 def ltrim(first: Node, second: Node | None = None) -> Node:
     return trim_text(first, "LEADING", None) if second is None else trim_text(second, "LEADING", first)
 
 
-@sql_function("rtrim", takes=[take_unchanged, take_unchanged], least=1)
+@sql_function("rtrim", takes=[keep_argument, keep_argument], least=1)
 def rtrim(first: Node, second: Node | None = None) -> Node:
     return trim_text(first, "TRAILING", None) if second is None else trim_text(second, "TRAILING", first)
 
 
-@sql_function("btrim", takes=[take_unchanged, take_unchanged], least=1)
+@sql_function("btrim", takes=[keep_argument, keep_argument], least=1)
 def btrim(text: Node, characters: Node | None = None) -> Node:
     return trim_text(text, "BOTH", characters)
 
 
-@sql_function("concat", takes=[take_unchanged], more=True)
+@sql_function("concat", takes=[keep_argument], more=True)
 def concat(*texts: Node) -> Node:
     """Concatenate the texts; null if any is null."""
     if any(text.type == BINARY for text in texts):
         raise Refusal("concat is given binary values", "cast them to string")
-    return apply(_concatenate, *(cast_to_text(text) for text in texts))
+    return build_compute_node(_concatenate, *(cast_to_text(text) for text in texts))
 
 
 def _concatenate(*values: Datum) -> Datum:
@@ -195,30 +203,36 @@ def _join_with_separator(separator: pa.Array, first: pa.Array, *others: pa.Array
     return pc.binary_join_element_wise(first, *others, separator, null_handling="skip")
 
 
-register_row_function(accept_scalars(_join_with_separator), "concat_ws", takes=[take_text, take_text], more=True)
+register_row_function(
+    accept_scalars(_join_with_separator), "concat_ws", takes=[cast_argument_to_text, cast_argument_to_text], more=True
+)
 
 
-def _register_search(kernel: Compute, *names: str, looks_for: Take) -> None:
-    @sql_function(*names, takes=[take_text, looks_for], of_null=BOOL)
+def _register_search_function(kernel: Compute, *names: str, looks_for: Take) -> None:
+    @sql_function(*names, takes=[cast_argument_to_text, looks_for], of_null=BOOL)
     def build(text: Node, needle: str) -> Node:
-        return apply(lambda value: kernel(value, needle), text)
+        return build_compute_node(lambda value: kernel(value, needle), text)
 
 
-_register_search(pc.starts_with, "startswith", looks_for=take_text_literal("what startswith looks for"))
-_register_search(pc.ends_with, "endswith", looks_for=take_text_literal("what endswith looks for"))
-_register_search(pc.match_substring, "contains", looks_for=take_text_literal("what contains looks for"))
-_register_search(
+_register_search_function(pc.starts_with, "startswith", looks_for=build_text_reader("what startswith looks for"))
+_register_search_function(pc.ends_with, "endswith", looks_for=build_text_reader("what endswith looks for"))
+_register_search_function(pc.match_substring, "contains", looks_for=build_text_reader("what contains looks for"))
+_register_search_function(
     pc.match_substring_regex,
     "regexp_like",
     "rlike",
     "regexp",
-    looks_for=take_regex_literal("the pattern of regexp_like"),
+    looks_for=build_regex_reader("the pattern of regexp_like"),
 )
 
 
 @sql_function(
     "replace",
-    takes=[take_text, take_text_literal("what replace looks for"), take_text_literal("what replace puts in")],
+    takes=[
+        cast_argument_to_text,
+        build_text_reader("what replace looks for"),
+        build_text_reader("what replace puts in"),
+    ],
     least=2,
 )
 def replace(text: Node, old: str, by: str = "") -> Node:
@@ -232,15 +246,15 @@ def replace(text: Node, old: str, by: str = "") -> Node:
         check_text_size("replace", [value], lambda size: size * max(1, 1 + more), sizes)
         return pc.replace_substring(value, old, by)
 
-    return apply(compute, text) if old else text
+    return build_compute_node(compute, text) if old else text
 
 
 @sql_function(
     "regexp_replace",
     takes=[
-        take_text,
-        take_regex_literal("the pattern of regexp_replace"),
-        take_text_literal("what regexp_replace puts in"),
+        cast_argument_to_text,
+        build_regex_reader("the pattern of regexp_replace"),
+        build_text_reader("what regexp_replace puts in"),
     ],
 )
 def regexp_replace(text: Node, pattern: str, by: str) -> Node:
@@ -261,7 +275,7 @@ def regexp_replace(text: Node, pattern: str, by: str) -> Node:
         check_text_size("regexp_replace", [value], lambda size: size * (1 + groups + added) + rows * added, sizes)
         return pc.replace_substring_regex(value, pattern, rewrite)
 
-    return apply(compute, text)
+    return build_compute_node(compute, text)
 
 
 def _translate_replacement(java: str) -> str:
@@ -283,9 +297,9 @@ def _translate_replacement(java: str) -> str:
 @sql_function(
     "regexp_extract",
     takes=[
-        take_text,
-        take_regex_literal("the pattern of regexp_extract"),
-        take_integer_literal("the group of regexp_extract"),
+        cast_argument_to_text,
+        build_regex_reader("the pattern of regexp_extract"),
+        build_integer_reader("the group of regexp_extract"),
     ],
     least=2,
 )
@@ -304,7 +318,7 @@ def regexp_extract(text: Node, pattern: str, index: int = 1) -> Node:
         found = pc.replace_substring_regex(value, around, f"\\{index + 1}")
         return pc.if_else(pc.match_substring_regex(value, pattern), found, pa.scalar("", STRING))
 
-    return apply(compute, text)
+    return build_compute_node(compute, text)
 
 
 def join_texts(*texts: Node) -> Node:

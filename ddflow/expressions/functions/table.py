@@ -13,9 +13,9 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from ddflow.expressions.casts import cast_to_text, convert
+from ddflow.expressions.casts import build_cast, cast_to_text
 from ddflow.expressions.logic import read_regex_literal, read_text_literal
-from ddflow.expressions.node import Compute, Node, Refusal, apply, null
+from ddflow.expressions.node import Compute, Node, Refusal, build_compute_node, null
 from ddflow.expressions.types import DATE, DOUBLE, INSTANT, NULL, STRING, is_number, is_time, sql_name
 
 COLUMNS: Final = pa.schema(
@@ -77,10 +77,10 @@ def suggest_arguments(name: str) -> str:
     return _FORMATTED.format(name) if name in ("to_date", "to_timestamp") else "give as many as it takes"
 
 
-def find_replacement(name: str) -> str | None:
+def find_equivalent_expression(name: str) -> str | None:
     """Return an expression that replaces another system's function, or None.  ``name``: in lower case.  O(1).
 
-    >>> find_replacement("strftime"), find_replacement("sin")
+    >>> find_equivalent_expression("strftime"), find_equivalent_expression("sin")
     ("date_format(at, 'yyyy-MM-dd')", None)
     >>> is_known_in_other_dialects("sin"), is_known_in_other_dialects("uper")
     (True, False)
@@ -161,42 +161,42 @@ def sql_function(
 
 def register_row_function(compute: Compute, *names: str, takes: Sequence[Take], more: bool = False) -> None:
     """Enter a function that is one computation over what it takes."""
-    sql_function(*names, takes=takes, more=more)(partial(apply, compute))
+    sql_function(*names, takes=takes, more=more)(partial(build_compute_node, compute))
 
 
-def take_unchanged(node: Node, _: str) -> Node:
+def keep_argument(node: Node, _: str) -> Node:
     """Return the argument unchanged."""
     return node
 
 
-def take_text(node: Node, _: str) -> Node:
+def cast_argument_to_text(node: Node, _: str) -> Node:
     """Cast the argument to text."""
     return cast_to_text(node)
 
 
-def take_number(node: Node, name: str) -> Node:
+def cast_argument_to_number(node: Node, name: str) -> Node:
     """Take a number; cast text and null to double."""
     if node.type in (STRING, NULL):
-        return convert(node, DOUBLE)
+        return build_cast(node, DOUBLE)
     if not is_number(node.type):
         raise Refusal(f"{name} takes a number, and this is {sql_name(node.type)}", "cast to a number first")
     return node
 
 
-def take_double(node: Node, name: str) -> Node:
+def cast_argument_to_double(node: Node, name: str) -> Node:
     """Cast any number to double."""
-    return convert(take_number(node, name), DOUBLE)
+    return build_cast(cast_argument_to_number(node, name), DOUBLE)
 
 
-def take_date(node: Node, name: str) -> Node:
+def cast_argument_to_date(node: Node, name: str) -> Node:
     """Cast a timestamp or a text to a date."""
-    return convert(_check_time(node, name, "date"), DATE)
+    return build_cast(_check_time(node, name, "date"), DATE)
 
 
-def take_timestamp(node: Node, name: str) -> Node:
+def cast_argument_to_timestamp(node: Node, name: str) -> Node:
     """Cast a date or a text to a timestamp."""
     node = _check_time(node, name, "timestamp")
-    return node if is_time(node.type) else convert(node, INSTANT)
+    return node if is_time(node.type) else build_cast(node, INSTANT)
 
 
 def _check_time(node: Node, name: str, what: str) -> Node:
@@ -205,17 +205,17 @@ def _check_time(node: Node, name: str, what: str) -> Node:
     return node
 
 
-def take_integer_literal(place: str) -> Take:
+def build_integer_reader(place: str) -> Take:
     """Take the value of an integer literal; ``place`` names the argument in errors."""
     return lambda node, _: read_integer_literal(node, place)
 
 
-def take_text_literal(place: str) -> Take:
+def build_text_reader(place: str) -> Take:
     """Take the value of a text literal."""
     return lambda node, _: read_text_literal(node, place)
 
 
-def take_regex_literal(place: str) -> Take:
+def build_regex_reader(place: str) -> Take:
     """Take a text literal that is a regular expression."""
     return lambda node, _: read_regex_literal(node, place)
 

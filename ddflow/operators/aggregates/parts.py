@@ -6,9 +6,9 @@ rows it is nothing (0, or empty). So a group without rows leaves nothing behind.
 >>> from ddflow.kernels.accumulate import GroupTimes
 >>> ints = lambda *v: np.array(v, np.int64)
 >>> folding = UpdatesByGroup(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, -1), ints(), 1, ints(0), None)
->>> CountPart().fold(folding, pa.array([], pa.int64()), pa.array([7, None])).to_pylist()
+>>> CountPart().fold_updates(folding, pa.array([], pa.int64()), pa.array([7, None])).to_pylist()
 [1]
->>> states = ExactSumPart(pa.float64()).fold(folding, pa.array([], BYTES), pa.array([0.1, 0.1]))
+>>> states = ExactSumPart(pa.float64()).fold_updates(folding, pa.array([], BYTES), pa.array([0.1, 0.1]))
 >>> states.to_pylist()
 [b'']
 >>> decode_sums(states)
@@ -64,7 +64,7 @@ class StatePart:
     kind: pa.DataType
 
     @abstractmethod
-    def fold(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
+    def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
         """Return the states after each cell.  O(updates).  Raises `ValueOverflow`.
 
         ``held``: prior states of live groups.
@@ -74,7 +74,7 @@ class StatePart:
     def mark_nonempty(self, states: pa.Array) -> Any:
         """bool[n]: which states are not those of no rows."""
 
-    def widen(self, states: pa.Array, narrow: Any) -> pa.Array:
+    def widen_states(self, states: pa.Array, narrow: Any) -> pa.Array:
         """States of the same part of narrower values, ``narrow``, as its own.  O(bytes)."""
         return states
 
@@ -84,7 +84,7 @@ class CountPart(StatePart):
 
     kind = pa.int64()
 
-    def fold(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
+    def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
         """See `StatePart.fold`.  ``values``: None where every row counts."""
         before, had, n = np.zeros(folding.groups, np.int64), view_values(held, INT64), len(held)
         if values is not None and not values.null_count and folding.shared is not None:
@@ -115,7 +115,7 @@ class ExactSumPart(StatePart):
     ``unit``, ``scale``: its unit is 2 to the one, by 10 to the other.  Of durations: what they count, of a second.
 
     >>> narrow, wide = ExactSumPart(pa.int32()), ExactSumPart(pa.decimal128(12, 2))
-    >>> decode_sums(wide.widen(pa.array([encode_sum(-7), b""], BYTES), narrow))
+    >>> decode_sums(wide.widen_states(pa.array([encode_sum(-7), b""], BYTES), narrow))
     [-700, 0]
     """
 
@@ -133,7 +133,7 @@ class ExactSumPart(StatePart):
             of.scale if self.how == exact.DECIMAL else FRACTION[of.unit] if pat.is_duration(of) else 0
         )
 
-    def fold(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
+    def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
         """See `StatePart.fold`."""
         cells, values = folding.cells, values.cast(self.word)
         size = 2 * len(values) if self.how == exact.DECIMAL else len(values)
@@ -162,8 +162,8 @@ class ExactSumPart(StatePart):
         ends, _ = find_state_ends(states)
         return ends[1:] != ends[:-1]
 
-    def widen(self, states: pa.Array, narrow: Any) -> pa.Array:
-        """See `StatePart.widen`: the same sums, in a unit that is a part of the narrower one."""
+    def widen_states(self, states: pa.Array, narrow: Any) -> pa.Array:
+        """See `StatePart.widen_states`: the same sums, in a unit that is a part of the narrower one."""
         times = 10 ** (self.scale - narrow.scale) << (narrow.unit - self.unit)
         if times == 1:
             return states

@@ -73,7 +73,7 @@ class FoldedAggregate:
         self.parts["count", text] = CountPart()
         return "count", text
 
-    def describe(self, formulas: Any) -> dict[str, Any]:
+    def to_json_entries(self, formulas: Any) -> dict[str, Any]:
         """Return the entries that a plan writes next to its text.  ``formulas``: see `Collection.to_json`."""
         return {}
 
@@ -110,7 +110,7 @@ class CountAggregate(FoldedAggregate):
         return states[0]
 
 
-class TruthAggregate(FoldedAggregate):
+class BooleanAggregate(FoldedAggregate):
     """Whether all, or some, of the values are true."""
 
     type = pa.bool_()
@@ -176,10 +176,10 @@ class SumAggregate(NumericAggregate):
             most = 10**self.type.precision - 1
             above = (high > most >> 64) | ((high == most >> 64) & (low > most & (2**64 - 1)))
             below = (high < -most >> 64) | ((high == -most >> 64) & (low < -most & (2**64 - 1)))
-            _check_fits((fits != 0) & ~above & ~below, there & ~none)
+            _check_results_fit((fits != 0) & ~above & ~below, there & ~none)
             given = pa.Array.from_buffers(pa.decimal128(38, self.scale), none.size, [None, pa.py_buffer(words)])
             return given.filter(pa.array(~none)).cast(self.type, safe=False).take(_number_non_nulls(none))
-        _check_fits((fits != 0) & (high == low.view(np.int64) >> 63), there & ~none)
+        _check_results_fit((fits != 0) & (high == low.view(np.int64) >> 63), there & ~none)
         return set_nulls(low.view(np.int64), none).cast(self.type)
 
 
@@ -257,7 +257,7 @@ FUNCTIONS: Final[dict[str, type[FoldedAggregate]]] = {
     "sum": SumAggregate,
     "avg": AverageAggregate,
     **dict.fromkeys(("var_pop", "var_samp", "stddev_pop", "stddev_samp"), VarianceAggregate),
-    **dict.fromkeys(("bool_and", "bool_or"), TruthAggregate),
+    **dict.fromkeys(("bool_and", "bool_or"), BooleanAggregate),
 }
 
 
@@ -272,7 +272,7 @@ def set_nulls(values: Any, none: Any) -> pa.Array:
     return pa.array(np.ascontiguousarray(values), mask=none if none.any() else None)
 
 
-def _check_fits(fits: Any, there: Any) -> None:
+def _check_results_fit(fits: Any, there: Any) -> None:
     beyond = np.flatnonzero(there & ~fits)
     if beyond.size:
         raise ValueOverflow(int(beyond[0]))
@@ -315,17 +315,17 @@ def _round_root(over: int, under: int) -> float:
     return _round_quotient(2 * root + (rest != 0 or root * root != scaled), 2 << shift // 2)
 
 
-class UserPart(StatePart):
+class UserStatePart(StatePart):
     """The states of an aggregate of the user's own.  ``of``: the type of its values.
 
     >>> from ddflow.plan.aggregates import Aggregate
     >>> from ddflow.kernels.accumulate import GroupTimes
     >>> from ddflow.operators.aggregates.parts import UpdatesByGroup
     >>> total = Aggregate((0.0,), lambda s, x: (s[0] + x,), lambda s, x: (s[0] - x,), lambda s: s[0])
-    >>> part = UserPart(total, pa.int32())
+    >>> part = UserStatePart(total, pa.int32())
     >>> ints = lambda *v: np.array(v, np.int64)
     >>> folding = UpdatesByGroup(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, 2), ints(), 1, ints(0), None)
-    >>> states = part.fold(folding, pa.array([], part.kind), pa.array([7, 4], pa.int32()))
+    >>> states = part.fold_updates(folding, pa.array([], part.kind), pa.array([7, 4], pa.int32()))
     >>> part.view_state_words(states)[0].view(float).tolist(), part.mark_nonempty(states).tolist()
     ([15.0], [True])
     """
@@ -347,7 +347,7 @@ class UserPart(StatePart):
         words: Ints = found.copy().view(np.int64).reshape(n, self.width)
         return words
 
-    def fold(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
+    def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
         """See `StatePart.fold`.  As many calls as values come or go."""
         rows, starts, firsts = folding.cells
         before = np.tile(self.zero, (folding.groups, 1))
@@ -389,7 +389,7 @@ class UserAggregate(FoldedAggregate):
         kind = self.compile_argument(given.sql)
         if not (pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)):
             raise call.build_error(f"its argument is {kind}, not a number", "cast it, as in cast(x as double)")
-        self.part = UserPart(given.of, kind)
+        self.part = UserStatePart(given.of, kind)
         value = 0.5 if self.part.double else 1
         kinds = tuple(isinstance(each, float) for each in given.of.zero)
         if found := find_aggregate_fault(given.of.functions, kinds, value, not pat.is_floating(self.type)):
@@ -397,7 +397,7 @@ class UserAggregate(FoldedAggregate):
         self.add_count_part(given.sql)
         self.parts[f"own {id(given.of)}", given.sql] = self.part
 
-    def describe(self, formulas: Any) -> dict[str, Any]:
+    def to_json_entries(self, formulas: Any) -> dict[str, Any]:
         """Write the functions by name, then the type and the text of ``zero``."""
         of = self.given.of
         return {**formulas.describe_functions(of.functions), "type": str(of.type), "zero": repr(of.zero)}

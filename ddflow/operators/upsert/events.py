@@ -7,7 +7,7 @@ gave (a key that full contents do not name, or that is forgotten) deletes its ke
 >>> import pyarrow as pa
 >>> late, early = (Events(pa.record_batch({"k": [k]}), *(np.array([n]) for n in (t, t, a)))
 ...                for k, t, a in (("late", 5, 0), ("early", 3, 1)))
->>> join_events([late, early]).rows.column("k").to_pylist()
+>>> merge_events([late, early]).rows.column("k").to_pylist()
 ['early', 'late']
 """
 
@@ -62,7 +62,7 @@ class Events(NamedTuple):
 
     def sort_by_time(self) -> Events:
         """Sort the events by time, arrival kept within a time.  O(n), or O(n log n) if they were not sorted."""
-        order = sort_times(self.times)
+        order = argsort_times(self.times)
         return self if order is None else self.take(order)
 
     def take(self, places: Ints) -> Events:
@@ -72,7 +72,7 @@ class Events(NamedTuple):
         return Events(self.rows.take(pa.array(places)), times, original, self.arrival[places])
 
 
-def sort_times(times: Ints) -> Ints | None:
+def argsort_times(times: Ints) -> Ints | None:
     """Compute the order that sorts ``times`` stably; None if they are sorted.  O(n log n)."""
     n = times.size
     if n < 2 or bool((times[1:] >= times[:-1]).all()):
@@ -89,7 +89,7 @@ def sort_times(times: Ints) -> Ints | None:
     return packed
 
 
-def join_events(parts: list[Events]) -> Events:
+def merge_events(parts: list[Events]) -> Events:
     """Several chunks as one, in the order of times, then of arrival.  ``parts``: each in that order.  O(n log n)."""
     if len(parts) == 1:
         return parts[0]
@@ -98,11 +98,11 @@ def join_events(parts: list[Events]) -> Events:
     times, arrival = (np.concatenate([getattr(part, name) for part in parts]) for name in ("times", "arrival"))
     shared = all(part.original is part.times for part in parts)
     both = Events(rows, times, times if shared else np.concatenate([part.original for part in parts]), arrival)
-    order = sort_times(times)
+    order = argsort_times(times)
     if not _is_in_arrival_order(both, order):
         # Parts that were cut from, or merged of, the same pushes may interleave in arrival within a time.
         order = np.argsort(arrival)
-        if (then := sort_times(times[order])) is not None:
+        if (then := argsort_times(times[order])) is not None:
             order = order[then]
     return both if order is None else both.take(order)
 

@@ -37,7 +37,7 @@ from ddflow.operators.upsert.orders import (
 )
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, Change
+from ddflow.trace.batch import ArrangementChange, Batch
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 FLOAT = pa.field("order", pa.float64(), nullable=False)
@@ -56,7 +56,7 @@ class ExpiryHorizons:
     >>> bound = bind_upserts("a", pa.schema({"k": pa.int64(), "at": pa.int32()}), spec)
     >>> horizons = ExpiryHorizons(bound, Order(bound))
     >>> horizons.greatest = 120
-    >>> horizons.row_horizon, horizons.tombstone_horizon, horizons.mark_below(np.array([[89], [90], [LEAST]]),
+    >>> horizons.row_horizon, horizons.tombstone_horizon, horizons.mark_below_horizon(np.array([[89], [90], [LEAST]]),
     ...     horizons.row_horizon).tolist()
     (90, 100, [True, False, True])
     """
@@ -74,7 +74,7 @@ class ExpiryHorizons:
         self.flagged, self.floats = wide == 2, pat.is_floating(self.field.type)
         # Under versions of cells: the order of the row, and that of its latest delete.
         self.cells = isinstance(order, MergeOrders) and order.parts > 1
-        self.parts = [0, order.width] if self.cells else [0]
+        self.parts = [0, order.event_word_count] if self.cells else [0]
         self.greatest: int | None = None
 
     @property
@@ -117,30 +117,30 @@ class ExpiryHorizons:
             np.maximum(out, self._compute_sort_key(order, part), out=out)
         return out
 
-    def mark_below(self, order: Ints, horizon: int | None, parts: Sequence[int] | None = None) -> Bools:
+    def mark_below_horizon(self, order: Ints, horizon: int | None, parts: Sequence[int] | None = None) -> Bools:
         """bool[m]: which orders are below a horizon; null always is, none is where there is no horizon.  O(m)."""
         if horizon is None:
             return np.zeros(order.shape[0], np.bool_)
         out = np.ones(order.shape[0], np.bool_)
         for part in self.parts if parts is None else parts:
-            word, null = self._split_nulls(order, part)
+            word, null = self._split_words_and_nulls(order, part)
             out &= (word < horizon) | null
         return out
 
     def mark_expired_tombstones(self, order: Ints) -> Bools:
         """bool[m]: which deleted keys, by their orders, are forgotten.  O(m)."""
-        return self.mark_below(order, self.tombstone_horizon)
+        return self.mark_below_horizon(order, self.tombstone_horizon)
 
     def mark_expired_keys(self, prior: Prior) -> Bools:
         """bool[g]: which keys hold what is forgotten.  O(g)."""
         live = prior.reference & LIVE != 0
-        out: Bools = self.mark_below(prior.order, self.row_horizon) & live
+        out: Bools = self.mark_below_horizon(prior.order, self.row_horizon) & live
         out |= self.mark_expired_tombstones(prior.order) & ~live & (prior.reference != 0)
         return out
 
     def find_greatest_order(self, own: Ints) -> int | None:
         """Return the word of the greatest order of some events; None if none of them is a point in time."""
-        word, aside = self._split_nulls(own, 0)
+        word, aside = self._split_words_and_nulls(own, 0)
         if self.floats:
             least, greatest = encode_column_words(pa.array([-math.inf, math.inf]), FLOAT)[0]
             aside = aside | (word <= least) | (word >= greatest)
@@ -148,10 +148,10 @@ class ExpiryHorizons:
         return int(word.max()) if word.size else None
 
     def _compute_sort_key(self, order: Ints, part: int) -> Ints:
-        word, null = self._split_nulls(order, part)
+        word, null = self._split_words_and_nulls(order, part)
         return np.where(null, LEAST, word)
 
-    def _split_nulls(self, order: Ints, part: int) -> tuple[Ints, Bools]:
+    def _split_words_and_nulls(self, order: Ints, part: int) -> tuple[Ints, Bools]:
         """Of order words int64[m, w]: the words that decide, and which are null, or were never set."""
         word = order[:, part + self.flagged]
         if self.flagged:
@@ -173,11 +173,11 @@ class KeyExpiry:
         self.forgets = bound.spec.expiry.forgets
         self.refuses = bound.spec.expiry.on_forgotten == "refuse"
         self.forgotten = 0
-        self.reset_survey()
+        self.reset_order_scan()
         self._least: WeakKeyDictionary[Batch, int] = WeakKeyDictionary()
-        arranged.expire_tombstones(self.horizons.mark_expired_tombstones)
+        arranged.set_tombstone_expiry(self.horizons.mark_expired_tombstones)
 
-    def reset_survey(self) -> None:
+    def reset_order_scan(self) -> None:
         """Put nothing aside any more: what is held has become another.  O(1); the next step looks at all orders."""
         self._until: int | None = None
         self._until_tombstones: int | None = None
@@ -189,27 +189,29 @@ class KeyExpiry:
 
     def mark_expired_keys(self, high: Words, low: Words) -> Bools:
         """bool[n]: which of some keys, ascending, hold what is forgotten.  O(n) expected."""
-        return self.horizons.mark_expired_keys(self.arranged.seek(high, low, np.arange(high.size, dtype=np.int32)))
+        return self.horizons.mark_expired_keys(
+            self.arranged.look_up_keys(high, low, np.arange(high.size, dtype=np.int32))
+        )
 
     def find_due_keys(self) -> tuple[Words, Words]:
         """Find the identities of live keys that expire now, ascending.  O(those), amortised; nothing changes."""
         rows, tombstones = self.horizons.row_horizon, self.horizons.tombstone_horizon
         if tombstones is None:
             return NONE, NONE
-        if _has_passed(rows, self._until) or (
-            _has_passed(tombstones, self._until_tombstones) and self._is_survey_due()
+        if _has_horizon_passed(rows, self._until) or (
+            _has_horizon_passed(tombstones, self._until_tombstones) and self._is_order_scan_due()
         ):
-            self._survey_orders(rows, tombstones)
+            self._scan_orders(rows, tombstones)
         n = self._sort_due_keys(rows)
         if not n:
             return NONE, NONE
         by = sort_by_identity(self._high[:n], self._low[:n])
         starts = by.starts[:-1]
-        prior = self.arranged.seek(by.high, by.low, starts)
+        prior = self.arranged.look_up_keys(by.high, by.low, starts)
         now = starts[self.horizons.mark_expired_keys(prior) & (prior.reference & LIVE != 0)]
         return by.high[now], by.low[now] if by.low.size else NONE
 
-    def _is_survey_due(self) -> bool:
+    def _is_order_scan_due(self) -> bool:
         """Whether deletions of no use are to be counted: where as much came in the meantime as an eighth of the keys.
 
         Nothing depends on it but when merges drop them, and a time to live may be shorter than a step.
@@ -217,7 +219,7 @@ class KeyExpiry:
         came = self.arranged.written - self._written
         return self._until_tombstones is None or came * AHEAD >= self.arranged.keys
 
-    def _survey_orders(self, rows: int | None, tombstones: int) -> None:
+    def _scan_orders(self, rows: int | None, tombstones: int) -> None:
         """Look at all orders: which keys will be due soon, and how many deletions are of no use.  O(versions)."""
         horizons, self._written = self.horizons, self.arranged.written
         most = self._until_tombstones = horizons.compute_later_horizon(tombstones, horizons.shorter)
@@ -241,12 +243,12 @@ class KeyExpiry:
                 found.append(
                     _take_versions(batch, part.begin + np.flatnonzero(live & (key < self._until)), key, part.begin)
                 )
-        self.arranged.note_useless_deletions(useless)
+        self.arranged.update_useless_deletions(useless)
         self._words, self._high, self._low, self._fresh = NONE.view(np.int64), NONE, NONE, found
 
     def _count_useless_deletions(self, tombstones: int) -> int:
         """How many deleted keys of those that are indexed need not be known any more.  O(entries)."""
-        references, places = self.arranged.index.walk(live=False)
+        references, places = self.arranged.index.list_entries(live=False)
         dead = places[(references & LIVE == 0) & (references & (LIVE - 1) != 0)]
         return int((self.horizons.compute_sort_keys(self.arranged.index.read_entries(dead)[3]) < tombstones).sum())
 
@@ -285,20 +287,22 @@ class KeyExpiry:
         where, of = np.searchsorted(cuts, high), np.searchsorted(cuts, ids)
         for number in range(cuts.size + 1):
             begin, end = np.searchsorted(where, [number, number + 1])
-            forgotten = self._make_deletions(high[begin:end], low[begin:end], time) if begin < end else None
+            forgotten = self._build_deletion_events(high[begin:end], low[begin:end], time) if begin < end else None
             part = events if events is None or not cuts.size else events.take(np.flatnonzero(of == number))
             if part is not None and part.times.size:
                 yield part if forgotten is None else _append_events(part, forgotten)
             elif forgotten is not None:
                 yield forgotten
 
-    def _make_deletions(self, high: Words, low: Words, time: int) -> Events:
+    def _build_deletion_events(self, high: Words, low: Words, time: int) -> Events:
         """Events that delete keys by the very orders that these hold.  O(n)."""
         n = high.size
-        prior = self.arranged.seek(high, low, np.arange(n, dtype=np.int32))
+        prior = self.arranged.look_up_keys(high, low, np.arange(n, dtype=np.int32))
         names = list(self.bound.spec.key)
         schema = pa.schema([self.bound.row_schema.field(name) for name in names])
-        columns = dict(zip(names, gather_arrays(self.arranged.pool(), prior.reference, schema), strict=True))
+        columns = dict(
+            zip(names, gather_arrays(self.arranged.prepare_row_pool(), prior.reference, schema), strict=True)
+        )
         columns[self.horizons.field.name] = self.horizons.decode_orders(prior.order)
         every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
         rows = self.bound.add_event_columns(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
@@ -324,7 +328,7 @@ class KeyExpiry:
         prior.reference[lapsed] |= LAPSED
         late = np.zeros(given.size, np.bool_)
         if self.refuses and full is None:
-            late = given & self.horizons.mark_below(own, self.horizons.tombstone_horizon, [0])
+            late = given & self.horizons.mark_below_horizon(own, self.horizons.tombstone_horizon, [0])
             if late.any():
                 group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
                 late[permutation] &= (lapsed | (prior.reference == 0))[group]
@@ -341,7 +345,7 @@ class KeyExpiry:
 
     # After a step
 
-    def record_changes(self, changes: Sequence[Change], expiry: ExpiryChange) -> None:
+    def record_changes(self, changes: Sequence[ArrangementChange], expiry: ExpiryChange) -> None:
         """Take in what a step brought, before its changes are applied.  O(versions)."""
         n = self._sort_due_keys(self.horizons.row_horizon)
         self._words, self._high, self._low = self._words[n:], self._high[n:], self._low[n:]
@@ -352,12 +356,12 @@ class KeyExpiry:
             if at.size:
                 self._fresh.append(_take_versions(batch, at, key, 0))
         self.forgotten += expiry.forgotten
-        self.arranged.note_useless_deletions(expiry.useless, more=True)
+        self.arranged.update_useless_deletions(expiry.useless, more=True)
         if expiry.greatest is not None:
             self.horizons.greatest = max(expiry.greatest, LEAST if (old := self.horizons.greatest) is None else old)
 
 
-def _has_passed(horizon: int | None, until: int | None) -> bool:
+def _has_horizon_passed(horizon: int | None, until: int | None) -> bool:
     return horizon is not None and (until is None or horizon > until)
 
 

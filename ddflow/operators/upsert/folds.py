@@ -54,7 +54,7 @@ MOST = 2**31 - 1
 """What 32-bit offsets reach."""
 
 
-def validity_flags(column: pa.Array) -> Flags:
+def compute_validity_flags(column: pa.Array) -> Flags:
     """uint8[n] of 1 where a value is not null; of size 0 when none is null.  A union is null where its child is."""
     if not pat.is_union(column.type):
         return unpack_validity(column)
@@ -62,9 +62,9 @@ def validity_flags(column: pa.Array) -> Flags:
     return ALL_VALID if there.all() else there
 
 
-def mark_held_values(held: pa.Array) -> Flags:
+def mark_non_null_values(held: pa.Array) -> Flags:
     """uint8[g] of 1 where what is held is not null."""
-    there = validity_flags(held)
+    there = compute_validity_flags(held)
     return there if there.size else np.ones(len(held), np.uint8)
 
 
@@ -96,7 +96,15 @@ class ListParts(NamedTuple):
         parts, stretches = np.empty(most, np.int64), np.empty(most + 1, np.int64)
         begins, stops = np.empty(m, np.int64), np.empty(m, np.int64)
         made, opened = collect_list_elements(
-            walked, action, validity_flags(column), len(column), mark_held_values(held), parts, stretches, begins, stops
+            walked,
+            action,
+            compute_validity_flags(column),
+            len(column),
+            mark_non_null_values(held),
+            parts,
+            stretches,
+            begins,
+            stops,
         )
         return cls(parts[:made], stretches[: opened + 1], begins, stops)
 
@@ -127,7 +135,7 @@ def _expand_ranges(first: Ints, ends: Ints) -> Ints:
     return out
 
 
-def grow_lists(
+def fold_lists(
     strategy: Strategy,
     kind: pa.DataType,
     parts: ListParts,
@@ -174,16 +182,16 @@ def grow_lists(
 
 def _element_spans(column: pa.Array, held: pa.Array, lifts: bool) -> tuple[Ints, Ints]:
     """Of the events' cells and then of the held ones: where their elements begin, and how many they are."""
-    of_held, before = _list_offsets(held), 0
+    of_held, before = _get_list_offsets(held), 0
     if lifts:
         first, sizes, before = np.arange(len(column)), np.ones(len(column), np.int64), len(column)
     else:
-        offsets = _list_offsets(column)
+        offsets = _get_list_offsets(column)
         first, sizes, before = offsets[:-1], np.diff(offsets), len(column.values)
     return np.concatenate([first, of_held[:-1] + before]), np.concatenate([sizes, np.diff(of_held)])
 
 
-def _list_offsets(column: pa.Array) -> Ints:
+def _get_list_offsets(column: pa.Array) -> Ints:
     if not len(column):
         return np.zeros(1, np.int64)
     wide = 8 if pat.is_large_list(column.type) else offset_width(column.type) or 4
@@ -220,7 +228,7 @@ def join_texts(
 
     column, held: of ``kind``.  Returns m cells of ``kind``, null where there is no text.  Raises `TooLarge`.  O(bytes).
     """
-    sizes = np.concatenate([np.diff(_list_offsets(column)), np.diff(_list_offsets(held))])[parts.parts]
+    sizes = np.concatenate([np.diff(_get_list_offsets(column)), np.diff(_get_list_offsets(held))])[parts.parts]
     offsets, places = parts.to_element_ranges(np.arange(parts.parts.size + 1))
     listed = parts.parts if places is None else parts.parts[places]
     total = int((sizes if places is None else sizes[places]).sum()) + len(separator.encode()) * listed.size
@@ -267,14 +275,14 @@ SHORT = 18
 WIDE = Context(prec=80)
 
 
-def drop_scale(column: pa.Array) -> Ints:
+def to_unscaled_integers(column: pa.Array) -> Ints:
     """int64[n]: integers, durations, and decimals of up to `SHORT` digits without their scale; of nulls unspecified.
 
     It may be the column's own memory: not to be written to.  O(n).
 
     >>> import pyarrow as pa
     >>> from decimal import Decimal
-    >>> drop_scale(pa.array([Decimal("-1.50"), None], pa.decimal128(5, 2))).tolist()
+    >>> to_unscaled_integers(pa.array([Decimal("-1.50"), None], pa.decimal128(5, 2))).tolist()
     [-150, 0]
     """
     kind = column.type
@@ -309,10 +317,19 @@ def fold_sums(
     else:
         out, (low, high) = np.empty(there.size, np.int64), _integer_bounds(kind)
         group, row, before = add_int64(
-            walked, action, unpack_validity(column), drop_scale(column), had, drop_scale(held), low, high, out, there
+            walked,
+            action,
+            unpack_validity(column),
+            to_unscaled_integers(column),
+            had,
+            to_unscaled_integers(held),
+            low,
+            high,
+            out,
+            there,
         )
         if group >= 0:
-            _raise_overflow(kind, before, int(drop_scale(column)[row]), name, named(group))
+            _raise_overflow(kind, before, int(to_unscaled_integers(column)[row]), name, named(group))
         if kind.bit_width == 128:
             values = np.stack([out, out >> 63], axis=1)
         else:
@@ -477,12 +494,12 @@ def _choose_cells(
     references, words, before = held.references, NO_WORDS, NO_WORDS
     had = (references != NOTHING).view(np.uint8)
     if name not in ("last", "first"):
-        counts = validity_flags(column)
+        counts = compute_validity_flags(column)
     if name == "first_non_null":
         action = np.minimum(action, np.uint8(CLEAR))  # a null that was put there is no first value
     if name == "first_non_null" or rule >= GREATEST:
         values = _gather_held_values(held, column.type)
-        had = mark_held_values(values)
+        had = mark_non_null_values(values)
         if rule >= GREATEST:
             words, before = compute_rank_words(column, values)
     out = np.empty(walked.key_times.size - 1, np.int64)
@@ -500,7 +517,7 @@ def compute_rank_words(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
     if is_word_type(kind):
         return make_writable(compute_sortable_words(column)), make_writable(compute_sortable_words(held))
     if pat.is_decimal(kind) and kind.precision <= SHORT and kind.bit_width <= 128:
-        return drop_scale(column), drop_scale(held)
+        return to_unscaled_integers(column), to_unscaled_integers(held)
     both = pa.Table.from_arrays([pa.chunked_array([column, held])], ["value"]).combine_chunks()
     ranks = dense_ranks(both, compute_value_hashes(both, Secret.fresh()))
     return ranks[: len(column)].copy(), ranks[len(column) :].copy()
@@ -524,7 +541,7 @@ def _fold_new_cells(
         return fold_sums(kind, walked, action, column, held, name, named)
     parts = ListParts.from_walk(walked, action, column, held)
     if strategy.name in LISTS:
-        return grow_lists(
+        return fold_lists(
             strategy,
             kind,
             parts,
@@ -561,7 +578,7 @@ def _fold_fields(
     named: Callable[[int], str],
 ) -> pa.Array:
     """Fold a struct field by field; a null struct, new or held, adds to no field."""
-    n, counts = len(column), validity_flags(column)
+    n, counts = len(column), compute_validity_flags(column)
     there = np.asarray(held.is_valid())
     references = np.where(there, np.arange(n, n + len(held)), NOTHING)
     # The struct is null after a BLANK, so a field's first event is still to come.

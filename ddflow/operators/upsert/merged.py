@@ -71,7 +71,7 @@ class MergedRows(WalkedEvents):
         if merging.machine is not None:
             columns |= {
                 name: self._gather_column(each, merging.machine.value_column)
-                for name, each in user_functions.run_machine(self).items()
+                for name, each in user_functions.run_state_machine(self).items()
             }
         for column in merging.columns:
             made = self.fold_column(column) if folded is None else folded[column.name]
@@ -81,7 +81,7 @@ class MergedRows(WalkedEvents):
             columns[field.name] = pa.nulls(first.size, field.type)
         for field, expression in merging.derived:
             batch = pa.RecordBatch.from_arrays([columns[name] for name in row.names], schema=row)
-            columns[field.name] = cast_derived_column(self._compute_derived(expression, batch), field)
+            columns[field.name] = cast_derived_column(self._compute_derived_column(expression, batch), field)
         self.made = pa.RecordBatch.from_arrays(
             [columns[name] for name in arranged.schema.names], schema=arranged.schema
         )
@@ -89,7 +89,7 @@ class MergedRows(WalkedEvents):
             self.made.select(self.upsert.bound.tracked).columns, self.made.num_rows
         )
 
-    def _compute_derived(self, expression: Expression, batch: pa.RecordBatch) -> pa.Array:
+    def _compute_derived_column(self, expression: Expression, batch: pa.RecordBatch) -> pa.Array:
         """Compute an expression over the rows that are made; a row of a deleted key does not fail."""
         try:
             return expression(batch)
@@ -169,14 +169,16 @@ class MergedRows(WalkedEvents):
         if not self.merging.cells and group:
             action = self._mark_order_setters(group)
         follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
-        if self.merging.cells and part > 1 and self._list_cell_rules()[part - 2] != walk_cells.LATEST:
+        if self.merging.cells and part > 1 and self._list_value_rules_by_column()[part - 2] != walk_cells.LATEST:
             follows[action == CLEAR] = CLEAR  # where the first or every event counts, a delete leaves no order
         every = bool(group) or self.merging.cells or name.startswith("_tie_")
         counts = (
             np.empty(0, np.uint8) if every else unpack_validity(self.events.rows.column(self.find_event_column(name)))
         )
         held = (
-            self.held_references() if name in self.upsert.output_arrangement.schema.names and self.order.keeps else None
+            self.compute_prior_references()
+            if name in self.upsert.output_arrangement.schema.names and self.order.keeps
+            else None
         )
         cells = np.where(self.status != NONE, held, NOTHING) if held is not None and not self.over else None
         start, walked = cells, self.steps
@@ -247,7 +249,7 @@ class MergedRows(WalkedEvents):
         stood = pa.array(stands[key_time[rows]] if m else key_time[rows], mask=none)
         made_, running, live = [], self.taken.running, self.taken.live != 0
         if self.merging.cells:  # of a deleted key the order of its latest delete, which stands behind that of its row
-            wide = self.order.width
+            wide = self.order.event_word_count
             running = np.where(live[:, None], running[:, :wide], running[:, wide : 2 * wide])
         for field in self.merging.groups[0].order:
             made = self.order.build_order_column(field.name, running)

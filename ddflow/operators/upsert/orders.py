@@ -87,8 +87,10 @@ class Order:
         self.base = self.timed + base
         self.hidden = [f.with_name(f"_order_{f.name}") for f in self.fields] if self.ranks_base and self.keeps else []
         further = 1 if self.ranks_rows else 1 + sum(1 + needs_null_flag(f) for f in self.rows)
-        self.width = self.base + further * (self.tie == GREATEST) + (spec.seq is not None and self.tie in (LAST, FIRST))
-        self.words = self.width if self.keeps else 0
+        self.event_word_count = (
+            self.base + further * (self.tie == GREATEST) + (spec.seq is not None and self.tie in (LAST, FIRST))
+        )
+        self.words = self.event_word_count if self.keeps else 0
 
     def compute_words(self, events: pa.RecordBatch, original: Ints | None, gone: Flags | None) -> Ints:
         """int64[n, width]: the words of events; those that must be ranked are 0 until `rank` writes them.
@@ -115,7 +117,7 @@ class Order:
             columns.append(~word if self.tie == FIRST else word)
         return np.ascontiguousarray(np.stack(columns, axis=1)) if columns else np.empty((n, 0), np.int64)
 
-    def rank(
+    def write_ranked_words(
         self,
         events: pa.RecordBatch,
         gone: Flags,
@@ -210,29 +212,29 @@ class MergeOrders:
         # Where an order may be missing, for a cell or for a row that only its groups have one for.
         self.flags = cells or spec.deletes == "group"
         for number, group in enumerate(merging.groups[:1] if cells else merging.groups):
-            begin = self.width
+            begin = self.event_word_count
             if number == 0 and self.timed:
                 self._sources.append(("time", 1, False))
             for field in group.order:
-                first = self.width
+                first = self.event_word_count
                 self._add_column(field, number, bool(field.nullable), flagged=not number)
-                fields.append((number, first, self.width, int(field.nullable)))
-                self._at[field.name] = first, self.width, field
-            base = self.width
+                fields.append((number, first, self.event_word_count, int(field.nullable)))
+                self._at[field.name] = first, self.event_word_count, field
+            base = self.event_word_count
             if self.tie == GREATEST and not cells and (number or self.ordered):
                 self._sources.append(("gone", 1, True))
                 for field in group.compared:
                     self._add_column(field, number, True, tie=True)
             if self.seq is not None and (number or self.ordered):
                 self._sources.append(("seq", 1, True))
-            spans.append((begin, base, self.width))
+            spans.append((begin, base, self.event_word_count))
         self.spans, self.columns = np.array(spans, np.int64), np.array(fields, np.int64).reshape(-1, 4)
         self.base = int(self.spans[0, 1])
-        self.words = self.width * self.parts if self.keeps else 0
+        self.words = self.event_word_count * self.parts if self.keeps else 0
         self._name_hidden_columns(cells)
 
     @property
-    def width(self) -> int:
+    def event_word_count(self) -> int:
         """Words of an event."""
         return sum(max(words, 1) for _, words, _ in self._sources)
 
@@ -248,7 +250,7 @@ class MergeOrders:
         else:
             if flagged:
                 self._sources.append((field, 0, tie))
-            self._ranked.append((self.width, field, -1 - group if tie else group))
+            self._ranked.append((self.event_word_count, field, -1 - group if tie else group))
             self._sources.append(("rank", 1, tie))
 
     def _name_hidden_columns(self, cells: bool) -> None:
@@ -261,7 +263,7 @@ class MergeOrders:
                 if cells and part:
                     of = "delete" if part == 1 else self.merging.columns[part - 2].name
                     name = f"{HIDDEN}{part}_{of}_{field.name}"
-                names.append((part * self.width + word, name))
+                names.append((part * self.event_word_count + word, name))
                 self.hidden.append(field.with_name(name).with_nullable(True))
             self.ranks.append(RankedWord(word, field, -1 - group if group < 0 else group, group < 0, tuple(names)))
 
@@ -289,7 +291,9 @@ class MergeOrders:
                 columns.append(np.zeros(n, np.int64))
         return np.ascontiguousarray(np.stack(columns, axis=1)) if columns else np.empty((n, 0), np.int64)
 
-    def rank(self, events: pa.RecordBatch, gone: Flags, order: Ints, prior: pa.Table | None, prior_order: Ints) -> None:
+    def write_ranked_words(
+        self, events: pa.RecordBatch, gone: Flags, order: Ints, prior: pa.Table | None, prior_order: Ints
+    ) -> None:
         """Write the ranked words of events and of what keys hold, in place.
 
         ``prior``: the hidden columns of all keys, null for those that hold nothing; ``prior_order``: int64[g, words].

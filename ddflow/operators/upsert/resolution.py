@@ -51,7 +51,7 @@ from ddflow.operators.upsert.merged import MergedRows
 from ddflow.operators.upsert.orders import Order
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.time import format_time
-from ddflow.trace.batch import Batch, Change, repeat_value
+from ddflow.trace.batch import ArrangementChange, Batch, repeat_value
 
 ALL: Flags = np.empty(0, np.uint8)
 EMITTED = 4
@@ -122,7 +122,7 @@ class FullRows:
         """For each of some events, the order columns' values that its key holds after that time; null for none."""
         order, winner, events = self.order, out.winner[rows], self.rows
         groups = np.unique(-1 - winner[(winner < 0) & (winner != NOTHING)])
-        prior = self._prior_rows(groups) if order.hidden and groups.size else None
+        prior = self._gather_prior_rows(groups) if order.hidden and groups.size else None
         if groups.size:
             values = order.decode_orders(self.keyed.prior.order[groups], prior)
         at = np.where(winner >= 0, winner, events.num_rows + np.searchsorted(groups, -1 - winner))
@@ -136,9 +136,9 @@ class FullRows:
             made.append(pa.concat_arrays(parts).take(place))
         return made
 
-    def _prior_rows(self, groups: Ints) -> pa.Table:
+    def _gather_prior_rows(self, groups: Ints) -> pa.Table:
         arranged = self.state.output_arrangement
-        return gather_table(arranged.pool(), self.keyed.prior.reference[groups], arranged.schema)
+        return gather_table(arranged.prepare_row_pool(), self.keyed.prior.reference[groups], arranged.schema)
 
     def _rank_orders(self, order: Order) -> None:
         """Rank what has no word of its own, among the events and what their keys hold."""
@@ -146,10 +146,12 @@ class FullRows:
         # A tombstone below the horizon has no say, and its row may be merged away.
         held = (prior.reference != 0) & (prior.reference & LAPSED == 0)
         groups = np.flatnonzero(held) if order.keeps else np.empty(0, np.int64)
-        old = prior.order[groups] if order.keeps else np.empty((0, order.width), np.int64)
-        rows = self._prior_rows(groups) if groups.size else None
+        old = prior.order[groups] if order.keeps else np.empty((0, order.event_word_count), np.int64)
+        rows = self._gather_prior_rows(groups) if groups.size else None
         lives = (prior.reference[groups] & LIVE != 0).astype(np.uint8)
-        order.rank(self.keyed.events.rows, self.keyed.gone, self.words, rows, lives, old, self.state.secret)
+        order.write_ranked_words(
+            self.keyed.events.rows, self.keyed.gone, self.words, rows, lives, old, self.state.secret
+        )
         if groups.size:
             prior.order[groups] = old
 
@@ -160,7 +162,7 @@ class FullRows:
         base = [self.words[at, w] for w in range(self.rules.base)]
         return at[np.lexsort((*reversed(base), self.mark[at] >> 1, groups))]
 
-    def tie_error(self, row: int) -> TieRefused:
+    def build_tie_error(self, row: int) -> TieRefused:
         """Build the error for a tie that ``tie="error"`` refuses."""
         spec, rows = self.state.bound.spec, self.keyed.events.rows
         key, order = (row_values(rows.select(list(names)), row) for names in (spec.key, spec.order_by))
@@ -219,10 +221,10 @@ class Resolved:
 
         threads = ALONE if out.winner.size else state.threads
         spans = cut_shards(by, threads)
-        done = threads.run_each(span, spans) if len(spans) > 1 else [resolve_keys(work, prior, rows.rules, out)]
+        done = threads.run_in_parallel(span, spans) if len(spans) > 1 else [resolve_keys(work, prior, rows.rules, out)]
         for _, _, refused, _, _ in done:
             if refused >= 0:
-                raise rows.tie_error(refused)
+                raise rows.build_tie_error(refused)
         return out, spans, done
 
     def _emit_updates(self) -> tuple[Any, Ints, Narrow, list[tuple[int, int, int, int]], Ints]:
@@ -238,7 +240,9 @@ class Resolved:
 
         counts = np.zeros((len(parts), 8), np.int64)
         out = [(about[c:d], diffs[c:d], ranks[c:d], counts[i]) for i, (_, _, c, d) in enumerate(parts)]
-        threads.run_each(emit_updates, [(outcome[a:b], mark[a:b], a, *out[i]) for i, (a, b, _, _) in enumerate(parts)])
+        threads.run_in_parallel(
+            emit_updates, [(outcome[a:b], mark[a:b], a, *out[i]) for i, (a, b, _, _) in enumerate(parts)]
+        )
         return about, diffs, ranks, parts, counts.sum(0) if len(parts) > 1 else counts[0]
 
     @property
@@ -291,7 +295,7 @@ class Resolved:
             (outcome[a:b], mark[a:b], np.uint64(start + 8 * a), hashes[a:b], *state.secret.words, out[begin:end])
             for a, b, begin, end in self.parts
         ]
-        state.threads.run_each(emit_values, given)
+        state.threads.run_in_parallel(emit_values, given)
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
 
     def _can_unhash_column(self, name: str) -> bool:
@@ -301,7 +305,7 @@ class Resolved:
     @cached_property
     def pool(self) -> RowPool:
         """What the updates' rows are gathered from."""
-        return self.upsert.output_arrangement.pool(self.rows.payload())
+        return self.upsert.output_arrangement.prepare_row_pool(self.rows.payload())
 
     def updates(self, schema: pa.Schema) -> Updates:
         """Return the differences, in the order of their times; a column is gathered on its first read.  O(updates)."""
@@ -310,10 +314,12 @@ class Resolved:
         )
 
     @cached_property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ArrangementChange]:
         """What the state must take in, by ascending identities.  O(versions)."""
         both = zip(self.spans, self.done, strict=True)
-        return self.upsert.threads.run_each(self._build_change, [(*span, *done[1::2], done[4]) for span, done in both])
+        return self.upsert.threads.run_in_parallel(
+            self._build_change, [(*span, *done[1::2], done[4]) for span, done in both]
+        )
 
     def _build_stored_columns(self, out: Outcomes) -> list[Column]:
         """Build the rows of versions: words from their hashes if these can be reversed, the rest by reference."""
@@ -328,7 +334,9 @@ class Resolved:
         rest = iter(gather_buffers(self.pool, out.row, [field for field in state.stored if field.name not in words]))
         return [words[field.name] if field.name in words else next(rest) for field in state.stored]
 
-    def _build_change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
+    def _build_change(
+        self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int
+    ) -> ArrangementChange:
         """Build the change of a span of keys."""
         at = int(self.rows.by.starts[begin])
         whole = len(self.spans) == 1 and versions == self.out.high.size
@@ -346,7 +354,7 @@ class Resolved:
             high, low, live = high.copy(), low.copy(), live.copy()
             time = time if self.keyed.settled else time.copy()
         batch = Batch(high, low, time, live, NONE, words, rows)
-        return Change(
+        return ArrangementChange(
             batch,
             out.value,
             out.last,

@@ -18,7 +18,7 @@ from ddflow.columns.hashing import (
     Secret,
     Words,
     compute_value_hashes,
-    has_wide_identities,
+    has_two_word_identities,
 )
 from ddflow.columns.layout import Arena, fixed_width, make_writable
 from ddflow.columns.schema import is_word_type
@@ -34,7 +34,7 @@ from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.time import NEVER
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import mark_last_of_keys
-from ddflow.trace.merge import pick_by_sorting
+from ddflow.trace.merge import pick_versions_by_sorting
 
 NOBODY_ELSE: Ints = np.empty(0, np.int64)
 """No events that nobody gave."""
@@ -67,7 +67,7 @@ class UpsertState(ReadableNode):
         """The columns of the arrangement that are not of the row."""
         self.contents: int | None = None
         """In a step of full contents: the arrival number from which on events stand for keys that are absent."""
-        self.wide, self.arena = has_wide_identities(bound.key_schema), Arena()
+        self.wide, self.arena = has_two_word_identities(bound.key_schema), Arena()
         self.arrangements = (Arrangement(stored, self.wide, self.order.words, self.order.keeps),)
         self.tracked = bound.tracked
         self.output_arrangement.set_threads(threads)
@@ -117,7 +117,7 @@ class UpsertState(ReadableNode):
         if absent.size:
             gone[absent] = 1
         arranged = self.output_arrangement
-        prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
+        prior = arranged.look_up_keys(by.high, by.low, by.starts[:-1], arena)
         mark: Narrow = arena.empty(events.times.size, np.int32)
         mark_times_and_deletes(make_writable(events.times), times, gone, mark)
         settled = bool(times.size) and int(times[-1]) <= since
@@ -140,11 +140,11 @@ def walk_live_keys(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]
     [0]
     """
     if not arranged.unindexed_parts:
-        references, places = arranged.index.walk(live=True)
+        references, places = arranged.index.list_entries(live=True)
         high, low, _, _ = arranged.index.read_entries(places)
         yield high, low, references
         return
     for parts in arranged.iterate_version_ranges():
-        picked = pick_by_sorting(arranged.slots, parts, NEVER, droppable=False)
+        picked = pick_versions_by_sorting(arranged.slots, parts, NEVER, droppable=False)
         now = mark_last_of_keys(picked.high, picked.low) & (picked.live != 0)
         yield picked.high[now], picked.low[now] if picked.low.size else NONE, picked.references[now]

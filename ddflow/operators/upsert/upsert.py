@@ -51,4 +51,4 @@ class RunningUpsert(UpsertState):
 
     def apply(self, resolved: Resolved, upper: int, since: int) -> None:
         """Take resolved events into the state.  Amortised O(versions)."""
-        self.output_arrangement.apply(resolved.changes, upper, since)
+        self.output_arrangement.apply_changes(resolved.changes, upper, since)

@@ -24,14 +24,14 @@ from ddflow.plan.merge.user_function import (
     NULL as NULL_FLAG,
     EventChains,
     Merger,
+    build_column_from_records,
     build_record_type,
-    column_from_records,
     concatenate_rows,
+    convert_to_records,
     describe_fields,
     find_function_name,
     is_record_type,
     pick_rows,
-    to_records,
 )
 
 
@@ -159,8 +159,8 @@ def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     )
     kind, fixed = build_record_type(schema, asked), _list_fixed_columns(of)
     live = (of.cells != NOTHING).view(np.uint8).copy()
-    held = to_records(_gather_held_rows(of, schema, np.arange(live.size)), kind)
-    given, made = to_records(_build_event_rows(of, schema), kind), np.zeros(of.places.size, kind)
+    held = convert_to_records(_gather_held_rows(of, schema, np.arange(live.size)), kind)
+    given, made = convert_to_records(_build_event_rows(of, schema), kind), np.zeros(of.places.size, kind)
     required = [field.name for field in schema if not field.nullable]
     try:
         code, row = build_merge_loop(function, kind)(
@@ -188,7 +188,7 @@ def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     out: dict[str, Ints | pa.Array] = {}
     for each in of.merging.columns:
         if each.name in schema.names:
-            out[each.name] = column_from_records(made, each.field)
+            out[each.name] = build_column_from_records(made, each.field)
         else:
             rows, cells = of.events.rows, of.build_prior_cells(each)
             out[each.name] = fold_cells(
@@ -205,7 +205,7 @@ def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     return out
 
 
-def run_machine(of: WalkedEvents) -> dict[str, pa.Array]:
+def run_state_machine(of: WalkedEvents) -> dict[str, pa.Array]:
     """Run the machine, and return its column by key and time; write to ``of.taken.live`` which keys hold a value.
 
     O(events) and what a function takes.  Raises `IllegalTransition`, `MergerFailed`, `ListTooLong`.
@@ -248,7 +248,7 @@ def run_machine(of: WalkedEvents) -> dict[str, pa.Array]:
     else:
         secret = of.upsert.secret
         if machined.machine.scalar:
-            records = to_records(rows, build_record_type(machined.schema, machined.asked))
+            records = convert_to_records(rows, build_record_type(machined.schema, machined.asked))
             made = machined.run_scalar_function(of.steps, action, records, held, secret, key)
         else:
             chains = EventChains(of.steps, action)

@@ -20,10 +20,19 @@ from ddflow.columns.rows import RowPool, Rows, gather_column, row_values
 from ddflow.errors import Option, Phrase, TieRefused
 from ddflow.kernels.fold import NOTHING, EventsByKey
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
-from ddflow.kernels.walk import NONE, OF_KEY, ROW, TOMBSTONE, WalkOutcome, WalkRules, walk_groups, walk_row
+from ddflow.kernels.walk import (
+    NONE,
+    OF_KEY,
+    ROW,
+    TOMBSTONE,
+    WalkOutcome,
+    WalkRules,
+    apply_events_by_key,
+    walk_single_group,
+)
 from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, CellValues, walk_cells, walk_latest_cells
 from ddflow.operators.upsert.events import KeyedEvents
-from ddflow.operators.upsert.folds import PriorCells, compute_rank_words, fold_cells, validity_flags
+from ddflow.operators.upsert.folds import PriorCells, compute_rank_words, compute_validity_flags, fold_cells
 from ddflow.operators.upsert.orders import MergeOrders
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.plan.merge.bound import MergedColumn
@@ -52,7 +61,7 @@ class WalkedEvents:
         nothing = (prior == 0) | (prior & LAPSED != 0)
         self.status = np.where(nothing, NONE, np.where(prior & LIVE != 0, ROW, TOMBSTONE)).astype(np.uint8)
         self.steps = self._sort_events(order)
-        self.places = self._order_groups()
+        self.places = self._sort_groups_by_time()
         live = self.status == (ROW if not self.over else 255)
         self.cells = np.where(live, prior & ~np.int64(OCCUPIED | LIVE), NOTHING)
         self._walk_events()
@@ -64,7 +73,9 @@ class WalkedEvents:
         by, n = self.keyed.by, self.events.times.size
         self.own = order.compute_words(self.events.rows, self.events.original, self.gone)
         if order.ranks:
-            order.rank(self.events.rows, self.gone, self.own, self.gather_hidden_columns(), self.prior.order)
+            order.write_ranked_words(
+                self.events.rows, self.gone, self.own, self.gather_hidden_columns(), self.prior.order
+            )
         permutation, g = by.permutation, by.starts.size - 1
         if self.times.size < 2:
             key_times, keys = by.starts, np.arange(g + 1, dtype=np.int32)
@@ -89,7 +100,7 @@ class WalkedEvents:
         key_time = np.repeat(np.arange(key_times.size - 1), np.diff(key_times))
         return at[np.lexsort((*reversed(columns), key_time))]
 
-    def _order_groups(self) -> Ints:
+    def _sort_groups_by_time(self) -> Ints:
         """int64[m]: the (key, time) groups in the order of times, in which rows stand from now on."""
         rank = self.keyed.mark.take(self.steps.permutation.take(self.steps.key_times[:-1])) >> 1
         return np.argsort(rank, kind="stable") if self.times.size > 1 else np.arange(rank.size)
@@ -98,7 +109,7 @@ class WalkedEvents:
         """Who is folded, who is skipped, and by which order each key goes on."""
         order, rows, spec = self.order, self.events.rows, self.upsert.bound.spec
         n, m = self.events.times.size, self.steps.key_times.size - 1
-        groups, words = len(self.merging.groups), order.width * order.parts
+        groups, words = len(self.merging.groups), order.event_word_count * order.parts
         places = self.steps.permutation.size
         self.taken = WalkOutcome(
             np.empty((groups, places), np.uint8),
@@ -125,7 +136,7 @@ class WalkedEvents:
                 self.status,
                 self.prior.order,
                 self._mark_cell_values(),
-                self._list_cell_rules(),
+                self._list_value_rules_by_column(),
                 order.columns,
                 rule,
                 order.base,
@@ -134,7 +145,7 @@ class WalkedEvents:
                 self.taken,
             )
         elif groups == 1:
-            refused = walk_row(
+            refused = walk_single_group(
                 self.steps,
                 self.own,
                 self.gone,
@@ -146,7 +157,7 @@ class WalkedEvents:
                 self.taken,
             )
         else:
-            refused = walk_groups(
+            refused = apply_events_by_key(
                 self.steps,
                 self.own,
                 self.gone,
@@ -159,15 +170,15 @@ class WalkedEvents:
                 self.taken,
             )
         if refused >= 0:
-            raise self.tie_error(refused)
+            raise self.build_tie_error(refused)
 
     def _has_plain_cells(self, rule: WalkRules) -> bool:
         """Whether cells are compared by one column without nulls, and only the latest of each counts."""
-        columns, width = self.order.columns, self.order.width
+        columns, width = self.order.columns, self.order.event_word_count
         single = width == 1 or (len(columns) == 1 and width == columns[0, 2] - columns[0, 1])
-        return single and rule.tie == LAST and not rule.inherits and not self._list_cell_rules().any()
+        return single and rule.tie == LAST and not rule.inherits and not self._list_value_rules_by_column().any()
 
-    def _list_cell_rules(self) -> Ints:
+    def _list_value_rules_by_column(self) -> Ints:
         """int64[cells]: which events give a cell its value."""
         names = [column.strategy.name for column in self.merging.columns]
         return np.array([EARLIEST if name in LATER else LATEST if name in ORDER_FREE else EVERY for name in names])
@@ -177,7 +188,9 @@ class WalkedEvents:
         rows, out = self.events.rows, np.ones((len(self.merging.columns), self.events.times.size), np.uint8)
         for i, column in enumerate(self.merging.columns):
             had = self.merging.mark_events_with_column(rows, column.name)
-            present = had if column.strategy.name in ("last", "first") else validity_flags(rows.column(column.name))
+            present = (
+                had if column.strategy.name in ("last", "first") else compute_validity_flags(rows.column(column.name))
+            )
             if present.size:
                 out[i] = present
         return out
@@ -226,7 +239,7 @@ class WalkedEvents:
         """Return the event column that a hidden column keeps."""
         return next((each.field.name for each in self.order.ranks if name in [n for _, n in each.hidden]), name)
 
-    def held_references(self) -> Ints:
+    def compute_prior_references(self) -> Ints:
         """Return references to the rows that keys hold, tombstones included."""
         return self.prior.reference & ~np.int64(OCCUPIED | LIVE)
 
@@ -234,7 +247,7 @@ class WalkedEvents:
         """Gather the hidden columns of all keys; null for keys that hold nothing."""
         if not self.order.hidden:
             return None
-        references = np.where(self.status != NONE, self.held_references(), NOTHING)
+        references = np.where(self.status != NONE, self.compute_prior_references(), NOTHING)
         return pa.table({f.name: self.gather_cells(references, f) for f in self.order.hidden})
 
     @cached_property
@@ -247,7 +260,7 @@ class WalkedEvents:
             column = rows.column(name) if name in rows.schema.names else pa.nulls(n, field.type)
             columns.append(column if column.type == field.type else pa.nulls(n, field.type))
         schema = pa.schema([f.with_nullable(True) for f in arranged.schema])
-        pool = arranged.pool().with_events(Rows(pa.RecordBatch.from_arrays(columns, schema=schema)))
+        pool = arranged.prepare_row_pool().with_events(Rows(pa.RecordBatch.from_arrays(columns, schema=schema)))
         none = len(pool.rows)
         pool.set_batch(none, Rows(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema)))
         return pool, none
@@ -262,7 +275,7 @@ class WalkedEvents:
         row = int(self.steps.permutation[self.steps.key_times[self.steps.keys[group]]])
         return str(row_values(self.events.rows.select(list(self.upsert.bound.spec.key)), row))
 
-    def tie_error(self, row: int) -> TieRefused:
+    def build_tie_error(self, row: int) -> TieRefused:
         """Build the error for a tie that ``tie="error"`` refuses."""
         bound, rows = self.upsert.bound, self.events.rows
         names = [field.name for group in self.merging.groups for field in group.order]

@@ -30,7 +30,7 @@ from ddflow.columns.hashing import Flags, unpack_booleans, unpack_validity
 from ddflow.columns.names import DIFF, check_columns_exist
 from ddflow.columns.schema import is_flat_type, is_key_type, is_text, is_time_type
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, MessageTarget
-from ddflow.errors import DeclareFix, DeleteRule, ExpressionError, NullKey, Option, Phrase, SpecError
+from ddflow.errors import DeclareFix, ExpressionError, NullKey, Option, Phrase, SpecError, TombstoneFix
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.spec import Tombstone, Upsert
 from ddflow.plan.merge.bound import BoundMerge, bind_merge, build_event_schema, build_merged_row_schema
@@ -83,15 +83,15 @@ class BoundInput:
         return out
 
     @property
-    def deciding_columns_by_option(self) -> dict[str, Sequence[str | None]]:
+    def fixed_type_columns_by_option(self) -> dict[str, Sequence[str | None]]:
         """The columns that decide, by option: their types never change."""
         return {"time": [self.spec.time]}
 
     @property
-    def deciding_columns(self) -> frozenset[str]:
+    def fixed_type_columns(self) -> frozenset[str]:
         """The columns that decide."""
         return frozenset(
-            name for names in self.deciding_columns_by_option.values() for name in names if name is not None
+            name for names in self.fixed_type_columns_by_option.values() for name in names if name is not None
         )
 
     def mark_events_without_key(self, batch: pa.RecordBatch) -> Flags:
@@ -118,7 +118,7 @@ class BoundUpserts(BoundInput):
     merging: BoundMerge | None = None
     """How events are folded; None where they replace the row."""
 
-    is_kept: ClassVar[bool] = True
+    has_stored_rows: ClassVar[bool] = True
     """Whether its rows are held."""
     unique: ClassVar[bool] = True
     null_error: ClassVar[type[NullKey]] = NullKey
@@ -146,7 +146,7 @@ class BoundUpserts(BoundInput):
         return {option: each for option, each in given.items() if each is not None}
 
     @property
-    def deciding_columns_by_option(self) -> dict[str, Sequence[str | None]]:
+    def fixed_type_columns_by_option(self) -> dict[str, Sequence[str | None]]:
         """The columns that decide, by option: their types never change."""
         spec = self.spec
         return {
@@ -188,13 +188,13 @@ class BoundUpserts(BoundInput):
         return self.merging.add_event_columns(events, names, events.column(ABSENT) if lacks else None)
 
     @property
-    def needed_columns(self) -> list[str]:
+    def required_columns(self) -> list[str]:
         """The columns that no batch may lack."""
         return [*self.spec.key, *([self.spec.time] if self.spec.time else [])]
 
     def mark_deletes(self, batch: pa.RecordBatch) -> Flags:
         """Mark the events that delete, by ``delete=`` or a false ``where=``: uint8[n].  O(n)."""
-        out = self._evaluate_delete(batch)
+        out = self._mark_deletes_by_option(batch)
         if self.where is None:
             return out
         with suppress(ExpressionError):
@@ -203,7 +203,7 @@ class BoundUpserts(BoundInput):
         out[others] = np.uint8(1) - unpack_booleans(self.where(batch.take(pa.array(others))))
         return out
 
-    def _evaluate_delete(self, batch: pa.RecordBatch) -> Flags:
+    def _mark_deletes_by_option(self, batch: pa.RecordBatch) -> Flags:
         if self.condition is not None:
             return unpack_booleans(self.condition(batch))
         if not isinstance(self.spec.delete, Tombstone):
@@ -349,7 +349,7 @@ def find_tombstone_value(of: str, schema: pa.Schema, tombstone: Any) -> pa.Scala
             raise SpecError(
                 f"tombstone {column!r} of {of}",
                 "it is a text column and no value is given",
-                Phrase("say which text deletes: ", DeleteRule(column, "D")),
+                Phrase("say which text deletes: ", TombstoneFix(column, "D")),
             )
         return None
     try:

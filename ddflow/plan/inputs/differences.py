@@ -31,7 +31,7 @@ from ddflow.errors import ExpressionError, NullKey, Option, Phrase, PhrasePart, 
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.bind import BoundInput, check_columns, list_format_columns
 from ddflow.plan.inputs.spec import Late
-from ddflow.plan.merge.checks import check_choices
+from ddflow.plan.merge.checks import check_option_values
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {"late": ("error", "drop", "advance"), "null_key": ("error", "drop")}
 NONE: Final = pa.field(DIFF, pa.int64())
@@ -103,7 +103,7 @@ class Differences:
         object.__setattr__(self, "key", parse_column_names(self.key, asked, "key"))
         if not isinstance(self.keep, bool):
             self._raise_spec_error(Option("keep", self.keep), "give True or False")
-        check_choices(self, CHOICES, self._raise_spec_error)
+        check_option_values(self, CHOICES, self._raise_spec_error)
         if isinstance(self.lateness, bool):
             self._raise_spec_error(
                 Option("lateness", self.lateness), "give a whole number of the time column's unit, 0 or more"
@@ -158,7 +158,7 @@ class BoundDifferences(BoundInput):
         return NullKey if self.spec.key else SchemaMismatch
 
     @property
-    def is_kept(self) -> bool:
+    def has_stored_rows(self) -> bool:
         """Whether its rows are held."""
         return self.spec.keep
 
@@ -194,7 +194,7 @@ class BoundDifferences(BoundInput):
         return pa.RecordBatch.from_arrays([*columns, diffs], schema=self.event_schema)
 
     @property
-    def needed_columns(self) -> list[str]:
+    def required_columns(self) -> list[str]:
         """The columns that no batch may lack: the time, and those that the diff reads."""
         read = () if self.diff is None else self.diff.columns or ()
         return list(dict.fromkeys([*([self.spec.time] if self.spec.time else []), *read]))

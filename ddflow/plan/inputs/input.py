@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from ddflow.columns.names import check_column_names, did_you_mean
 from ddflow.columns.schema import is_flat_type
-from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, events_schema
+from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, build_events_schema
 from ddflow.errors import Option, Phrase, SpecError
-from ddflow.plan.collection import Collection, Nodes
+from ddflow.plan.collection import Collection, PlanNodes
 from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts, check_name_and_spec
 from ddflow.plan.inputs.differences import BoundDifferences, Differences, bind_differences
 from ddflow.plan.inputs.spec import Tombstone, Upsert, tombstone
@@ -143,7 +143,7 @@ def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> BoundUp
                 found,
                 "leave it out: a message that lacks a cell is bad then",
             )
-        return bind_differences(name, events_schema(format, columns, bool(format.order)), spec, format)
+        return bind_differences(name, build_events_schema(format, columns, bool(format.order)), spec, format)
     if isinstance(spec.delete, Tombstone):
         remedy = f"write it as SQL, as in delete=\"{spec.delete.column} = 'D'\""
         raise SpecError(
@@ -159,7 +159,7 @@ def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> BoundUp
         given["order_by"] = [column for column, _ in format.order]
     if format.leaves_out and not spec.merges:
         given["merge"] = Merge(default=last())
-    every = events_schema(format, columns, ordered)
+    every = build_events_schema(format, columns, ordered)
     return bind_upserts(name, every, replace(spec, **given), format)
 
 
@@ -200,11 +200,11 @@ class Input(Collection):
     verb = "input"
     bound: Binding
 
-    def __init__(self, flow: Nodes, bound: Binding) -> None:
+    def __init__(self, flow: PlanNodes, bound: Binding) -> None:
         super().__init__(flow, bound.row_schema, (), bound.unique)
         self.unique = self.positive = bound.unique
         self.grows = True
-        self.keeps = bound.is_kept  # type: ignore[misc]
+        self.keeps = bound.has_stored_rows  # type: ignore[misc]
         self.bound, self.time_type = bound, bound.time_type
         if bound.spec.expiry is not None and bound.spec.expiry.forgets:
             self.forgetting = frozenset([bound.name])
@@ -219,18 +219,18 @@ class Input(Collection):
         """The spec: the rules of upserts, or the multiplicities of rows."""
         return self.bound.spec
 
-    def found_by(self) -> tuple[str, ...] | None:
-        """Return the key of upserts: see `Collection.found_by`."""
+    def find_lookup_columns(self) -> tuple[str, ...] | None:
+        """Return the key of upserts: see `Collection.find_lookup_columns`."""
         return tuple(self.bound.key_schema.names) if self.unique else None
 
     def unique_by(self) -> list[tuple[str, ...]]:
         """Return the key of upserts: see `Collection.unique_by`."""
-        key = self.found_by()
+        key = self.find_lookup_columns()
         return [] if key is None else [key]
 
-    def solid(self) -> frozenset[str]:
-        """Add key columns whose nulls are not kept: see `Collection.solid`."""
-        return super().solid() | {field.name for field in self.bound.key_schema if not field.nullable}
+    def find_never_null_columns(self) -> frozenset[str]:
+        """Add key columns whose nulls are not kept: see `Collection.find_never_null_columns`."""
+        return super().find_never_null_columns() | {field.name for field in self.bound.key_schema if not field.nullable}
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write its name; columns and spec are stored separately, because they may change."""

@@ -226,7 +226,7 @@ class Upsert:
         object.__setattr__(self, "groups", checks.parse_groups(self.groups, self._raise_spec_error))
         object.__setattr__(self, "derive", checks.parse_derive(self.derive, self._raise_spec_error))
         self._check_names()
-        checks.check_choices(self, CHOICES, self._raise_spec_error)
+        checks.check_option_values(self, CHOICES, self._raise_spec_error)
         self._check_combinations()
         checks.check_merge_options(self, self._raise_spec_error)
 
@@ -385,7 +385,7 @@ class Upsert:
                 given["expiry"] = Expiry.of_json(given["expiry"])
             for name in ("groups", "derive"):
                 if name in given:
-                    given[name] = checks.to_tuples(given[name])
+                    given[name] = checks.convert_lists_to_tuples(given[name])
             return cls(**given)
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, SpecError):

@@ -33,7 +33,7 @@ from ddflow.plan.inputs.spec import Tombstone, Upsert
 from ddflow.plan.merge.machines import BoundMachine
 from ddflow.plan.merge.merge import Function, Merge
 from ddflow.plan.merge.strategy import Strategy, first, last, last_non_null
-from ddflow.plan.merge.user_function import build_record_type, check_function, find_function_name
+from ddflow.plan.merge.user_function import build_record_type, check_scalar_function, find_function_name
 
 GIVEN = "_given_"
 """Before a column's name: the column of events that says whether their batch had it."""
@@ -136,7 +136,7 @@ def bind_merge(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Bo
         return None
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge(default=first() if spec.merge else None)
     derived = [column for column, _ in spec.derived]
-    _check_names(name, schema, spec, merge, row, derived)
+    _check_column_names(name, schema, spec, merge, row, derived)
     of = {column: number for number, (_, columns) in enumerate(spec.grouped, 1) for column in columns}
     orders = {*spec.order_by, *(column for order, _ in spec.grouped for column in order)}
     columns: list[MergedColumn] = []
@@ -149,7 +149,7 @@ def bind_merge(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Bo
         group = len(columns) + 1 if cells else of.get(field.name, 0)
         columns.append(MergedColumn(field.name, strategy, field, group))
         if merge.function is None:
-            _check_type(name, schema.field(field.name), strategy)
+            _check_strategy_type(name, schema.field(field.name), strategy)
         if (spec.groups or cells) and not field.nullable:
             raise SpecError(
                 f"{'groups=' if spec.groups else 'versions=cell'} of {name!r}",
@@ -161,12 +161,12 @@ def bind_merge(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Bo
         record = np.zeros(
             1, build_record_type(pa.schema([field for field in row if field.name not in derived]), asked)
         )[0]
-        check_function(merge.function, asked, {"held": record, "given": record, "out": record})
+        check_scalar_function(merge.function, asked, {"held": record, "given": record, "out": record})
     given = tuple(column.name for column in columns if merge.function is None and column.strategy.name == "last")
     return BoundMerge(
         _build_groups(schema, spec, columns, cells),
         tuple(columns),
-        _compile_derived(name, spec, row),
+        _compile_derived_columns(name, spec, row),
         merge.function,
         merge.scalar,
         given,
@@ -190,7 +190,7 @@ def _build_groups(schema: pa.Schema, spec: Upsert, columns: list[MergedColumn], 
     )
 
 
-def _compile_derived(name: str, spec: Upsert, row: pa.Schema) -> tuple[tuple[pa.Field, Expression], ...]:
+def _compile_derived_columns(name: str, spec: Upsert, row: pa.Schema) -> tuple[tuple[pa.Field, Expression], ...]:
     out: list[tuple[pa.Field, Expression]] = []
     for i, (column, text) in enumerate(spec.derived):
         what = f"derive of {column!r} of {name!r}"
@@ -215,7 +215,9 @@ def _compile_derived(name: str, spec: Upsert, row: pa.Schema) -> tuple[tuple[pa.
     return tuple(out)
 
 
-def _check_names(name: str, schema: pa.Schema, spec: Upsert, merge: Merge, row: pa.Schema, derived: list[str]) -> None:
+def _check_column_names(
+    name: str, schema: pa.Schema, spec: Upsert, merge: Merge, row: pa.Schema, derived: list[str]
+) -> None:
     tombstone = spec.delete.column if isinstance(spec.delete, Tombstone) else None
     grouped = [("groups", column) for of, columns in spec.grouped for column in (*of, *columns)]
     for option, column in (*(("merge", c) for c in merge.strategies), *(("derive", c) for c in derived), *grouped):
@@ -246,7 +248,7 @@ def _check_names(name: str, schema: pa.Schema, spec: Upsert, merge: Merge, row: 
             raise SpecError(Phrase(Option("merge"), f" of {name!r}"), found, "rename that column in the input")
 
 
-def _check_type(name: str, field: pa.Field, strategy: Strategy) -> None:
+def _check_strategy_type(name: str, field: pa.Field, strategy: Strategy) -> None:
     if strategy.supports_type(field.type):
         return
     detail = ""

@@ -52,9 +52,9 @@ def parse_derive(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def to_tuples(value: Any) -> Any:
+def convert_lists_to_tuples(value: Any) -> Any:
     """Turn lists into tuples, from JSON."""
-    return tuple(to_tuples(each) for each in value) if isinstance(value, list) else value
+    return tuple(convert_lists_to_tuples(each) for each in value) if isinstance(value, list) else value
 
 
 def refuse_first_broken_rule(refuse: Refuse, *rules: tuple[bool, str | PhrasePart, str | PhrasePart]) -> None:
@@ -64,7 +64,7 @@ def refuse_first_broken_rule(refuse: Refuse, *rules: tuple[bool, str | PhrasePar
             refuse(found, fix)
 
 
-def check_choices(spec: Any, choices: Mapping[str, tuple[str, ...]], refuse: Refuse) -> None:
+def check_option_values(spec: Any, choices: Mapping[str, tuple[str, ...]], refuse: Refuse) -> None:
     """Refuse an unknown choice, and options of late events that have no effect.  ``choices``: by option."""
     for name, known in choices.items():
         if getattr(spec, name) not in known:

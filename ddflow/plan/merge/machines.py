@@ -35,23 +35,23 @@ from ddflow.kernels.automaton import (
     unpack_state_sets,
 )
 from ddflow.kernels.fold import EventsByKey
-from ddflow.kernels.user_functions import FINE, NULL, TOO_MANY, build_machine_loop, to_record_array
+from ddflow.kernels.user_functions import FINE, NULL, TOO_MANY, build_state_machine_loop, to_record_array
 from ddflow.plan.merge.machine import Machine, _sort_values
 from ddflow.plan.merge.user_function import (
     EventChains,
     Records,
+    build_column_from_records,
     build_merger_error,
     build_record_type,
-    call_function,
-    check_function,
-    column_from_records,
+    call_batch_function,
+    check_scalar_function,
     concatenate_rows,
+    convert_to_numbers,
+    convert_to_records,
     describe_fields,
     find_function_name,
     is_record_type,
     pick_rows,
-    to_numbers,
-    to_records,
 )
 
 Codes = np.ndarray[Any, np.dtype[np.int32]]
@@ -65,7 +65,7 @@ class ValueEncoder:
     def __init__(self, values: pa.Array) -> None:
         self.values, self.least, self.places = values, 0, np.empty(0, np.int32)
         if pat.is_integer(values.type) and not pat.is_uint64(values.type) and len(values):
-            given = to_numbers(values).astype(np.int64)
+            given = convert_to_numbers(values).astype(np.int64)
             self.least, size = int(given.min()), int(given.max()) - int(given.min()) + 1
             if size <= SMALL:
                 self.places = np.full(size + 1, len(values), np.int32)
@@ -75,7 +75,7 @@ class ValueEncoder:
         """Map values of the same type to their numbers: int32[n].  O(n)."""
         if not self.places.size:
             return make_writable(np.asarray(pc.fill_null(pc.index_in(column, self.values), len(self.values)), np.int32))
-        at = (to_numbers(column).astype(np.int64) - self.least).view(np.uint64)
+        at = (convert_to_numbers(column).astype(np.int64) - self.least).view(np.uint64)
         out = self.places.take(np.minimum(at, np.uint64(self.places.size - 1)).view(np.int64))
         present = unpack_validity(column)
         return np.where(present != 0, out, np.int32(len(self.values))) if present.size else out
@@ -187,7 +187,7 @@ class BoundMachine:
         self.ran = f"the transition {find_function_name(machine.transition)} of {name!r}"
         self.state = machine.schema
         self.automaton = Automaton(machine, schema.field(machine.on).type) if machine.on is not None else None
-        self.start = self._build_start()
+        self.start = self._build_start_values()
         if machine.scalar:
             self.kind = build_record_type(self.state, self.asked)
             for field in self.state:
@@ -200,9 +200,9 @@ class BoundMachine:
                     )
             values, event = np.zeros(1, self.kind), np.zeros(1, build_record_type(schema, self.asked))[0]
             function: Any = machine.transition
-            check_function(function, self.asked, {"values": values, "event": event, "out": values})
+            check_scalar_function(function, self.asked, {"values": values, "event": event, "out": values})
 
-    def _build_start(self) -> pa.RecordBatch:
+    def _build_start_values(self) -> pa.RecordBatch:
         given = [dict(each) for each in self.machine.start] if self.automaton is None else []
         try:
             columns = [pa.array([each[field.name] for each in given], field.type) for field in self.state]
@@ -270,7 +270,7 @@ class BoundMachine:
         """Call the function; return its distinct values, sorted by event and value, and the event of each."""
         full = pa.schema([*self.state, pa.field(EVENT, pa.int64(), nullable=False)])
         values = pa.RecordBatch.from_arrays([*given.columns, pa.array(of, pa.int64())], schema=full)
-        batch = call_function(self.machine.transition, (values, events), full, self.ran)
+        batch = call_batch_function(self.machine.transition, (values, events), full, self.ran)
         event: Ints = np.asarray(batch.column(EVENT))
         if event.size and (event.min() < 0 or event.max() >= events.num_rows):
             raise build_merger_error(
@@ -319,11 +319,11 @@ class BoundMachine:
         """
         m, limit = walked.key_times.size - 1, self.machine.limit
         counts = np.asarray(pc.fill_null(pc.list_value_length(held), 0)).astype(np.int64)
-        values = to_records(pa.RecordBatch.from_struct_array(held.flatten()).cast(self.state), self.kind)
+        values = convert_to_records(pa.RecordBatch.from_struct_array(held.flatten()).cast(self.state), self.kind)
         offsets, ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), np.zeros(m + 1, np.int64)
         most = int(np.diff(walked.keys).max()) if m else 0
         out = np.zeros(max(2 * (m + values.size), most * limit), self.kind)
-        loop, begin = build_machine_loop(self.machine.transition, self.kind, events.dtype), 0
+        loop, begin = build_state_machine_loop(self.machine.transition, self.kind, events.dtype), 0
         while True:
             try:
                 begin, code, row = loop(
@@ -332,7 +332,7 @@ class BoundMachine:
                     action,
                     to_record_array(values),
                     offsets,
-                    to_record_array(to_records(self.start, self.kind)),
+                    to_record_array(convert_to_records(self.start, self.kind)),
                     to_record_array(events),
                     describe_fields(self.kind, [], []),
                     to_record_array(np.zeros(2 * limit, self.kind)),
@@ -354,7 +354,7 @@ class BoundMachine:
             out = np.concatenate([out, np.zeros(out.size + most * limit, self.kind)])
         owner = np.repeat(np.arange(m), np.diff(ends))
         made = pa.RecordBatch.from_arrays(
-            [column_from_records(out[: owner.size], field) for field in self.state], schema=self.state
+            [build_column_from_records(out[: owner.size], field) for field in self.state], schema=self.state
         )
         made, owner = self.sort_distinct_values(made, owner, secret)
         return build_list_column(np.bincount(owner, minlength=m), made.columns, list(self.state))

@@ -106,7 +106,9 @@ def concatenate_rows(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.R
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def call_function(function: Any, given: Sequence[pa.RecordBatch], schema: pa.Schema, asked: str) -> pa.RecordBatch:
+def call_batch_function(
+    function: Any, given: Sequence[pa.RecordBatch], schema: pa.Schema, asked: str
+) -> pa.RecordBatch:
     """Call a function of record batches; return its result in columns of ``schema``.  Raises `MergerFailed`."""
     try:
         made = function(*given)
@@ -188,7 +190,7 @@ class Merger:
 
     def _call_function(self, held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
         held, given = held.cast(self.schema), given.cast(self.schema)
-        out = call_function(self.function, (held, given), self.schema, self.asked)
+        out = call_batch_function(self.function, (held, given), self.schema, self.asked)
         if out.num_rows != given.num_rows:
             found = f"it returned {out.num_rows} rows for {given.num_rows}"
             raise build_merger_error(self.asked, found, "return one row for each key, in order")
@@ -269,7 +271,7 @@ def is_record_type(kind: pa.DataType) -> bool:
     return is_word_type(kind) and not pat.is_float16(kind)
 
 
-def _field_dtype(kind: pa.DataType) -> np.dtype[Any]:
+def _find_field_dtype(kind: pa.DataType) -> np.dtype[Any]:
     if pat.is_boolean(kind):
         return np.dtype(np.bool_)
     letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
@@ -281,7 +283,7 @@ def build_record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
     fields: list[tuple[str, np.dtype[Any]]] = []
     for field in schema:
         if is_record_type(field.type):
-            fields += [(field.name, _field_dtype(field.type)), (field.name + NULL, np.dtype(np.bool_))]
+            fields += [(field.name, _find_field_dtype(field.type)), (field.name + NULL, np.dtype(np.bool_))]
     names = [name for name, _ in fields]
     for name in names:
         if names.count(name) > 1:
@@ -293,28 +295,28 @@ def build_record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
     return np.dtype(fields)
 
 
-def to_numbers(column: pa.Array) -> np.ndarray[Any, Any]:
+def convert_to_numbers(column: pa.Array) -> np.ndarray[Any, Any]:
     """Return the values of a word type as a numpy array, times as integers; a value under a null is unspecified."""
     if pat.is_boolean(column.type):
         return unpack_booleans(column).view(np.bool_)
-    return view_values(column, _field_dtype(column.type))
+    return view_values(column, _find_field_dtype(column.type))
 
 
-def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
+def convert_to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
     """Convert rows to records.  O(rows) a column.
 
     >>> schema = pa.schema({"id": pa.int64(), "at": pa.timestamp("s"), "name": pa.string()})
     >>> rows = pa.record_batch({"id": [7, None], "at": [1, 2], "name": ["a", "b"]}).cast(schema)
-    >>> made = to_records(rows, build_record_type(schema, "here"))
+    >>> made = convert_to_records(rows, build_record_type(schema, "here"))
     >>> made.dtype.names, made["id_null"].tolist()
     (('id', 'id_null', 'at', 'at_null'), [False, True])
-    >>> column_from_records(made, schema.field("id")).to_pylist()
+    >>> build_column_from_records(made, schema.field("id")).to_pylist()
     [7, None]
     """
     out = np.zeros(rows.num_rows, kind)
     for name in (kind.names or ())[::2]:
         (column,) = column_arrays(rows, [name])
-        out[name] = to_numbers(column)
+        out[name] = convert_to_numbers(column)
         present = unpack_validity(column)
         if present.size:
             out[name + NULL] = present == 0
@@ -322,7 +324,7 @@ def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
     return out
 
 
-def column_from_records(made: Records, field: pa.Field) -> pa.Array:
+def build_column_from_records(made: Records, field: pa.Field) -> pa.Array:
     """Convert one column of records back.  O(records)."""
     values, null = np.ascontiguousarray(made[field.name]), made[field.name + NULL]
     out = pa.array(values, mask=null if null.any() else None)
@@ -342,7 +344,7 @@ def describe_fields(kind: np.dtype[Any], fixed: list[str], required: list[str]) 
     return np.array(out, np.int64).reshape(-1, 6)
 
 
-def check_function(function: Callable[..., Any], asked: str, arguments: Mapping[str, Any]) -> None:
+def check_scalar_function(function: Callable[..., Any], asked: str, arguments: Mapping[str, Any]) -> None:
     """Refuse a function of scalars that numba cannot compile, or that names a missing field.
 
     ``arguments``: by name, each in the loops' form.  Raises `SpecError`.  Takes the time of a compilation.

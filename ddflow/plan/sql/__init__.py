@@ -27,7 +27,13 @@ from ddflow.errors import DdflowError, ExpressionError, Option, SpecError
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree, parse_query
 from ddflow.plan.collection import walk_inputs
-from ddflow.plan.sql.clauses import CHANGING, ClauseReader, check_clauses, list_other_clauses, refuse_other_clauses
+from ddflow.plan.sql.clauses import (
+    CHANGING,
+    ClauseReader,
+    list_unknown_clauses,
+    refuse_unknown_clauses,
+    refuse_unsupported_clauses,
+)
 from ddflow.plan.sql.lower import QueryLowering
 from ddflow.plan.sql.query import (
     ASKED,
@@ -42,12 +48,12 @@ from ddflow.plan.sql.query import (
     build_call,
     build_column,
     build_query_error,
-    match_name,
+    find_matching_name,
     quote_name,
-    show_tree,
+    shorten_tree_sql,
 )
 from ddflow.plan.sql.relation import find_free_name
-from ddflow.plan.verbs.family import find_operator
+from ddflow.plan.verbs.family import find_operator_class
 
 Withs = Mapping[str, ResolvedQuery]
 _SETS: Final = {exp.Union: "union", exp.Except: "except", exp.Intersect: "intersect"}
@@ -96,12 +102,12 @@ class QueryReader(ClauseReader):
         except Refusal as refusal:
             raise ExpressionError(ASKED, refusal.found, refusal.fix) from refusal
         for node in tree.find_all(*CHANGING):
-            self._note_function_position(node, sql)
-        check_clauses(tree)
+            self._record_function_position(node, sql)
+        refuse_unsupported_clauses(tree)
         self.sorted = tree if sorted else None
         return self.read_query(tree, {}, None)
 
-    def _note_function_position(self, node: Tree, sql: str) -> None:
+    def _record_function_position(self, node: Tree, sql: str) -> None:
         """Note the position of a function without brackets, because the parser does not."""
         word = re.search(rf"\b{re.escape(type(node).sql_names()[0])}\b", sql, re.IGNORECASE)
         if word is not None and "line" not in node.meta:
@@ -110,8 +116,8 @@ class QueryReader(ClauseReader):
 
     def read_query(self, tree: Tree, withs: Withs, around: QueryScope | None) -> ResolvedQuery:
         """Read a query within a query.  ``withs``: those of WITH around it."""
-        withs = self._read_withs(tree, withs)
-        if isinstance(tree, exp.Subquery) and not list_other_clauses(tree, {"this", "with_"}):
+        withs = self._read_with_clause(tree, withs)
+        if isinstance(tree, exp.Subquery) and not list_unknown_clauses(tree, {"this", "with_"}):
             inner = tree.this
             if tree is self.sorted:
                 self.sorted = inner
@@ -128,11 +134,11 @@ class QueryReader(ClauseReader):
                 raise build_query_error(
                     tree, f"{type(tree).__name__.upper()} is no query", "write SELECT, VALUES or WITH"
                 )
-            refuse_other_clauses(tree, {"this", "with_", "order", "limit", "offset"})
+            refuse_unknown_clauses(tree, {"this", "with_", "order", "limit", "offset"})
             made = self.read_query(tree.this, withs, around)
-        return self._add_order(tree, made)
+        return self._add_order_and_limit(tree, made)
 
-    def _read_withs(self, tree: Tree, withs: Withs) -> Withs:
+    def _read_with_clause(self, tree: Tree, withs: Withs) -> Withs:
         written = tree.args.get("with_")
         if written is None:
             return withs
@@ -140,7 +146,7 @@ class QueryReader(ClauseReader):
             raise build_query_error(written, "WITH RECURSIVE cannot be maintained", "write the steps out")
         made = dict(withs)
         for number, each in enumerate(written.expressions):
-            if match_name(each.alias, [one.alias for one in written.expressions[:number]]):
+            if find_matching_name(each.alias, [one.alias for one in written.expressions[:number]]):
                 raise build_query_error(
                     each, f"two queries of WITH are called {each.alias!r}", "give each its own name"
                 )
@@ -166,9 +172,9 @@ class QueryReader(ClauseReader):
         prefix = alias if self._taken[alias] == 1 else f"{alias}_{self._taken[alias]}"
         return TableLeaf(of, {name: f"{prefix}.{name}" for name in columns})
 
-    def _add_order(self, tree: Tree, made: ResolvedQuery) -> ResolvedQuery:
+    def _add_order_and_limit(self, tree: Tree, made: ResolvedQuery) -> ResolvedQuery:
         """Add the ORDER BY and LIMIT of a set operation or VALUES."""
-        if not list_other_clauses(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
+        if not list_unknown_clauses(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
             return made
         leaf = self._build_table_leaf(made, made.columns, "q")
         out = SelectQuery(
@@ -176,7 +182,7 @@ class QueryReader(ClauseReader):
         )
         names = QueryScope(None, self.asking)
         names.add_table("q", leaf.names)
-        self.read_order(tree, out, names)
+        self.read_order_and_limit(tree, out, names)
         return out
 
     def _read_set_operation(self, tree: Tree, withs: Withs, around: QueryScope | None) -> ResolvedQuery:
@@ -215,19 +221,19 @@ class QueryReader(ClauseReader):
     def _read_relation(self, tree: Tree, withs: Withs) -> tuple[TableLeaf | JoinNode, QueryScope]:
         alias, names = tree.args.get("alias"), QueryScope(None, self.asking)
         if isinstance(tree, exp.Subquery) and isinstance(tree.this, exp.Table | exp.Subquery) and not alias:
-            refuse_other_clauses(tree, {"this"})  # ( a join b )
+            refuse_unknown_clauses(tree, {"this"})  # ( a join b )
             return self._read_from(tree.this, tree.args.get("joins") or (), withs)
         if isinstance(tree, exp.Table) and isinstance(tree.this, exp.Identifier):
             of, name = self._find_table(tree, withs), tree.alias or tree.name
             columns = of.columns if isinstance(of, ResolvedQuery) else self.columns_of(of)
             inner = tree.args.get("joins") or ()
         elif isinstance(tree, exp.Subquery | exp.Values):
-            refuse_other_clauses(tree, {"this", "expressions", "alias", "joins"})
+            refuse_unknown_clauses(tree, {"this", "expressions", "alias", "joins"})
             query = tree.this if isinstance(tree, exp.Subquery) else tree
             of, name, inner = self.read_query(query, withs, None), tree.alias, tree.args.get("joins") or ()
             columns = of.columns
         else:
-            what = show_tree(tree) if isinstance(tree, exp.Table) else tree.key.upper()
+            what = shorten_tree_sql(tree) if isinstance(tree, exp.Table) else tree.key.upper()
             found = f"{what} in FROM is not supported"
             raise build_query_error(tree, found, "name an input, a collection, a WITH, or write a subquery")
         if alias is not None and alias.args.get("columns"):
@@ -246,10 +252,10 @@ class QueryReader(ClauseReader):
         return SelectQuery(list(leaf.names), set(), [build_column(each) for each in leaf.names.values()], leaf)
 
     def _find_table(self, tree: Tree, withs: Withs) -> Any:
-        found = match_name(tree.name, withs)
+        found = find_matching_name(tree.name, withs)
         if found is not None:
             return withs[found]
-        found = match_name(tree.name, self.tables)
+        found = find_matching_name(tree.name, self.tables)
         if found is None:
             remedy = did_you_mean(tree.name, [*withs, *self.tables])
             raise build_query_error(tree, f"there is no table {tree.name!r}", remedy)
@@ -266,14 +272,18 @@ class QueryReader(ClauseReader):
                 tree, f"{words} JOIN is not supported", "write INNER, LEFT, RIGHT, FULL, SEMI or ANTI"
             )
         right, other = self._read_relation(tree.this, withs)
-        clash = [each for each in other.aliases if match_name(each, names.aliases)]
+        clash = [each for each in other.aliases if find_matching_name(each, names.aliases)]
         if clash:
             raise build_query_error(tree, f"two tables are called {clash[0]!r}", "give one an alias of its own")
         both, using = names.combine_names(other), [each.name for each in tree.args.get("using") or ()]
         if tree.args.get("using") == []:
             raise build_query_error(tree, "USING names no column", "name one at least, or write CROSS JOIN")
         if tree.method:
-            using = [each.name for each in names.visible if match_name(each.name, [one.name for one in other.visible])]
+            using = [
+                each.name
+                for each in names.visible
+                if find_matching_name(each.name, [one.name for one in other.visible])
+            ]
         on = [] if tree.args.get("on") is None else self.read_conditions(tree.args["on"], both, withs)
         for index, name in enumerate(using):
             one, two = names.find_column(name, tree), other.find_column(name, tree)
@@ -292,7 +302,7 @@ def _merge_using_columns(how: str, left: VisibleColumn, right: VisibleColumn) ->
     return (right if how == "right" else left).tree.copy()
 
 
-class PlannedAnswer(NamedTuple):
+class PlannedQuery(NamedTuple):
     """A query whose rows are read once.  ``by``: their order, in the form of `top`."""
 
     of: Any
@@ -306,7 +316,7 @@ def plan_sql(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
     return _plan_query(flow, text, collections, False).of
 
 
-def plan_answer(flow: Any, text: str) -> PlannedAnswer:
+def plan_sorted_query(flow: Any, text: str) -> PlannedQuery:
     """Build the collection of a query over inputs, and the order of its ORDER BY, which needs no LIMIT here.
 
     Raises the errors of `ddflow.plan.plan.Plan.sql`; `ExpressionError` if SELECT DISTINCT lacks a column of the order.
@@ -314,7 +324,7 @@ def plan_answer(flow: Any, text: str) -> PlannedAnswer:
     return _plan_query(flow, text, {}, True)
 
 
-def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bool) -> PlannedAnswer:
+def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bool) -> PlannedQuery:
     if not isinstance(text, str):
         raise ExpressionError(ASKED, f"it is given {text!r:.99}", "give a query as text")
     for name, each in collections.items():
@@ -324,15 +334,17 @@ def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bo
             )
     tables = {**flow.inputs, **collections}
 
-    def build_answer() -> PlannedAnswer:
+    def build_answer() -> PlannedQuery:
         reader = QueryReader(tables, lambda of: of.schema.names)
         query = reader.read_sql(text, sorted)
         columns, by = list(query.columns), _extract_final_order(query) if sorted else []
 
         def constant(columns: list[str], rows: list[list[str]]) -> Any:
-            return flow.known(find_operator("constant")(_list_used_inputs(flow, reader.used), columns, rows))
+            return flow.reuse_equal_node(
+                find_operator_class("constant")(_list_used_inputs(flow, reader.used), columns, rows)
+            )
 
-        return PlannedAnswer(QueryLowering(reader.nested, constant).build_collection(query), by, columns)
+        return PlannedQuery(QueryLowering(reader.nested, constant).build_collection(query), by, columns)
 
     nodes = list(flow.nodes)
     try:
@@ -357,9 +369,9 @@ def _extract_final_order(query: ResolvedQuery) -> list[str]:
         if name is None:
             if query.distinct:
                 raise build_query_error(
-                    query.written, f"ORDER BY {show_tree(tree)} is not in SELECT DISTINCT", "select it"
+                    query.written, f"ORDER BY {shorten_tree_sql(tree)} is not in SELECT DISTINCT", "select it"
                 )
-            name = find_free_name(show_tree(tree), query.columns)
+            name = find_free_name(shorten_tree_sql(tree), query.columns)
             query.columns.append(name)
             query.items.append(tree.copy())
         by.append(f"{quote_name(name)} {direction}")

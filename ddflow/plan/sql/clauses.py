@@ -3,12 +3,12 @@
 Guarantees: each name is resolved to one column or is an error that lists the candidates. A window that no incremental
 query can have is refused, with what to write instead.
 
->>> from ddflow.expressions.parse import parse
+>>> from ddflow.expressions.parse import parse_expression
 >>> names, read = QueryScope(None), ClauseReader().read_expression
 >>> names.add_table("o", {"n": "o.n"})
->>> write_tree_sql(read(parse("Round(n) + 1").tree, names, None))
+>>> write_tree_sql(read(parse_expression("Round(n) + 1").tree, names, None))
 'round(`o.n`) + 1'
->>> read(parse("n + rand()").tree, names, None)
+>>> read(parse_expression("n + rand()").tree, names, None)
 Traceback (most recent call last):
     ...
 ddflow.errors.ExpressionError: flow.sql: rand differs from call to call at line 1, column 5; ...
@@ -24,7 +24,7 @@ from sqlglot import exp
 
 from ddflow.expressions.functions.catalog import find_function
 from ddflow.expressions.node import Refusal
-from ddflow.expressions.parse import Tree, unwrap_call
+from ddflow.expressions.parse import Tree, strip_call_suffixes
 from ddflow.plan.aggregates import CALLED, NAMES
 from ddflow.plan.sql.query import (
     JoinNode,
@@ -40,7 +40,7 @@ from ddflow.plan.sql.query import (
     find_logical_names,
     quote_name,
     replace_nodes,
-    show_tree,
+    shorten_tree_sql,
     split_conjuncts,
     write_tree_sql,
 )
@@ -52,10 +52,10 @@ _BY_PLACE: Final = "row_number() <= k can; compute others over the rows that are
 def suggest_replacement(window: Tree) -> str:
     """Suggest SQL that replaces a window, for the remedy of an error.  O(query).
 
-    >>> from ddflow.expressions.parse import parse
-    >>> suggest_replacement(parse("rank() over (partition by city order by n desc)").tree)
+    >>> from ddflow.expressions.parse import parse_expression
+    >>> suggest_replacement(parse_expression("rank() over (partition by city order by n desc)").tree)
     'write 1 + (select count(*) from T b where b.city <=> T.city and b.n > T.n), with T for the table'
-    >>> suggest_replacement(parse("sum(n) over (partition by city)").tree)
+    >>> suggest_replacement(parse_expression("sum(n) over (partition by city)").tree)
     'write (select sum(b.n) from T b where b.city <=> T.city), with T for the table'
     """
     query, named = window.find_ancestor(exp.Select), dict[str, Tree]()
@@ -153,7 +153,7 @@ _READ: Final[dict[Any, set[str]]] = {
     exp.LimitOptions: {"rows"},
     exp.Offset: {"expression"},
 }
-"""The clauses that are read, of the nodes of a query; any other one is refused by `check_clauses`."""
+"""The clauses that are read, of the nodes of a query; any other one is refused by `refuse_unsupported_clauses`."""
 _LISTED: Final = "docs/sql.md lists what is"
 _WORDS: Final = {
     "laterals": "LATERAL VIEW",
@@ -185,7 +185,7 @@ def find_aggregates(tree: Tree) -> list[Tree]:
     out, ahead = list[Tree](), [tree]
     while ahead:
         node = ahead.pop()
-        if is_aggregate(unwrap_call(node)):
+        if is_aggregate(strip_call_suffixes(node)):
             out.append(node)
         else:
             ahead += list(node.iter_expressions())
@@ -215,7 +215,7 @@ class ClauseReader:
         def resolve_node(node: Tree) -> Tree | None:
             if isinstance(node, exp.Column):
                 if isinstance(node.this, exp.Star):
-                    raise build_query_error(node, f"{show_tree(node)} names several columns", "name one column")
+                    raise build_query_error(node, f"{shorten_tree_sql(node)} names several columns", "name one column")
                 return names.resolve_column(node, first if first and not _is_inside_aggregate(node) else {})
             if isinstance(node, exp.Anonymous) and not _is_exists(node):
                 self._check_function(node)
@@ -224,17 +224,17 @@ class ClauseReader:
         for each in tree.find_all(exp.Window):
             if each.this.name.lower() != "row_number":
                 raise build_query_error(
-                    each, f"the window {show_tree(each)} cannot be maintained", suggest_replacement(each)
+                    each, f"the window {shorten_tree_sql(each)} cannot be maintained", suggest_replacement(each)
                 )
         out = replace_nodes(tree, resolve_node)
         for each in find_aggregates(out):
             self._check_distinct(each)
             if any(is_aggregate(part) for part in each.walk() if part is not each and part is not each.this):
                 raise build_query_error(
-                    tree, f"{show_tree(tree)} has an aggregate within an aggregate", "use a subquery in FROM"
+                    tree, f"{shorten_tree_sql(tree)} has an aggregate within an aggregate", "use a subquery in FROM"
                 )
             if find_logical_names(each) and find_logical_names(each) <= names.outer:
-                found = f"{show_tree(each)} aggregates columns of the query around"
+                found = f"{shorten_tree_sql(each)} aggregates columns of the query around"
                 raise build_query_error(
                     each, found, "compute it in a subquery in FROM of that query, and use its column here"
                 )
@@ -244,12 +244,12 @@ class ClauseReader:
         """Read a subquery as a `SubqueryNode`; None for another node.  Raises for an unsupported one."""
         if isinstance(node, CHANGING):
             remedy = "bring the value in as a column or a literal"
-            raise build_query_error(node, f"{show_tree(node)} differs from call to call", remedy)
+            raise build_query_error(node, f"{shorten_tree_sql(node)} differs from call to call", remedy)
         if isinstance(node, exp.Window) and node.this.expressions:
-            raise build_query_error(node, f"{show_tree(node.this)} has arguments", "write row_number()")
+            raise build_query_error(node, f"{shorten_tree_sql(node.this)} has arguments", "write row_number()")
         if isinstance(node, exp.Any | exp.All):
             raise build_query_error(
-                node, f"{show_tree(node)} is not supported", "compare with (select max(...)) or min, or use IN"
+                node, f"{shorten_tree_sql(node)} is not supported", "compare with (select max(...)) or min, or use IN"
             )
         if isinstance(node, exp.Exists) or _is_exists(node):
             return self._read_subquery(
@@ -289,7 +289,7 @@ class ClauseReader:
         for each in tree.find_all(exp.Distinct):
             if each.parent.name != "count":
                 raise build_query_error(
-                    tree, f"{show_tree(tree)} is not supported", "aggregate a subquery of SELECT DISTINCT"
+                    tree, f"{shorten_tree_sql(tree)} is not supported", "aggregate a subquery of SELECT DISTINCT"
                 )
 
     def read_conditions(self, tree: Tree, names: QueryScope, withs: Any, what: str = "ON") -> list[Tree]:
@@ -321,7 +321,7 @@ class ClauseReader:
             out.having = split_conjuncts(self.read_expression(args["having"].this, names, withs, first))
         if args.get("qualify") is not None:
             out.qualify = split_conjuncts(self.read_expression(args["qualify"].this, names, withs))
-        self.read_order(tree, out, names, withs)
+        self.read_order_and_limit(tree, out, names, withs)
         if out.groups is None and (
             args.get("having") is not None or any(map(find_aggregates, out.list_trees_after_where()))
         ):
@@ -333,7 +333,7 @@ class ClauseReader:
         star = tree if isinstance(tree, exp.Star) else tree.this if isinstance(tree, exp.Column) else None
         if isinstance(star, exp.Star):
             if any(star.args.values()):
-                raise build_query_error(tree, f"{show_tree(tree)} is not supported", "name the columns")
+                raise build_query_error(tree, f"{shorten_tree_sql(tree)} is not supported", "name the columns")
             found = names.list_star_columns(tree, None if star is tree else tree.table)
             if not found:
                 raise build_query_error(tree, "there is no table that * stands for", "write FROM")
@@ -360,12 +360,12 @@ class ClauseReader:
         for each in tree.expressions:
             if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):
                 raise build_query_error(
-                    each, f"{show_tree(each)} is not supported", "write a query for each set, with UNION ALL"
+                    each, f"{shorten_tree_sql(each)} is not supported", "write a query for each set, with UNION ALL"
                 )
             made = self._find_item_by_number(each, out)
             groups.append((self.read_expression(each, names, withs) if made is None else made).unnest())
             if find_aggregates(groups[-1]) or list(groups[-1].find_all(SubqueryNode, exp.Window)):
-                found = f"GROUP BY {show_tree(each)} has an aggregate or a subquery"
+                found = f"GROUP BY {shorten_tree_sql(each)} has an aggregate or a subquery"
                 raise build_query_error(each, found, "compute it in a subquery in FROM")
         return groups
 
@@ -377,7 +377,7 @@ class ClauseReader:
             raise build_query_error(tree, f"there is no column {tree.name} of {len(out.items)}", "count from 1")
         return out.items[int(tree.name) - 1].copy()
 
-    def read_order(self, tree: Tree, out: SelectQuery, names: QueryScope, withs: Any = None) -> None:
+    def read_order_and_limit(self, tree: Tree, out: SelectQuery, names: QueryScope, withs: Any = None) -> None:
         """Read ORDER BY, LIMIT and OFFSET."""
         order, limit, offset = (tree.args.get(each) for each in ("order", "limit", "offset"))
         if order is not None and limit is None and tree is not self.sorted:
@@ -411,7 +411,7 @@ def _parse_count(tree: Tree, least: int) -> int:
     whole = isinstance(value, exp.Literal) and not value.is_string and value.name.isdecimal()
     if not whole or int(value.name) < least:
         raise build_query_error(
-            tree, f"{tree.key.upper()} {show_tree(value)}", f"write a whole number, {least} or more"
+            tree, f"{tree.key.upper()} {shorten_tree_sql(value)}", f"write a whole number, {least} or more"
         )
     return int(value.name)
 
@@ -434,21 +434,21 @@ def _is_inside_aggregate(node: Tree) -> bool:
     return False
 
 
-def list_other_clauses(tree: Tree, known: set[str]) -> list[str]:
+def list_unknown_clauses(tree: Tree, known: set[str]) -> list[str]:
     """List the clauses of a node beyond the known ones."""
     return [key for key, value in tree.args.items() if key not in known and value not in (None, False, [])]
 
 
-def check_clauses(tree: Tree) -> None:
+def refuse_unsupported_clauses(tree: Tree) -> None:
     """Raise `ExpressionError` for a clause, anywhere in a query, that is not supported.  O(tree)."""
     for node in tree.walk():
         if type(node) in _READ:
-            refuse_other_clauses(node, _READ[type(node)])
+            refuse_unknown_clauses(node, _READ[type(node)])
 
 
-def refuse_other_clauses(tree: Tree, known: set[str]) -> None:
+def refuse_unknown_clauses(tree: Tree, known: set[str]) -> None:
     """Raise `ExpressionError` for a clause beyond the known ones."""
-    for key in list_other_clauses(tree, known):
+    for key in list_unknown_clauses(tree, known):
         value = tree.args[key]
         where = value[0] if isinstance(value, list) else value
         word = _WORDS.get(f"{tree.key}.{key}") or _WORDS.get(key, key.strip("_").replace("_", " ").upper())

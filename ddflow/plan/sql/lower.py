@@ -37,7 +37,7 @@ from ddflow.plan.sql.query import (
     find_logical_names,
     quote_name,
     replace_nodes,
-    show_tree,
+    shorten_tree_sql,
     write_tree_sql,
 )
 from ddflow.plan.sql.relation import (
@@ -110,7 +110,7 @@ class RankedRows:
         windows = {write_tree_sql(each): each for tree in trees for each in tree.find_all(exp.Window)}
         if not windows:
             if self.qualify:
-                found = f"QUALIFY {show_tree(self.qualify[0])} has no window"
+                found = f"QUALIFY {shorten_tree_sql(self.qualify[0])} has no window"
                 raise build_query_error(self.query.written, found, "write WHERE, or HAVING")
             return rows, lambda tree: tree
         (told, window), *others = windows.items()
@@ -119,11 +119,11 @@ class RankedRows:
             if write_tree_sql(self.columns[index].tree.unnest()) == told:
                 k = most if k is None else min(k, most)
         if k is None or others:
-            found = f"{show_tree(window)} {'beside another window' if others else 'without a bound'}"
+            found = f"{shorten_tree_sql(window)} {'beside another window' if others else 'without a bound'}"
             remedy = "write it in a subquery, and row_number <= k in the WHERE around it, or in QUALIFY"
             raise build_query_error(self.query.written if others else window, found, remedy)
         if k < 1:
-            raise build_query_error(window, f"the bound of {show_tree(window)} is {k}", "ranks begin with 1")
+            raise build_query_error(window, f"the bound of {shorten_tree_sql(window)} is {k}", "ranks begin with 1")
         unasked = {i for i, (_, used) in bounds.items() if not used}
         self.columns[:] = [each for i, each in enumerate(self.columns) if i not in unasked]
         read = [*(each.tree for each in self.columns), *left, *(tree for tree, _ in self.orders)]
@@ -140,15 +140,16 @@ class RankedRows:
         given = window.args.get("order")
         if given is None or window.args.get("spec") is not None:
             remedy = "write row_number() over (partition by ... order by ...)"
-            raise build_query_error(window, f"{show_tree(window)} has no ORDER BY, or a frame", remedy)
+            raise build_query_error(window, f"{shorten_tree_sql(window)} has no ORDER BY, or a frame", remedy)
         listed = [each for each in [*self.columns, *self.extra] if isinstance(each.tree, exp.Column)]
         parts = [
-            ProjectedColumn(f"part {i}", show_tree(each), each)
+            ProjectedColumn(f"part {i}", shorten_tree_sql(each), each)
             for i, each in enumerate(window.args.get("partition_by") or ())
         ]
         parts += [each._replace(logical=f"of {each.logical}") for each in self.extra]
         orders = [
-            ProjectedColumn(f"by {i}", show_tree(each.this), each.this) for i, each in enumerate(given.expressions)
+            ProjectedColumn(f"by {i}", shorten_tree_sql(each.this), each.this)
+            for i, each in enumerate(given.expressions)
         ]
         asking = [part for tree in read for part in [tree, *(each.tree for each in self.extra)]]
         others = sorted(find_logical_names(*(_replace_window_by_null(each, write_tree_sql(window)) for each in asking)))
@@ -238,7 +239,7 @@ class QueryLowering:
         if isinstance(query, SelectQuery):
             return self._lower_select(query, carry, bounds, exists)
         if isinstance(query, SetQuery):
-            return self._lower_set(query, carry)
+            return self._lower_set_operation(query, carry)
         assert isinstance(query, ValuesQuery)
         rows = self._lower_values(query)
         return rows if carry.domain is None else self.steps.join_rows(carry.domain, rows, [], "inner")
@@ -246,12 +247,12 @@ class QueryLowering:
     # A SELECT.
 
     def _lower_select(self, query: SelectQuery, carry: CorrelationColumns, bounds: Bounds, exists: bool) -> Relation:
-        extra = [ProjectedColumn(name, show_tree(each), each) for name, each in carry.columns]
+        extra = [ProjectedColumn(name, shorten_tree_sql(each), each) for name, each in carry.columns]
         self.steps.passed |= find_logical_names(*(query.items[place] for place in query.starred))
         if query.is_open_to_new_columns:
             self.steps.stars += [frozenset(query.items[place].name for place in star) for star in query.stars]
         if query.groups == []:
-            rows, over = self._lower_ungrouped(query, carry, extra)
+            rows, over = self._lower_ungrouped_aggregate(query, carry, extra)
         else:
             late = [] if exists and query.is_row_by_row else query.list_trees_after_where()
             rows = self._lower_from(
@@ -266,20 +267,22 @@ class QueryLowering:
             return self.steps.project_rows(rows, extra or [ProjectedColumn("any", "any", build_number(1))])
         columns = list[ProjectedColumn]()
         for index, (name, item) in enumerate(zip(query.columns, query.items, strict=True)):
-            rows, tree = self._subqueries.attach_columns(rows, over(item))
+            rows, tree = self._subqueries.join_subquery_columns(rows, over(item))
             columns.append(ProjectedColumn(str(index), name, tree))
         qualify, orders = list[Tree](), list[tuple[Tree, str]]()
         for each in query.qualify:
-            rows, tree = self._subqueries.attach_columns(rows, over(each))
+            rows, tree = self._subqueries.join_subquery_columns(rows, over(each))
             qualify.append(tree)
         for ordering in query.order:
-            rows, tree = self._subqueries.attach_columns(rows, over(ordering.tree))
+            rows, tree = self._subqueries.join_subquery_columns(rows, over(ordering.tree))
             orders.append((tree, ordering.way))
         rows, replace_window = RankedRows(self.steps, query, columns, extra, qualify, orders).keep_rows_up_to_rank(
             rows, bounds
         )
         columns = [each._replace(tree=replace_window(each.tree)) for each in columns]
-        return self._finish_select(query, rows, columns, extra, [(replace_window(tree), way) for tree, way in orders])
+        return self._lower_select_list(
+            query, rows, columns, extra, [(replace_window(tree), way) for tree, way in orders]
+        )
 
     def _lower_from(self, query: SelectQuery, carry: CorrelationColumns, bounds: Bounds, used: set[str]) -> Relation:
         """Lower FROM and WHERE."""
@@ -290,7 +293,7 @@ class QueryLowering:
         extra = [] if carry.domain is None else [TableLeaf(carry.domain, {each: each for each in carry.domain.names})]
         return self._tables.lower_from(query.source, extra, where, used)
 
-    def _finish_select(
+    def _lower_select_list(
         self,
         query: SelectQuery,
         rows: Relation,
@@ -305,9 +308,9 @@ class QueryLowering:
             if found is None:
                 if query.distinct:
                     raise build_query_error(
-                        query.written, f"ORDER BY {show_tree(tree)} is not in SELECT DISTINCT", "select it"
+                        query.written, f"ORDER BY {shorten_tree_sql(tree)} is not in SELECT DISTINCT", "select it"
                     )
-                hidden.append(ProjectedColumn(f"order {len(hidden)}", show_tree(tree), tree))
+                hidden.append(ProjectedColumn(f"order {len(hidden)}", shorten_tree_sql(tree), tree))
                 found = hidden[-1].logical
             by.append((found, direction))
         stars = [[str(place) for place in star] for star in query.stars] if query.is_open_to_new_columns else []
@@ -340,10 +343,10 @@ class QueryLowering:
             write_tree_sql(each): each for tree in query.list_trees_after_where() for each in find_aggregates(tree)
         }
         for told, each in found.items():
-            rows, found[told] = self._subqueries.attach_columns(rows, each)
+            rows, found[told] = self._subqueries.join_subquery_columns(rows, each)
         return group_rows(self.steps, rows, query, keys, found)
 
-    def _lower_ungrouped(
+    def _lower_ungrouped_aggregate(
         self, query: SelectQuery, carry: CorrelationColumns, extra: Sequence[ProjectedColumn]
     ) -> tuple[Relation, Callable[[Tree], Tree]]:
         """Aggregate without groups: one row, or one for each row of the domain."""
@@ -362,7 +365,7 @@ class QueryLowering:
 
     # Set operations and VALUES.
 
-    def _lower_set(self, query: SetQuery, carry: CorrelationColumns) -> Relation:
+    def _lower_set_operation(self, query: SetQuery, carry: CorrelationColumns) -> Relation:
         """Combine both sides under the names of the left one, in types that hold both."""
         sides = [self.lower_query(each, carry) for each in (query.left, query.right)]
         logical = [*(str(index) for index in range(len(query.columns))), *(name for name, _ in carry.columns)]
@@ -388,7 +391,7 @@ class QueryLowering:
         """Build rows of constants, each column in the common type of its values."""
         one, columns = pa.schema({"one": pa.int32()}), list[list[str]]()
         for trees in zip(*query.rows, strict=True):
-            kinds = [compile_expression(write_tree_sql(each), one, what=show_tree(each)).type for each in trees]
+            kinds = [compile_expression(write_tree_sql(each), one, what=shorten_tree_sql(each)).type for each in trees]
             kind = common_type(kinds)
             if kind is None:
                 found = f"VALUES of {', '.join(map(sql_name, kinds))}"

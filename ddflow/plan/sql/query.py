@@ -20,11 +20,11 @@ from sqlglot import exp
 
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import ExpressionError, shorten
-from ddflow.expressions.parse import DdflowSpark, Tree
+from ddflow.expressions.parse import ExpressionDialect, Tree
 
 ASKED: Final = "flow.sql"
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_WORDS: Final = frozenset(DdflowSpark.Tokenizer.KEYWORDS)
+_WORDS: Final = frozenset(ExpressionDialect.Tokenizer.KEYWORDS)
 
 
 class SubqueryNode(exp.Anonymous):
@@ -67,17 +67,17 @@ def describe_place(tree: Tree) -> str:
 def write_tree_sql(tree: Tree) -> str:
     """Write a tree as SQL.
 
-    >>> from ddflow.expressions.parse import parse
-    >>> tree = parse("(a = 1 and b > 2) and (c = 3 and d = 4 or e = 5 and c = 3)").tree
+    >>> from ddflow.expressions.parse import parse_expression
+    >>> tree = parse_expression("(a = 1 and b > 2) and (c = 3 and d = 4 or e = 5 and c = 3)").tree
     >>> [write_tree_sql(each) for each in split_conjuncts(tree)]
     ['a = 1', 'b > 2', 'c = 3', '(d = 4) OR (e = 5)']
     >>> sorted(find_logical_names(tree))
     ['a', 'b', 'c', 'd', 'e']
     """
-    return str(tree.sql(dialect=DdflowSpark, normalize_functions=False))
+    return str(tree.sql(dialect=ExpressionDialect, normalize_functions=False))
 
 
-def show_tree(tree: Tree) -> str:
+def shorten_tree_sql(tree: Tree) -> str:
     """Write a tree for a message, or as a name."""
     return shorten(write_tree_sql(tree).replace("`", ""), 80)
 
@@ -130,11 +130,13 @@ def replace_nodes(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
 
 def split_conjuncts(tree: Tree | None) -> list[Tree]:
     """Split a condition at its ANDs, and factor common conditions out of each OR.  O(tree)."""
-    parts = [] if tree is None else _flatten_chain(tree, exp.And)
-    return [each for part in parts for each in (_factor_out_of_or(part) if isinstance(part, exp.Or) else [part])]
+    parts = [] if tree is None else _flatten_operands(tree, exp.And)
+    return [
+        each for part in parts for each in (_factor_common_conditions(part) if isinstance(part, exp.Or) else [part])
+    ]
 
 
-def _flatten_chain(tree: Tree, kind: Any) -> list[Tree]:
+def _flatten_operands(tree: Tree, kind: Any) -> list[Tree]:
     """List the operands of nested ANDs or ORs, from left to right."""
     out, ahead = list[Tree](), [tree]
     while ahead:
@@ -146,10 +148,10 @@ def _flatten_chain(tree: Tree, kind: Any) -> list[Tree]:
     return out
 
 
-def _factor_out_of_or(tree: Tree) -> list[Tree]:
+def _factor_common_conditions(tree: Tree) -> list[Tree]:
     """Split (a and b) or (a and c) into a and (b or c)."""
     parts = [
-        {write_tree_sql(each): each for each in split_conjuncts(branch)} for branch in _flatten_chain(tree, exp.Or)
+        {write_tree_sql(each): each for each in split_conjuncts(branch)} for branch in _flatten_operands(tree, exp.Or)
     ]
     common = [key for key in parts[0] if all(key in part for part in parts[1:])]
     if not common:
@@ -305,12 +307,13 @@ class QueryScope:
     """The names of a query.  ``around``: those of the query around it.  ``outer``: the logical names that it takes from
     there.  ``hidden``: names of a query around that are not available here, as in a FROM or a WITH.
 
-    >>> from ddflow.expressions.parse import parse
+    >>> from ddflow.expressions.parse import parse_expression
     >>> names = QueryScope(None)
     >>> names.add_table("o", {"id": "o.id", "city": "o.city"})
-    >>> names.resolve_column(parse("O.City").tree).name, QueryScope(names).resolve_column(parse("id").tree).name
+    >>> city, id = (parse_expression(each).tree for each in ("O.City", "id"))
+    >>> names.resolve_column(city).name, QueryScope(names).resolve_column(id).name
     ('o.city', 'o.id')
-    >>> names.resolve_column(parse("o.cty").tree)
+    >>> names.resolve_column(parse_expression("o.cty").tree)
     Traceback (most recent call last):
         ...
     ddflow.errors.ExpressionError: flow.sql: there is no column 'o.cty' at line 1, column 1; did you mean 'city'? ...
@@ -357,7 +360,7 @@ class QueryScope:
     def resolve_column(self, tree: Tree, first: Mapping[str, Callable[[], Tree]] | None = None) -> Tree:
         """Resolve a column to its tree.  ``first``: names that take precedence.  Raises `ExpressionError`."""
         parts = [part.name for part in tree.parts]
-        early = match_name(parts[0], first or {}) if len(parts) == 1 else None
+        early = find_matching_name(parts[0], first or {}) if len(parts) == 1 else None
         if first and early is not None:
             return first[early]()
         for look in (
@@ -375,7 +378,7 @@ class QueryScope:
                     return made
                 between.append(here)
                 here = here.around
-        late = match_name(parts[0], self.lateral)
+        late = find_matching_name(parts[0], self.lateral)
         if late is not None:
             return _add_field_access(self.lateral[late](), parts[1:])
         if self._is_hidden_column(parts):
@@ -410,13 +413,13 @@ class QueryScope:
         """List the columns of ``*`` or ``alias.*``."""
         if alias is None:
             return list(self.visible)
-        found = match_name(alias, self.aliases)
+        found = find_matching_name(alias, self.aliases)
         if found is None:
             raise build_query_error(written, f"there is no table {alias!r}", did_you_mean(alias, self.aliases))
         return [VisibleColumn(found, name, build_column(logical)) for name, logical in self.aliases[found].items()]
 
 
-def match_name(name: str, among: Iterable[str]) -> str | None:
+def find_matching_name(name: str, among: Iterable[str]) -> str | None:
     """Find a name: exactly as written, or the only one that differs in case."""
     known = list(among)
     folded = [each for each in known if each.casefold() == name.casefold()]
@@ -425,8 +428,8 @@ def match_name(name: str, among: Iterable[str]) -> str | None:
 
 def _find_qualified_column(here: QueryScope, parts: Sequence[str], _: Tree) -> tuple[Tree, Sequence[str]] | None:
     """Find a column of a named table, and the fields that follow it."""
-    alias = match_name(parts[0], here.aliases)
-    name = None if alias is None else match_name(parts[1], here.aliases[alias])
+    alias = find_matching_name(parts[0], here.aliases)
+    name = None if alias is None else find_matching_name(parts[1], here.aliases[alias])
     return None if alias is None or name is None else (build_column(here.aliases[alias][name]), parts[2:])
 
 

@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
-from ddflow.expressions.parse import Tree, unwrap_call
+from ddflow.expressions.parse import Tree, strip_call_suffixes
 from ddflow.expressions.types import common_type, is_integer, sql_name, working_type
 from ddflow.plan.sql.query import (
     SelectQuery,
@@ -28,7 +28,7 @@ from ddflow.plan.sql.query import (
     join_with_and,
     quote_name,
     replace_nodes,
-    show_tree,
+    shorten_tree_sql,
     write_tree_sql,
 )
 from ddflow.plan.verbs.rest_columns import split_rest_columns
@@ -71,7 +71,7 @@ class Relation:
     @classmethod
     def of_collection(cls, of: Any, names: Mapping[str, str]) -> Relation:
         """Build the relation of a collection in FROM.  ``names``: logical names by columns."""
-        solid = {names[each] for each in of.solid() if each in names}
+        solid = {names[each] for each in of.find_never_null_columns() if each in names}
         return cls(of, {logical: name for name, logical in names.items()}, solid)
 
     def is_nullable(self, tree: Tree) -> bool:
@@ -101,7 +101,7 @@ class Relation:
     def can_fail(self, tree: Tree) -> bool:
         """Whether a tree over it may fail for a row."""
         try:
-            return compile_expression(self.write_sql(tree), self.of.schema, what=f"{show_tree(tree)}").fallible
+            return compile_expression(self.write_sql(tree), self.of.schema, what=f"{shorten_tree_sql(tree)}").fallible
         except ExpressionError:
             return False  # where it is compiled, the message is better
 
@@ -110,7 +110,7 @@ class Relation:
         if isinstance(tree, exp.Column):
             schema: pa.Schema = self.of.schema
             return schema.field(self.find_column_name(tree)).type
-        return compile_expression(self.write_sql(tree), self.of.schema, what=f"{show_tree(tree)}").type
+        return compile_expression(self.write_sql(tree), self.of.schema, what=f"{shorten_tree_sql(tree)}").type
 
 
 class QueryVerbs:
@@ -316,7 +316,8 @@ def _cast_key_pair(left: Relation, one: Tree, right: Relation, other: Tree) -> K
         return one, other
     kind = common_type(kinds)
     if kind is None:
-        found = f"{show_tree(one)} = {show_tree(other)} compares {sql_name(kinds[0])} with {sql_name(kinds[1])}"
+        sides = f"{shorten_tree_sql(one)} = {shorten_tree_sql(other)}"
+        found = f"{sides} compares {sql_name(kinds[0])} with {sql_name(kinds[1])}"
         raise build_query_error(one, found, "cast one of them")
     return cast_if_needed(one, kinds[0], kind), cast_if_needed(other, kinds[1], kind)
 
@@ -346,9 +347,9 @@ def find_free_name(name: str, taken: Iterable[str]) -> str:
 class GroupedRows(NamedTuple):
     """Grouped rows.  ``known``: the columns of groups and aggregates, by the text of their expressions.
 
-    >>> from ddflow.expressions.parse import parse
+    >>> from ddflow.expressions.parse import parse_expression
     >>> found = GroupedRows(Relation(None, {}), {"count(*)": build_column("n"), "sum(x)": build_column("s")})
-    >>> tree = parse("sum(x) / count(*)").tree
+    >>> tree = parse_expression("sum(x) / count(*)").tree
     >>> write_tree_sql(found.rewrite_tree(tree)), write_tree_sql(found.rewrite_tree(tree, empty=True))
     ('`s` / `n`', '`s` / coalesce(`n`, 0)')
     """
@@ -401,7 +402,7 @@ def group_rows(
         )
     made, told = dict[str, str](), dict[str, str]()
     for key, each in found.items():
-        name = find_free_name(names.get(key, show_tree(each)), [*by, *told])
+        name = find_free_name(names.get(key, shorten_tree_sql(each)), [*by, *told])
         logical = steps.make_unique_name(key)
         made[logical], told[name], known[key] = name, rows.write_sql(each), build_column(logical)
     of = steps.make_collection_once(
@@ -415,13 +416,13 @@ def _name_group_column(rows: Relation, tree: Tree, names: dict[str, str]) -> str
     return (
         rows.find_column_name(tree)
         if isinstance(tree, exp.Column)
-        else names.get(write_tree_sql(tree), show_tree(tree))
+        else names.get(write_tree_sql(tree), shorten_tree_sql(tree))
     )
 
 
 def _find_empty_aggregate_value(node: Tree) -> Tree | None:
     """Return the value of an aggregate over no rows; None if it is null."""
-    of = unwrap_call(node)
+    of = strip_call_suffixes(node)
     return {"count": build_number(0), "array_agg": build_call("array")}.get(
         of.name if isinstance(of, exp.Anonymous) else ""
     )

@@ -46,7 +46,7 @@ from ddflow.plan.sql.query import (
     join_with_or,
     quote_name,
     replace_nodes,
-    show_tree,
+    shorten_tree_sql,
 )
 from ddflow.plan.sql.relation import KeyPair, ProjectedColumn, QueryVerbs, Relation, find_free_name
 from ddflow.plan.sql.tables import FromLowering
@@ -94,10 +94,12 @@ class SubqueryLowering:
             if asked.kind != "scalar" and not _is_single_row_query(asked.query):
                 anti = isinstance(tree, exp.Not)
                 return self._lower_condition(rows, inner, asked, anti)
-        rows, tree = self.attach_columns(rows, tree, rejects=isinstance(tree, _REJECTS) and _propagates_nulls(tree))
+        rows, tree = self.join_subquery_columns(
+            rows, tree, rejects=isinstance(tree, _REJECTS) and _propagates_nulls(tree)
+        )
         return self.steps.filter_rows(rows, [tree])
 
-    def attach_columns(self, rows: Relation, tree: Tree, rejects: bool = False) -> tuple[Relation, Tree]:
+    def join_subquery_columns(self, rows: Relation, tree: Tree, rejects: bool = False) -> tuple[Relation, Tree]:
         """Join columns for the subqueries of a tree to the rows, and rewrite the tree over them."""
         made: dict[int, Tree] = {}
         for each in list(tree.find_all(SubqueryNode)):
@@ -148,7 +150,7 @@ class SubqueryLowering:
     def _lower_operands(self, rows: Relation, nested: Tree) -> tuple[Relation, list[Tree]]:
         operands = list[Tree]()
         for each in nested.operands:
-            rows, made = self.attach_columns(rows, each)
+            rows, made = self.join_subquery_columns(rows, each)
             operands.append(made.unnest())
         return rows, operands
 
@@ -185,7 +187,9 @@ class SubqueryLowering:
     def _join_match_flag(self, rows: Relation, other: Relation, keys: Sequence[KeyPair]) -> tuple[Relation, Tree]:
         """Join a mark to the rows; return them and a condition that is true if a row of the other side was met."""
         mark = self.steps.make_unique_name("mark")
-        columns = [ProjectedColumn(self.steps.make_unique_name("key"), show_tree(each), each) for _, each in keys]
+        columns = [
+            ProjectedColumn(self.steps.make_unique_name("key"), shorten_tree_sql(each), each) for _, each in keys
+        ]
         made = self.steps.project_rows(other, [*columns, ProjectedColumn(mark, "met", exp.true())])
         pairs = [(one, build_column(each.logical)) for (one, _), each in zip(keys, columns, strict=True)]
         rows = self.steps.join_rows(rows, self.steps.distinct_rows(made), pairs, "left", used={*rows.names, mark})
@@ -199,7 +203,9 @@ class SubqueryLowering:
             return self._lower_aggregate(rows, query, query.items[0], rejects)
         met = self._lower_with_join_keys(rows, asked)
         keys = [
-            ProjectedColumn(self.steps.make_unique_name("key"), met.rows.names.get(each.name, show_tree(each)), each)
+            ProjectedColumn(
+                self.steps.make_unique_name("key"), met.rows.names.get(each.name, shorten_tree_sql(each)), each
+            )
             for _, each in met.keys
         ]
         value = ProjectedColumn(self.steps.make_unique_name("value"), asked.query.columns[0], build_column("0"))
@@ -251,7 +257,10 @@ class SubqueryLowering:
     def _lower_aggregate(self, rows: Relation, query: SelectQuery, item: Tree, rejects: bool) -> tuple[Relation, Tree]:
         """Compute a value of an aggregate without groups."""
         carry, outers = self._find_correlation_columns(rows, query)
-        keys = [ProjectedColumn(self.steps.make_unique_name("key"), show_tree(tree), tree) for _, tree in carry.columns]
+        keys = [
+            ProjectedColumn(self.steps.make_unique_name("key"), shorten_tree_sql(tree), tree)
+            for _, tree in carry.columns
+        ]
         found = self.lower.aggregate_without_groups(query, carry, keys)
         pairs = [(outer, build_column(each.logical)) for outer, each in zip(outers, keys, strict=True)]
         pairs = self.make_pairs_null_safe(rows, pairs) if carry.domain is not None else pairs
@@ -264,7 +273,7 @@ class SubqueryLowering:
         inner = rejects and null and not having
         used = {*rows.names, *find_logical_names(value, *having)}
         rows = self.steps.join_rows(rows, found.rows, pairs, "inner" if inner else "left", used=used)
-        rows, value = self.attach_columns(
+        rows, value = self.join_subquery_columns(
             rows, _build_case([(join_with_and(having), value)], exp.null()) if having else value
         )
         return rows, value
@@ -345,7 +354,7 @@ class SubqueryLowering:
             if not rows.is_nullable(outer):
                 out.append((outer, inner))
                 continue
-            other = _default_value(rows.find_tree_type(outer))
+            other = _build_default_value(rows.find_tree_type(outer))
             out.append((build_call("coalesce", outer, other), build_call("coalesce", inner, other)))
             out.append((_build_is_null(outer), _build_is_null(inner)))
         return out
@@ -360,7 +369,7 @@ def _is_single_row_query(query: ResolvedQuery) -> bool:
     return isinstance(query, SelectQuery) and query.is_single_row
 
 
-def _default_value(kind: pa.DataType) -> Tree:
+def _build_default_value(kind: pa.DataType) -> Tree:
     """Return some value of a type."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
         return exp.Literal(this="", is_string=True)

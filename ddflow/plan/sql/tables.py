@@ -59,8 +59,8 @@ def _find_source_column(query: SelectQuery, item: Tree) -> tuple[SelectQuery, in
 def split_rank_bound(trees: list[Tree], rank: str) -> tuple[int | None, list[Tree]]:
     """Find the smallest bound of a column, and the other conditions.  ``rank``: its name or text.
 
-    >>> from ddflow.expressions.parse import parse
-    >>> below, other = parse("rn < 4").tree, parse("a = 1").tree
+    >>> from ddflow.expressions.parse import parse_expression
+    >>> below, other = parse_expression("rn < 4").tree, parse_expression("a = 1").tree
     >>> split_rank_bound([below, other], "rn")[0], split_rank_bound([other], "rn")[0]
     (3, None)
     """

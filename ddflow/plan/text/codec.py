@@ -39,7 +39,7 @@ from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.user_function import AbsentFunction
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.formulas import Formulas, JsonRecord, digest_json
-from ddflow.plan.verbs.family import find_operator, load_operators
+from ddflow.plan.verbs.family import find_operator_class, load_operators
 from ddflow.storage.fields import Natural, convert_record
 from ddflow.time import INT64
 
@@ -61,7 +61,7 @@ def describe_plan(flow: Plan) -> dict[str, Any]:
     >>> description = describe_plan(flow)
     >>> description["outputs"] == {"by_city": compute_node_id(by_city)}
     True
-    >>> show_node(description, compute_node_id(by_city), "this plan")
+    >>> format_node(description, compute_node_id(by_city), "this plan")
     "people.filter('id > 0').project(['city']).count(by=['city'])"
     """
     made = PlanRecord([*flow.outputs.values()])
@@ -135,9 +135,9 @@ class PlanRecord:
         for flow in {node.flow: None for node in roots}:
             for node in flow.nodes:  # a collection stands behind what it is made of
                 if node in needed:
-                    self._write_node(node)
+                    self._add_node(node)
 
-    def _write_node(self, node: Collection) -> None:
+    def _add_node(self, node: Collection) -> None:
         of = [self.ids[each] for each in node.inputs]
         if node.transparent:
             self.ids[node] = of[0]
@@ -149,12 +149,12 @@ class PlanRecord:
         self.nodes[self.ids[node]] = made if proven is None else made | {"proven": proven}
 
 
-def show_node(description: Mapping[str, Any], collection: str, where: str) -> str:
+def format_node(description: Mapping[str, Any], collection: str, where: str) -> str:
     """Write a collection as calls of verbs, cut if it is long or deep.  ``where``: for messages.  O(description).
 
     Raises `CorruptState` for an unknown id, and for a description that `describe_plan` did not write.
     """
-    return _write_collection(JsonRecord(description, f"the plan of {where}").record("collections"), collection, 6)
+    return _write_collection(JsonRecord(description, f"the plan of {where}").read_record("collections"), collection, 6)
 
 
 def find_first_difference(
@@ -162,26 +162,30 @@ def find_first_difference(
 ) -> tuple[str, str]:
     """Find the first inputs in which two collections differ.  O(nodes).
 
-    ``old``, ``new``: their descriptions.  Raises the errors of `show_node`.
+    ``old``, ``new``: their descriptions.  Raises the errors of `format_node`.
     """
-    nodes = [JsonRecord(each, f"the plan of {where}").record("collections") for each in (old, new)]
+    nodes = [JsonRecord(each, f"the plan of {where}").read_record("collections") for each in (old, new)]
     while True:
-        a, b = (each.record(name) for each, name in zip(nodes, (was, now), strict=True))
-        differing = [pair for pair in zip(a.texts("of"), b.texts("of"), strict=False) if pair[0] != pair[1]]
-        if a.text("op") != b.text("op") or len(a.texts("of")) != len(b.texts("of")) or not differing:
+        a, b = (each.read_record(name) for each, name in zip(nodes, (was, now), strict=True))
+        differing = [pair for pair in zip(a.read_texts("of"), b.read_texts("of"), strict=False) if pair[0] != pair[1]]
+        if (
+            a.read_text("op") != b.read_text("op")
+            or len(a.read_texts("of")) != len(b.read_texts("of"))
+            or not differing
+        ):
             return was, now
         was, now = differing[0]
 
 
 def _write_collection(nodes: JsonRecord, collection: str, depth: int) -> str:
-    node = nodes.record(collection)
+    node = nodes.read_record(collection)
     if not depth:
         return "..."
-    verb, inputs = node.text("op"), [_write_collection(nodes, of, depth - 1) for of in node.texts("of")[:3]]
+    verb, inputs = node.read_text("op"), [_write_collection(nodes, of, depth - 1) for of in node.read_texts("of")[:3]]
     if verb == Input.verb:
-        return shorten(node.text("name"))
+        return shorten(node.read_text("name"))
     try:
-        what = find_operator(verb).text(node, inputs[1:])
+        what = find_operator_class(verb).format_arguments(node, inputs[1:])
     except KeyError:
         raise CorruptState(node.what, f"its operator is {verb!r}", "restore it from a copy") from None
     return shorten(f"{inputs[0] if inputs else '...'}.{verb}({what})")
@@ -223,33 +227,33 @@ _DIFFERENCES: Any = defstruct(
 )
 
 
-def read_inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Spec]]:
+def read_input_specs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Spec]]:
     """Read the schema and the spec of each input.  ``where``: names the description's owner in messages.
 
     O(description).  Raises `CorruptState` for a description that `describe_plan` did not write.
     """
-    given = JsonRecord(description, f"the plan of {where}").records_by_name("inputs")
+    given = JsonRecord(description, f"the plan of {where}").read_records_by_name("inputs")
     return {
-        name: (_read_schema(record, "schema", record.list("columns")), _read_spec(record))
+        name: (_read_schema(record, "schema", record.read_list("columns")), _read_spec(record))
         for name, record in given.items()
     }
 
 
 def read_bindings(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
-    """Bind the inputs, even without the code of their functions.  Costs and errors are those of `read_inputs`."""
-    given = JsonRecord(description, f"the plan of {where}").records_by_name("inputs")
+    """Bind the inputs, even without the code of their functions.  Costs and errors are those of `read_input_specs`."""
+    given = JsonRecord(description, f"the plan of {where}").read_records_by_name("inputs")
     times = read_step_time_type(description, where)
     return {
         name: bind_input(name, schema, spec, _read_machine(given[name]), _read_format(given[name]), times)
-        for name, (schema, spec) in read_inputs(description, where).items()
+        for name, (schema, spec) in read_input_specs(description, where).items()
     }
 
 
 def read_step_time_type(description: Mapping[str, Any], where: str) -> pa.DataType:
-    """Read the type of step times.  Raises the errors of `read_inputs`."""
+    """Read the type of step times.  Raises the errors of `read_input_specs`."""
     whole = JsonRecord(description, f"the plan of {where}")
     try:
-        kind = parse_type(whole.text("times")) if "times" in whole else INT64
+        kind = parse_type(whole.read_text("times")) if "times" in whole else INT64
     except SpecError as error:
         raise _make_corrupt_plan_error(whole.what, str(error)) from None
     if not is_time_type(kind):
@@ -258,13 +262,13 @@ def read_step_time_type(description: Mapping[str, Any], where: str) -> pa.DataTy
 
 
 def read_time_type(description: Mapping[str, Any], where: str) -> pa.DataType:
-    """Return the type of times.  Costs and errors are those of `read_inputs`."""
+    """Return the type of times.  Costs and errors are those of `read_input_specs`."""
     return next((bound.time_type for bound in read_bindings(description, where).values()), pa.int64())
 
 
 def _read_schema(record: JsonRecord, name: str, beside: list[Any]) -> pa.Schema:
     """Read a schema from Arrow's bytes and check it against the columns in words."""
-    text = record.text(name)
+    text = record.read_text(name)
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
         found = list_columns(schema)
@@ -277,11 +281,13 @@ def _read_schema(record: JsonRecord, name: str, beside: list[Any]) -> pa.Schema:
 
 def _read_spec(input: JsonRecord) -> Spec:
     """Read the spec of an input, of either kind."""
-    record = input.record("spec")
+    record = input.read_record("spec")
     if "kind" not in input:
         return _read_upsert(record)
-    if input.text("kind") != DIFFERENCES or "machine" in input:
-        raise _make_corrupt_plan_error(input.what, f"its kind is {input.text('kind')!r}, with {sorted(input.given)}")
+    if input.read_text("kind") != DIFFERENCES or "machine" in input:
+        raise _make_corrupt_plan_error(
+            input.what, f"its kind is {input.read_text('kind')!r}, with {sorted(input.given)}"
+        )
     convert_record(record.given, _DIFFERENCES, record.what)
     try:
         return Differences.from_json(json.dumps(record.given))
@@ -319,36 +325,38 @@ def rebuild_plan(description: Mapping[str, Any], where: str = "a state") -> Plan
     (Count(city string, count int64), True)
     """
     whole = JsonRecord(description, f"the plan of {where}")
-    nodes = whole.records_by_name("collections")
+    nodes = whole.read_records_by_name("collections")
     for each, node in nodes.items():
         if _has_code(node.given):
             raise _make_missing_code_error(
-                where, f"{show_node(description, each, where)} has a formula that is not SQL"
+                where, f"{format_node(description, each, where)} has a formula that is not SQL"
             )
     try:
         flow = Plan()
-        for name, (schema, spec) in read_inputs(description, where).items():
+        for name, (schema, spec) in read_input_specs(description, where).items():
             if isinstance(spec.merge, Merge) and isinstance(spec.merge.function, AbsentFunction):
                 raise _make_missing_code_error(
                     where, f"{name!r} is merged by {spec.merge.function.name}, of which there is no code"
                 )
-            machine = _read_machine(whole.record("inputs").record(name))
+            machine = _read_machine(whole.read_record("inputs").read_record(name))
             if machine is not None and isinstance(machine.transition, AbsentFunction):
                 raise _make_missing_code_error(
                     where, f"the machine of {name!r} is {machine.transition.name}, of which there is no code"
                 )
-            format = _read_format(whole.record("inputs").record(name))
+            format = _read_format(whole.read_record("inputs").read_record(name))
             if isinstance(getattr(format, "function", None), AbsentFunction):
                 raise _make_missing_code_error(
                     where, f"the format of {name!r} is a function, of which there is no code"
                 )
             flow._add_input(bind_input(name, schema, spec, machine, format, read_step_time_type(description, where)))
         made: dict[str, Collection] = {}
-        for each in TopologicalSorter({name: set(node.texts("of")) for name, node in nodes.items()}).static_order():
-            made[each] = _build_collection(nodes[each], [made[of] for of in nodes[each].texts("of")], flow)
-        outputs = whole.record("outputs")
-        for name in outputs.names():
-            flow.output(name, made[outputs.text(name)])
+        for each in TopologicalSorter(
+            {name: set(node.read_texts("of")) for name, node in nodes.items()}
+        ).static_order():
+            made[each] = _build_collection(nodes[each], [made[of] for of in nodes[each].read_texts("of")], flow)
+        outputs = whole.read_record("outputs")
+        for name in outputs.list_field_names():
+            flow.output(name, made[outputs.read_text(name)])
         found = PlanRecord([*made.values()]).ids
     except (CorruptState, _Absent):
         raise
@@ -366,8 +374,8 @@ def _read_machine(input: JsonRecord) -> Machine | None:
     """Read the machine of an input, if it has one."""
     if "machine" not in input:
         return None
-    given = input.record("machine")
-    schema = _read_schema(input, "state", given.list("state"))
+    given = input.read_record("machine")
+    schema = _read_schema(input, "state", given.read_list("state"))
     try:
         return Machine.of_json({k: v for k, v in given.given.items() if k != "state"}, schema)
     except _UNFIT as error:
@@ -378,7 +386,7 @@ def _read_format(input: JsonRecord) -> Format | None:
     """Read the format of an input, if it has one."""
     if "format" not in input:
         return None
-    given = input.record("format")
+    given = input.read_record("format")
     try:
         return format_of_json(given.given)
     except _UNFIT as error:
@@ -402,16 +410,16 @@ def _has_code(given: Any) -> bool:
 
 
 def _build_collection(node: JsonRecord, inputs: list[Collection], flow: Plan) -> Collection:
-    verb = node.text("op")
+    verb = node.read_text("op")
     if verb == Input.verb:
-        return flow.inputs[node.text("name")]
+        return flow.inputs[node.read_text("name")]
     if verb not in load_operators():
         raise _make_corrupt_plan_error(node.what, f"its operator is {verb!r}")
     if not inputs:
         raise _make_corrupt_plan_error(node.what, f"it is a {verb} of 0 collections")
-    made: Collection = find_operator(verb).from_json(inputs, node)
+    made: Collection = find_operator_class(verb).from_json(inputs, node)
     if "proven" in node:
-        made.proven = tuple(node.texts("proven"))
+        made.proven = tuple(node.read_texts("proven"))
         if not set(made.proven) <= set(made.schema.names):
             raise _make_corrupt_plan_error(
                 node.what, f"it is identified by {list(made.proven)}, and has {made.schema.names}"

@@ -131,7 +131,7 @@ def write_operator(node: Collection, names: Mapping[Collection, str]) -> str:
     if node in names:
         return f"input {names[node]}"
     record = JsonRecord(json.loads(json.dumps(node.to_json(_NamedFormulas()))), "a plan")
-    return shorten(f"{node.verb}({type(node).text(record, [])})")
+    return shorten(f"{node.verb}({type(node).format_arguments(record, [])})")
 
 
 def format_spec(node: Input) -> str:
@@ -191,7 +191,7 @@ def find_partitioning(plan: Plan, paired: Set[Collection]) -> dict[Collection, C
         stand = before.pop() if len(before) == 1 else None
         if by is not None and (len(node.inputs) > 1 or not is_partitioned_by(stand, by, exactly=node in paired)):
             stand = by
-        out[node] = node.carried(stand)
+        out[node] = node.map_input_columns(stand)
     return out
 
 
@@ -227,7 +227,7 @@ class BoxLayout(NamedTuple):
     height: float
 
 
-class _Layers:
+class _BoxLayers:
     """Boxes and lanes by layer.  Numbers from ``len(sizes)`` on are lanes."""
 
     def __init__(self, sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> None:
@@ -262,7 +262,7 @@ class _Layers:
         for sweep in range(SWEEPS):
             joined = self.above if sweep % 2 == 0 else self.below
             for layer in self.layers if sweep % 2 == 0 else reversed(self.layers):
-                layer.sort(key=lambda each: _mean([at[one] for one in joined[each]], at[each]))
+                layer.sort(key=lambda each: _compute_mean([at[one] for one in joined[each]], at[each]))
                 at.update((each, float(n)) for n, each in enumerate(layer))
 
     def place_boxes(self) -> dict[int, float]:
@@ -276,7 +276,9 @@ class _Layers:
         for sweep in range(SWEEPS):
             for layer in self.layers if sweep % 2 == 0 else reversed(self.layers):
                 joined = [[*self.above[each], *self.below[each]] for each in layer]
-                wanted = [_mean([x[one] for one in of], x[each]) for each, of in zip(layer, joined, strict=True)]
+                wanted = [
+                    _compute_mean([x[one] for one in of], x[each]) for each, of in zip(layer, joined, strict=True)
+                ]
                 x.update(zip(layer, self._spread_boxes(layer, wanted), strict=True))
         left = min((x[each] - self.widths[each] / 2 for each in x), default=0.0)
         return {each: place - left for each, place in x.items()}
@@ -292,13 +294,13 @@ class _Layers:
         return [(one + other) / 2 for one, other in zip(right, left, strict=True)]
 
 
-def _mean(values: Sequence[float], otherwise: float) -> float:
+def _compute_mean(values: Sequence[float], otherwise: float) -> float:
     return sum(values) / len(values) if values else otherwise
 
 
 def lay_out_boxes(sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> BoxLayout:
     """Lay out boxes.  ``inputs``: for each box the numbers of the boxes before it.  Pure."""
-    layers = _Layers(sizes, inputs)
+    layers = _BoxLayers(sizes, inputs)
     layers.sort_layers()
     x, rows, top = layers.place_boxes(), dict[int, tuple[float, float]](), 0.0
     for layer in layers.layers:

@@ -35,9 +35,9 @@ class JsonRecord:
     """A reader of ``given``, an object of JSON.  ``what``: its place, for messages.
 
     >>> record = JsonRecord({"rows": 3, "of": {"name": "x"}}, "m")
-    >>> record.record("of").text("name")
+    >>> record.read_record("of").read_text("name")
     'x'
-    >>> record.text("rows")
+    >>> record.read_text("rows")
     Traceback (most recent call last):
         ...
     ddflow.errors.CorruptState: m: rows is 3, not a text; it was not written by ddflow, or damaged; restore it ...
@@ -52,50 +52,50 @@ class JsonRecord:
     def __contains__(self, name: str) -> bool:
         return self.given.get(name) is not None
 
-    def names(self) -> list[str]:
+    def list_field_names(self) -> list[str]:
         """List the names of its fields."""
         return list(self.given)
 
-    def text(self, name: str, most: int = 1 << 24) -> str:
+    def read_text(self, name: str, most: int = 1 << 24) -> str:
         """Read a text of at most ``most`` characters."""
         value = self.given.get(name)
         if not isinstance(value, str) or len(value) > most:
             raise self._make_corrupt_error(name, value, "a text")
         return value
 
-    def integer(self, name: str) -> int:
+    def read_integer(self, name: str) -> int:
         """Read a whole number."""
         value = self.given.get(name)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._make_corrupt_error(name, value, "a whole number")
         return value
 
-    def list(self, name: str) -> list[Any]:
+    def read_list(self, name: str) -> list[Any]:
         """Read a list of anything."""
         value = self.given.get(name)
         if not isinstance(value, list):
             raise self._make_corrupt_error(name, value, "a list")
         return value
 
-    def texts(self, name: str) -> builtins.list[str]:
+    def read_texts(self, name: str) -> builtins.list[str]:
         """Read a list of texts."""
-        values = self.list(name)
+        values = self.read_list(name)
         if not all(isinstance(value, str) for value in values):
             raise self._make_corrupt_error(name, values, "a list of texts")
         return values
 
-    def record(self, name: str) -> JsonRecord:
+    def read_record(self, name: str) -> JsonRecord:
         """Read a nested record."""
         return JsonRecord(self.given.get(name), f"{self.what}, {name[:80]}")
 
-    def records(self, name: str) -> builtins.list[JsonRecord]:
+    def read_records(self, name: str) -> builtins.list[JsonRecord]:
         """Read a list of records."""
-        return [JsonRecord(each, f"{self.what}, {name}[{i}]") for i, each in enumerate(self.list(name))]
+        return [JsonRecord(each, f"{self.what}, {name}[{i}]") for i, each in enumerate(self.read_list(name))]
 
-    def records_by_name(self, name: str) -> Mapping[str, JsonRecord]:
+    def read_records_by_name(self, name: str) -> Mapping[str, JsonRecord]:
         """Read records by name."""
-        within = self.record(name)
-        return {each: within.record(each) for each in within.names()}
+        within = self.read_record(name)
+        return {each: within.read_record(each) for each in within.list_field_names()}
 
     def _make_corrupt_error(self, name: str, value: Any, wanted: str) -> CorruptState:
         shown = _SHORT.repr(value)
@@ -111,7 +111,7 @@ def digest_json(given: Any) -> str:
 def write_formula(formula: JsonRecord) -> str:
     """Write a formula of `Formulas.describe_formula`, or the name of a column, in the form that a user writes."""
     kind = next((each for each in ("column", "sql", "arrow", "python") if each in formula), "sql")
-    return shorten(repr(formula.text(kind)) if kind in ("column", "sql") else formula.text(kind))
+    return shorten(repr(formula.read_text(kind)) if kind in ("column", "sql") else formula.read_text(kind))
 
 
 def find_formula_objections(

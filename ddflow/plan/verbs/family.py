@@ -30,7 +30,7 @@ def load_operators() -> Mapping[str, Any]:
     return _REGISTERED
 
 
-def find_operator(verb: str) -> Any:
+def find_operator_class(verb: str) -> Any:
     """Find the class of an operator.  Raises `KeyError` for an unknown verb."""
     return load_operators()[verb]
 
@@ -45,7 +45,7 @@ class VerbFamily(Generic[Made]):
     flow: Any
 
     def _apply_verb(self, verb: str, *told: Any) -> Made:
-        made: Made = self.flow.known(find_operator(verb)(self, *told))
+        made: Made = self.flow.reuse_equal_node(find_operator_class(verb)(self, *told))
         return made
 
 
@@ -59,10 +59,10 @@ ALIKE: Final = 0.8
 """How alike a name must be to be meant; from 0 to 1."""
 
 
-class NamesElsewhere:
+class ForeignVerbHints:
     """A base that suggests verbs for names of other libraries.
 
-    >>> class Rows(NamesElsewhere):
+    >>> class Rows(ForeignVerbHints):
     ...     _shown, _instead = "a collection", {"select": "project([...])"}
     ...     def project(self): ...
     >>> for name in ("select", "projects", "explode"):

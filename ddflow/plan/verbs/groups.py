@@ -23,7 +23,7 @@ from ddflow.errors import SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.plan.aggregates import AggregateCall, AppliedAggregate, parse_aggregate
 from ddflow.plan.inputs.spec import Tombstone
-from ddflow.plan.verbs.family import Made, NamesElsewhere, VerbFamily
+from ddflow.plan.verbs.family import ForeignVerbHints, Made, VerbFamily
 from ddflow.plan.verbs.joins import build_inner_join
 from ddflow.plan.verbs.rows import Formula
 
@@ -39,7 +39,7 @@ class OrderedPartColumns(NamedTuple):
     skips: str
 
 
-def check_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
+def check_group_columns(of: Any, by: Any, names: Iterable[str]) -> list[str]:
     """Return the group columns, checked against the names of the results.  Raises `SpecError`."""
     groups, names = list(parse_column_names(by, "agg", "group_by")), list(names)
     check_columns_exist(groups, of.schema.names, "group_by")
@@ -70,7 +70,7 @@ def aggregate_rows(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
     folding = [name for name in texts if name in own or _is_foldable(calls[name])]
     if len(folding) == len(texts):
         return of._apply_verb("agg", by, texts)
-    groups = check_groups(of, by, texts)
+    groups = check_group_columns(of, by, texts)
     parts = [(of.group_by(*groups).agg(**{name: texts[name] for name in folding}), folding)] if folding else []
     ordered = dict[OrderedPartColumns, list[tuple[str, str, str]]]()
     for name, call in calls.items():
@@ -163,7 +163,7 @@ def _join_group_parts(parts: Sequence[tuple[Any, list[str]]], groups: list[str],
     for part, more in parts[1:]:
         columns = [(name, 0, name) for name in (*groups, *shown)] + [(name, 1, name) for name in more]
         made, shown = (
-            made.flow.known(build_inner_join(made, part, [(g, g) for g in groups], columns, (), nulls=True)),
+            made.flow.reuse_equal_node(build_inner_join(made, part, [(g, g) for g in groups], columns, (), nulls=True)),
             [*shown, *more],
         )
     if shown != names:
@@ -174,7 +174,7 @@ def _join_group_parts(parts: Sequence[tuple[Any, list[str]]], groups: list[str],
     return made
 
 
-class Grouping(NamesElsewhere, Generic[Made]):
+class Grouping(ForeignVerbHints, Generic[Made]):
     """The rows of a collection by some columns, of which `agg` makes a collection.
 
     Parameters

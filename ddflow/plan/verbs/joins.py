@@ -35,7 +35,7 @@ import pyarrow.types as pat
 from ddflow.columns.names import did_you_mean, parse_column_names
 from ddflow.columns.schema import is_word_type, normalize_type
 from ddflow.errors import Option, Phrase, SpecError
-from ddflow.plan.verbs.family import Made, VerbFamily, check_same_flow, find_operator
+from ddflow.plan.verbs.family import Made, VerbFamily, check_same_flow, find_operator_class
 from ddflow.plan.verbs.rest_columns import split_rest_columns
 
 KINDS: Final = ("inner", "left", "right", "full", "semi", "anti")
@@ -66,7 +66,7 @@ def join_collections(left: Any, right: Any, on: Any, how: str, condition: str | 
             "join", Phrase(Option("how"), f" is {how!r:.99}"), f"it is one of {', '.join(map(repr, KINDS))}"
         )
     check_same_flow("join", left, right)
-    sides = _prepare_sides(left, right, _parse_keys(on, "join"), "join")
+    sides = _prepare_sides(left, right, _parse_key_pairs(on, "join"), "join")
     if how != "inner":
         sides = sides._replace(
             left=_refuse_negative_counts(sides.left, [one for one, _ in sides.on], how),
@@ -89,7 +89,7 @@ def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
     if how not in ("left", "inner"):
         raise SpecError("lookup", Phrase(Option("how"), f" is {how!r:.99}"), "it is one of 'left', 'inner'")
     check_same_flow("lookup", left, right)
-    sides = _prepare_sides(left, right, _parse_keys(on, "lookup"), "lookup")
+    sides = _prepare_sides(left, right, _parse_key_pairs(on, "lookup"), "lookup")
     columns = sides.list_columns()
     theirs = [name for name, side, _ in columns if side == 1]
     keys = [other for _, other in sides.on]
@@ -102,7 +102,7 @@ def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
     return _select_columns(made, [name for name, _, _ in columns])
 
 
-def _parse_keys(on: Any, asked: str) -> list[tuple[str, str]]:
+def _parse_key_pairs(on: Any, asked: str) -> list[tuple[str, str]]:
     """Return the keys as pairs.  Raises `SpecError`."""
     if isinstance(on, Mapping):
         names = parse_column_names([*on, *on.values()], asked, "on")
@@ -131,17 +131,19 @@ def _prepare_sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: s
     # A side that finds its rows by these columns has them in its own order.
     for side, names in ((right, others), (left, ones)):
         of, sources = follow_renames(side, side.schema.names)
-        found_by = of.found_by()
+        found_by = of.find_lookup_columns()
         if found_by is not None and sorted(found_by) == sorted(sources[name] for name in names):
             on.sort(key=lambda pair: found_by.index(sources[pair[0 if side is left else 1]]))
             break
     whole = [
-        side for side, (of, names) in enumerate(zip((left, right), shown, strict=True)) if _is_fully_shown(of, names)
+        side
+        for side, (of, names) in enumerate(zip((left, right), shown, strict=True))
+        if _has_exactly_columns(of, names)
     ]
     return JoinSides(left, right, on, merged, shown, whole)
 
 
-def _is_fully_shown(side: Any, shown: Sequence[str]) -> bool:
+def _has_exactly_columns(side: Any, shown: Sequence[str]) -> bool:
     return follow_renames(side, shown)[0] is side and list(side.schema.names) == list(shown)
 
 
@@ -238,7 +240,7 @@ def _find_or_make_arrangement(side: Any, by: Sequence[str], columns: Sequence[st
     wanted = [sources[name] for name in by]
     if len(set(wanted)) < len(wanted):  # a column that two of the other side's meet has two names here
         return side.arrange(by), {name: name for name in sources}
-    if of.found_by() == tuple(wanted):
+    if of.find_lookup_columns() == tuple(wanted):
         return of, sources
     grows = of is side and of.grows and len(sources) == len(of.schema.names)
     for node in of.flow.nodes:
@@ -278,7 +280,7 @@ def build_inner_join(
     (one, ones), (other, others) = both
     at = ones, others
     meets = [(ones[a], others[b]) for a, b in on]
-    return find_operator("join")(
+    return find_operator_class("join")(
         one, other, meets, [(name, side, at[side][of]) for name, side, of in columns], whole, nulls
     )
 
@@ -290,7 +292,7 @@ def _keep_matched_rows(sides: JoinSides, side: int, pairs: Any) -> Any:
         partner = (sides.right, sides.left)[side]
         keys, theirs = zip(*((pair[side], pair[1 - side]) for pair in sides.on), strict=True) if sides.on else ((), ())
         under, sources = follow_renames(partner, theirs)
-        if not (partner.unique and under.found_by() == tuple(sources[name] for name in theirs)):
+        if not (partner.unique and under.find_lookup_columns() == tuple(sources[name] for name in theirs)):
             partner = (
                 partner.project(list(dict.fromkeys(theirs))).distinct()
                 if theirs
@@ -299,7 +301,11 @@ def _keep_matched_rows(sides: JoinSides, side: int, pairs: Any) -> Any:
         return _copy_proven_properties(
             of,
             build_inner_join(
-                of, partner, list(zip(keys, theirs, strict=True)), _list_own_columns(of), _list_unprojected_sides(of, 0)
+                of,
+                partner,
+                list(zip(keys, theirs, strict=True)),
+                _list_left_columns(of),
+                _list_unprojected_sides(of, 0),
             ),
         )
     if (of.unique or of.unique_by()) and names == list(of.schema.names):
@@ -312,14 +318,14 @@ def _keep_matched_rows(sides: JoinSides, side: int, pairs: Any) -> Any:
             of,
             found,
             [(name, name) for name in names],
-            _list_own_columns(of),
+            _list_left_columns(of),
             _list_unprojected_sides(of, 0),
             nulls=True,
         ),
     )
 
 
-def _list_own_columns(of: Any) -> list[tuple[str, int, str]]:
+def _list_left_columns(of: Any) -> list[tuple[str, int, str]]:
     return [(name, 0, name) for name in of.schema.names]
 
 
@@ -357,7 +363,7 @@ def _pad_unmatched_rows(sides: JoinSides, side: int, pairs: Any, condition: str 
     """Keep the rows of a side that have no partner, with nulls in the other side's columns."""
     both = [sides.left, sides.right]
     both[side] = _remove_matched_rows(both[side], _keep_matched_rows(sides, side, None if condition is None else pairs))
-    return find_operator("pad")(*both, side, sides.list_columns(), sides.merged if side else [], sides.whole)
+    return find_operator_class("pad")(*both, side, sides.list_columns(), sides.merged if side else [], sides.whole)
 
 
 def _refuse_negative_counts(side: Any, by: Sequence[str], how: str) -> Any:

@@ -64,7 +64,7 @@ def find_column_origins(of: Any) -> dict[str, set[Path]]:
         made: dict[str, set[Path]] = {name: set() for name in node.schema.names}
         for at, each in sides:
             step = (at,) if len(sides) > 1 else ()
-            for its, name in node.commuting(at).items():
+            for its, name in node.find_pushdown_columns(at).items():
                 if name in made:
                     made[name] |= {(*step, *way) for way in known[each].get(its, ())}
         known[node] = {name: ways or {()} for name, ways in made.items()}
@@ -119,10 +119,10 @@ def expand_rest_columns(of: Any, given: Mapping[str, Any], rests: Sequence[RestC
 def read_rest_columns(record: JsonRecord) -> tuple[RestColumns, ...]:
     """Read the rests of a stored projection.  Raises `CorruptState`."""
     made = list[RestColumns]()
-    for each in record.records("rests") if "rests" in record else []:
-        path = JsonRecord({str(step): way for step, way in enumerate(each.list("path"))}, each.what)
-        way, without = tuple(map(path.integer, path.names())), tuple(each.texts("without"))
-        made.append(RestColumns(each.integer("at"), way, without, each.text("begin"), each.text("now")))
+    for each in record.read_records("rests") if "rests" in record else []:
+        path = JsonRecord({str(step): way for step, way in enumerate(each.read_list("path"))}, each.what)
+        way, without = tuple(map(path.read_integer, path.list_field_names())), tuple(each.read_texts("without"))
+        made.append(RestColumns(each.read_integer("at"), way, without, each.read_text("begin"), each.read_text("now")))
     return tuple(made)
 
 

@@ -25,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.widening import fill_columns
+from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.columns.wider import find_widening
-from ddflow.errors import Command, CorruptState, Phrase
+from ddflow.errors import CommandFix, CorruptState, Phrase
 from ddflow.storage.files.flatbuffer import FlatTable, MalformedMetadata, read_root_table
 
 _LISTS: Final = {12, 16, 17, 21}
@@ -231,12 +231,12 @@ def decompress_buffer(buffer: pa.Buffer) -> pa.Buffer:
         out = _CODEC.decompress(body, decompressed_size=claim)
     except OSError as error:
         raise MalformedMetadata(f"a buffer that holds {claim:,} bytes is not LZ4: {error}") from None
-    if not _is_longer_than(body, claim - 1):
+    if not _has_more_bytes_than(body, claim - 1):
         raise MalformedMetadata(f"a buffer says that it holds {claim:,} bytes, and holds fewer")
     return out
 
 
-def _is_longer_than(body: pa.Buffer, room: int) -> bool:
+def _has_more_bytes_than(body: pa.Buffer, room: int) -> bool:
     """Return whether a buffer holds more bytes than ``room``."""
     try:
         _CODEC.decompress(body, decompressed_size=room)
@@ -271,7 +271,7 @@ def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: st
     total = sum(batch.num_rows for batch in batches)
     if rows is not None and total != rows:
         raise _corrupt_error(what, f"it has {total:,} rows, and {rows:,} are expected")
-    return batches if there is schema else [fill_columns(batch, schema) for batch in batches]
+    return batches if there is schema else [conform_to_wider_schema(batch, schema) for batch in batches]
 
 
 def read_batch(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> pa.RecordBatch:
@@ -467,7 +467,10 @@ def _corrupt_error(what: str, found: str) -> CorruptState:
         what,
         found,
         Phrase(
-            *("it was not written by ddflow, or damaged; restore it from a copy, go back with ", Command("rollback")),
+            *(
+                "it was not written by ddflow, or damaged; restore it from a copy, go back with ",
+                CommandFix("rollback"),
+            ),
             ", or replay the log into a new state",
         ),
     )

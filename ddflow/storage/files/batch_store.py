@@ -47,7 +47,7 @@ class StoredBlob:
 
     def __init__(self, batches: BatchStore, blob: Blob, compressed: bool = False) -> None:
         self.blob, self.nbytes, self.compressed = blob, blob.length, compressed
-        self._end = weakref.finalize(self, batches.delete_unnamed, blob.name)
+        self._end = weakref.finalize(self, batches.delete_unnamed_blob, blob.name)
         self._end.atexit = False  # what a crash would leave, an end may leave; scratch removes itself
 
     def drop(self) -> None:
@@ -121,10 +121,10 @@ class BatchStore(Closing):
 
         Raises what `BlobStore.put` does; nothing is left then.
         """
-        blob = self._write_blob(_release_memory_after_each([batch]), batch.schema, False)
-        with undo_on_failure(self.delete_unnamed, blob.name):
+        blob = self._write_blob(_release_memory_per_batch([batch]), batch.schema, False)
+        with undo_on_failure(self.delete_unnamed_blob, blob.name):
             whole = self.store.map(blob)
-            return StoredBatch(self, blob, whole, _read_own_file(whole, batch.schema)[0], False)
+            return StoredBatch(self, blob, whole, _read_trusted_file(whole, batch.schema)[0], False)
 
     def write_mapped(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
         """Write a table to a file, batch by batch, and map it; the file loses its name at once.  O(bytes).
@@ -133,11 +133,11 @@ class BatchStore(Closing):
         ``schema``: of every batch, whose dictionaries must be the same throughout (a file holds one a column).  Raises
         as `write` does.
         """
-        blob = self._write_blob(_release_memory_after_each(batches), schema, False)
+        blob = self._write_blob(_release_memory_per_batch(batches), schema, False)
         try:
-            mapped = _read_own_file(self.store.map(blob), schema)
+            mapped = _read_trusted_file(self.store.map(blob), schema)
         finally:
-            self.delete_unnamed(blob.name)
+            self.delete_unnamed_blob(blob.name)
         return pa.Table.from_batches(mapped, schema) if mapped else empty_table(schema)
 
     def write_unmapped(self, batch: pa.RecordBatch) -> StoredBlob:
@@ -198,7 +198,7 @@ class BatchStore(Closing):
                 raise self._behind.error
             self._behind = None
 
-    def register_named_files(self, names: Iterable[str]) -> None:
+    def register_manifest_files(self, names: Iterable[str]) -> None:
         """Note that a manifest that is about to be published names these.  Amortised O(names).
 
         Names are kept for 1,000 commits after the last that named them, even if their files are not in use.
@@ -209,14 +209,14 @@ class BatchStore(Closing):
             self._named = {name: at for name, at in self._named.items() if at + 1000 >= self.commits}
             self._most = max(2 * len(self._named), 1 << 16)
 
-    def delete_unnamed(self, name: str) -> None:
+    def delete_unnamed_blob(self, name: str) -> None:
         """Delete a blob that no manifest names.  Never fails: what stays is garbage."""
         if name not in self._named and os.getpid() == self._process:
             with suppress(DdflowError):
                 self.store.delete(name)
 
 
-def _release_memory_after_each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _release_memory_per_batch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the same batches, and release memory after each.  The writer is short of memory, and Arrow's allocator
     keeps freed pages."""
     for batch in batches:
@@ -224,7 +224,7 @@ def _release_memory_after_each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa
         pa.default_memory_pool().release_unused()
 
 
-def _read_own_file(whole: pa.Buffer, schema: pa.Schema) -> list[pa.RecordBatch]:
+def _read_trusted_file(whole: pa.Buffer, schema: pa.Schema) -> list[pa.RecordBatch]:
     """Read the batches of a file that this process has just written, over its bytes."""
     reader = pa.ipc.open_file(pa.BufferReader(whole))
     return [restore_types(reader.get_batch(i), schema) for i in range(reader.num_record_batches)]

@@ -42,7 +42,7 @@ class FileStatus(NamedTuple):
 class Disk:
     """The real one.  It has no state: all stores of a process may share one.  Every method raises `OSError`."""
 
-    def real(self, path: str) -> str:
+    def resolve_path(self, path: str) -> str:
         """Return a path as an absolute path without symbolic links.  O(parts)."""
         return os.path.realpath(path)
 
@@ -141,12 +141,12 @@ class Disk:
         with pa.memory_map(path) as source:
             return source.read_buffer()
 
-    def free(self, path: str) -> int:
+    def count_free_bytes(self, path: str) -> int:
         """Return how many bytes are free.  O(1)."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
-    def now(self) -> float:
+    def read_clock(self) -> float:
         """Return the time of the clock that sets `FileStatus.changed`, in seconds."""
         return time.time()
 

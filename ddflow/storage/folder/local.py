@@ -1,10 +1,10 @@
 """A state in a local folder.
 
-Invariant: a blob is whole and durable before `LocalStore.put` returns, its name before `sync_names` does; a manifest is
-whole under its number or not there, and durable when `publish` returns True. Until a folder is synced any of its names
-may be lost in a power failure, and a failed sync cannot be repeated: the system may have thrown the bytes away and say
-nothing the next time. So a manifest is written under another name, synced, and linked to its number, which only one
-writer can; after a failure of which the outcome is unknown this store takes nothing more.
+Invariant: a blob is whole and durable before `LocalStore.put` returns, its name before `fsync_blob_names` does; a
+manifest is whole under its number or not there, and durable when `publish` returns True. Until a folder is synced any
+of its names may be lost in a power failure, and a failed sync cannot be repeated: the system may have thrown the bytes
+away and say nothing the next time. So a manifest is written under another name, synced, and linked to its number, which
+only one writer can; after a failure of which the outcome is unknown this store takes nothing more.
 
     blobs/00112233aabbccdd-1.arrow      manifests/0000000000000007      marks/0000000000000007      spill/
 
@@ -14,7 +14,7 @@ What is not called like these is not ours: it is neither listed nor deleted.  It
 >>> with tempfile.TemporaryDirectory() as above:
 ...     store = LocalStore(os.path.join(above, "orders"))
 ...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
-...     store.sync_names()
+...     store.fsync_blob_names()
 ...     store.publish(0, b"a manifest"), store.publish(0, b"another"), store.read_manifest(0)
 ...     store.map(blob).to_pybytes()
 (True, False, b'a manifest')
@@ -31,7 +31,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddflow.errors import Command, CorruptState, EngineClosed, OutcomeUnknown, Phrase, StorageFailed, StorageFull
+from ddflow.errors import CommandFix, CorruptState, EngineClosed, OutcomeUnknown, Phrase, StorageFailed, StorageFull
 from ddflow.storage.folder.disk import Disk
 from ddflow.storage.folder.scratch import BlobFolder, ScratchStore, remove_stale_folders
 from ddflow.storage.folder.site import INSIDE, StateFolder
@@ -40,7 +40,7 @@ from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, BlobEntry, Store, pa
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
 AT_ONCE: Final = 8
-REMEDY: Final = Phrase("restore it from a copy, or go back with ", Command("rollback"))
+REMEDY: Final = Phrase("restore it from a copy, or go back with ", CommandFix("rollback"))
 _DISK = Disk()
 
 
@@ -77,7 +77,7 @@ class LocalStore(BlobFolder, Store):
                 if "spill" in disk.names(self.where):
                     remove_stale_folders(self.site.child_path("spill"))
 
-    def sync_names(self) -> None:
+    def fsync_blob_names(self) -> None:
         """Sync the folder of blobs, once."""
         self._check_writable()
         try:
@@ -95,7 +95,7 @@ class LocalStore(BlobFolder, Store):
 
     def list_blobs(self) -> list[BlobEntry]:
         """List all blobs, with their ages by this machine's clock.  O(blobs), a call each."""
-        now, found = self.disk.now(), []
+        now, found = self.disk.read_clock(), []
         with self.site.translate_disk_errors("list its files"), contextlib.suppress(FileNotFoundError):
             found = self.disk.scan(self.site.child_path("blobs"))
         return [BlobEntry(name, size, max(0.0, now - changed)) for name, size, changed in found if NAME.fullmatch(name)]
@@ -180,7 +180,7 @@ class LocalStore(BlobFolder, Store):
                 if other < number:
                     self.site.unlink(self._number_path("marks", other), f"mark {number}")
 
-    def find_last_mark(self) -> int:
+    def find_last_published(self) -> int:
         """Return the greatest number marked, or -1.  O(marks); there is one as a rule."""
         return max(self._list_numbers("marks"), default=-1)
 

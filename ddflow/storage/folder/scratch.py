@@ -229,7 +229,7 @@ def build_spill_failure(path: str, what: str, error: OSError, wanted: int) -> Dd
     after = "and call again; nothing was changed, the state before stays readable"
     if error.errno not in NO_ROOM:
         return SpillFailed(asked, why, f"mend the disk or its folder {after}")
-    found, remedy = describe_full_disk(error, lambda: Disk().free(path))
+    found, remedy = describe_full_disk(error, lambda: Disk().count_free_bytes(path))
     return SpillFull(asked, f"{wanted:,} bytes were wanted, {found}", f"{remedy} {after}")
 
 

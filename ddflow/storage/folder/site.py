@@ -101,7 +101,7 @@ class ManagedFolder:
         if error.errno not in NO_ROOM:
             why = error.strerror or str(error)
             return StorageFailed(asked, f"the disk says {why!r}", "mend it, and open the state again")
-        found, remedy = describe_full_disk(error, lambda: self.disk.free(self.path))
+        found, remedy = describe_full_disk(error, lambda: self.disk.count_free_bytes(self.path))
         return StorageFull(asked, found, f"{remedy}, and open the state again")
 
     @contextmanager
@@ -178,7 +178,7 @@ class ManagedFolder:
         with contextlib.suppress(OSError):
             if any(TEMPORARY.fullmatch(name) for name in self.disk.names(folder)):
                 for name, _, changed in self.disk.scan(folder):
-                    if TEMPORARY.fullmatch(name) and self.disk.now() - changed > HOUR:
+                    if TEMPORARY.fullmatch(name) and self.disk.read_clock() - changed > HOUR:
                         self.disk.unlink(f"{folder}/{name}")
 
     def create_folder(self) -> None:
@@ -248,7 +248,7 @@ class StateFolder(ManagedFolder):
         Raises `StateRefused` if there is no state or it cannot be trusted, `StorageFull`, `StorageFailed`.
         """
         with self.translate_disk_errors("open it", opening=True):
-            self.path = self.disk.real(self.path)
+            self.path = self.disk.resolve_path(self.path)
             if not self.is_existing_path(self.path):
                 self._refuse_missing_state(create and not readonly)
                 self.create_folder()

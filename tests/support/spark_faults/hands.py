@@ -27,7 +27,7 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.local import LocalStore
 from spark_bridge import tasks
 from spark_bridge.part_cache import CacheLimit, PartCache
-from spark_bridge.tasks import EpochStage, RouteTask
+from spark_bridge.tasks import EpochStageTask, RouteTask
 
 Chunks = list[pa.RecordBatch]
 FAILS = ("left", "cut off", "full disk", "late")
@@ -69,7 +69,7 @@ class Hands:
         columns = {name: tuple(input.bound.schema.names) for name, input in self.flow.inputs.items()}
         maps = [[chunk] for chunk in self._routed(inputs)]
         for stage in range(self.coordinator.cut.stages):
-            task = EpochStage(self.coordinator.cut, start, stage, columns, "a test", CacheLimit(1 << 30))
+            task = EpochStageTask(self.coordinator.cut, start, stage, columns, "a test", CacheLimit(1 << 30))
             told = [self.task(task, number, maps) for number in range(start.partitions)]
             maps = [[pa.Table.from_batches(each, PACKED) for each in attempts] for attempts in told]
         receipts = [
@@ -83,7 +83,7 @@ class Hands:
         self.wake()
         return committed, self._outputs(committed)
 
-    def task(self, task: EpochStage, number: int, maps: Iterable[list[pa.Table]]) -> list[Chunks]:
+    def task(self, task: EpochStageTask, number: int, maps: Iterable[list[pa.Table]]) -> list[Chunks]:
         """Attempts at one task: what each that came to its end gave.  Each reads what some attempt before it wrote."""
         told: list[Chunks] = []
         wanted = self.chance.choice([1, 1, 2])
@@ -111,7 +111,7 @@ class Hands:
                 list(attempt)
         self.late.clear()
 
-    def _attempt(self, kind: str, worker: PartCache, task: EpochStage, number: int, rows: Chunks) -> Chunks | None:
+    def _attempt(self, kind: str, worker: PartCache, task: EpochStageTask, number: int, rows: Chunks) -> Chunks | None:
         """One attempt; what it gave, None where nobody takes that."""
         with as_task(worker, number):
             if kind == "whole":

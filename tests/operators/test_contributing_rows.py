@@ -30,8 +30,12 @@ UNDER = {"input", "constant"}
 """What is made of no rows."""
 
 
-def test_every_operator_says_what_is_behind_its_rows() -> None:
-    assert [verb for verb, kind in load_operators().items() if kind.behind is Collection.behind] == []
+def test_every_operator_finds_the_rows_that_make_its_rows() -> None:
+    assert [
+        verb
+        for verb, kind in load_operators().items()
+        if kind.find_contributing_rows is Collection.find_contributing_rows
+    ] == []
 
 
 def updates(rows: pa.Table) -> Updates:
@@ -63,7 +67,7 @@ def test_an_operator_makes_a_row_again_of_what_it_names_for_it_and_any_more(
             whole, names = held(node), frozenset(node.schema.names)
             for i in range(whole.num_rows):
                 wanted = whole.slice(i, 1)
-                parts = node.behind(wanted, inputs, alike)
+                parts = node.find_contributing_rows(wanted, inputs, alike)
                 assert [each.schema.names for each in parts] == [each.schema.names for each in inputs]
                 for at, (part, every) in enumerate(zip(parts, inputs, strict=True)):
                     named = alike.mark_matches(every, part, every.schema.names)
