@@ -136,7 +136,7 @@ def _engine(state: str, keys: int, epochs: int) -> dict[str, Any]:
     with flow.open(state, grace=0.0) as engine:
         for start in range(0, keys, ours.STEP):
             engine.step({"events": _table(everyone[start : start + ours.STEP], rng)}, at := at + 1)
-        for _ in range(40):  # an inventory that is new is cut into sheets over the first commits
+        for _ in range(40):  # an inventory that is new is cut into sections over the first commits
             engine.step({"events": _table(rng.integers(0, keys, STEP), rng)}, at := at + 1)
         with _Putting() as putting:
             for _ in range(epochs):

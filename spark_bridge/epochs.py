@@ -27,7 +27,7 @@ from ddflow.dataflow.result import Verdicts, raise_no_output
 from ddflow.engine.engine import Flow
 from ddflow.engine.run.options import RunOptions
 from ddflow.engine.run.sync import Synced
-from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, WrongMode
+from ddflow.errors import ErrorText, Option, SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.driver_epochs import sync_state
 from ddflow.partitions.receipt import EpochResult
@@ -265,7 +265,7 @@ def _cut_single_stage(flow: Plan) -> Stages:
         raise SpecError(
             asked,
             f"{by} arrival, which the shuffle before it loses",
-            Phrase(
+            ErrorText(
                 "name a sequence column with ",
                 Option("seq"),
                 ", choose ",
@@ -291,7 +291,9 @@ def _run_lazily(
     ``given``: options that need a state. Raises `SpecError` for one that is not None.
     """
     for name in (name for name, value in given.items() if value is not None):
-        raise SpecError(f"run with {name}=", "there is no state", Phrase("give ", Option("state"), ", or leave it out"))
+        raise SpecError(
+            f"run with {name}=", "there is no state", ErrorText("give ", Option("state"), ", or leave it out")
+        )
     cut_stages(flow)
     flow, outputs = flow.frozen(), build_output_schemas(flow)
     columns = {name: check_columns(flow, name, frame, streaming=False) for name, frame in frames.items()}

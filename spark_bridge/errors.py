@@ -28,13 +28,13 @@ from ddflow.errors import (
     CommandFix,
     DdflowError,
     DeclareFix,
+    ErrorText,
+    ErrorTextPart,
     EvolveFix,
     FileFix,
     FixSyntax,
     InputTypesFix,
     Option,
-    Phrase,
-    PhrasePart,
     Row,
     TombstoneFix,
     WidenFix,
@@ -95,7 +95,7 @@ def _attach_error_note(error: Exception) -> None:
         error.add_note(MARK + json.dumps([type(error).__name__, texts, where], default=str))
 
 
-def _encode_phrase_part(part: str | PhrasePart) -> Any:
+def _encode_phrase_part(part: str | ErrorTextPart) -> Any:
     """Convert a piece of a text to JSON: a part becomes the name of its class and its arguments."""
     if isinstance(part, str):
         return part
@@ -154,13 +154,13 @@ def _decode_error(text: str) -> DdflowError | None:
     if not (isinstance(kind, type) and issubclass(kind, DdflowError)):
         return None
     try:
-        asked, found, fix = (Phrase(*map(_decode_phrase_part, each)) for each in texts)
+        asked, found, fix = (ErrorText(*map(_decode_phrase_part, each)) for each in texts)
         return kind(asked, found, fix, **{name: where[name] for name in WHERE})
     except (TypeError, ValueError, KeyError):
         return None
 
 
-def _decode_phrase_part(given: Any) -> str | PhrasePart:
+def _decode_phrase_part(given: Any) -> str | ErrorTextPart:
     """Restore a piece of a text from JSON. Raises `TypeError`, `KeyError` and `ValueError` for anything else."""
     if isinstance(given, str):
         return given

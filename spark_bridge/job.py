@@ -33,7 +33,7 @@ from ddflow.dataflow.budget import parse_size
 from ddflow.engine.engine import Flow
 from ddflow.engine.run.delivery import Deliveries, Delivery, warn_of_missing_sinks
 from ddflow.engine.run.options import RunOptions
-from ddflow.errors import DdflowError, MissingExtra, Option, Phrase, SchemaMismatch, SpecError, WrongMode
+from ddflow.errors import DdflowError, ErrorText, MissingExtra, Option, SchemaMismatch, SpecError, WrongMode
 from ddflow.errors.base import replace_error_texts
 from ddflow.kernels import cache
 from ddflow.kernels.compile import cache_directory
@@ -42,7 +42,7 @@ from ddflow.partitions.chunks import PACKED, ChunkLimits, add_digests, choose_ch
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.driver_epochs import DriverEpochs
 from ddflow.partitions.epoch_start import EpochStart, StateVersion
-from ddflow.partitions.messages import KnownMessages
+from ddflow.partitions.messages import SeenMessageColumns
 from ddflow.partitions.partitioner import Partitioner, PastSchemaDigests, find_arrival_columns, find_present_columns
 from ddflow.partitions.receipt import EpochResult, Receipt
 from ddflow.plan.evolve import PastSchemas
@@ -109,7 +109,7 @@ def check_address(state: Any, outputs: Any = None) -> str:
     check_outputs_path(outputs)
     if not isinstance(state, str | os.PathLike):
         raise SpecError(
-            Phrase(Option("state"), f" a {type(state).__name__}"),
+            ErrorText(Option("state"), f" a {type(state).__name__}"),
             "tasks in other processes cannot open that",
             "give a folder that all of them see, or s3://bucket/prefix",
         )
@@ -237,7 +237,7 @@ class Job:
         chunks: list[Any] = []
         past = self.coordinator.log.find_past_schemas(epoch.epoch)
         if packed is not None and past is not None:
-            packed = map_arrow(packed, RedigestTask(self._make_past_digester(past)))
+            packed = map_arrow(packed, RedigestTask(self._build_past_schema_digests(past)))
         if packed is not None:
             with self.job_context(session, f"epoch {epoch.epoch}, again"):
                 chunks = packed.select("what", "rows", "digest").collect()
@@ -249,7 +249,7 @@ class Job:
             digests[name] = add_digests(digests.get(name, bytes(16)), bytes(digest))
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
 
-    def _make_past_digester(self, past: PastSchemas) -> PastSchemaDigests:
+    def _build_past_schema_digests(self, past: PastSchemas) -> PastSchemaDigests:
         """Make the function that digests chunks by the columns of an earlier epoch."""
         now = {
             name: select_chunk_schema(each.bound.schema, self.columns.get(name))
@@ -308,7 +308,7 @@ def make_partitioner(
     secret: Secret,
     columns: tuple[str, ...],
     limits: ChunkLimits | None = None,
-    heard: KnownMessages | None = None,
+    heard: SeenMessageColumns | None = None,
 ) -> Partitioner:
     """Make the partitioner of an input's rows, in Spark's types."""
     came = make_nullable(flow.inputs[name].bound.schema)

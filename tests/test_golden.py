@@ -251,7 +251,7 @@ def test_a_flip_of_any_byte_and_a_cut_at_any_length_of_any_file_is_named(form: s
                 data[at] ^= 1 << at % 8
             memory.shared.blobs[blob.name] = (bytes(data) if at < len(data) else bytes(data[: at - len(data)])), 0.0
             try:
-                memory.map(blob)
+                memory.map_blob(blob)
             except CorruptState as error:
                 assert blob.name in str(error)
             else:
@@ -260,7 +260,7 @@ def test_a_flip_of_any_byte_and_a_cut_at_any_length_of_any_file_is_named(form: s
                 data[at] ^= 1 << at % 8
             tried += 1
         memory.shared.blobs[blob.name] = bytes(data), 0.0
-        memory.map(blob)
+        memory.map_blob(blob)
     assert tried > 50_000 // share
 
 

@@ -14,7 +14,7 @@ from ddflow.dataflow.result import Verdicts
 from ddflow.engine.run.report import RunDone
 from ddflow.engine.run.sync import Synced
 from ddflow.plan.inputs.input import Input
-from ddflow.plan.text.explain import Picture, PlanExplanation
+from ddflow.plan.text.explain import PlanDiagram, PlanExplanation
 
 flow = dd.Flow()
 orders = flow.upserts("orders", {"id": int, "city": str, "amount": int}, dd.Upsert(key="id", order_by="id"))
@@ -27,7 +27,7 @@ assert_type(flow.sql("select city from orders"), dd.Collection)
 assert_type(orders.join(log, on="id", how="anti"), dd.Collection)
 assert_type(orders.top(3, by=["amount desc"], partition_by="city"), dd.Collection)
 assert_type(flow.explain(), PlanExplanation)
-assert_type(flow.explain(format="svg"), Picture)
+assert_type(flow.explain(format="svg"), PlanDiagram)
 
 with flow.open("state", memory="1GB", commit_every="50ms", metrics=dd.exporters.prometheus("shop")) as engine:
     assert_type(engine, dd.Engine)
@@ -40,7 +40,7 @@ with flow.open("state", memory="1GB", commit_every="50ms", metrics=dd.exporters.
     assert_type(engine.read("by_city"), pa.Table)
     assert_type(engine.changes("by_city", 1, 2), pa.Table)
     assert_type(engine.replace("orders", pa.table({"id": [1]})), dd.Step)
-    assert_type(engine.explain(format="svg"), Picture)
+    assert_type(engine.explain(format="svg"), PlanDiagram)
     assert_type(engine.stats(), dd.Stats)
     sinks = {"by_city": dd.sinks.sqlite("shop.db", "by_city", mode="changelog")}
     assert_type(engine.run({"orders": dd.sources.files("landing/*.csv")}, sinks), RunDone)

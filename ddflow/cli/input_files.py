@@ -30,10 +30,10 @@ from ddflow.errors import (
     DdflowError,
     DuplicateKeys,
     EmptyContents,
+    ErrorText,
     Fix,
     NullKey,
     OutOfScope,
-    Phrase,
     SchemaMismatch,
     SpecError,
     TieRefused,
@@ -211,4 +211,4 @@ def add_error_locations(given: MultiFileReader, at: FilePosition) -> Iterator[No
         if at.file in error.asked:
             raise
         set_error_row_names(error, partial(given.describe_row, at), at.file)
-        raise replace_error_texts(error, asked=Phrase(f"{given.describe_position(at)}: ", error.asked)) from None
+        raise replace_error_texts(error, asked=ErrorText(f"{given.describe_position(at)}: ", error.asked)) from None

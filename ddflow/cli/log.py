@@ -80,9 +80,10 @@ def stream_log(
 ) -> Iterator[Any]:
     """Yield a reader for each file, to be read in order; full contents come in a mark.
 
-    ``full``, ``scope``: as in `wrap_full_files`.  ``shown``: called with the number of rows read since its last call.
+    ``full``, ``scope``: as in `mark_full_content_files`.  ``shown``: called with the number of rows read since its last
+    call.
     """
-    for part in wrap_full_files(given.files, full, scope):
+    for part in mark_full_content_files(given.files, full, scope):
         file = part.rows if isinstance(part, Full) else part
         rows = pa.RecordBatchReader.from_batches(
             given.columns(file), read_rows(given, file, lambda rows, _: shown(rows))
@@ -90,7 +91,7 @@ def stream_log(
         yield replace(part, rows=rows) if isinstance(part, Full) else rows
 
 
-def wrap_full_files(files: Sequence[str], full: Sequence[str] | None, scope: str | None) -> list[Any]:
+def mark_full_content_files(files: Sequence[str], full: Sequence[str] | None, scope: str | None) -> list[Any]:
     """Mark the files of a log.  ``full``: names, folders or patterns of files with full contents, of a ``scope``.
 
     O(files * names).  Raises `typer.BadParameter` for a name that matches no file, and for a scope without files.

@@ -75,14 +75,14 @@ def _replay_log(ask: VerbOptions, old: str, whole: bool, full: list[str] | None,
     check_conflicting_options(ask, sides=False)
 
     from ddflow.cli.file_run import FileFeed, FileRun
-    from ddflow.cli.log import wrap_full_files
+    from ddflow.cli.log import mark_full_content_files
     from ddflow.cli.output import WrittenEpochs
     from ddflow.cli.plan import INPUT
     from ddflow.tools.migrate import MigrationOptions, replay_migration
 
     request, new = FileRun(ask), str(ask.state)
     files, flow, out = request.files, request.flow, request.open_output()
-    parts = wrap_full_files(files.files, full, scope)
+    parts = mark_full_content_files(files.files, full, scope)
 
     def feed(engine: Any, least: int, told: LogMarker) -> None:
         with show_progress(files.rows) as tick:

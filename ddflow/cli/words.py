@@ -3,12 +3,14 @@
 The library names options and calls by their names in Python, because it does not know the caller. `ShellSyntax` writes
 them as options of the verb that runs, if it has them. All other text stays as it is.
 
->>> from ddflow.errors import DeclareFix, EvolveFix, Option, Phrase, format_phrase
+>>> from ddflow.errors import DeclareFix, EvolveFix, Option, ErrorText, format_error_text
 >>> words = ShellSyntax({"null_key": "--null-key", "types": "--types"})
->>> format_phrase("choose " + Option("null_key", "drop") + ", declare " + DeclareFix({"n": "double"}), words)
+>>> format_error_text("choose " + Option("null_key", "drop") + ", declare " + DeclareFix({"n": "double"}), words)
 'choose --null-key drop, declare --types n=double'
->>> format_phrase(Phrase(EvolveFix({"n": "int64"}, state="my state")), words), format_phrase("null_key='drop'", words)
-("ddflow evolve 'my state' --types n=int64", "null_key='drop'")
+>>> format_error_text(ErrorText(EvolveFix({"n": "int64"}, state="my state")), words)
+"ddflow evolve 'my state' --types n=int64"
+>>> format_error_text("null_key='drop'", words)
+"null_key='drop'"
 """
 
 import shlex
@@ -16,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Final
 
-from ddflow.errors import EvolveFix, FixSyntax, format_phrase
+from ddflow.errors import EvolveFix, FixSyntax, format_error_text
 
 OTHERWISE: Final = {"group": "groups"}
 """Options that have another name in Python."""
@@ -103,7 +105,7 @@ def format_for_shell(text: str) -> str:
     given = VERB.get()
     options = () if given is None else [each for each in given.params if each.opts and each.opts[0].startswith("-")]
     names = {OTHERWISE.get(each.name, each.name.rstrip("_")): each.opts[0] for each in options}
-    return format_phrase(text, ShellSyntax(names, tables=given is not None and given.name == "sql"))
+    return format_error_text(text, ShellSyntax(names, tables=given is not None and given.name == "sql"))
 
 
 def _flatten_options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

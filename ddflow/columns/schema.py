@@ -34,7 +34,7 @@ from ddflow.columns.casts import (
 )
 from ddflow.columns.names import DIFF, RESERVED, TIME, did_you_mean, find_nearest_name
 from ddflow.columns.wider import suggest_widening
-from ddflow.errors import Phrase, SchemaMismatch, TooLarge, WidenFix, shorten
+from ddflow.errors import ErrorText, SchemaMismatch, TooLarge, WidenFix, shorten
 
 INTERVAL: Final[pa.DataType] = pa.month_day_nano_interval()  # type: ignore[attr-defined]
 """Months, days and nanoseconds: the one flat type that writes equal values in several ways."""
@@ -430,13 +430,13 @@ def cast_losslessly(
         fits = to_declared_type(suggest_type(array.type, field.type))
         rounds = pat.is_decimal(array.type) and pat.is_floating(field.type)
         mend = f"cast the column to {field.type} yourself, which rounds" if rounds else "mend the row"
-        fix = Phrase(f"{mend}, or declare {fits}", how(field, fits) if how else "")
+        fix = ErrorText(f"{mend}, or declare {fits}", how(field, fits) if how else "")
         raise SchemaMismatch(asked, found, fix, column=field.name, row=row)
     there = np.flatnonzero(np.asarray(array.is_valid()))[:1]
     found = f"it is {kind}, declared is {field.type}" + "".join(
         f"; row {i:,} holds {_format_value(array, i)}" for i in there
     )
-    fix = Phrase(f"cast it yourself, or declare {kind}", how(field, kind) if how else "")
+    fix = ErrorText(f"cast it yourself, or declare {kind}", how(field, kind) if how else "")
     raise SchemaMismatch(asked, found, fix, column=field.name)
 
 

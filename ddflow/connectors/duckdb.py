@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ddflow.columns.names import quote_name
 from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
-from ddflow.connectors.file_database import FileDatabaseSink, FileDatabaseSource, split_requested_columns
+from ddflow.connectors.file_database import FileDatabaseSink, FileDatabaseSource, split_columns_by_presence
 from ddflow.connectors.sql_table import SqlTable
 from ddflow.errors import SourceFailed, UnreadableInput, import_extra
 from ddflow.storage.address import refuse_embedded_secret
@@ -58,7 +58,7 @@ class DuckDBSource(FileDatabaseSource):
         try:
             with self._connect_to_read(duckdb) as connection:
                 there = connection.sql(f"select * from {self.table_expression} limit 0").to_arrow_table().schema
-                schema, others = split_requested_columns(schema, there.names, all_of_it)
+                schema, others = split_columns_by_presence(schema, there.names, all_of_it)
                 names = ", ".join(quote_name(name) for name in schema.names)
                 rows = connection.sql(f"select {names} from {self.table_expression}").to_arrow_table()
                 return rows.rename_columns(schema.names), {name: there.field(name).type for name in others}

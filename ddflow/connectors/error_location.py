@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Final
 
 from ddflow.connectors.api import BatchStart
-from ddflow.errors import DdflowError, Phrase
+from ddflow.errors import DdflowError, ErrorText
 from ddflow.errors.base import replace_error_texts, set_error_row_names
 
 FEW: Final = 3
@@ -59,7 +59,7 @@ def add_file_to_error(given: Any, error: DdflowError) -> DdflowError:
             set_error_row_names(error, partial(of.describe_row, FilePosition(files[0])), files[0])
     if any(each in error.asked or each in error.found for each in files):
         return error
-    return replace_error_texts(error, asked=Phrase(f"{files[0] if len(files) == 1 else path}: ", error.asked))
+    return replace_error_texts(error, asked=ErrorText(f"{files[0] if len(files) == 1 else path}: ", error.asked))
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def add_file_to_errors(spots: Sequence[tuple[BatchStart, int]]) -> Iterator[None
             set_error_row_names(
                 error, lambda row: f"row {_find_file_and_row(spots, row)[1]:,}", files[0] if len(files) == 1 else ""
             )
-            replace_error_texts(error, asked=Phrase(f"{format_file_names(files)}: ", error.asked))
+            replace_error_texts(error, asked=ErrorText(f"{format_file_names(files)}: ", error.asked))
         raise
 
 

@@ -154,10 +154,10 @@ def check_same_table(name: str, was: str, now: str) -> None:
         raise SpecError(f"read {name!r} from the table {now!r}", found, f"name {was}; or begin a new state")
 
 
-def split_requested_columns(schema: pa.Schema, there: Sequence[str], all_of_it: bool) -> tuple[pa.Schema, list[str]]:
+def split_columns_by_presence(schema: pa.Schema, there: Sequence[str], all_of_it: bool) -> tuple[pa.Schema, list[str]]:
     """Split a schema into the fields to read, and list the other existing columns.  Case does not count.
 
-    >>> split_requested_columns(pa.schema({"id": pa.int64(), "old": pa.int64()}), ["ID", "new"], False)
+    >>> split_columns_by_presence(pa.schema({"id": pa.int64(), "old": pa.int64()}), ["ID", "new"], False)
     (id: int64, ['new'])
     """
     have, asked = ({name.casefold() for name in names} for names in (there, schema.names))

@@ -31,7 +31,7 @@ from ddflow.columns.names import quote_name
 from ddflow.columns.schema import is_bytes
 from ddflow.columns.wider import suggest_widening
 from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
-from ddflow.connectors.file_database import FileDatabaseSink, FileDatabaseSource, split_requested_columns
+from ddflow.connectors.file_database import FileDatabaseSink, FileDatabaseSource, split_columns_by_presence
 from ddflow.connectors.sql_table import InPlaceTable, KeyMatch, cast_to_text
 from ddflow.errors import SchemaMismatch, SinkFailed, SourceFailed, UnreadableInput
 
@@ -51,7 +51,7 @@ class SQLiteSource(FileDatabaseSource):
             with closing(sqlite3.connect(place, uri=True, isolation_level=None)) as connection:
                 connection.execute("begin")
                 described = connection.execute(f"select * from {self.table_expression} limit 0").description
-                schema, others = split_requested_columns(schema, [each[0] for each in described], all_of_it)
+                schema, others = split_columns_by_presence(schema, [each[0] for each in described], all_of_it)
                 names = ", ".join(quote_name(name) for name in schema.names)
                 found = connection.execute(f"select {names} from {self.table_expression}").fetchall()
                 beside = {name: self._find_column_type(connection, name) for name in others}

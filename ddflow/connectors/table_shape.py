@@ -21,7 +21,7 @@ import pyarrow.types as pat
 from ddflow.columns.names import DIFF
 from ddflow.connectors.api import TableShape, TargetRecord
 from ddflow.connectors.modes import CHANGE, RETRACT
-from ddflow.errors import Option, Phrase, SinkAhead, SinkRefused
+from ddflow.errors import ErrorText, Option, SinkAhead, SinkRefused
 
 MARKS: Final = frozenset({CHANGE, RETRACT, DIFF})
 """Columns of modes that only add rows: added later, they would make a mirror a log of half its rows."""
@@ -35,7 +35,7 @@ DECLARED: Final = {
     'pa.timestamp("us", "UTC")': pa.timestamp("us", "UTC"),
 }
 """Types that may be meant for one another, as they are declared."""
-OTHER_MODE: Final = Phrase("give the sink the ", Option("mode"), " that the table was written in, or another table")
+OTHER_MODE: Final = ErrorText("give the sink the ", Option("mode"), " that the table was written in, or another table")
 
 
 def find_missing_columns(

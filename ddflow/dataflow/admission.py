@@ -51,7 +51,7 @@ from ddflow.connectors.formats.base import (
 )
 from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.result import NAMES
-from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, format_location, shorten
+from ddflow.errors import ErrorText, LateEvent, Option, Row, SchemaMismatch, format_location, shorten
 from ddflow.kernels.sort import find_range_and_order
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.inputs.input import Binding
@@ -190,7 +190,7 @@ class InputValidator:
             place = partial(self._locate_message, given, first, made.at)
             self._raise_null_error(
                 lacking,
-                lambda row: Phrase.join_texts("; ", [place(row), *self.unseen.list_warnings(self.key)]),
+                lambda row: ErrorText.join_texts("; ", [place(row), *self.unseen.list_warnings(self.key)]),
                 made.rows,
             )
 
@@ -301,7 +301,9 @@ class InputValidator:
         if column.null_count and (rows := np.flatnonzero((unpack_validity(column) == 0) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                Phrase(f"{name!r} is null in {rows.size:,} rows", format_location(", first in ", where(int(rows[0])))),
+                ErrorText(
+                    f"{name!r} is null in {rows.size:,} rows", format_location(", first in ", where(int(rows[0])))
+                ),
                 "every event needs a time: mend the rows; nothing was taken in",
                 column=name,
             )
@@ -311,7 +313,9 @@ class InputValidator:
         if greatest == CLOSED and (beyond := np.flatnonzero((times == CLOSED) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                Phrase(f"{beyond.size:,} rows have time {CLOSED}", format_location(", first ", where(int(beyond[0])))),
+                ErrorText(
+                    f"{beyond.size:,} rows have time {CLOSED}", format_location(", first ", where(int(beyond[0])))
+                ),
                 "that is the closed frontier itself; use smaller times",
                 column=name,
             )
@@ -321,15 +325,15 @@ class InputValidator:
         """Raise the binding's error for rows without a key if it refuses them, with the first of the ``events``."""
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
-            others = Phrase(" or ", Option("null_key", "keep")) if self.bound.unique else Phrase()
-            others += Phrase(" or ", Option("on_bad", "drop"), " of the format") if self.format is not None else ""
+            others = ErrorText(" or ", Option("null_key", "keep")) if self.bound.unique else ErrorText()
+            others += ErrorText(" or ", Option("on_bad", "drop"), " of the format") if self.format is not None else ""
             error = self.bound.null_error(
                 f"rows for {self.bound.name!r}",
-                Phrase(
+                ErrorText(
                     f"{self.bound.missing_part_name} is null in {rows.size:,} rows",
                     format_location(", first in ", where(int(rows[0]))),
                 ),
-                Phrase("mend them, or choose ", Option("null_key", "drop"), others, "; nothing was taken in"),
+                ErrorText("mend them, or choose ", Option("null_key", "drop"), others, "; nothing was taken in"),
                 input=self.bound.name,
                 column=next(name for name in self.key if events.column(name).null_count),
             )
@@ -343,12 +347,12 @@ class InputValidator:
             rows, kind = np.flatnonzero(late), self.bound.time_type
             raise LateEvent(
                 f"rows for {self.bound.name!r}",
-                Phrase(
+                ErrorText(
                     f"{rows.size:,} events are behind the frontier {format_time(frontier, kind)}",
                     format_location(", first ", where(int(rows[0]))),
                     f", at time {format_time(int(original[rows[0]]), kind)}",
                 ),
-                Phrase(
+                ErrorText(
                     *("push them before advancing, or choose ", Option("late", "drop"), " or "),
                     *(Option("late", "advance"), "; nothing was taken in"),
                 ),

@@ -16,7 +16,7 @@ import re
 from os import PathLike
 from typing import Final, cast
 
-from ddflow.errors import BudgetExceeded, Option, Phrase, SpecError
+from ddflow.errors import BudgetExceeded, ErrorText, Option, SpecError
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.storage.protocol import Store
@@ -55,7 +55,7 @@ class MemoryBudget:
             raise SpecError(
                 f"spill={str(spill)!r}",
                 "there is no budget, so nothing would be spilled",
-                Phrase("give ", Option("memory"), " too, such as '512MB'"),
+                ErrorText("give ", Option("memory"), " too, such as '512MB'"),
             )
         self.memory, self.scratch = memory, cast(BatchStore | None, None)
         if memory is not None and (spill is not None or state is not None):
@@ -91,7 +91,9 @@ class MemoryBudget:
         """Raise `BudgetExceeded` when the state would outgrow a budget that cannot be spilled."""
         if self.memory is not None and not self.can_spill and needed > self.memory:
             found = f"the state would take {format_size(needed)}, the budget is {format_size(self.memory)}"
-            remedy = Phrase("open with a larger ", Option("memory"), ", or with spill= a folder; nothing was changed")
+            remedy = ErrorText(
+                "open with a larger ", Option("memory"), ", or with spill= a folder; nothing was changed"
+            )
             raise BudgetExceeded("a step", found, remedy)
 
 

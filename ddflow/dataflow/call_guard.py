@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, cast
 
-from ddflow.errors import ConcurrentUse, DdflowError, EngineClosed, Option, OutOfMemory, Phrase
+from ddflow.errors import ConcurrentUse, DdflowError, EngineClosed, ErrorText, Option, OutOfMemory
 
 WHY: Final = {
     "closed": "it was closed",
@@ -191,7 +191,7 @@ class CallGuard:
         whole = "nothing was changed" if self.state == "open" else "the engine goes no further: open a new one"
         found = str(error).strip() or "no more memory could be had"
         return OutOfMemory(
-            "a call", found, Phrase("give it smaller steps, or a budget with ", Option("memory"), f"; {whole}")
+            "a call", found, ErrorText("give it smaller steps, or a budget with ", Option("memory"), f"; {whole}")
         )
 
 

@@ -29,7 +29,7 @@ from ddflow.columns.hashing import NONE, Ints, Secret
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.schema import empty_table
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.errors import CommandFix, Option, Phrase, PlanChanged
+from ddflow.errors import CommandFix, ErrorText, Option, PlanChanged
 from ddflow.operators.base import OperatorContext, ReadableNode, RunningOperator, as_updates
 from ddflow.operators.inputs import open_input
 from ddflow.operators.updates import Updates, compute_with_net_retry, consolidate, ints, narrow_ints
@@ -225,7 +225,7 @@ class Graph:
         return PlanChanged(
             f"open a state with the new {what}",
             f"it is made of the inputs {list(lost)}, whose rows are not kept",
-            Phrase(
+            ErrorText(
                 *("make a new state of the log with ", CommandFix("migrate")),
                 *("; with ", Option("keep", True), " this will not happen again"),
             ),

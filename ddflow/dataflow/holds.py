@@ -22,7 +22,7 @@ import pyarrow as pa
 from sortedcontainers import SortedList
 
 from ddflow.dataflow.result import Step
-from ddflow.errors import Option, Phrase, TimeWentBack
+from ddflow.errors import ErrorText, Option, TimeWentBack
 from ddflow.time import CLOSED, INT64, format_time
 
 MOST: Final = 1 << 26
@@ -185,5 +185,5 @@ def make_went_back_error(to: int, at: int, kind: pa.DataType = INT64) -> TimeWen
     return TimeWentBack(
         f"advance a reader to {format_time(to, kind)}",
         f"it is already at {format_time(at, kind)}",
-        Phrase("times may not go back; open another reader with ", Option("at")),
+        ErrorText("times may not go back; open another reader with ", Option("at")),
     )

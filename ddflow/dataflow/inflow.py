@@ -29,7 +29,7 @@ from ddflow.dataflow.admission import DecodeProgress, InputValidator, Look, Refu
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import MemoryBudget
 from ddflow.dataflow.side_outputs import build_refused_verdicts
-from ddflow.errors import BadMessage, BudgetExceeded, NotArrow, Option, Phrase, SchemaMismatch, WrongMode
+from ddflow.errors import BadMessage, BudgetExceeded, ErrorText, NotArrow, Option, SchemaMismatch, WrongMode
 from ddflow.operators.updates import ints
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.state import walk_live_keys
@@ -122,11 +122,11 @@ def build_truncate_deletes(upsert: RunningUpsert, inflow: IngestedRows, cut: Tru
     if bound.spec.holds_back:
         found = f"{cut.place}: it is a truncate, and the flow is in hold-back mode"
         raise WrongMode(
-            asked, found, Phrase("a truncate has no time of an event: leave ", Option("time"), " out of the spec")
+            asked, found, ErrorText("a truncate has no time of an event: leave ", Option("time"), " out of the spec")
         )
     if lost := [name for name in bound.spec.order_by if name not in cut.order]:
         found = f"{cut.place}: it is a truncate, and says nothing of the order by {lost}"
-        raise BadMessage(asked, found, Phrase("leave ", Option("order_by"), " to the format; nothing was taken in"))
+        raise BadMessage(asked, found, ErrorText("leave ", Option("order_by"), " to the format; nothing was taken in"))
     keys = bound.key_schema
     for high, _, references in walk_live_keys(upsert.output_arrangement):
         for begin in range(0, high.size, PIECE):
@@ -177,7 +177,9 @@ def map_rows_to_inputs(inputs: Any, known: Mapping[str, InputValidator]) -> Mapp
     return {next(iter(known)): inputs}
 
 
-def map_contents_to_inputs(call: str, name: Any, rows: Any, known: Mapping[str, InputValidator]) -> Mapping[str, Any]:
+def group_full_contents_by_input(
+    call: str, name: Any, rows: Any, known: Mapping[str, InputValidator]
+) -> Mapping[str, Any]:
     """Map a full-contents call's rows to inputs: ``rows`` is None if they are in the position of the name.
 
     Raises `NotArrow` or `SchemaMismatch` if either is missing.
@@ -191,7 +193,7 @@ def map_contents_to_inputs(call: str, name: Any, rows: Any, known: Mapping[str, 
         raise NotArrow(
             call,
             found,
-            Phrase(f"write {call}(name, rows, ...), or {call}(rows, ", Option("time"), "...) for the only input"),
+            ErrorText(f"write {call}(name, rows, ...), or {call}(rows, ", Option("time"), "...) for the only input"),
         )
     if name not in known:
         raise make_unknown_input_error(name, known)
@@ -244,7 +246,7 @@ def _split_table(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
     if table.num_rows == 1:
         found = f"one row takes {format_size(size)}, the budget leaves {format_size(most)} for a row"
         raise BudgetExceeded(
-            f"rows for {what}", found, Phrase("give a larger ", Option("memory"), "; nothing was taken in")
+            f"rows for {what}", found, ErrorText("give a larger ", Option("memory"), "; nothing was taken in")
         )
     rows = max(min(table.num_rows * most // size, table.num_rows // 2), 1)
     for begin in range(0, table.num_rows, rows):

@@ -170,7 +170,7 @@ class StepComputation:
     def _group_input_updates(self, node: Collection) -> Iterable[Sequence[Updates]]:
         """Group the updates of each input: together if equal rows must meet, else piece by piece."""
         if node.of_events:
-            return [[self.build_time_updates(each) for each in node.inputs]]
+            return [[self.build_updates_at_time(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
         if by[0] is not None:
             return self._group_equal_rows(list(map(self.receive_updates, node.inputs, by)), by)
@@ -180,7 +180,7 @@ class StepComputation:
         none = [pieces[0].slice_rows(0, 0) for pieces in every]
         return ([*none[:i], piece, *none[i + 1 :]] for i, pieces in enumerate(every) for piece in pieces)
 
-    def build_time_updates(self, node: Collection) -> Updates:
+    def build_updates_at_time(self, node: Collection) -> Updates:
         """Make an update without columns for each time at which an input has events."""
         released = self.released.get(self.graph.names[node])
         ranks = np.searchsorted(self.times, ints() if released is None else released.times).astype(np.int32)

@@ -30,7 +30,7 @@ from ddflow.dataflow.inflow import IngestedRows
 from ddflow.dataflow.result import Step
 from ddflow.engine.commits import CallRequest, EpochCommitter, RowsDigest
 from ddflow.engine.stats import ArrangementFigures
-from ddflow.errors import CommandFix, EngineClosed, Option, Phrase, SpecError, TimeWentBack, WrongMode
+from ddflow.errors import CommandFix, EngineClosed, ErrorText, Option, SpecError, TimeWentBack, WrongMode
 from ddflow.metrics import LOG, CallMetrics, Metrics, publish_call_metrics
 from ddflow.storage.address import mask_address
 from ddflow.storage.feeding import EVENTS, FeedMode, record_feed_call
@@ -194,22 +194,24 @@ class EngineCalls:
                 raise SpecError(
                     f"{asked} of epoch {epoch}",
                     "it is not committed, and commit_every= makes epochs by the clock",
-                    Phrase("leave ", Option("epoch"), " out, or number epochs yourself: commit_every=None and flush()"),
+                    ErrorText(
+                        "leave ", Option("epoch"), " out, or number epochs yourself: commit_every=None and flush()"
+                    ),
                 )
         elif epoch is not None:
             raise SpecError(
                 f"{asked} of epoch {epoch}",
                 "this engine's state is in memory and has no epochs",
-                Phrase("leave ", Option("epoch"), " out, or open the flow with a state"),
+                ErrorText("leave ", Option("epoch"), " out, or open the flow with a state"),
             )
         if back:
-            remedy = Phrase("give every step a greater time")
+            remedy = ErrorText("give every step a greater time")
             if asked.kind == "replace":
-                remedy += Phrase(
+                remedy += ErrorText(
                     "; replace({name: rows, ...}, ", Option("time"), "...) takes several inputs at one time"
                 )
             if self.durable is not None:
-                remedy += Phrase("; ", CommandFix("rollback"), " takes back an epoch whose time was wrong")
+                remedy += ErrorText("; ", CommandFix("rollback"), " takes back an epoch whose time was wrong")
             found = f"the last step was at {format_time(self.dataflow.last, asked.time_type)}"
             raise TimeWentBack(f"cannot {asked}", found, remedy)
         return None

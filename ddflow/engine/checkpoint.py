@@ -32,7 +32,7 @@ from ddflow.dataflow.batcher import Batcher, PendingRunRecord
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import add_to_counts
 from ddflow.dataflow.result import GONE, NAMES, count_resolved_events
-from ddflow.errors import CommandFix, CorruptState, Phrase
+from ddflow.errors import CommandFix, CorruptState, ErrorText
 from ddflow.operators.base import Hashes
 from ddflow.plan.collection import Collection
 from ddflow.plan.text.codec import compute_node_ids
@@ -84,7 +84,7 @@ _DECODER: Final = Decoder(Inventory)
 
 
 class StoredInventory(NamedTuple):
-    """An inventory in a file. ``what``: its place, for messages. ``of``: its content. ``text``: its text and sheets."""
+    """An inventory in a file. ``what``: its place, for messages. ``of``: its content. ``text``: with its sections."""
 
     what: str
     of: Inventory
@@ -107,7 +107,7 @@ class StoredInventory(NamedTuple):
 
 T = TypeVar("T")
 
-MEND: Final = Phrase("restore it from a copy, or go back with ", CommandFix("rollback"))
+MEND: Final = ErrorText("restore it from a copy, or go back with ", CommandFix("rollback"))
 
 
 def make_inventory(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:

@@ -42,7 +42,7 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.inventory_text import SheetWriter
+from ddflow.storage.inventory_text import InventorySectionWriter
 from ddflow.storage.manifest import Epoch, EpochCall, Manifest
 from ddflow.time import INT64, NEVER, format_time
 
@@ -129,11 +129,14 @@ class CallRequest:
 
 
 class EpochCommitter:
-    """``log``: the state's epochs.  ``batch_store``, ``sheets``: of its store."""
+    """``log``: the state's epochs.  ``batch_store``, ``sections``: of its store."""
 
     def __init__(self, log: EpochLog) -> None:
         self.log = log
-        self.batch_store, self.sheets = BatchStore(log.manifest_log.store), SheetWriter(log.manifest_log.store)
+        self.batch_store, self.sections = (
+            BatchStore(log.manifest_log.store),
+            InventorySectionWriter(log.manifest_log.store),
+        )
         self.calls: list[EpochCall] = []
         """Made since the last commit; their outputs are in files."""
         self.came: tuple[CallRequest | None, Mapping[str, RowsDigest]] = (None, {})
@@ -189,7 +192,7 @@ class EpochCommitter:
         for part in manifest.inventories:
             stored.append(StoredInventory.read(store, part))
             files |= {part.name} | stored[-1].text.file_names
-            self.sheets.load_text(stored[-1].text)
+            self.sections.load_text(stored[-1].text)
         recovery.restore_dataflow(dataflow, stored, self.batch_store, dataflow.budget.memory is None)
         self.batch_store.start_verification()
         self.batch_store.register_manifest_files(self.log.resume_from_newest_version(files))
@@ -334,8 +337,8 @@ class EpochCommitter:
         """Write the state that no file has yet, and publish it as the next version. Like `commit`."""
         self.batch_store.finish_verification()
         data = encode_record(recovery.make_inventory(dataflow, self.batch_store))
-        part = self.sheets.write_inventory(data)
-        files = self.sheets.names
+        part = self.sections.write_inventory(data)
+        files = self.sections.names
         # From here on it may happen, whatever we are told.
         outputs = {blob.name for call in self.calls for output in call.outputs.values() for blob in output.blobs}
         self.batch_store.register_manifest_files(files | outputs)

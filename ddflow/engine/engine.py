@@ -45,7 +45,7 @@ from ddflow.metrics import LOG, Look
 from ddflow.plan.evolve import share_join_arrangements
 from ddflow.plan.options import EngineOptions, accept_keyword_options
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.explain import Explaining, Picture, PlanExplanation, render_html, render_plan
+from ddflow.plan.text.explain import Explaining, PlanDiagram, PlanExplanation, render_html, render_plan
 from ddflow.plan.verbs.family import ForeignVerbHints
 from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, Time, time_to_int64
@@ -609,7 +609,7 @@ class Flow(Plan, Explaining, ForeignVerbHints):
         flow.nodes, flow.inputs, flow.outputs = list(plan.nodes), dict(plan.inputs), dict(plan.outputs)
         return flow
 
-    def _render_plan(self, name: str | None, format: str) -> PlanExplanation | Picture:
+    def _render_plan(self, name: str | None, format: str) -> PlanExplanation | PlanDiagram:
         return render_plan(self, name, format)
 
     def _repr_html_(self) -> str:

@@ -39,8 +39,8 @@ from ddflow.errors import (
     CorruptState,
     DdflowError,
     EpochSkipped,
+    ErrorText,
     OutcomeUnknown,
-    Phrase,
     SchemaMismatch,
     SpecError,
     StorageFailed,
@@ -247,7 +247,7 @@ class EpochLog:
             raise CorruptState(
                 f"the files {[blob.name for blob in output.blobs]} of {self.manifest_log.store.where}",
                 f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
-                Phrase("restore them from a copy, or go back with ", CommandFix("rollback")),
+                ErrorText("restore them from a copy, or go back with ", CommandFix("rollback")),
             )
         if there is None:
             return table

@@ -37,7 +37,7 @@ from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.rows import gather_arrays, row_values
 from ddflow.columns.schema import is_text, is_word_type
 from ddflow.columns.sorting import SortedRows, sort_by_identity
-from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, Phrase, Row, SpecError, shorten
+from ddflow.errors import CorruptState, DuplicateKeys, ErrorText, OutOfScope, Row, SpecError, shorten
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.orders import decode_column_words
@@ -131,7 +131,7 @@ class FullContents:
         one, other, *_ = sorted(next(iter(at.values())))
         raise DuplicateKeys(
             self.asked,
-            Phrase(
+            ErrorText(
                 f"{twice.size:,} keys have more than one row, first {list(keys.values())}",
                 Row(one, ": the first of them in "),
                 Row(other, ", and in "),

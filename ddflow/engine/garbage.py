@@ -198,7 +198,7 @@ def _collect_referenced_files(store: Store, manifest: Manifest, backlog: Backlog
     """Collect the files that a version names; of its backlog only files that the newest version does not name."""
     return (
         collect_file_names(store, manifest)
-        | backlog.compare_files(manifest.backlog, () if manifest is newest else newest.backlog)[0]
+        | backlog.find_different_files(manifest.backlog, () if manifest is newest else newest.backlog)[0]
     )
 
 

@@ -28,7 +28,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import compute_value_hashes
 from ddflow.connectors.error_location import add_file_to_error, is_path
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.inflow import IngestedRows, map_contents_to_inputs
+from ddflow.dataflow.inflow import IngestedRows, group_full_contents_by_input
 from ddflow.dataflow.result import Step
 from ddflow.engine.calls import EngineCalls, warn_of_unseen_columns
 from ddflow.engine.commits import CallRequest
@@ -37,8 +37,8 @@ from ddflow.engine.full_contents import FullContents
 from ddflow.errors import (
     DdflowError,
     EmptyContents,
+    ErrorText,
     Option,
-    Phrase,
     SchemaMismatch,
     SpecError,
     TooManyAbsent,
@@ -144,14 +144,14 @@ class AbsenceLimit(NamedTuple):
             raise EmptyContents(
                 contents.asked,
                 f"it has no rows, so every key would be deleted, {absent:,} in all",
-                Phrase("give ", Option("allow_empty", True), " if that is so; nothing was taken in"),
+                ErrorText("give ", Option("allow_empty", True), " if that is so; nothing was taken in"),
             )
         if self.most is not None and absent > (
             allowed := compute_absence_limit(self.most, there := absent + contents.named)
         ):
             raise TooManyAbsent(
                 contents.asked,
-                Phrase(
+                ErrorText(
                     f"it lacks {absent:,} of {there:,} keys, and ",
                     Option("max_absent", self.most),
                     f" lets {allowed:,} go",
@@ -183,20 +183,20 @@ def replace_rows(
             raise WrongMode(
                 kind,
                 "the flow is in hold-back mode: its inputs name a time column",
-                Phrase(
+                ErrorText(
                     "full contents are of one time; push their rows as events, or leave ",
                     Option("time"),
                     " out of the spec",
                 ),
             )
         at = choose_step_time(calls, kind, time, epoch)
-        inputs = map_contents_to_inputs(kind, name, rows, dataflow.admissions)
+        inputs = group_full_contents_by_input(kind, name, rows, dataflow.admissions)
         if len(inputs) > 1 and (scope is not None or order is not None):
             found = f"there are rows for {len(inputs)} inputs: {list(inputs)}"
             raise SpecError(
                 kind,
                 found,
-                Phrase(Option("scope"), " and order= are those of one: call it for each, at a time of its own"),
+                ErrorText(Option("scope"), " and order= are those of one: call it for each, at a time of its own"),
             )
         upserts = {each: dataflow.graph.inputs[each].require_keys(f"{kind} of {each!r}") for each in inputs}
         when = f"at time {format_time(at, dataflow.time_type)}"

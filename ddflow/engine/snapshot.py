@@ -31,7 +31,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.read.reads import Reading
-from ddflow.errors import CorruptState, DdflowError, Option, Phrase, SnapshotExpired, SpecError, StateRefused
+from ddflow.errors import CorruptState, DdflowError, ErrorText, Option, SnapshotExpired, SpecError, StateRefused
 from ddflow.plan.compatibility import resolve_plan
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
@@ -211,5 +211,5 @@ def make_expired_error(store: Store, epoch: int) -> SnapshotExpired:
     return SnapshotExpired(
         f"epoch {epoch} of {store.where}",
         "that version is not kept any more, or not there yet",
-        Phrase("read the newest, or keep versions longer with ", Option("grace")),
+        ErrorText("read the newest, or keep versions longer with ", Option("grace")),
     )

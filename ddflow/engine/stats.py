@@ -17,7 +17,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.result import Verdicts
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.explain import Explaining, Picture, PlanExplanation, render_html, render_plan
+from ddflow.plan.text.explain import Explaining, PlanDiagram, PlanExplanation, render_html, render_plan
 from ddflow.terminal import escape_text, format_count, format_size, html_table, text_table
 from ddflow.time import INT64, format_time
 from ddflow.trace.arrangement import Arrangement
@@ -343,7 +343,7 @@ class Inspectable(Explaining):
         """Counts of all events by verdict since the state began, a `Verdicts`."""
         return Verdicts.of(self.dataflow.totals, self.dataflow.pending_count)
 
-    def _render_plan(self, name: str | None, format: str) -> PlanExplanation | Picture:
+    def _render_plan(self, name: str | None, format: str) -> PlanExplanation | PlanDiagram:
         with self.dataflow.guard.lock_for_read("explain"):
             return render_plan(self.flow, name, format, describe_nodes(self.dataflow.graph))
 

@@ -1,6 +1,6 @@
 """The base of all errors: texts that hold data, and the words in which Python, the shell and Spark print them.
 
-A text of an error is a `Phrase`: pieces of text, and pieces that are data. A `Row` is renamed by whoever knows its
+A text of an error is a `ErrorText`: pieces of text, and pieces that are data. A `Row` is renamed by whoever knows its
 file; a `Fix` is something to type. `FixSyntax` writes them as Python; the shell and Spark have subclasses.
 
 Guarantees: no text of an error holds a secret of an address or a setting (`mask_secrets`).
@@ -111,7 +111,7 @@ class FixSyntax:
 PYTHON: Final = FixSyntax()
 
 
-class PhrasePart:
+class ErrorTextPart:
     """A piece of a message that is data."""
 
     def text(self, words: FixSyntax) -> str:
@@ -121,15 +121,15 @@ class PhrasePart:
     def __str__(self) -> str:
         return self.text(PYTHON)
 
-    def __add__(self, other: str | PhrasePart) -> Phrase:
-        return Phrase(self, other)
+    def __add__(self, other: str | ErrorTextPart) -> ErrorText:
+        return ErrorText(self, other)
 
-    def __radd__(self, other: str) -> Phrase:
-        return Phrase(other, self)
+    def __radd__(self, other: str) -> ErrorText:
+        return ErrorText(other, self)
 
 
 @dataclass(frozen=True)
-class Row(PhrasePart):
+class Row(ErrorTextPart):
     """A row of a call, counted from 0, or by the name that its file's reader gives it.
 
     ``before``, ``after``: what is left out with a row that has no name, which is "".  ``inner``: whether an operator
@@ -151,7 +151,7 @@ class Row(PhrasePart):
         return f"{self.before}{name}{self.after}" if name else ""
 
 
-def format_location(before: str, place: str | Row, after: str = "") -> str | PhrasePart:
+def format_location(before: str, place: str | Row, after: str = "") -> str | ErrorTextPart:
     """Return a place with text around it, which is left out with the place where that is a row without a name.
 
     >>> str(format_location("7 rows, first in ", Row(3))), format_location("", "offset 9", ": no JSON")
@@ -159,10 +159,10 @@ def format_location(before: str, place: str | Row, after: str = "") -> str | Phr
     """
     if isinstance(place, Row):
         return replace(place, before=before + place.before, after=place.after + after)
-    return Phrase(before, place, after)
+    return ErrorText(before, place, after)
 
 
-class Fix(PhrasePart):
+class Fix(ErrorTextPart):
     """Something to type that mends an error."""
 
 
@@ -300,45 +300,45 @@ class TombstoneFix(Fix):
         return words.format_tombstone(self.column, self.value)
 
 
-class Phrase(str):
+class ErrorText(str):
     """A text that keeps its parts that are data.  As a string it has the words of Python.
 
-    >>> Phrase("null in ", Row(3), "; choose ", Option("late", "drop")) + "!"
+    >>> ErrorText("null in ", Row(3), "; choose ", Option("late", "drop")) + "!"
     "null in row 3, counted from 0; choose late='drop'!"
     """
 
-    parts: tuple[str | PhrasePart, ...]
+    parts: tuple[str | ErrorTextPart, ...]
 
-    def __new__(cls, *given: str | PhrasePart) -> Phrase:
+    def __new__(cls, *given: str | ErrorTextPart) -> ErrorText:
         """Join texts and parts."""
-        parts = [part for each in given for part in (each.parts if isinstance(each, Phrase) else (each,))]
+        parts = [part for each in given for part in (each.parts if isinstance(each, ErrorText) else (each,))]
         made = super().__new__(cls, "".join(map(str, parts)))
         made.parts = tuple(parts)
         return made
 
     @classmethod
-    def join_texts(cls, between: str, texts: Iterable[str | PhrasePart]) -> Phrase:
+    def join_texts(cls, between: str, texts: Iterable[str | ErrorTextPart]) -> ErrorText:
         """Join texts as `str.join` does."""
         return cls(*[part for each in texts for part in (between, each)][1:])
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return self.parts
 
-    def __add__(self, other: str | PhrasePart) -> Phrase:
-        return Phrase(self, other)
+    def __add__(self, other: str | ErrorTextPart) -> ErrorText:
+        return ErrorText(self, other)
 
-    def __radd__(self, other: str | PhrasePart) -> Phrase:
-        return Phrase(other, self)
+    def __radd__(self, other: str | ErrorTextPart) -> ErrorText:
+        return ErrorText(other, self)
 
 
-def format_phrase(text: str, words: FixSyntax) -> str:
+def format_error_text(text: str, words: FixSyntax) -> str:
     """Return a text in some words, without secrets; one without parts stays as it is."""
-    parts = text.parts if isinstance(text, Phrase) else (text,)
+    parts = text.parts if isinstance(text, ErrorText) else (text,)
     return mask_secrets("".join(each if isinstance(each, str) else each.text(words) for each in parts))
 
 
-def _mask_phrase(given: str | PhrasePart) -> Phrase:
-    return Phrase(*(mask_secrets(each) if isinstance(each, str) else each for each in Phrase(given).parts))
+def _mask_phrase(given: str | ErrorTextPart) -> ErrorText:
+    return ErrorText(*(mask_secrets(each) if isinstance(each, str) else each for each in ErrorText(given).parts))
 
 
 class DdflowError(Exception):
@@ -351,7 +351,7 @@ class DdflowError(Exception):
     found : str
         What was found.
     fix : str
-        What to do about it.  Each of the three may be a `Phrase` with data in it.
+        What to do about it.  Each of the three may be a `ErrorText` with data in it.
     input : str, optional
         The input whose rows it is about.
     file : str, optional
@@ -375,9 +375,9 @@ class DdflowError(Exception):
 
     def __init__(
         self,
-        asked: str | PhrasePart,
-        found: str | PhrasePart,
-        fix: str | PhrasePart,
+        asked: str | ErrorTextPart,
+        found: str | ErrorTextPart,
+        fix: str | ErrorTextPart,
         *,
         input: str = "",
         file: str = "",
@@ -392,17 +392,17 @@ class DdflowError(Exception):
         self.row = rows[0] if row is None and rows else row
 
     @property
-    def asked(self) -> Phrase:
+    def asked(self) -> ErrorText:
         """What was asked for."""
         return self.args[0]  # type: ignore[no-any-return]
 
     @property
-    def found(self) -> Phrase:
+    def found(self) -> ErrorText:
         """What was found."""
         return self.args[1]  # type: ignore[no-any-return]
 
     @property
-    def fix(self) -> Phrase:
+    def fix(self) -> ErrorText:
         """What to do about it."""
         return self.args[2]  # type: ignore[no-any-return]
 
@@ -412,12 +412,12 @@ class DdflowError(Exception):
         return tuple(each for each in self.fix.parts if isinstance(each, Fix))
 
     @property
-    def message(self) -> Phrase:
+    def message(self) -> ErrorText:
         """The three together."""
-        return Phrase(self.asked, ": ", self.found, "; ", self.fix)
+        return ErrorText(self.asked, ": ", self.found, "; ", self.fix)
 
     def __str__(self) -> str:
-        return format_phrase(self.message, self.words)
+        return format_error_text(self.message, self.words)
 
 
 DdflowError.__module__ = "ddflow.errors"
@@ -426,9 +426,9 @@ T = TypeVar("T", bound=DdflowError)
 
 def replace_error_texts(
     error: T,
-    asked: str | PhrasePart | None = None,
-    found: str | PhrasePart | None = None,
-    fix: str | PhrasePart | None = None,
+    asked: str | ErrorTextPart | None = None,
+    found: str | ErrorTextPart | None = None,
+    fix: str | ErrorTextPart | None = None,
 ) -> T:
     """Give an error other texts, and return it."""
     new = (asked, found, fix)
@@ -436,10 +436,10 @@ def replace_error_texts(
     return error
 
 
-def replace_error_parts(error: T, kind: Any, change: Callable[[Any], str | PhrasePart]) -> T:
+def replace_error_parts(error: T, kind: Any, change: Callable[[Any], str | ErrorTextPart]) -> T:
     """Put other parts in place of those of a kind, and return the error."""
     error.args = tuple(
-        Phrase(*(change(each) if isinstance(each, kind) else each for each in text.parts)) for text in error.args
+        ErrorText(*(change(each) if isinstance(each, kind) else each for each in text.parts)) for text in error.args
     )
     return error
 

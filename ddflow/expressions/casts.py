@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.errors import Option, Phrase, shorten
+from ddflow.errors import ErrorText, Option, shorten
 from ddflow.expressions.digits import (
     WIDEST,
     decimal_to_double,
@@ -101,7 +101,7 @@ def cast_to_text(node: Node) -> Node:
 
 
 _COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
-_POINT: Final = Phrase(
+_POINT: Final = ErrorText(
     "for a decimal comma give ", Option("decimal", ","), " where the file is read, or cast replace(x, ',', '.')"
 )
 
@@ -121,7 +121,7 @@ def _fail_on_loss(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Conv
             shown = shorten(repr(value.as_py()) if source == STRING else str(value), 100)
             comma = source == STRING and is_number(kind) and _COMMA.fullmatch(value.as_py())
             found = f"the {sql_name(source)} {shown} cannot be cast to {sql_name(kind)}"
-            raise pa.ArrowInvalid(Phrase(found, "; ", _POINT) if comma else found)
+            raise pa.ArrowInvalid(ErrorText(found, "; ", _POINT) if comma else found)
         return result
 
     return convert_strictly

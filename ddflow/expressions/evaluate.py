@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from ddflow.aside import run_on_new_stack
 from ddflow.columns.schema import empty_table, to_array, to_batch
-from ddflow.errors import ExpressionError, Phrase, Row, SchemaMismatch, shorten
+from ddflow.errors import ErrorText, ExpressionError, Row, SchemaMismatch, shorten
 from ddflow.expressions.casts import cast_to_working_type
 from ddflow.expressions.node import FAILURES, Frame, Node, TextTooLarge, broadcast
 from ddflow.expressions.types import sql_name, working_type
@@ -67,7 +67,7 @@ class SqlRunner:
         except FAILURES as error:
             if isinstance(error, TextTooLarge):
                 known = error.row is not None and error.rows == frame.rows  # else it is a row of some of the rows
-                place = self._describe_row(frame, error.row) if known and error.row is not None else Phrase()
+                place = self._describe_row(frame, error.row) if known and error.row is not None else ErrorText()
                 raise ExpressionError(self._asked, str(error) + place, _LESS) from error
             raise self._locate_failure(frame, error) from error
 
@@ -95,19 +95,19 @@ class SqlRunner:
                 high = middle
         try:
             self._node.evaluate(frame.slice(low, 1))
-            place = Phrase()
+            place = ErrorText()
         except FAILURES as first:
             error, place = first, self._describe_row(frame, low)
         remedy = "filter such rows out first, or guard with try_cast, nullif or CASE"
-        found = next((each for each in error.args if isinstance(each, Phrase)), str(error))
+        found = next((each for each in error.args if isinstance(each, ErrorText)), str(error))
         return ExpressionError(self._asked, found + place, remedy)
 
-    def _describe_row(self, frame: Frame, row: int) -> Phrase:
+    def _describe_row(self, frame: Frame, row: int) -> ErrorText:
         shown = ", ".join(
             f"{field.name} = {_format_value(column, row)[:_SHOWN]}"
             for field, column in zip(self._fields, frame.columns, strict=True)
         )
-        return Phrase(" (", Row(row, after=": " if shown else "", inner=True), f"{shown})")
+        return ErrorText(" (", Row(row, after=": " if shown else "", inner=True), f"{shown})")
 
 
 def _format_value(column: pa.Array, row: int) -> str:

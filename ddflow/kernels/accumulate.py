@@ -1,7 +1,7 @@
 """Add up diffs: the net change of each row at each time, and the running counts of groups.
 
-A *cell* is the updates of one group at one time (`GroupTimes`). Cells stand by group, within one by time, so the state
-after a cell is the state before the next one of its group.
+A *cell* is the updates of one group at one time (`GroupTimeCells`). Cells stand by group, within one by time, so the
+state after a cell is the state before the next one of its group.
 
 Guarantees: no net diff is 0, and no (group, time) comes out twice. Every sum is checked, since int64 wraps silently:
 the row, or the cell, that would overflow is returned. A cell is judged at its end, so it may leave int64 and come back.
@@ -140,7 +140,7 @@ AHEAD = 24
 """Rows ahead that are asked for."""
 
 
-class GroupTimes(NamedTuple):
+class GroupTimeCells(NamedTuple):
     """c cells of g groups."""
 
     rows: Ints
@@ -188,7 +188,7 @@ def find_group_times(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, ce
 
 
 @kernel
-def accumulate_diffs(cells: GroupTimes, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
+def accumulate_diffs(cells: GroupTimeCells, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
     """Add up the diffs of rows.
 
     present: uint8[n], by row, 0 where one does not count; of size 0 where all do.  diffs: int64[n], by row.  held:
@@ -196,7 +196,7 @@ def accumulate_diffs(cells: GroupTimes, present: Flags, diffs: Ints, held: Ints,
     that is outside of int64, or -1.  O(n).
 
     >>> one, few = np.zeros(1, np.int64), np.arange(2)
-    >>> accumulate_diffs(GroupTimes(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
+    >>> accumulate_diffs(GroupTimeCells(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
     (-1, [7])
     """
     rows, starts, firsts = cells

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.accumulate import GroupTimes
+from ddflow.kernels.accumulate import GroupTimeCells
 from ddflow.kernels.arrays import Flags, Ints, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u8, load_u32, load_u64, mul128, prefetch, store_u32, store_u64
@@ -41,7 +41,7 @@ class SumAddresses(NamedTuple):
 
     >>> ints = lambda *v: np.array(v, np.int64)
     >>> ends, out, zero = ints(0, 0, 0), np.empty(2 * MOST, np.uint8), np.uint64(0)
-    >>> values, cells = np.array([0.1, 1e9]).view(np.uint64), GroupTimes(ints(0, 1), ints(0, 1, 2), ints(0, 1, 2))
+    >>> values, cells = np.array([0.1, 1e9]).view(np.uint64), GroupTimeCells(ints(0, 1), ints(0, 1, 2), ints(0, 1, 2))
     >>> ones, work = np.ones(2, np.uint64), np.zeros(WORK, np.uint64)
     >>> accumulate_sums(cells, values, np.empty(0, np.uint8), ones, FLOAT, False, ints(0, 0, 0), zero, work, 0, ends,
     ...     out)
@@ -284,7 +284,7 @@ def _add_values(
 
 @kernel
 def accumulate_sums(
-    cells: GroupTimes,
+    cells: GroupTimeCells,
     values: Words,
     present: Flags,
     diffs: Words,
@@ -308,7 +308,8 @@ def accumulate_sums(
 
     >>> ints = lambda *v: np.array(v, np.int64)
     >>> ends, out, work = ints(0, 0), np.empty(MOST, np.uint8), np.zeros(WORK, np.uint64)
-    >>> accumulate_sums(GroupTimes(ints(0), ints(0, 1), ints(0, 1)), np.array([3], np.uint64), np.empty(0, np.uint8),
+    >>> accumulate_sums(GroupTimeCells(ints(0), ints(0, 1), ints(0, 1)), np.array([3], np.uint64), np.empty(0,
+    ...     np.uint8),
     ...        np.array([5], np.uint64), INTEGER, True, ints(0, 0), np.uint64(0), work, 0, ends, out), out[4]
     (1, np.uint8(45))
     """

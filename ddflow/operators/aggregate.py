@@ -168,7 +168,7 @@ class RunningAggregate(RunningOperator):
         )
         states = self._fold_parts(step, column_arrays(held))
         out = self._build_updates(step, states)
-        return out, self._build_change(step, states, since)
+        return out, self._build_group_changes(step, states, since)
 
     def _group_updates(self, updates: Updates) -> GroupedUpdates:
         """Group the updates of a step by identity, and cut each group into cells."""
@@ -188,7 +188,7 @@ class RunningAggregate(RunningOperator):
         starts, ranks, firsts = empty(n + 1, np.int64), empty(n, np.int32), np.zeros(m + 1, np.int64)
         c = kernels.find_group_times(rows, groups, updates.ranks, starts, ranks, firsts) if n else 0
         lived = np.flatnonzero(prior.reference & LIVE)
-        cells = kernels.GroupTimes(rows, starts[: c + 1], firsts)
+        cells = kernels.GroupTimeCells(rows, starts[: c + 1], firsts)
         before = np.arange(lived.size - 1, lived.size + c - 1)
         before[firsts[:-1]] = -1
         before[firsts[lived]] = np.arange(lived.size)
@@ -249,7 +249,7 @@ class RunningAggregate(RunningOperator):
         """Gather the group columns of some updates."""
         return gather_buffers(self.given, rows, self.fields)
 
-    def _build_change(self, step: GroupedUpdates, states: Sequence[pa.Array], since: int) -> ArrangementChange:
+    def _build_group_changes(self, step: GroupedUpdates, states: Sequence[pa.Array], since: int) -> ArrangementChange:
         """Build the versions to store, in the order of identities and times.
 
         A cell makes a version if its state differs from the one before.

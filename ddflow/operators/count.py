@@ -29,7 +29,7 @@ from ddflow.columns.names import check_column_names, check_columns_exist, parse_
 from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.schema import column_arrays
 from ddflow.columns.sorting import sort_by_identity
-from ddflow.errors import Option, Phrase, SpecError
+from ddflow.errors import ErrorText, Option, SpecError
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE
 from ddflow.operators.base import (
@@ -59,7 +59,7 @@ class Count(GroupOperator):
         check_columns_exist(self.by, of.schema.names, "count by")
         if name in self.by:
             raise SpecError(
-                "count", f"a group column is called {name!r} already", Phrase("choose another with ", Option("name"))
+                "count", f"a group column is called {name!r} already", ErrorText("choose another with ", Option("name"))
             )
         check_column_names([*self.by, name], "count")
         self.name = name

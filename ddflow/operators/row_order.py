@@ -27,7 +27,7 @@ from ddflow.columns.order_words import OrderColumn, compute_order_words, count_o
 from ddflow.columns.rows import RowPool, gather_table
 from ddflow.columns.schema import decode_array, is_flat_type, normalize_type, to_array
 from ddflow.columns.wider import find_widening, keeps_order, list_changed_types
-from ddflow.errors import Option, Phrase, SpecError, shorten
+from ddflow.errors import ErrorText, Option, SpecError, shorten
 from ddflow.kernels.top import merge_top_rows
 from ddflow.operators.ordered_rows import RowChanges, RunningOrderedRows, find_order_type
 from ddflow.trace.ordered_index import RowsByGroup
@@ -48,15 +48,15 @@ def parse_order_columns(by: Any, schema: pa.Schema, asked: str) -> list[OrderCol
     if not all(isinstance(text, str) for text in texts):
         raise SpecError(
             asked,
-            Phrase(Option("by"), f" is {shorten(repr(by))}"),
-            Phrase("give a list of texts, as in ", Option("by", ["amount desc"])),
+            ErrorText(Option("by"), f" is {shorten(repr(by))}"),
+            ErrorText("give a list of texts, as in ", Option("by", ["amount desc"])),
         )
     out: list[OrderColumn] = []
     for text in texts:
         found = _WRITTEN.fullmatch(text)
         if found is None:
             remedy = "write a column, then asc or desc, then nulls first or nulls last; other names in backticks"
-            raise SpecError(asked, Phrase(Option("by"), f" holds {shorten(repr(text))}"), remedy)
+            raise SpecError(asked, ErrorText(Option("by"), f" holds {shorten(repr(text))}"), remedy)
         name = found[2] if found[1] is None else found[1].replace("``", "`")
         if name not in schema.names:
             lost = f"by= holds {shorten(repr(text))}: there is no column {name!r}"

@@ -34,7 +34,7 @@ from ddflow.columns.rows import RowPool, gather_arrays, gather_table
 from ddflow.columns.schema import column_arrays, decode_array, to_array
 from ddflow.columns.sorting import sort_by_words
 from ddflow.connectors.formats.base import DELETED
-from ddflow.errors import BadMessage, Option, Phrase, SpecError
+from ddflow.errors import BadMessage, ErrorText, Option, SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.versions import NONE, compute_version_updates, compute_versions
@@ -73,7 +73,7 @@ class AsVersions(Operator):
         self.order_by = parse_column_names(order_by, asked, "order_by")
         if not self.order_by:
             raise SpecError(
-                asked, Phrase(Option("order_by"), " is empty"), "name the columns that order the versions of a key"
+                asked, ErrorText(Option("order_by"), " is empty"), "name the columns that order the versions of a key"
             )
         self.tombstone = delete if isinstance(delete, Tombstone) else None
         said = [("key", self.key), ("order_by", self.order_by), ("ignore", self.ignore)]
@@ -85,7 +85,7 @@ class AsVersions(Operator):
         if twice := [name for name in (*self.order_by, hidden) if name is not None and named.count(name) > 1]:
             raise SpecError(
                 asked,
-                Phrase(
+                ErrorText(
                     f"{twice[0]!r} is named twice, by ",
                     Option("key"),
                     ", ",
@@ -98,7 +98,9 @@ class AsVersions(Operator):
         for name in self.order_by:
             count_order_words(row.field(name).type, name)
             if name != self.order_by[-1] and not has_exact_words(row.field(name).type):
-                found = Phrase(Option("order_by"), f" holds {name!r}, a {row.field(name).type}, before other columns")
+                found = ErrorText(
+                    Option("order_by"), f" holds {name!r}, a {row.field(name).type}, before other columns"
+                )
                 raise SpecError(asked, found, "give text and binary as the last column, or alone")
         self.placed = _check_versions_input(of, self, ends=delete is not None)
         refuse_forgetting_inputs(asked, "they would stay for ever", of)

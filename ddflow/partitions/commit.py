@@ -41,9 +41,9 @@ from ddflow.engine.epoch_log import KEPT, EpochLog, LogOptions
 from ddflow.errors import (
     CommandFix,
     EpochSkipped,
+    ErrorText,
     FeedChanged,
     Option,
-    Phrase,
     PlanChanged,
     ReplayMismatch,
     SpecError,
@@ -152,7 +152,7 @@ class DriverOptions:
 
 
 ADOPT: Final = Option("adopt", True)
-AGAIN: Final = Phrase(
+AGAIN: Final = ErrorText(
     "what the state has seen changes nothing where events have an order (order_by=, ",
     Option("seq"),
     ", or their format's), and bad messages come into <input>.bad a second time",
@@ -342,7 +342,7 @@ class EpochDriver:
                 raise PlanChanged(
                     f"open {log.manifest_log.store.where} with this plan",
                     f"{log.change.description}; rows of {moved} are told apart by it, and would be in other partitions",
-                    Phrase("rewrite the state first: ", CommandFix("evolve")),
+                    ErrorText("rewrite the state first: ", CommandFix("evolve")),
                 )
             return cls(log.flow, log, options)
 

@@ -90,7 +90,7 @@ def find_partitioning(flow: Plan, name: str) -> Partitioning | None:
     return Partitioning(on.pop(), by) if len(on) == 1 and (node.consolidated or by is not None) else None
 
 
-def find_matching_partitions(
+def find_partitions_of_values(
     by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest
 ) -> list[int] | None:
     """Return the partitions that can have rows with certain values, ascending; None if that is unknown.  O(keys).

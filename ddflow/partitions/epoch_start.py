@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 from ddflow.engine.checkpoint import Inventory
-from ddflow.errors import CorruptState, Option, Phrase, SnapshotExpired, StateRefused
+from ddflow.errors import CorruptState, ErrorText, Option, SnapshotExpired, StateRefused
 from ddflow.partitions.stages import Stages
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import undo_on_failure
@@ -118,7 +118,7 @@ def snapshot_expired_error(store: Store, number: int) -> SnapshotExpired:
     return SnapshotExpired(
         f"manifest {number} of {store.where}",
         "it was replaced, and swept away while it was read",
-        Phrase("read again, or keep versions longer with ", Option("grace")),
+        ErrorText("read again, or keep versions longer with ", Option("grace")),
     )
 
 

@@ -33,7 +33,7 @@ from ddflow.columns.widening import InexactValue
 from ddflow.connectors.sources import drop_inputs as without_source
 from ddflow.engine.garbage import list_version_blobs
 from ddflow.engine.outputs import Outputs
-from ddflow.errors import EvolveFix, Phrase, PlanChanged, SchemaMismatch, SpecError
+from ddflow.errors import ErrorText, EvolveFix, PlanChanged, SchemaMismatch, SpecError
 from ddflow.metrics import Look
 from ddflow.partitions.rewrite import Rewrite, RewriteResult, RewriteTarget, drop_from_plan, require_same_plan
 from ddflow.partitions.rewrite_task import NOTHING
@@ -178,7 +178,7 @@ class ColumnEvolution:
         return EvolutionResult(done.epoch, done.manifest, columns, done.versions, done.pending, done.files, done.bytes)
 
 
-class DropEvolution:
+class OutputRemoval:
     """A change that takes ``outputs`` and ``inputs`` out of a state.
 
     ``names``: the outputs whose files the receipts leave out.  ``flow``: the plan without them, once `find_new_state`
@@ -297,7 +297,7 @@ def _check_drop(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manif
         together = [name for name in plan.outputs if name in outputs or name in made]
         remedy = "they are all that it has: delete the state, or open it with another output first"
         if len(together) < len(plan.outputs):
-            remedy = Phrase(
+            remedy = ErrorText(
                 "drop them too, in one call: ", EvolveFix(state=where, drop_outputs=together, drop_inputs=inputs)
             )
         raise SpecError(asked, f"the outputs {still} are made of {'it' if len(inputs) == 1 else of}", remedy)
@@ -415,7 +415,7 @@ def evolve(
     a dropped input came cannot be given again.
     """
     change = (
-        DropEvolution(drop_outputs, drop_inputs, types, flow, trust)
+        OutputRemoval(drop_outputs, drop_inputs, types, flow, trust)
         if drop_outputs or drop_inputs
         else ColumnEvolution(types, flow)
     )

@@ -10,7 +10,7 @@ the next epoch what is known. So a task of a later epoch knows a message of anot
 MessageSummary(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=(), tables={})
 >>> [MessageSummary.from_text(text).had for text in one.to_texts(2).values()]
 [('id',), ()]
->>> driver = KnownMessages(["id", "n"], None)
+>>> driver = SeenMessageColumns(["id", "n"], None)
 >>> driver.add_summary(MessageSummary(more=("city",)))
 ["they have the columns ['city'], which the flow does not declare, so their values are left out: declare those that \
 you want in the flow; rows from before have null there until their keys come again"]
@@ -66,7 +66,7 @@ class MessageSummary(StrictRecord, frozen=True):
 _DECODER: Final = Decoder(MessageSummary)
 
 
-class KnownMessages:
+class SeenMessageColumns:
     """The driver's knowledge of an input's messages.  ``table``: of its messages; ``asked``: that was named.
     ``unseen``: what none has had.  ``known``: the columns that are declared, or were told."""
 
@@ -89,7 +89,7 @@ class KnownMessages:
         return [*self.unseen.pop_warnings(), *([found + remedy] if more else [])]
 
 
-def load_known_messages(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, KnownMessages]:
+def load_known_messages(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, SeenMessageColumns]:
     """Collect the knowledge of each input that takes messages.  ``parts``: the inventories of the inputs, by partition.
 
     O(bytes of the inventories); stops at the first with a table.  Raises `CorruptState`.
@@ -104,7 +104,7 @@ def load_known_messages(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict
         tables |= {name: inputs[name].table for name in left if name in inputs}
         left = [name for name in left if tables.get(name) is None]
     return {
-        name: KnownMessages(bound.message_target.columns.names, tables.get(name), bound.format.asked)
+        name: SeenMessageColumns(bound.message_target.columns.names, tables.get(name), bound.format.asked)
         for name, bound in formats.items()
         if bound.format is not None
     }

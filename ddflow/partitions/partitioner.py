@@ -63,7 +63,7 @@ from ddflow.partitions.chunks import (
     slice_rows,
     unpack_chunk,
 )
-from ddflow.partitions.messages import KnownMessages, MessageSummary
+from ddflow.partitions.messages import MessageSummary, SeenMessageColumns
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.plan import Plan
 
@@ -91,7 +91,7 @@ class Partitioner:
         columns: tuple[str, ...] | None = None,
         limits: ChunkLimits | None = None,
         restore: Restore | None = None,
-        heard: KnownMessages | None = None,
+        heard: SeenMessageColumns | None = None,
     ) -> None:
         bound = flow.inputs[input].bound
         # Not the whole of what is bound: a router is sent to the tasks, and expressions need not be.

@@ -250,7 +250,7 @@ class _RewriteTask:
             for to, rows in places.items():
                 # Numbers of other partitions' events have nothing to do with these; what counts is their order.
                 at = np.searchsorted(order[to], part.arrival[rows]) - order[to].size
-                out[to].add(_select_renumbered_events(part, rows, at * self.start.before + self.number))
+                out[to].add(_take_and_renumber_events(part, rows, at * self.start.before + self.number))
             if memory is not None and sum(batcher.nbytes for batcher in out.values()) > memory // 8:
                 for batcher in out.values():
                     batcher.spill(self.batch_store, memory // 16 // len(out), memory // 32)
@@ -462,7 +462,7 @@ def _join_batches(batches: list[Batch], since: int) -> Batch:
     return Batch(**columns, rows=Rows(rows))
 
 
-def _select_renumbered_events(events: Events, rows: Ints, arrival: Ints) -> Events:
+def _take_and_renumber_events(events: Events, rows: Ints, arrival: Ints) -> Events:
     """Take some events, with other arrival numbers."""
     times = events.times[rows]
     original = times if events.original is events.times else events.original[rows]

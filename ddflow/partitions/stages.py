@@ -372,7 +372,7 @@ class StageComputation(StepComputation):
     def _send_to_exchanges(self, sums: Iterable[Exchange]) -> None:
         """Send computed rows to some exchanges, and to others the rows that failed."""
         tests = [each for node, each in self.tests.items() if node in self.suspects]
-        self.of.sent = {each.number: self._sum_rows(each) for each in (*sums, *tests)}
+        self.of.sent = {each.number: self._net_rows_for_exchange(each) for each in (*sums, *tests)}
 
     def list_outputs(self) -> Iterable[tuple[str, Collection]]:
         """Return the outputs of this stage."""
@@ -384,19 +384,19 @@ class StageComputation(StepComputation):
         came = self.came.get((node, tuple(node.schema.names if by is None else by), False))
         return super().receive_updates(node, by) if came is None else [came]
 
-    def build_time_updates(self, node: Collection) -> Updates:
+    def build_updates_at_time(self, node: Collection) -> Updates:
         """Return the events that other tasks sent, if the input belongs to another stage."""
         came = self.came.get((node, (), True))
-        return super().build_time_updates(node) if came is None else came
+        return super().build_updates_at_time(node) if came is None else came
 
-    def _sum_rows(self, exchange: Exchange) -> pa.Table:
+    def _net_rows_for_exchange(self, exchange: Exchange) -> pa.Table:
         """Sum the rows that leave for an exchange: one update a row and time."""
         node, schema = self.of.plan.nodes[exchange.of], exchange.schema
         pieces = []
         given = (
             self._list_updates(node) if exchange.tests is None else self.suspects[self.of.plan.nodes[exchange.tests]]
         )
-        for piece in [self.build_time_updates(node)] if exchange.events else given:
+        for piece in [self.build_updates_at_time(node)] if exchange.events else given:
             carried = [piece.rows.column(name) for name in exchange.carried.names]
             columns = carried or [pa.repeat(True, piece.diffs.size)]
             rows = pa.Table.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)

@@ -36,7 +36,7 @@ from ddflow.plan.text.codec import compute_node_ids
 from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.inventory_text import InventoryText, SheetWriter
+from ddflow.storage.inventory_text import InventorySectionWriter, InventoryText
 from ddflow.storage.manifest import Output
 from ddflow.storage.protocol import Blob
 from ddflow.time import CLOSED, NEVER
@@ -90,7 +90,7 @@ class StagePartition:
             self.dataflow.budget.home = self.batch_store if self.dataflow.budget.can_spill else None
             for arranged in graph.arrangements.values():
                 arranged.slots.lasting = True
-            self.sheets = SheetWriter(store)
+            self.sections = InventorySectionWriter(store)
             self.at, self.names, self.sink = "", dict[str, Blob](), cast(OutputFolder | None, None)
             self.lent = dict.fromkeys(graph.lent, "")
             """The name of the inventory that was read last, by stage that this one looks into."""
@@ -112,7 +112,7 @@ class StagePartition:
         blob = start.inventories[self.stage][self.number]
         stored = StoredInventory.read(self.store, blob)
         own = _select_stage_inventory(stored.of, self.cut, self.stage)
-        # One engine's inventory is of all stages, and so are its sheets.
+        # One engine's inventory is of all stages, and so are its sections.
         text = stored.text if own == stored.of else InventoryText(encode_record(own), ())
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
         recovery.restore_dataflow(
@@ -121,7 +121,7 @@ class StagePartition:
             self.batch_store,
             indexed=self.dataflow.budget.memory is None,
         )
-        self.sheets.load_text(text)
+        self.sections.load_text(text)
         self.at, self.names = blob.name, {each.name: each for each in text.files}
         self.batch_store.register_manifest_files(self.names)
 
@@ -178,7 +178,7 @@ class StagePartition:
         if start.backfill is not None:
             step = self._run_backfill(start, start.backfill, sums)
         else:
-            step = self._step_events(start, inputs) if self.stage == 0 else self._step_sums(start, sums)
+            step = self._step_events(start, inputs) if self.stage == 0 else self._step_with_received_sums(start, sums)
         stepped = perf_counter_ns()
         sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}
         self.levelled.came, self.levelled.sent = {}, {}
@@ -202,7 +202,7 @@ class StagePartition:
             return self.dataflow.step(self.dataflow.ingest_inputs(inputs, start.time), start.time)
         return self.dataflow.push(self.dataflow.ingest_inputs(inputs, None), start.to)
 
-    def _step_sums(self, start: EpochStart, sums: Mapping[int, pa.Table]) -> Step:
+    def _step_with_received_sums(self, start: EpochStart, sums: Mapping[int, pa.Table]) -> Step:
         """Step with sums, on later stages."""
         frontier, last = (start.to, start.to - 1) if self.dataflow.flow.holds_back else (start.time + 1, start.time)
         if frontier <= self.dataflow.frontier:
@@ -234,9 +234,9 @@ class StagePartition:
         data = encode_record(
             _select_stage_inventory(recovery.make_inventory(self.dataflow, self.batch_store), self.cut, self.stage)
         )
-        blob = self.sheets.write_inventory(data)
+        blob = self.sections.write_inventory(data)
         store.fsync_blob_names()
-        self.names = {each.name: each for each in InventoryText(data, self.sheets.blobs).files}
+        self.names = {each.name: each for each in InventoryText(data, self.sections.blobs).files}
         self.batch_store.register_manifest_files(self.names)
         self.at = blob.name
         greatest, horizons = ({}, {}) if self.stage else recovery.find_max_times_and_orders(self.dataflow)
@@ -387,10 +387,10 @@ class BackfillComputation(StageComputation):
         """Return the new outputs of this stage."""
         return [(name, node) for name, node in super().list_outputs() if name in self.backfill.outputs]
 
-    def build_time_updates(self, node: Collection) -> Updates:
+    def build_updates_at_time(self, node: Collection) -> Updates:
         """Return one event of each input on its stage: a state that closed a time has had events."""
         if self.of.stage:
-            return super().build_time_updates(node)
+            return super().build_updates_at_time(node)
         return Updates(pa.table({}), narrow_ints(0), ints(1), self.times)
 
     def _build_output_tables(self, node: Collection, pieces: Sequence[Updates]) -> Iterable[pa.Table]:

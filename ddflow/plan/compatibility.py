@@ -32,7 +32,7 @@ import pyarrow as pa
 from ddflow.columns.casts import format_type
 from ddflow.columns.schema import to_declared_type
 from ddflow.columns.wider import find_widening
-from ddflow.errors import CommandFix, DeclareFix, EvolveFix, Option, Phrase, PlanChanged, shorten
+from ddflow.errors import CommandFix, DeclareFix, ErrorText, EvolveFix, Option, PlanChanged, shorten
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.evolve import build_plan_with_time_type, evolve_plan, find_widening_objections, share_join_arrangements
 from ddflow.plan.inputs.bind import list_format_columns
@@ -145,13 +145,13 @@ def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: 
         plan, nodes = evolve_plan(flow, narrow, only=set(flow.outputs) - set(change.outputs))
         refused += find_widening_objections(plan, flow, {old: new for new, old in nodes.items()})
         change = replace(change, before=plan)
-    remedy = Phrase(
+    remedy = ErrorText(
         *("open it with the plan that it was made by, or make a new state, of a log with ", CommandFix("migrate")),
         ", else by a new run",
     )
     if any(LACKS in each for each in refused):
         stays = "which none can be taken out of (docs/guides/schema-changes.md, A column that goes)"
-        remedy = Phrase(
+        remedy = ErrorText(
             "declare the columns that the state has, ", _list_missing_columns(before, flow), f", {stays}; or ", remedy
         )
     lost = [name for name in record.read_record("outputs").list_field_names() if name not in flow.outputs]
@@ -163,13 +163,13 @@ def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: 
     without = [name for name in before if name not in flow.inputs]
     if lost or without:
         drop = EvolveFix(state=where, drop_outputs=lost, drop_inputs=without)
-        remedy = Phrase(f"to give {[*lost, *without]} up, take them out first with ", drop, "; or ", remedy)
+        remedy = ErrorText(f"to give {[*lost, *without]} up, take them out first with ", drop, "; or ", remedy)
     if not refused and change.requires_rewrite and not rewriting:
         refused, remedy = change.description.split("; "), _suggest_rewrite(change, where, len(flow.inputs) > 1)
     if refused:
         more = f", and {len(refused) - MOST} more" if len(refused) > MOST else ""
         asked = f"evolve {where}" if rewriting else f"open {where} with this plan"
-        raise PlanChanged(asked, Phrase.join_texts(", and ", refused[:MOST]) + more, remedy)
+        raise PlanChanged(asked, ErrorText.join_texts(", and ", refused[:MOST]) + more, remedy)
     return change
 
 
@@ -186,14 +186,14 @@ def adopt_wide_offset_types(old: Mapping[str, Any], flow: Plan, where: str) -> P
     return evolve_plan(flow, schemas)[0] if schemas else flow
 
 
-def _list_missing_columns(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Plan) -> Phrase:
+def _list_missing_columns(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Plan) -> ErrorText:
     """Return the columns of a state that a plan does not declare, as they are declared."""
     parts = []
     for name, (schema, _) in before.items():
         mine = flow.inputs[name].bound.schema.names if name in flow.inputs else schema.names
         if types := {field.name: format_type(field.type) for field in schema if field.name not in mine}:
-            parts.append(Phrase(DeclareFix(types), f" of {name!r}"))
-    return Phrase.join_texts(" and ", parts)
+            parts.append(ErrorText(DeclareFix(types), f" of {name!r}"))
+    return ErrorText.join_texts(" and ", parts)
 
 
 def add_state_columns(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection[str]], where: str) -> Plan:
@@ -214,13 +214,13 @@ def add_state_columns(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Co
     return evolve_plan(flow, schemas)[0] if schemas else flow
 
 
-def _suggest_rewrite(change: PlanChange, where: str, several: bool) -> Phrase:
+def _suggest_rewrite(change: PlanChange, where: str, several: bool) -> ErrorText:
     """Return what to type to have a state rewritten.  ``several``: whether it has several inputs."""
     commands = [
         EvolveFix({column: format_type(now) for column, (_, now) in types.items()}, name if several else "", where)
         for name, types in change.types.items()
     ]
-    return Phrase("opening never rewrites a state: rewrite it first with ", Phrase.join_texts(" and ", commands))
+    return ErrorText("opening never rewrites a state: rewrite it first with ", ErrorText.join_texts(" and ", commands))
 
 
 def warn_of_new_columns(change: PlanChange, flow: Plan) -> Iterator[str]:
@@ -244,10 +244,10 @@ def _has_all_input_rows(flow: Plan, outputs: Sequence[str]) -> bool:
     )
 
 
-def _suggest_new_outputs(altered: Sequence[str], flow: Plan, where: str) -> Phrase:
+def _suggest_new_outputs(altered: Sequence[str], flow: Plan, where: str) -> ErrorText:
     """Explain how to deploy a changed query.  ``altered``: the outputs that it changed."""
     names = {name: next(n for n in (f"{name}_{i}" for i in count(2)) if n not in flow.outputs) for name in altered}
-    return Phrase(
+    return ErrorText(
         f"keep {[*altered]} as before, and add what is changed as new outputs, {[*names.values()]}, which are filled "
         "from the state; move the sinks; then take the old ones out with ",
         EvolveFix(state=where, drop_outputs=altered),

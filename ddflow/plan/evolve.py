@@ -24,9 +24,9 @@ from ddflow.columns.wider import find_widening, keeps_order, list_changed_types
 from ddflow.errors import (
     CommandFix,
     CorruptState,
+    ErrorText,
     ExpressionError,
     InputTypesFix,
-    Phrase,
     PlanChanged,
     SpecError,
     shorten,
@@ -83,7 +83,7 @@ def evolve_plan_to_types(plan: Plan, given: Any, asked: str) -> tuple[Plan, Node
     try:
         return evolve_plan(plan, schemas)
     except (SpecError, ExpressionError) as error:
-        remedy = Phrase(
+        remedy = ErrorText(
             *(error.fix, "; as a new output, after which the old one goes (docs/guides/schema-changes.md, A column "),
             *("that goes), or in a new state, of a log with ", CommandFix("migrate")),
         )
@@ -135,7 +135,7 @@ def widen_schema(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -
             raise SpecError(
                 f"{asked}: column {field.name!r} as {kind}",
                 f"it is {field.type}, which cannot be widened to that",
-                Phrase(
+                ErrorText(
                     *("a column may become wider (docs/semantics.md, Columns that change); for another type make a "),
                     *("new state of the log with ", CommandFix("migrate")),
                 ),

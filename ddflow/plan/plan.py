@@ -23,7 +23,7 @@ from ddflow.columns.declared import to_arrow_schema
 from ddflow.columns.names import check_column_names
 from ddflow.columns.schema import build_updates_schema
 from ddflow.connectors.formats.base import Format
-from ddflow.errors import Option, Phrase, SpecError
+from ddflow.errors import ErrorText, Option, SpecError
 from ddflow.plan.collection import Collection, PlanNodes
 from ddflow.plan.inputs.bind import bind_upserts
 from ddflow.plan.inputs.differences import ChangeFeed, Differences, bind_differences
@@ -250,7 +250,7 @@ class Plan(PlanNodes):
             raise SpecError(
                 "a flow of two inputs",
                 f"{waiting.name!r} is in hold-back mode (time={waiting.spec.time!r}) and {free.name!r} is not",
-                Phrase("name ", Option("time"), " in both specs, or in neither"),
+                ErrorText("name ", Option("time"), " in both specs, or in neither"),
             )
         if one.time_type != other.time_type:
             raise SpecError(
@@ -261,7 +261,7 @@ class Plan(PlanNodes):
         if (one.spec.lateness is None) != (other.spec.lateness is None):
             raise SpecError(
                 "a flow of two inputs",
-                Phrase("one has ", Option("lateness"), ", one not"),
+                ErrorText("one has ", Option("lateness"), ", one not"),
                 "give it to both or neither",
             )
 

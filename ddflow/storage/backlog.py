@@ -5,8 +5,8 @@ The backlog's files never change. One holds `FAN` receipts; when as many of a ki
 them: a tree, of which a manifest names the roots, so a commit writes what is new and names the logarithm of what
 waits. At the other end, a root that is partly acknowledged is named by its children, so what a sink has goes with
 steps of `FAN` receipts. Which files a version names that others do not is told from where their trees differ
-(`Backlog.compare_files`), and nothing else is read. What receipts say is not known here, but for the files that they
-name.
+(`Backlog.find_different_files`), and nothing else is read. What receipts say is not known here, but for the files that
+they name.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> backlog, parts = Backlog(MemoryStore()), ()
@@ -59,7 +59,7 @@ class Backlog:
     """Reads and writes the backlog of a state.  ``fetch``: replaces the mapping of ``store``."""
 
     def __init__(self, store: BlobStore, fetch: Fetch | None = None) -> None:
-        self.store, self.fetch = store, fetch or store.map
+        self.store, self.fetch = store, fetch or store.map_blob
         self._held: dict[str, Any] = {}
 
     def move_receipts(
@@ -173,7 +173,9 @@ class Backlog:
             else:
                 yield from (blob for each in self.read_receipts(part) for blob in each.list_files())
 
-    def compare_files(self, parts: Sequence[BacklogFile], others: Sequence[BacklogFile]) -> tuple[set[str], set[str]]:
+    def find_different_files(
+        self, parts: Sequence[BacklogFile], others: Sequence[BacklogFile]
+    ) -> tuple[set[str], set[str]]:
         """Return the names of files that only the parts of a version have.  Also return names that only the others
         have; none of their other names is in the version.  O(differences).
 

@@ -16,12 +16,12 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from ddflow.errors import CommandFix, CorruptState, Phrase
+from ddflow.errors import CommandFix, CorruptState, ErrorText
 from ddflow.storage.fields import Hex, HexOrNone, Instant, Moment, Natural, Path, StrictRecord
 from ddflow.storage.protocol import Blob
 
 Kind = Literal["step", "push", "advance_to", "replace", "restate"]
-REMEDY: Final = Phrase(
+REMEDY: Final = ErrorText(
     "go back with ", CommandFix("rollback"), ", restore it from a copy, or replay the log into a new state"
 )
 QUERY: Final = 200

@@ -24,12 +24,12 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
-from ddflow.errors import CommandFix, CorruptState, Phrase, shorten
+from ddflow.errors import CommandFix, CorruptState, ErrorText, shorten
 from ddflow.time import CLOSED, NEVER
 
 T = TypeVar("T")
 I64: Final = 2**63 - 1
-MEND: Final = Phrase(
+MEND: Final = ErrorText(
     "it was not written by ddflow, or damaged; restore it from a copy, or go back with ", CommandFix("rollback")
 )
 

@@ -1,18 +1,18 @@
-"""The text of an inventory: the files that it names, and its sheets, so that a commit writes only what changed.
+"""The text of an inventory: the files that it names, and its sections, so that a commit writes only what changed.
 
 Invariant: every file that a text names is found, since a file is three values in a list (`Blob`) and no text of a user
-can hold an unescaped quote. The text that `read_inventory_text` gives is the one that `SheetWriter.write_inventory` was
-given, byte for byte. A file of text may have lines that name other files, its *sheets*; each stands for the text of
-that sheet, which may have such lines itself. An inventory of `INLINE` files or fewer is one file without such a line.
-The meaning of the text is not known here.
+can hold an unescaped quote. The text that `read_inventory_text` gives is the one that
+`InventorySectionWriter.write_inventory` was given, byte for byte. A file of text may have lines that name other files,
+its *sections*; each stands for the text of that section, which may have such lines itself. An inventory of `INLINE`
+files or fewer is one file without such a line. The meaning of the text is not known here.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> store = MemoryStore()
 >>> files = [b'{"file":["00ff00ff00ff00ff-%d.arrow"]},' % n for n in range(1000)]
->>> sheets = SheetWriter(store)
->>> lengths = [sheets.write_inventory(b"[" + b"".join(files) + b"%d]" % n).length for n in range(20)]
->>> last = sheets.write_inventory(b"[" + b"".join(files) + b"]")
->>> lengths[0], last.length < 4000, 20 < len(sheets.blobs) < 60
+>>> sections = InventorySectionWriter(store)
+>>> lengths = [sections.write_inventory(b"[" + b"".join(files) + b"%d]" % n).length for n in range(20)]
+>>> last = sections.write_inventory(b"[" + b"".join(files) + b"]")
+>>> lengths[0], last.length < 4000, 20 < len(sections.blobs) < 60
 (39893, True, True)
 >>> read_inventory_text(store, last).data == b"[" + b"".join(files) + b"]"
 True
@@ -62,15 +62,15 @@ def list_state_file_names(blobs: Iterable[Blob]) -> set[str]:
 
 
 INLINE: Final = 128
-"""Files, or sheets, that a text names in itself."""
+"""Files, or sections, that a text names in itself."""
 EDGE: Final = 32
-"""Number of files or sheets in a sheet, about."""
+"""Number of files or sections in a section, about."""
 FEWEST, MOST = 8, 128
 """The least and the greatest number of them."""
 FRESH: Final = 4
-"""SheetWriter that a commit writes at most."""
+"""Sections that a commit writes at most."""
 DEEPEST: Final = 16
-"""SheetWriter within each other: more than any text of ours has."""
+"""Sections within each other: more than any text of ours has."""
 
 _FILE: Final = b'{"file":'
 """The beginning of the record of a file; a text of a user would have escaped quotes."""
@@ -80,99 +80,99 @@ _BLOB: Final = Decoder(Blob)
 
 
 class InventoryText(NamedTuple):
-    """``data``: the text as a whole.  ``sheets``: the files that it was in, but for the first."""
+    """``data``: the text as a whole.  ``sections``: the files that it was in, but for the first."""
 
     data: bytes
-    sheets: Sequence[Blob]
+    sections: Sequence[Blob]
 
     @property
     def files(self) -> list[Blob]:
-        """All files that it names: its sheets, then the others in their order.  O(bytes)."""
-        return [*self.sheets, *find_files(self.data)]
+        """All files that it names: its sections, then the others in their order.  O(bytes)."""
+        return [*self.sections, *find_files(self.data)]
 
     @property
     def file_names(self) -> set[str]:
         """The names of those.  O(bytes)."""
-        return find_file_names(self.data).union(sheet.name for sheet in self.sheets)
+        return find_file_names(self.data).union(section.name for section in self.sections)
 
 
 Fetch = Callable[[Blob], Any]
-"""The bytes of a sheet, compared with its digest; raises `CorruptState`."""
+"""The bytes of a section, compared with its digest; raises `CorruptState`."""
 
 
 def read_inventory_text(store: Store, blob: Blob) -> InventoryText:
-    """Read the text of a file and of its sheets.  O(bytes).  Raises `CorruptState`, naming the file."""
+    """Read the text of a file and of its sections.  O(bytes).  Raises `CorruptState`, naming the file."""
 
-    def fetch(sheet: Blob) -> Any:
-        store.pin_blobs([sheet.name])
-        return store.map(sheet)
+    def fetch(section: Blob) -> Any:
+        store.pin_blobs([section.name])
+        return store.map_blob(section)
 
-    return unfold_sheets(store.map(blob), f"the file {blob.name} of {store.where}", fetch)
+    return load_inventory_sections(store.map_blob(blob), f"the file {blob.name} of {store.where}", fetch)
 
 
-def unfold_sheets(data: Any, what: str, fetch: Fetch) -> InventoryText:
+def load_inventory_sections(data: Any, what: str, fetch: Fetch) -> InventoryText:
     """Put the text together that begins with ``data``.  ``what``: its place.  Raises as `read_inventory_text` does."""
-    sheets: dict[str, Blob] = {}
+    sections: dict[str, Blob] = {}
 
     def pieces(data: bytes, depth: int) -> Iterator[bytes]:
         for number, piece in enumerate(data.split(b"\n")):
             if number % 2 == 0:
                 yield piece
                 continue
-            sheet = _decode_sheet(piece, what)
-            if sheet.name in sheets:
-                raise CorruptState(what, f"it names the sheet {sheet.name} twice", MEND)
+            section = _decode_section_blob(piece, what)
+            if section.name in sections:
+                raise CorruptState(what, f"it names the section {section.name} twice", MEND)
             if depth == DEEPEST:
-                raise CorruptState(what, f"it has more than {DEEPEST} sheets within each other", MEND)
-            sheets[sheet.name] = sheet
-            yield from pieces(bytes(fetch(sheet)), depth + 1)
+                raise CorruptState(what, f"it has more than {DEEPEST} sections within each other", MEND)
+            sections[section.name] = section
+            yield from pieces(bytes(fetch(section)), depth + 1)
 
-    return InventoryText(b"".join(pieces(bytes(data), 0)), tuple(sheets.values()))
+    return InventoryText(b"".join(pieces(bytes(data), 0)), tuple(sections.values()))
 
 
-def _decode_sheet(line: bytes, what: str) -> Blob:
-    """Decode the sheet that a line names."""
+def _decode_section_blob(line: bytes, what: str) -> Blob:
+    """Decode the section that a line names."""
     try:
         blob = _BLOB.decode(line)
     except REFUSALS as error:
-        raise CorruptState(what, f"a line of it names no sheet: {shorten(str(error))}", MEND) from None
+        raise CorruptState(what, f"a line of it names no section: {shorten(str(error))}", MEND) from None
     if not blob.name.endswith(".json"):
-        raise CorruptState(what, f"it names {blob.name} as a sheet", MEND)
+        raise CorruptState(what, f"it names {blob.name} as a section", MEND)
     return blob
 
 
-class SheetWriter:
-    """The sheets of one inventory, from one version to the next.  ``blobs``: those of the last one.  ``names``: of all
-    files that its text names.
+class InventorySectionWriter:
+    """The sections of one inventory, from one version to the next.  ``blobs``: those of the last one.  ``names``: of
+    all files that its text names.
 
     The names of the files decide where a text is cut, not their places, so most of a text that has changed here and
-    there is cut as before, and a piece that is a sheet already is named again. Only a piece that was the same twice
-    becomes a sheet. The lines that are left are cut in the same way until they are few: a tree whose depth is the
-    logarithm of the files. A commit writes `FRESH` new sheets at most.
+    there is cut as before, and a piece that is a section already is named again. Only a piece that was the same twice
+    becomes a section. The lines that are left are cut in the same way until they are few: a tree whose depth is the
+    logarithm of the files. A commit writes `FRESH` new sections at most.
     """
 
     def __init__(self, store: BlobStore) -> None:
         self.store, self.blobs, self.names = store, list[Blob](), set[str]()
         self._seen: dict[bytes, set[str]] = {}
-        """Names of files by the digest of their piece, for all pieces of the last text, sheets or not."""
+        """Names of files by the digest of their piece, for all pieces of the last text, sections or not."""
 
     def load_text(self, text: InventoryText) -> None:
         """Go on from a version that was read.  O(bytes)."""
-        self.blobs = [*text.sheets]
-        self._replace_with_sheets(text.data, 0)
+        self.blobs = [*text.sections]
+        self._replace_with_sections(text.data, 0)
 
     def write_inventory(self, data: bytes) -> Blob:
-        """Write a text and its new sheets; return the file that it begins with.  Looks at O(bytes).
+        """Write a text and its new sections; return the file that it begins with.  Looks at O(bytes).
 
         Writes O(changes + log files) bytes.  Raises what `BlobStore.put` does: no more may be put then.
         """
-        return self._write_text(self._replace_with_sheets(data, FRESH))
+        return self._write_text(self._replace_with_sections(data, FRESH))
 
     def _write_text(self, text: bytes) -> Blob:
         return self.store.put("json", lambda sink: sink.write(text))
 
-    def _replace_with_sheets(self, data: bytes, fresh: int) -> bytes:
-        """Replace pieces of a text by the names of sheets; ``fresh`` of the sheets may be new."""
+    def _replace_with_sections(self, data: bytes, fresh: int) -> bytes:
+        """Replace pieces of a text by the names of sections; ``fresh`` of the sections may be new."""
         if data.count(_FILE) < INLINE:
             self.blobs, self.names, self._seen = [], find_file_names(data), {}
             return data
@@ -184,19 +184,19 @@ class SheetWriter:
             for piece in _group_lines(lines, level):
                 text = b"".join(piece)
                 digest = xxhash.xxh3_128_digest(text)
-                before, sheet = self._seen.get(digest), known.get(digest)
+                before, section = self._seen.get(digest), known.get(digest)
                 seen[digest] = find_file_names(text) if before is None else before
-                if sheet is None and fresh and before is not None and len(piece) >= FEWEST:
-                    sheet, fresh = self._write_text(text), fresh - 1
-                if sheet is None:
+                if section is None and fresh and before is not None and len(piece) >= FEWEST:
+                    section, fresh = self._write_text(text), fresh - 1
+                if section is None:
                     out += piece
                 else:
-                    kept.append(sheet)
-                    out.append(b"\n%b\n" % encode_record(sheet))
+                    kept.append(section)
+                    out.append(b"\n%b\n" % encode_record(section))
             if len(out) == len(lines):
                 break
             lines, level = out, level + 1
-        self.names = {sheet.name for sheet in kept}.union(*seen.values())
+        self.names = {section.name for section in kept}.union(*seen.values())
         self.blobs, self._seen = kept, seen
         return b"".join(lines)
 

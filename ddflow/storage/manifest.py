@@ -34,7 +34,7 @@ from msgspec import Meta
 from msgspec.json import Decoder
 
 from ddflow.aside import run_on_new_stack
-from ddflow.errors import CommandFix, CorruptState, Phrase, StateRefused, shorten
+from ddflow.errors import CommandFix, CorruptState, ErrorText, StateRefused, shorten
 from ddflow.storage.backlog import BacklogFile, check_epoch_sequence
 from ddflow.storage.epochs import (
     REMEDY,
@@ -189,7 +189,7 @@ class Manifest(StrictRecord, frozen=True, kw_only=True):
             raise CorruptState(
                 what,
                 f"it has format {format_}, and this ddflow reads format {FORMAT}",
-                Phrase(
+                ErrorText(
                     "it was written by another ddflow: open it with that one, or replay the log into a new state; ",
                     *(CommandFix("rollback"), " goes back to a version of this format, where one is kept"),
                 ),

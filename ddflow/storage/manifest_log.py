@@ -215,7 +215,9 @@ class ManifestLog:
         beside = [*self._past[max(at - 1, 0) : at], self._past[at] if at < len(self._past) else now]
         gone = gone.difference(*(each.names for each in beside))
         try:
-            mine, theirs = self.backlog.compare_files(backlog, [part for each in beside for part in each.backlog])
+            mine, theirs = self.backlog.find_different_files(
+                backlog, [part for each in beside for part in each.backlog]
+            )
         except DdflowError:  # then they are garbage that a later collection finds
             return number, set()
         return number, (gone | mine).difference(theirs, *(each.names for each in beside))

@@ -9,7 +9,7 @@ it is not for several threads.
 >>> other = one.reopen()
 >>> one.publish(0, b"by one"), other.publish(0, b"by the other"), other.read_manifest(0)
 (True, False, b'by one')
->>> one.map(other.put("arrow", lambda sink: sink.write(b"four"))).to_pybytes()
+>>> one.map_blob(other.put("arrow", lambda sink: sink.write(b"four"))).to_pybytes()
 b'four'
 """
 
@@ -70,7 +70,7 @@ class MemoryStore(Store):
         """Do nothing: nothing is durable in memory."""
         self._check_writable()
 
-    def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
+    def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """Return the bytes of a blob.  O(bytes), for the checksum.  See `Store.map`."""
         if blob.name not in self.shared.blobs:
             raise missing_file_error(blob.name, self.where)

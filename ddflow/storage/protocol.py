@@ -22,7 +22,7 @@ import pyarrow as pa
 import xxhash
 from msgspec import Meta
 
-from ddflow.errors import CommandFix, CorruptState, EngineClosed, Phrase, StateRefused, StorageFailed
+from ddflow.errors import CommandFix, CorruptState, EngineClosed, ErrorText, StateRefused, StorageFailed
 from ddflow.storage.fields import FILE, FileName, Natural
 
 NAME: Final = re.compile(FILE)
@@ -34,7 +34,7 @@ GREATEST: Final = 10**16 - 2
 MANIFEST: Final = 1 << 28
 """Bytes that a manifest may have at most."""
 
-RESTORE: Final = Phrase(
+RESTORE: Final = ErrorText(
     "restore it from a copy, go back with ", CommandFix("rollback"), ", or replay the log into a new state"
 )
 """The fix for a damaged file of a state."""
@@ -87,7 +87,7 @@ class BlobStore(ABC):
         """
 
     @abstractmethod
-    def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
+    def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """Map the bytes of a blob, or load them; compares length and digest first.
 
         ``check``: without, the digest need not be, and the caller does it.  O(bytes).  Raises `CorruptState` if the

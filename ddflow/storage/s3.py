@@ -59,8 +59,8 @@ class BlobCache:
     >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, xxhash.xxh3_128(b"wxyz").digest())
     >>> with tempfile.TemporaryDirectory() as place:
     ...     cache = BlobCache(place, size=1 << 20)
-    ...     before, _ = cache.map(blob), cache.add_blob(blob, [b"wx", b"yz"], "s3://bucket/orders")
-    ...     before, cache.map(blob).to_pybytes()
+    ...     before, _ = cache.map_blob(blob), cache.add_blob(blob, [b"wx", b"yz"], "s3://bucket/orders")
+    ...     before, cache.map_blob(blob).to_pybytes()
     (None, b'wxyz')
     """
 
@@ -74,13 +74,13 @@ class BlobCache:
         self._create_folder()
         self._evict()
 
-    def map(self, blob: Blob) -> pa.Buffer | None:
+    def map_blob(self, blob: Blob) -> pa.Buffer | None:
         """Map and verify a blob; return None if it is not here.  O(bytes)."""
         path = os.path.join(self.path, blob.digest.hex())
         try:
             if os.stat(path, follow_symlinks=False).st_size != blob.length:
                 raise CorruptState(path, "its length is wrong", "it is fetched again")
-            whole = verify_bytes(self.site.disk.map(path), blob, self.path)
+            whole = verify_bytes(self.site.disk.map_file(path), blob, self.path)
             os.utime(path)
         except FileNotFoundError:
             return None
@@ -107,7 +107,7 @@ class BlobCache:
         path, _ = self.write_temporary_file(what, fetch)
         with undo_on_failure(self.delete_temporary_file, path):
             with self.site.translate_disk_errors(what):
-                whole = verify_bytes(self.site.disk.map(path), blob, where)
+                whole = verify_bytes(self.site.disk.map_file(path), blob, where)
             self.commit_temporary_file(path, blob)
         return whole
 
@@ -236,10 +236,10 @@ class S3Store(Store):
     def fsync_blob_names(self) -> None:
         """Do nothing: a name is as durable as its bytes."""
 
-    def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
+    def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """Map a blob from the cache, or fetch it to the cache; always compares the digest.  O(bytes); memory for a few
         pieces."""
-        found = self.cache.map(blob)
+        found = self.cache.map_blob(blob)
         return found if found is not None else self.fetch(blob)
 
     def fetch(self, blob: Blob) -> pa.Buffer:

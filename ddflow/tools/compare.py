@@ -36,7 +36,7 @@ from ddflow.connectors.files.places import STDIN, FileLocation, list_file_locati
 from ddflow.connectors.files.spelling import UnparsableValue, parse_texts_strictly
 from ddflow.connectors.to_arrow import build_files_reader, to_table
 from ddflow.engine.engine import Flow
-from ddflow.errors import DdflowError, DuplicateKeys, NullKey, Option, Phrase, SchemaMismatch, SpecError
+from ddflow.errors import DdflowError, DuplicateKeys, ErrorText, NullKey, Option, SchemaMismatch, SpecError
 from ddflow.errors.base import replace_error_texts, set_error_row_names
 from ddflow.metrics import Look
 from ddflow.plan.inputs.spec import Upsert
@@ -342,7 +342,7 @@ def _combine_columns(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
             raise SchemaMismatch(
                 f"compare, column {name!r}",
                 found,
-                Phrase("cast one of them, or leave the column out: ", Option("ignore")),
+                ErrorText("cast one of them, or leave the column out: ", Option("ignore")),
                 column=name,
             )
         fields.append(pa.field(name, _replace_null_type(kind)))
@@ -352,7 +352,7 @@ def _combine_columns(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
         raise SpecError(
             "compare",
             f"the names {clashes} clash with others of the result",
-            Phrase("rename them, or ", Option("ignore"), " them"),
+            ErrorText("rename them, or ", Option("ignore"), " them"),
         )
     return pa.schema(fields)
 
@@ -374,9 +374,9 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
     spec = replace(spec, key=[_avoid_reserved_name(name, schema.names) for name in keys])
     flow.output(_ROWS, flow.upserts(_ROWS, inner, spec))
 
-    def restore_names(text: Phrase) -> Phrase:
+    def restore_names(text: ErrorText) -> ErrorText:
         for name, within in zip(schema.names, own, strict=True):
-            text = Phrase(
+            text = ErrorText(
                 *(each.replace(repr(within), repr(name)) if isinstance(each, str) else each for each in text.parts)
             )
         return text

@@ -17,7 +17,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.connectors.parquet.sink import Fragment, open_output_folder
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories, StoredInventory
-from ddflow.errors import CommandFix, DdflowError, Phrase, SpecError
+from ddflow.errors import CommandFix, DdflowError, ErrorText, SpecError
 from ddflow.metrics import Look
 from ddflow.operators.inputs import open_input
 from ddflow.partitions.stages import compute_placements, find_partition_columns
@@ -30,7 +30,7 @@ from ddflow.storage.backlog import Backlog
 from ddflow.storage.files.arrow_file import read_batches
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.folder.site import INSIDE, TEMPORARY
-from ddflow.storage.inventory_text import is_state_file, unfold_sheets
+from ddflow.storage.inventory_text import is_state_file, load_inventory_sections
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import hash_manifest
 from ddflow.storage.opening import State, Trust, open_existing_store
@@ -122,7 +122,7 @@ class FsckReport:
         return self.text
 
     @property
-    def text(self) -> Phrase:
+    def text(self) -> ErrorText:
         """The report as one reads it."""
         size = f"{self.files:,} files of {format_size(self.bytes)} that {self.manifests:,} manifests name"
         if self.ok:
@@ -135,9 +135,9 @@ class FsckReport:
             lines.append("  garbage: not known, as not all manifests and inventories can be read")
         elif self.garbage:
             files = f"{self.garbage:,} files of {format_size(self.garbage_bytes or 0)}"
-            lines.append(Phrase(f"  garbage: {files} that no manifest names; ", CommandFix("gc"), " removes them"))
+            lines.append(ErrorText(f"  garbage: {files} that no manifest names; ", CommandFix("gc"), " removes them"))
         lines += [f"  ignored, since it is not ours: {each}" for each in self.ignored]
-        return Phrase.join_texts("\n", lines)
+        return ErrorText.join_texts("\n", lines)
 
 
 NAMED: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json)")
@@ -336,10 +336,10 @@ class _StateCheck:
         return stored
 
     def _load_inventory(self, part: Blob, number: int) -> StoredInventory | None:
-        """Load an inventory; return None if it, or a sheet of it, differs from the written one. Compares all."""
+        """Load an inventory; return None if it, or a section of it, differs from the written one. Compares all."""
         fetch = partial(self._fetch_blob, number=number)
-        text = unfold_sheets(fetch(part), self._describe_blob(part), fetch)
-        whole = all(self.compared[each] is not None for each in (part, *text.sheets))
+        text = load_inventory_sections(fetch(part), self._describe_blob(part), fetch)
+        whole = all(self.compared[each] is not None for each in (part, *text.sections))
         return StoredInventory.parse(text, self._describe_blob(part)) if whole else None
 
     def _describe_blob(self, blob: Blob) -> str:
@@ -386,7 +386,7 @@ class _StateCheck:
             self.compared[blob] = None
             self.files.add(blob)
             # Where there is a cache, it is the place itself that is asked.
-            fetch = getattr(self.store, "fetch", self.store.map)
+            fetch = getattr(self.store, "fetch", self.store.map_blob)
             with self._report_errors(f"blobs/{blob.name}", number):
                 self.compared[blob] = fetch(blob)
             if self.compared[blob] is None:

@@ -23,7 +23,7 @@ from ddflow.engine.engine import Engine, Flow
 from ddflow.engine.lineage.log_parts import MARKS, convert_part_rows, mark_log_parts
 from ddflow.engine.read.history import make_side_output_error
 from ddflow.engine.snapshot import Snapshot
-from ddflow.errors import NotReadable, Option, Phrase, PlanChanged, SpecError, StateRefused
+from ddflow.errors import ErrorText, NotReadable, Option, PlanChanged, SpecError, StateRefused
 from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import FeedHistory
@@ -201,7 +201,7 @@ def replay_migration(
             raise StateRefused(
                 f"migrate {old_state}",
                 f"the times of its steps are days or moments ({kind}), and a log does not say which its calls had",
-                Phrase(
+                ErrorText(
                     "take the log into a new state yourself, each step with its day (time=, or --at ",
                     "on the shell); dd.compare says what differs of outputs, and engine.sync(sinks, ",
                     Option("adopt", True),
@@ -239,7 +239,7 @@ def replay_migration(
 
 def _build_log_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
     def feed(engine: Engine, least: int, told: LogMarker) -> None:
-        epochs, time = map(_split_epoch_into_calls, _mark_log_calls(engine.flow, log, told)), 0
+        epochs, time = map(_split_epoch_into_calls, _mark_rows_of_calls(engine.flow, log, told)), 0
         calls: list[Mapping[str, Any]] = next(epochs, [{}])
         while calls:
             following = next(epochs, [])
@@ -253,7 +253,7 @@ def _build_log_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
     return feed
 
 
-def _mark_log_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: LogMarker) -> Iterator[Mapping[str, Any]]:
+def _mark_rows_of_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: LogMarker) -> Iterator[Mapping[str, Any]]:
     """Mark the rows of the log's calls; lazy if the old state was fed events only, else the log is held."""
     calls = log if told.has_only_events else list(log)
     parts = (

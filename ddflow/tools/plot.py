@@ -23,7 +23,7 @@ from ddflow.columns.names import DIFF, TIME, did_you_mean, parse_column_names
 from ddflow.columns.schema import to_array
 from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.result import PRINTED, Step, Verdicts
-from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, import_extra
+from ddflow.errors import ErrorText, Option, SchemaMismatch, SpecError, import_extra
 from ddflow.metrics import CallMetrics
 from ddflow.time import INT64, format_time
 
@@ -193,7 +193,7 @@ def _count_verdicts(of: Any) -> Mapping[str, int]:
     if not isinstance(of, Verdicts):
         found = f"a {type(of).__name__} has no verdicts"
         raise SpecError(
-            "plot verdicts", found, Phrase("give engine.verdicts, steps, or what ", Option("metrics"), " was given")
+            "plot verdicts", found, ErrorText("give engine.verdicts, steps, or what ", Option("metrics"), " was given")
         )
     return {**of.counts, ABSENT: of.absent}
 

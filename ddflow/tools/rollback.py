@@ -182,7 +182,7 @@ def _choose_version(store: Store, numbers: list[int], epoch: int | None, look: L
         try:
             for blob in list_version_blobs(store, manifest):
                 if is_state_file(blob):
-                    store.map(blob)
+                    store.map_blob(blob)
                     look(blob.length)
         except CorruptState as error:
             passed.append(f"manifest {number}, of epoch {manifest.epoch}: {error.asked}: {error.found}")
@@ -258,12 +258,12 @@ def _compute_digest(store: Store, number: int) -> str:
 
 
 def _copy_blob(store: Store, blob: Blob) -> Blob:
-    whole = store.map(blob)
+    whole = store.map_blob(blob)
     return store.put(blob.name.rpartition(".")[2], lambda sink: sink.write(whole))
 
 
 def _rewrite_inventory(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
-    """Write a partition's inventory with the names of the copies, in one file; commits split it into sheets again."""
+    """Write a partition's inventory with the names of the copies, in one file; commits split it into sections again."""
     data = rename_files(read_inventory_text(store, part).data, made)
     return store.put("json", lambda sink: sink.write(data))
 

@@ -31,7 +31,7 @@ from ddflow.columns.rows import row_values
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.engine.lineage.log_parts import MARKS, convert_part_to_batches, iterate_parts, mark_log_parts
 from ddflow.engine.snapshot import Snapshot
-from ddflow.errors import CorruptState, NotReadable, Option, Phrase
+from ddflow.errors import CorruptState, ErrorText, NotReadable, Option
 from ddflow.metrics import Look
 from ddflow.operators.base import OperatorContext, RunningOperator
 from ddflow.operators.updates import ints
@@ -395,7 +395,7 @@ class _InputComparison:
             raise NotReadable(
                 f"verify the input {name!r}",
                 "its rows are not kept",
-                Phrase("give ", Option("keep", True), " to flow.updates"),
+                ErrorText("give ", Option("keep", True), " to flow.updates"),
                 input=name,
             )
         self.secret = Secret(*snapshot.manifest.secret)

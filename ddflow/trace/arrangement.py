@@ -33,7 +33,7 @@ from ddflow.columns.hashing import Ints, Narrow, Words
 from ddflow.columns.layout import Arena
 from ddflow.columns.rows import RowPool, Rows, gather_table
 from ddflow.columns.threads import Threads
-from ddflow.errors import NotReadable, Option, Phrase
+from ddflow.errors import ErrorText, NotReadable, Option
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.files.batch_store import BatchStore
@@ -292,7 +292,7 @@ class Arrangement:
             raise NotReadable(
                 f"{what} as of {as_of}",
                 f"it can be read from {format_time(self.since)} up to, not including, {format_time(self.upper)}",
-                Phrase("read at a closed time, or open with a larger ", Option("retain")),
+                ErrorText("read at a closed time, or open with a larger ", Option("retain")),
             )
 
     def read(self, as_of: int | None = None, what: str = "a read") -> pa.Table:

@@ -44,8 +44,8 @@ from pyspark.sql.types import StructType
 from ddflow.columns.names import did_you_mean
 from ddflow.engine.read.history import check_readable_time, make_side_output_error
 from ddflow.engine.snapshot import find_version
-from ddflow.errors import NotReadable, Option, Phrase, SchemaMismatch, SpecError, TimeWentBack
-from ddflow.partitions.driver_epochs import find_matching_partitions, find_partitioning, read_updates
+from ddflow.errors import ErrorText, NotReadable, Option, SchemaMismatch, SpecError, TimeWentBack
+from ddflow.partitions.driver_epochs import find_partitioning, find_partitions_of_values, read_updates
 from ddflow.partitions.epoch_start import StateVersion
 from ddflow.plan.compatibility import resolve_plan
 from ddflow.plan.plan import Plan
@@ -60,7 +60,7 @@ from spark_bridge.types import find_transfer_type, spark_schema
 
 BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
 STREAM: Final = ("startingEpoch", "maxEpochsPerTrigger")
-_HISTORY: Final = Phrase(
+_HISTORY: Final = ErrorText(
     "a state that began on Spark keeps the last one, its changes are in outputs= and ",
     "in a sink of mode 'changelog'; one that flow.open began with ",
     Option("retain"),
@@ -269,7 +269,7 @@ class DdflowSource(DataSource):
         trust: str = self.options.get("trust", "owner")
         if trust not in ("owner", "group"):
             raise SpecError(
-                Phrase("the option ", Option("trust", trust)), "there is no such trust", "give 'owner' or 'group'"
+                ErrorText("the option ", Option("trust", trust)), "there is no such trust", "give 'owner' or 'group'"
             )
         return trust
 
@@ -397,7 +397,7 @@ class FilteredReader(BatchReader):
             plan, manifest = self._plan
             by = find_partitioning(plan, self.asked.name)
             assert by is not None, "it has several parts"
-            numbers = find_matching_partitions(by.by or (), self._list_filter_values(), manifest)
+            numbers = find_partitions_of_values(by.by or (), self._list_filter_values(), manifest)
             if numbers is not None:
                 self.parts = [PartitionSplit((by.stage, number)) for number in numbers]
         return rest

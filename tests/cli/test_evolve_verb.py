@@ -13,7 +13,7 @@ from test_cli import run
 
 import ddflow as dd
 from ddflow.cli.words import ShellSyntax
-from ddflow.errors import PlanChanged, format_phrase
+from ddflow.errors import PlanChanged, format_error_text
 
 DAYS = {
     "1.csv": "id,n,day\n1,5,2024-01-01\n2,6,2024-01-02\n",
@@ -107,7 +107,7 @@ def test_a_wider_type_is_refused_with_a_command_that_names_its_input() -> None:
         engine.step({"b c": {"id": [1], "n": [2]}})
     with raises(PlanChanged) as error:
         two("double").open("of two")
-    assert "of two' --input 'b c' --types n=double" in format_phrase(error.value.message, ShellSyntax({}))
+    assert "of two' --input 'b c' --types n=double" in format_error_text(error.value.message, ShellSyntax({}))
     assert "n of b c is double" in run("evolve", "of two", "--input", "b c", "--types", "n=double").output
     two("double").open("of two").close()
 
@@ -130,7 +130,9 @@ def test_an_output_is_taken_out_and_the_message_said_how() -> None:
         engine.step({"orders": [{"id": 1, "city": "Bern"}], "cities": [{"city": "Bern"}]})
     with pytest.raises(PlanChanged) as refused:
         flow("orders").open("two")
-    command = format_phrase(refused.value.message, ShellSyntax({})).partition("first with ddflow ")[2].partition(";")[0]
+    command = (
+        format_error_text(refused.value.message, ShellSyntax({})).partition("first with ddflow ")[2].partition(";")[0]
+    )
     assert command.split()[2:] == ["--drop-output", "by_city", "--drop-output", "all"]
     said = run("evolve", "two", *command.split()[2:]).output
     assert "by_city is no output of two any more\nall is no output of two any more\n" in said

@@ -14,13 +14,13 @@ from ddflow.errors import (
     BadMessage,
     CommandFix,
     DeclareFix,
+    ErrorText,
     EvolveFix,
     FileFix,
     Option,
-    Phrase,
     SchemaMismatch,
     TombstoneFix,
-    format_phrase,
+    format_error_text,
 )
 
 OPTIONS = {"null_key": "--null-key", "track": "--track", "time": "--time", "scalar": "--scalar", "types": "--types"} | {
@@ -38,46 +38,46 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("fix", "shell"),
     [
         ("choose " + Option("null_key", "drop"), "choose --null-key drop"),
-        (Phrase(Option("track", ["a", "b"]), " and ", Option("time")), "--track a,b and --time"),
+        (ErrorText(Option("track", ["a", "b"]), " and ", Option("time")), "--track a,b and --time"),
         (Option("scalar", True) + " has no effect", "--scalar has no effect"),
-        (Phrase(Option("time", "two words")), "--time 'two words'"),
+        (ErrorText(Option("time", "two words")), "--time 'two words'"),
         ("the scope 'time=1', a row's own", "the scope 'time=1', a row's own"),
-        (Phrase(TombstoneFix("op", "D"), ", ", Option("late", "drop")), "dd.tombstone('op', 'D'), late='drop'"),
+        (ErrorText(TombstoneFix("op", "D"), ", ", Option("late", "drop")), "dd.tombstone('op', 'D'), late='drop'"),
         ("declare " + DeclareFix({"a": "decimal(9,2)"}), "declare --types 'a=decimal(9,2)'"),
         ("by " + EvolveFix({"a": "int64"}), "by ddflow evolve STATE --types a=int64"),
-        (Phrase(EvolveFix({"a": "int64"}, "in", "my s")), "ddflow evolve 'my s' --input in --types a=int64"),
+        (ErrorText(EvolveFix({"a": "int64"}, "in", "my s")), "ddflow evolve 'my s' --input in --types a=int64"),
         (
-            Phrase(EvolveFix({"a": "string"}, state="s", moves=True)),
+            ErrorText(EvolveFix({"a": "string"}, state="s", moves=True)),
             "ddflow migrate s NEW LOG... --whole --types a=string",
         ),
         ("give " + FileFix("my a.csv", {"delimiter": ";"}), "give --delimiter ';'"),
         (
-            Phrase(FileFix("a.csv", {"decimal": ",", "dates": ["%d.%m.%Y", "%d.%m.%Y %H:%M"]})),
+            ErrorText(FileFix("a.csv", {"decimal": ",", "dates": ["%d.%m.%Y", "%d.%m.%Y %H:%M"]})),
             "--decimal ',' --dates %d.%m.%Y --dates '%d.%m.%Y %H:%M'",
         ),
-        (Phrase(FileFix("a.csv", {"thousands": " "})), "--thousands ' '"),
-        (Phrase(FileFix("a.csv", {"decimal": ".", "thousands": "'"})), "--decimal . --thousands ''\"'\"''"),
+        (ErrorText(FileFix("a.csv", {"thousands": " "})), "--thousands ' '"),
+        (ErrorText(FileFix("a.csv", {"decimal": ".", "thousands": "'"})), "--decimal . --thousands ''\"'\"''"),
         (
-            Phrase(EvolveFix(state="s", drop_outputs=["a", "b c"])),
+            ErrorText(EvolveFix(state="s", drop_outputs=["a", "b c"])),
             "ddflow evolve s --drop-output a --drop-output 'b c'",
         ),
         (
-            Phrase(EvolveFix(state="s", drop_outputs=["a"], drop_inputs=["b"])),
+            ErrorText(EvolveFix(state="s", drop_outputs=["a"], drop_inputs=["b"])),
             "ddflow evolve s --drop-output a --drop-input b",
         ),
         ("go back with " + CommandFix("rollback"), "go back with ddflow rollback"),
     ],
 )
 def test_words_of_python_become_those_of_the_shell(fix: str, shell: str) -> None:
-    assert format_phrase(fix, ShellSyntax(OPTIONS)) == shell
+    assert format_error_text(fix, ShellSyntax(OPTIONS)) == shell
 
 
 def test_how_text_is_written_is_said_in_the_address_of_a_source() -> None:
     fix = "give " + FileFix("a.csv", {"delimiter": ";", "null": ["NA", "-"]})
-    said = format_phrase(fix, ShellSyntax({"from": "--from"}))
+    said = format_error_text(fix, ShellSyntax({"from": "--from"}))
     assert said == "give --from 'INPUT=files:PATTERN:delimiter=;:null=NA:null=-'"
-    assert format_phrase(fix, ShellSyntax({}, tables=True)) == "give 'NAME=FILE:delimiter=;:null=NA:null=-'"
-    assert format_phrase(Phrase(TombstoneFix("op", "D")), ShellSyntax({}, tables=True)) == ":tombstone=op=D"
+    assert format_error_text(fix, ShellSyntax({}, tables=True)) == "give 'NAME=FILE:delimiter=;:null=NA:null=-'"
+    assert format_error_text(ErrorText(TombstoneFix("op", "D")), ShellSyntax({}, tables=True)) == ":tombstone=op=D"
 
 
 def test_the_same_mistake_is_worded_for_who_made_it() -> None:

@@ -31,7 +31,7 @@ from ddflow.errors import (
     SourceFailed,
     SpecError,
     UnreadableInput,
-    format_phrase,
+    format_error_text,
 )
 
 ORDERS = "create table orders (id bigint primary key, customer int, amount numeric(9, 2), note text)"
@@ -256,7 +256,7 @@ def test_a_column_that_widens_ends_the_run_until_the_state_is_evolved(
         with pytest.raises(BadMessage) as error:
             run(flow())
         command = re.search(
-            r"ddflow (evolve .*/state) --types (.*)", format_phrase(error.value.message, ShellSyntax({}))
+            r"ddflow (evolve .*/state) --types (.*)", format_error_text(error.value.message, ShellSyntax({}))
         )
         assert command is not None and command[2] == f"customer={wide}"
         assert not dd.fsck(tmp_path / "state").problems

@@ -12,7 +12,7 @@ from messages import raises
 
 import ddflow as dd
 from ddflow.cli.words import ShellSyntax
-from ddflow.errors import CommandFix, EvolveFix, Option, Phrase, Row, SpecError, WidenFix, format_phrase
+from ddflow.errors import CommandFix, ErrorText, EvolveFix, Option, Row, SpecError, WidenFix, format_error_text
 from ddflow.errors.base import replace_error_texts, set_error_row_names
 
 
@@ -71,7 +71,7 @@ def test_another_plan_is_fixed_by_calls_as_data(tmp_path: Path) -> None:
         two("a").open(tmp_path / "state")
     state = str(tmp_path / "state")
     assert caught.value.fixes == (EvolveFix(state=state, drop_outputs=["b"], drop_inputs=["b"]), CommandFix("migrate"))
-    shell = format_phrase(caught.value.message, ShellSyntax({}))
+    shell = format_error_text(caught.value.message, ShellSyntax({}))
     assert f"ddflow evolve {state} --drop-output b --drop-input b;" in shell and "ddflow migrate" in shell
 
 
@@ -88,6 +88,8 @@ def test_an_error_keeps_its_data_on_its_way() -> None:
 
 @pytest.mark.parametrize("words", [None, ShellSyntax({"password": "--password", "url": "--url"})])
 def test_no_option_of_an_error_holds_a_secret(words: Any) -> None:
-    fix = Phrase("give ", Option("password", "hunter2"), " or ", Option("url", "postgres://me:hunter2@db/shop"))
+    fix = ErrorText("give ", Option("password", "hunter2"), " or ", Option("url", "postgres://me:hunter2@db/shop"))
     error = SpecError("connect", "no", fix)
-    assert "hunter2" not in f"{error} {error!r} {error.fixes!r} {format_phrase(error.message, words) if words else ''}"
+    assert (
+        "hunter2" not in f"{error} {error!r} {error.fixes!r} {format_error_text(error.message, words) if words else ''}"
+    )

@@ -19,7 +19,7 @@ from test_evolve import FOREVER, one, same, told
 import ddflow as dd
 from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.errors import PlanChanged, SchemaMismatch
-from ddflow.kernels.accumulate import GroupTimes
+from ddflow.kernels.accumulate import GroupTimeCells
 from ddflow.operators.aggregates.parts import BYTES, ExactSumPart, UpdatesByGroup
 from ddflow.partitions.rescale import rescale
 from ddflow.storage.memory import MemoryStore
@@ -54,7 +54,7 @@ def values(kind: pa.DataType, drawn: list[int | None]) -> pa.Array:
 def states(kind: pa.DataType, square: bool, column: pa.Array, diffs: list[int]) -> pa.Array:
     """What an exact part keeps of all of it, as of one group."""
     n = len(diffs)
-    cells = GroupTimes(np.arange(n), np.array([0, n]), np.array([0, 1]))
+    cells = GroupTimeCells(np.arange(n), np.array([0, n]), np.array([0, 1]))
     nothing = np.empty(0, np.int64)
     folding = UpdatesByGroup(cells, np.array(diffs, np.int64), nothing, 1, np.zeros(1, np.int64), None)
     return ExactSumPart(kind, square).fold_updates(folding, pa.array([], BYTES), column)

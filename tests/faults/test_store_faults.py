@@ -53,7 +53,7 @@ def troubled(make: Callable[[Any], Store], disk: Faulty, note: Callable[[Any], N
         store = make(disk)
         writer = Writer(store, told)
         for blob in writer.blobs:
-            store.map(blob)
+            store.map_blob(blob)
         store.list_blobs(), store.find_last_published()
         writer.commit(Random(3))
     except (StorageFull, StorageFailed, OutcomeUnknown) as error:
@@ -69,7 +69,7 @@ def held(store: Store) -> dict[int, tuple[bytes, tuple[bytes, ...]]]:
     numbers = store.list_manifests()
     found = {number: (store.read_manifest(number), ()) for number in numbers}
     data = found[numbers[-1]][0]
-    return found | {numbers[-1]: (data, tuple(store.map(blob).to_pybytes() for blob in blobs(data)))}
+    return found | {numbers[-1]: (data, tuple(store.map_blob(blob).to_pybytes() for blob in blobs(data)))}
 
 
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "for good"])

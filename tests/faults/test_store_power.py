@@ -137,12 +137,12 @@ def check(store: Store, notes: list[Any]) -> None:
         assert found in tried.get(newest, []), f"manifest {newest} is not what was written"
         assert found == won.get(newest, found), f"manifest {newest} is another's"
         for blob in blobs(found):
-            store.map(blob)
+            store.map_blob(blob)
     assert store.find_last_published() <= newest, f"{store.find_last_published()} is marked, {newest} is the newest"
     again = Writer(store, lambda _: None)
     assert again.commit(Random(newest))
     for blob in blobs(store.read_manifest(newest + 1)):
-        store.map(blob)
+        store.map_blob(blob)
 
 
 def story(seed: int, make: Callable[[Any], Store], writer: type[Writer] = Writer) -> tuple[Story, SimDisk]:

@@ -296,15 +296,15 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
 
 
 @pytest.mark.drawn(1)
-@pytest.mark.parametrize("sheets", [False, True])
-def test_names_are_those_of_the_version_and_what_is_over_goes(sheets: bool) -> None:
-    """Also where the inventories of parts are in sheets."""
-    with tight.tiny() if sheets else nullcontext():
-        assert (names_are_right() > 0) == sheets
+@pytest.mark.parametrize("sections", [False, True])
+def test_names_are_those_of_the_version_and_what_is_over_goes(sections: bool) -> None:
+    """Also where the inventories of parts are in sections."""
+    with tight.tiny() if sections else nullcontext():
+        assert (names_are_right() > 0) == sections
 
 
 def names_are_right() -> int:
-    """Thirty epochs of parts that are kept open, stay behind, or are not; how many sheets there were."""
+    """Thirty epochs of parts that are kept open, stay behind, or are not; how many sections there were."""
     seen = 0
     store, chance = MemoryStore(), random.Random(4)
     flow = flow_of(counted=True, order_by="at")
@@ -318,7 +318,7 @@ def names_are_right() -> int:
         hands.epoch({"orders": table})
         manifest, manifest_log = hands.coordinator.manifest, hands.coordinator.log.manifest_log
         assert manifest_log.names == collect_file_names(store, manifest)
-        seen += sum(len(read_inventory_text(store, part).sheets) for part in manifest.inventories)
+        seen += sum(len(read_inventory_text(store, part).sections) for part in manifest.inventories)
         assert dd.fsck(store.reopen()).ok
         kept = set().union(
             *(collect_file_names(store, load_manifest(store, number)) for number in store.list_manifests())

@@ -263,7 +263,7 @@ def lie(store: MemoryStore, tell: Callable[[Manifest, list[Any]], Any]) -> Memor
     """Publish the newest version again with other inventories, whose checksums are right."""
     manifest = load_newest_manifest(store)
     assert manifest is not None
-    given_ = [json.loads(store.map(part).to_pybytes()) for part in manifest.inventories]
+    given_ = [json.loads(store.map_blob(part).to_pybytes()) for part in manifest.inventories]
     given_ = tell(manifest, given_) or given_
     writer = store.reopen()
     parts = [writer.put("json", lambda sink, each=each: sink.write(json.dumps(each).encode())) for each in given_]

@@ -238,7 +238,7 @@ def test_a_group_that_left_and_came_again_stays_with_its_key_though_nothing_says
         manifest = load_newest_manifest(store)
         assert manifest is not None and len(manifest.inventories) == number
         for blob in manifest.inventories:
-            inventory = json.loads(store.map(blob).to_pybytes())
+            inventory = json.loads(store.map_blob(blob).to_pybytes())
             ((groups,),) = (each["arrangements"] for each in inventory["operators"].values())
             assert groups["keys"] == inventory["inputs"]["a"]["rows"]["keys"] > 0
 
@@ -280,7 +280,7 @@ def test_each_file_is_read_once_whatever_the_numbers(
             engine.advance_to(time + 1)
     before = reads(state, flow)
     read: Counter[str] = Counter()
-    mapped = LocalStore.map
+    mapped = LocalStore.map_blob
 
     def map(self: LocalStore, blob: Blob, check: bool = True) -> pa.Buffer:
         read[blob.name] += 1
@@ -292,9 +292,9 @@ def test_each_file_is_read_once_whatever_the_numbers(
         manifest = load_newest_manifest(store)
         assert manifest is not None
         held = [file for blob in manifest.inventories for file in held_in(StoredInventory.read(store, blob).of)]
-        monkeypatch.setattr(LocalStore, "map", map)
+        monkeypatch.setattr(LocalStore, "map_blob", map)
         done = rescale(state, number, memory=memory)
-        monkeypatch.setattr(LocalStore, "map", mapped)
+        monkeypatch.setattr(LocalStore, "map_blob", mapped)
         assert done.pending > 0 and done.versions > 500 and len(held) > 4 * manifest.partitions
         # A local engine's inventory is of all stages, and says what all partitions must know.
         once = 1 if manifest.partitions > 1 else 1 + done.stages

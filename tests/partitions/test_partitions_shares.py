@@ -33,8 +33,8 @@ from ddflow.errors import (
 from ddflow.partitions.driver_epochs import (
     Partitioning,
     PartitionReader,
-    find_matching_partitions,
     find_partitioning,
+    find_partitions_of_values,
     read_contents,
     read_updates,
 )
@@ -81,7 +81,7 @@ def test_shares_together_are_what_one_read_gives(data: st.DataObject, partitions
             by = (how.by if how is not None else None) or ()
             for row in range(min(table.num_rows, 3)):
                 values = {column: [table.column(column)[row]] for column in by}
-                there = find_matching_partitions(by, values, find_version(store))
+                there = find_partitions_of_values(by, values, find_version(store))
                 event("a share without a key" if there is None else "a share")
                 assert there is None or there == [number], name
     hands.close()
@@ -113,15 +113,15 @@ def test_a_key_is_looked_for_in_its_partition_only() -> None:
     assert how == Partitioning(0, ("c", "a")) and sum(table.num_rows > 0 for table in tables) > 8
     for a in range(50):
         values = {"a": [pa.scalar(a)], "c": [pa.scalar(f"b{a}")], "n": [pa.scalar(7)]}
-        numbers = find_matching_partitions(("c", "a"), values, manifest)
+        numbers = find_partitions_of_values(("c", "a"), values, manifest)
         assert numbers is not None and len(numbers) == 1 and a in tables[numbers[0]].column("a").to_pylist()
     two = {"a": [pa.scalar(1), pa.scalar(2)], "c": [pa.scalar("b1")]}
-    assert len(find_matching_partitions(("c", "a"), two, manifest) or ()) in (1, 2)
-    assert find_matching_partitions(("c", "a"), {"a": [pa.scalar(1)]}, manifest) is None
-    assert find_matching_partitions((), {}, manifest) is None
-    assert find_matching_partitions(("c", "a"), {"a": [], "c": [pa.scalar("b1")]}, manifest) == []
+    assert len(find_partitions_of_values(("c", "a"), two, manifest) or ()) in (1, 2)
+    assert find_partitions_of_values(("c", "a"), {"a": [pa.scalar(1)]}, manifest) is None
+    assert find_partitions_of_values((), {}, manifest) is None
+    assert find_partitions_of_values(("c", "a"), {"a": [], "c": [pa.scalar("b1")]}, manifest) == []
     many = {"a": [pa.scalar(n) for n in range(40)], "c": [pa.scalar(str(n)) for n in range(40)]}
-    assert find_matching_partitions(("c", "a"), many, manifest) is None
+    assert find_partitions_of_values(("c", "a"), many, manifest) is None
     hands.close()
 
 
@@ -215,7 +215,7 @@ def test_keys_at_the_ends_of_the_calendar_are_found_and_told(kind: pa.DataType, 
     hands.epoch({"a": pa.table({"at": at, "n": [1, 2, 3]})})
     tables, manifest = shares_of(store, flow, "rows"), find_version(store)
     for row in range(3):
-        (number,) = find_matching_partitions(("at",), {"at": [at[row]]}, manifest) or ()
+        (number,) = find_partitions_of_values(("at",), {"at": [at[row]]}, manifest) or ()
         assert at[row] in list(tables[number].column("at"))
         with dd.Snapshot.open(store) as snapshot:
             assert snapshot.why("a", words[row]).row is not None

@@ -56,7 +56,7 @@ def test_any_commits_and_acknowledgements_keep_what_is_needed(seed: int, monkeyp
         most = max(most, len(parts))
         versions.append(before)
         others = [*before, *(chance.choice(versions) if chance.random() < 0.2 else ())]
-        mine, theirs = log.compare_files(parts, others)
+        mine, theirs = log.find_different_files(parts, others)
         ours, all_theirs = names(store, parts), names(store, tuple(others))
         assert mine == ours - all_theirs and all_theirs - ours <= theirs <= all_theirs
         check_epoch_sequence(parts)

@@ -128,10 +128,10 @@ class Story:
         store, out = open_store(str(self.place), create=False, readonly=True), Counter[bool]()
         manifest = load_newest_manifest(store)
         assert manifest is not None
-        rows = {name for blob in manifest.inventories for name in find_file_names(store.map(blob))}
+        rows = {name for blob in manifest.inventories for name in find_file_names(store.map_blob(blob))}
         for blob in list_version_blobs(store, manifest):
             if blob.name in rows:
-                out[FRAME in store.map(blob).to_pybytes()] += blob.length
+                out[FRAME in store.map_blob(blob).to_pybytes()] += blob.length
         store.close()
         return out
 

@@ -24,12 +24,12 @@ import ddflow as dd
 from ddflow.errors import DdflowError
 from ddflow.storage import inventory_text
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.inventory_text import SheetWriter, read_inventory_text
+from ddflow.storage.inventory_text import InventorySectionWriter, read_inventory_text
 from ddflow.storage.manifest import FORMAT, load_newest_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 
-KINDS = ("plain", "ranked", "held-back", "spilled", "compressed", "sheets")
+KINDS = ("plain", "ranked", "held-back", "spilled", "compressed", "sections")
 ODD = (
     0,
     1,
@@ -96,12 +96,12 @@ def mutated(given: Any, rng: random.Random) -> Any:
     return given
 
 
-def in_sheets(store: MemoryStore, data: bytes, rng: random.Random) -> Blob:
-    """A text in sheets, of which now and then one is named twice, or not, or elsewhere."""
-    cut = SheetWriter(store)
+def in_sections(store: MemoryStore, data: bytes, rng: random.Random) -> Blob:
+    """A text in sections, of which now and then one is named twice, or not, or elsewhere."""
+    cut = InventorySectionWriter(store)
     for _ in range(4):
         blob = cut.write_inventory(data)
-    lines = store.map(blob).to_pybytes().split(b"\n")
+    lines = store.map_blob(blob).to_pybytes().split(b"\n")
     if len(lines) > 2 and rng.random() < 0.5:
         at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
         match rng.randrange(3):
@@ -133,7 +133,11 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
         data = json.dumps(mutated(inventory, rng), separators=(",", ":")).encode()
         memory = MemoryStore()
         memory.shared.blobs = dict(shared.blobs)
-        blob: Blob = SheetWriter(memory).write_inventory(data) if kind != "sheets" else in_sheets(memory, data, rng)
+        blob: Blob = (
+            InventorySectionWriter(memory).write_inventory(data)
+            if kind != "sections"
+            else in_sections(memory, data, rng)
+        )
         assert memory.publish(0, replace(manifest, number=0, inventories=(blob,)).encode())
         memory.mark_published(0)
         try:

@@ -75,7 +75,7 @@ def test_what_a_user_wrote_is_no_file(name: str) -> None:
         engine.step({name: pa.table({"id": [1, 2], "text": ODD[:2]})}, time=1)
     manifest = load_newest_manifest(store)
     assert manifest is not None
-    data = b"".join(store.map(part).to_pybytes() for part in manifest.inventories)
+    data = b"".join(store.map_blob(part).to_pybytes() for part in manifest.inventories)
     assert encode_record(name) in data
     expected = {blob.name for part in manifest.inventories for blob in blobs(StoredInventory.read(store, part).of)}
     assert {blob.name for blob in find_files(data)} == expected

@@ -186,10 +186,10 @@ def test_a_damaged_file_is_refused_before_it_is_parsed_and_removed(
     place, cut = tmp_path_factory.mktemp("place"), data.draw(st.booleans())
 
     class Damaged(ScratchStore):
-        def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
+        def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
             path, at = os.path.join(place, blob.name), data.draw(st.integers(0, blob.length - 1))
             os.truncate(path, at) if cut else flip(path, at, data.draw(st.integers(0, 7)))
-            return super().map(blob, check)
+            return super().map_blob(blob, check)
 
     with BatchStore(Damaged(place)) as folder:
         for write in (folder.write, lambda batch: folder.write_mapped([batch], batch.schema)):

@@ -42,10 +42,10 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     for number in range(10):
         blobs.append(fill(cache, number))
         os.utime(tmp_path / "cache" / blobs[-1].digest.hex(), (number, number))
-    assert cache.map(blobs[0]) is not None
+    assert cache.map_blob(blobs[0]) is not None
     fill(cache, 10)
     fill(cache, 11)
-    there = [cache.map(blob) is not None for blob in blobs]
+    there = [cache.map_blob(blob) is not None for blob in blobs]
     assert there == [True, False, False, *[True] * 7] and held(cache) == 10_000
 
 
@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_mapped_and_not_kept(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path, size=5_000)
     small = fill(cache, 1)
     fill(cache, 2, size=5_001)
-    assert cache.map(small) is not None and held(cache) == 1_000
+    assert cache.map_blob(small) is not None and held(cache) == 1_000
 
 
 def test_every_damage_is_found_and_dropped(tmp_path: Path) -> None:
@@ -71,9 +71,9 @@ def test_every_damage_is_found_and_dropped(tmp_path: Path) -> None:
     damaged = [data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :] for at in range(40) for bit in range(8)]
     for each in [*damaged, *(data[:length] for length in range(40)), data + b"\0"]:
         path.write_bytes(each)
-        assert cache.map(blob) is None and not path.exists()
+        assert cache.map_blob(blob) is None and not path.exists()
     path.mkdir()
-    assert cache.map(blob) is None
+    assert cache.map_blob(blob) is None
 
 
 def test_what_arrives_wrong_is_not_kept(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_a_folder_that_was_cleared_is_made_again(tmp_path: Path) -> None:
     blob = fill(cache, 1)
     os.unlink(tmp_path / "cache" / blob.digest.hex())
     os.rmdir(cache.path)
-    assert cache.map(blob) is None
-    assert cache.map(fill(cache, 1)) is not None
+    assert cache.map_blob(blob) is None
+    assert cache.map_blob(fill(cache, 1)) is not None
 
 
 def test_what_a_crash_left_goes_after_a_day_and_what_is_not_ours_stays(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ from ddflow.storage.s3 import BlobCache
 cache, seed, hits, kept = BlobCache(sys.argv[2], size=30_000), random.Random(int(sys.argv[3])), 0, []
 for _ in range(1500):
     blob, data = made(seed.randrange(60))
-    whole = cache.map(blob)
+    whole = cache.map_blob(blob)
     hits += whole is not None
     whole = cache.add_blob(blob, [data], "there") if whole is None else whole
     kept = [*kept[-20:], (whole, data)]

@@ -51,7 +51,7 @@ def test_what_is_put_is_mapped_and_listed(opener: Opener) -> None:
     one.fsync_blob_names()
     assert len({blob.name for blob in blobs}) == len(blobs)
     for blob, data in blobs.items():
-        assert one.map(blob).to_pybytes() == two.map(blob).to_pybytes() == data
+        assert one.map_blob(blob).to_pybytes() == two.map_blob(blob).to_pybytes() == data
     entries = opener().list_blobs()
     assert {(entry.name, entry.length) for entry in entries} == {(blob.name, blob.length) for blob in blobs}
     assert all(0.0 <= entry.age < 60.0 for entry in entries)
@@ -79,7 +79,7 @@ def test_arrow_writes_straight_to_a_blob(opener: Opener) -> None:
         with pa.ipc.new_file(sink, table.schema) as file:
             file.write_table(table)
 
-    whole = opener().map(opener().put("arrow", write))
+    whole = opener().map_blob(opener().put("arrow", write))
     assert pa.ipc.open_file(pa.BufferReader(whole)).read_all().equals(table)
 
 
@@ -93,7 +93,7 @@ def test_a_write_that_raises_leaves_nothing(opener: Opener) -> None:
     with pytest.raises(KeyError, match="stop"):
         store.put("arrow", write)
     assert store.list_blobs() == []
-    assert store.map(store.put("json", lambda sink: sink.write(b"{}"))).to_pybytes() == b"{}"
+    assert store.map_blob(store.put("json", lambda sink: sink.write(b"{}"))).to_pybytes() == b"{}"
 
 
 def test_a_blob_that_is_not_what_was_put_is_never_mapped(opener: Opener) -> None:
@@ -107,15 +107,15 @@ def test_a_blob_that_is_not_what_was_put_is_never_mapped(opener: Opener) -> None
     ]
     for each in wrong:
         with pytest.raises(CorruptState, match=each.name):
-            store.map(each)
-    assert store.map(blob).to_pybytes() == b"four"
+            store.map_blob(each)
+    assert store.map_blob(blob).to_pybytes() == b"four"
 
 
 def test_a_deleted_blob_stays_mapped_and_is_deleted_twice(opener: Opener) -> None:
     store, other = opener(), opener()
     blob = store.put("arrow", lambda sink: sink.write(b"x" * 100_000))
     kept = other.put("arrow", lambda sink: sink.write(b"kept"))
-    whole = store.map(blob)
+    whole = store.map_blob(blob)
     other.delete(blob.name)
     store.delete(blob.name)
     assert whole.to_pybytes() == b"x" * 100_000
@@ -171,7 +171,7 @@ def test_scratch_is_private_and_goes(opener: Opener) -> None:
 def test_a_closed_store_takes_nothing(opener: Opener) -> None:
     store = opener()
     blob = store.put("arrow", lambda sink: sink.write(b"four"))
-    whole = store.map(blob)
+    whole = store.map_blob(blob)
     store.close()
     store.close()
     for write in (lambda: store.put("arrow", lambda sink: sink.write(b"")), lambda: store.publish(1, b"")):

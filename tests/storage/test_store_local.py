@@ -70,7 +70,7 @@ def test_blobs_and_manifests_come_back_and_a_number_is_given_once(place: Path, k
     assert one.nonce != other.nonce and len(one.nonce) == 16
     kept = [put(one, data) for data in (b"", b"four", bytes(3 << 20))]
     one.fsync_blob_names()
-    assert [other.map(blob).to_pybytes() for blob in kept] == [b"", b"four", bytes(3 << 20)]
+    assert [other.map_blob(blob).to_pybytes() for blob in kept] == [b"", b"four", bytes(3 << 20)]
     assert {(name, length) for name, length, _ in other.list_blobs()} == {(b.name, b.length) for b in kept}
     assert all(0 <= entry.age < 60 for entry in one.list_blobs())
     assert (one.list_manifests(), one.find_last_published(), one.is_published(0)) == ([], -1, False)
@@ -80,18 +80,18 @@ def test_blobs_and_manifests_come_back_and_a_number_is_given_once(place: Path, k
     one.mark_published(0), other.mark_published(1), other.mark_published(1)
     assert one.find_last_published() == 1
     assert kind == "memory" or os.listdir(place / "marks") == ["0000000000000001"]
-    mapped = other.map(kept[1])
+    mapped = other.map_blob(kept[1])
     one.delete(kept[1].name), one.delete(kept[1].name)
     one.delete_manifest(0), one.delete_manifest(0)
     assert mapped.to_pybytes() == b"four" and other.list_manifests() == [1]
-    for gone in (lambda: other.map(kept[1]), lambda: other.read_manifest(0)):
+    for gone in (lambda: other.map_blob(kept[1]), lambda: other.read_manifest(0)):
         with raises(CorruptState):
             gone()
     with raises(CorruptState):
-        one.map(kept[0]._replace(length=1))
+        one.map_blob(kept[0]._replace(length=1))
     for wrong in ("../x", "0-1.arrow", kept[0].name + "/x"):
         with pytest.raises((ValueError, CorruptState)):
-            one.map(Blob(wrong, 4, bytes(16)))
+            one.map_blob(Blob(wrong, 4, bytes(16)))
     one.close(), one.close()
     with raises(EngineClosed):
         put(one)
@@ -107,7 +107,7 @@ def test_arrow_files_are_mapped_and_thousands_need_no_descriptors(place: Path) -
 
     blob = store.put("arrow", write)
     allocated = pa.total_allocated_bytes()
-    mapped = [store.map(blob) for _ in range(3000)]
+    mapped = [store.map_blob(blob) for _ in range(3000)]
     assert pa.total_allocated_bytes() == allocated
     assert pa.ipc.open_file(pa.BufferReader(mapped[-1])).read_all().to_batches() == [batch]
 
@@ -119,7 +119,7 @@ def test_a_changed_file_is_never_given(place: Path, change: str) -> None:
     wrong = {"flip": b"fouR", "cut": b"fou", "more": b"four!", "empty": b""}[change]
     (place / "blobs" / blob.name).write_bytes(wrong)
     with pytest.raises(CorruptState, match=blob.name):
-        store.map(blob)
+        store.map_blob(blob)
 
 
 # Whose it is.
@@ -219,7 +219,7 @@ def test_links_are_followed_to_a_state_and_nowhere_inside(tmp_path: Path) -> Non
     os.mkfifo(real / "manifests" / "0000000000000002")  # to open it would wait for ever
     (real / "manifests" / "0000000000000003").mkdir()
     assert store.list_blobs() == []
-    for read in (lambda: store.map(blob), *(lambda n=n: store.read_manifest(n) for n in (1, 2, 3))):
+    for read in (lambda: store.map_blob(blob), *(lambda n=n: store.read_manifest(n) for n in (1, 2, 3))):
         with raises(CorruptState):
             read()
     (real / "marks").rmdir()
@@ -402,7 +402,7 @@ def test_a_reader_changes_nothing_and_needs_no_right_to(place: Path) -> None:
     calls: list[str] = []
     watched = Faulty(Disk(), before=lambda *call: calls.append(call[0]))
     reader = LocalStore(place, create=False, readonly=True, disk=watched)
-    assert (reader.map(blob).to_pybytes(), reader.read_manifest(0)) == (b"four", b"m")
+    assert (reader.map_blob(blob).to_pybytes(), reader.read_manifest(0)) == (b"four", b"m")
     assert (reader.list_manifests(), reader.find_last_published()) == ([0], 0)
     for change in (
         lambda: put(reader),

@@ -177,7 +177,7 @@ def test_large_blobs_travel_in_pieces(proxy: Proxy, store: S3Store) -> None:
     data = random.Random(5).randbytes(2 * bucket.PIECE + 12_345)
     proxy.fail(5, 0.15, "lost", "silent", "500", "hidden", "cut")
     blob = put(store, data)
-    assert store.map(blob).to_pybytes() == data
+    assert store.map_blob(blob).to_pybytes() == data
     assert store.fetch(blob).to_pybytes() == data
     assert sum(proxy.seen.values()) > 0
 
@@ -246,7 +246,7 @@ def test_a_reader_writes_nothing(moto: Moto, store: S3Store, tmp_path: Path) -> 
     before = obstore.list(store._bucket._many).collect()
     reader = beside(store, moto, tmp_path, readonly=True)
     assert (
-        reader.map(blob).to_pybytes() == b"four"
+        reader.map_blob(blob).to_pybytes() == b"four"
         and reader.read_manifest(0) == b"zero"
         and len(reader.list_blobs()) == 1
     )

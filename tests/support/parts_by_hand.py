@@ -137,7 +137,7 @@ class Hands:
 
 def rows_of(batch_store: BatchStore, blob: Any) -> int:
     """How many rows a file has, as Arrow tells."""
-    return int(pa.ipc.open_file(batch_store.store.map(blob)).read_all().num_rows)
+    return int(pa.ipc.open_file(batch_store.store.map_blob(blob)).read_all().num_rows)
 
 
 def mine(table: pa.Table, by: Any, start: EpochStart, number: int) -> pa.Table:

@@ -7,7 +7,7 @@ by the thousand for each key, whatever the machine and its load.
 >>> from ddflow.trace.index import Index
 >>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
 >>> with counted() as calls:
-...     _ = index.seek(np.array([1, 2**63], np.uint64), none, np.array([0, 1], np.int32))
+...     _ = index.look_up_keys(np.array([1, 2**63], np.uint64), none, np.array([0, 1], np.int32))
 >>> calls
 [Call(what='seek', keys=2, slots=0)]
 """

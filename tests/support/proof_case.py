@@ -91,7 +91,7 @@ def lie(store: MemoryStore, tell: Callable[[Any], None]) -> None:
     """Publish the newest version again, its inventory changed, with a checksum that is right."""
     manifest = load_newest_manifest(store)
     assert manifest is not None
-    inventory = json.loads(store.map(manifest.inventories[0]).to_pybytes())
+    inventory = json.loads(store.map_blob(manifest.inventories[0]).to_pybytes())
     tell(inventory)
     store = store.reopen()
     part = store.put("json", lambda sink: sink.write(json.dumps(inventory).encode()))

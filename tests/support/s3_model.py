@@ -92,7 +92,7 @@ class Model:
             return "nothing"
         blob, data = self.random.choice(list(some.items()))
         try:
-            whole = (store.map if self.random.random() < 0.3 else store.fetch)(blob)
+            whole = (store.map_blob if self.random.random() < 0.3 else store.fetch)(blob)
         except CorruptState:
             assert blob in self.deleted, f"{blob.name} is there"
             return "missing"

@@ -150,7 +150,7 @@ class SimDisk(Disk):
             raise error(errno.EFBIG, path)
         return bytes(found)
 
-    def map(self, path: str) -> pa.Buffer:
+    def map_file(self, path: str) -> pa.Buffer:
         return pa.py_buffer(bytes(self._bytes(path)))
 
     def count_free_bytes(self, path: str) -> int:

@@ -31,7 +31,7 @@ from ddflow.operators.upsert.resolution import Resolved
 from ddflow.storage import inventory_text
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import LOCK
-from ddflow.storage.inventory_text import SheetWriter
+from ddflow.storage.inventory_text import InventorySectionWriter
 from ddflow.trace import arrangement, spine
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.index import Index
@@ -142,7 +142,11 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (Threads, "run_in_parallel", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
     (InputValidator, "validate_rows", lambda *given: ["an input taken in portions"] if given[5] else []),
     (Resolved, "_can_unhash_column", lambda out, *_: ["values computed from their hashes"] if out else []),
-    (SheetWriter, "write_inventory", lambda _, text, *__: ["an inventory in sheets"] if text.blobs else []),
+    (
+        InventorySectionWriter,
+        "write_inventory",
+        lambda _, text, *__: ["an inventory in sections"] if text.blobs else [],
+    ),
 ]
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""
 

@@ -42,8 +42,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             patch.setattr(inventory_text, name, 2)
         # What is cut where depends on the names of files, and merges leave few of them: until there are some.
         for first in range(0, 100, 10):
-            feed(place / "sheets", events(SEED + first, 10, first=first), retain=1000)
-            if first and len(kinds(place / "sheets")["sheet"]) > 1:
+            feed(place / "sections", events(SEED + first, 10, first=first), retain=1000)
+            if first and len(kinds(place / "sections")["section"]) > 1:
                 break
     feed(place / "held", steps, HELD)
     feed(place / "beside", steps, outputs=place / "outputs")
@@ -70,7 +70,7 @@ def kinds(state: Path) -> dict[str, list[Path]]:
     return {
         "manifest": manifests,
         "inventory": [blobs / each.name for parts in inventories for each in parts],
-        "sheet": [blobs / each.name for each in stored.text.sheets],
+        "section": [blobs / each.name for each in stored.text.sections],
         "batch": [blobs / each.file.name for each in batches],
         "bloom": [blobs / each.bloom.name for each in batches if each.bloom],
         "pending": [blobs / each.file.name for c in stored.of.inputs.values() for each in c.runs],
@@ -110,9 +110,9 @@ def test_honest_states_whose_merges_are_half_done_are_whole(seed: int, monkeypat
 
 def test_the_kinds_of_files_that_are_damaged_below_are_all_there(whole: Path) -> None:
     assert all(kinds(whole / "state")[kind] for kind in ("manifest", "inventory", "batch", "bloom", "output"))
-    assert len(kinds(whole / "sheets")["sheet"]) > 1
+    assert len(kinds(whole / "sections")["section"]) > 1
     assert kinds(whole / "held")["pending"]
-    for state in ("state", "held", "beside", "sheets"):
+    for state in ("state", "held", "beside", "sections"):
         assert dd.fsck(whole / state).ok, str(dd.fsck(whole / state))
 
 
@@ -147,12 +147,12 @@ DAMAGE = [flip, cut, extend, zero, lose, folder]
 
 
 @pytest.mark.drawn(14)
-@pytest.mark.parametrize("kind", ["manifest", "inventory", "sheet", "batch", "bloom", "pending", "output"])
+@pytest.mark.parametrize("kind", ["manifest", "inventory", "section", "batch", "bloom", "pending", "output"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_damage_to_every_kind_of_file_is_told_with_its_name(
     whole: Path, tmp_path: Path, kind: str, damage: Any
 ) -> None:
-    origin = whole / {"pending": "held", "sheet": "sheets"}.get(kind, "state")
+    origin = whole / {"pending": "held", "section": "sections"}.get(kind, "state")
     rng = random.Random(f"{kind}{damage.__name__}")
     for trial, path in enumerate(kinds(origin)[kind][:2]):
         state = tmp_path / f"{trial}"

@@ -37,7 +37,7 @@ from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
 from ddflow.errors import (
     DdflowError,
-    Phrase,
+    ErrorText,
     SchemaMismatch,
     SourceChanged,
     SourceFailed,
@@ -310,7 +310,7 @@ class FeedReader(OpenSource):
                     columns[name] = column.cast(field.type)
             except (pa.ArrowInvalid, InexactValue) as error:
                 asked = f"column {name!r} of {self.of.target}"
-                remedy = Phrase("declare the type as the table has it", suggest_widening(field, column.type))
+                remedy = ErrorText("declare the type as the table has it", suggest_widening(field, column.type))
                 raise SchemaMismatch(asked, str(error), remedy) from None
         return pa.record_batch(columns)
 

@@ -47,7 +47,7 @@ from ddflow.connectors.files.reader import (
     suggest_encoding,
     translate_file_errors,
 )
-from ddflow.errors import DdflowError, Phrase, SchemaMismatch, UnreadableInput
+from ddflow.errors import DdflowError, ErrorText, SchemaMismatch, UnreadableInput
 
 _SHAPE = re.compile(r"CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)")
 _VALUE = re.compile(r"In CSV column #(?P<column>\d+): (?:Row #(?P<row>\d+): )?(?P<what>.*)")
@@ -150,11 +150,11 @@ class CsvFile(TextFile):
                 return _build_merge_conflict_error(f"{where}, {_describe_row(shape['row'])}" if shape["row"] else where)
             if self.open_text(head=True).read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 given = suggest_file_path_call(where, self.dialect._replace(encoding="utf-16"))
-                return UnreadableInput(where, "it begins with the mark of UTF-16", Phrase("give ", given))
+                return UnreadableInput(where, "it begins with the mark of UTF-16", ErrorText("give ", given))
             if self.open_text(head=True).read(8) == b"<<<<<<< ":
                 return _build_merge_conflict_error(f"{where}, {_describe_row(1)}")
             said = f"{_describe_row(shape['row'])}: " if shape["row"] else ""
-            remedy = Phrase("mend the row: is it a whole CSV file?")
+            remedy = ErrorText("mend the row: is it a whole CSV file?")
             header = self.open_text(head=True).read(SAMPLE).partition(b"\n")[0].decode("utf-8-sig", "replace")
             if (error := self._find_sep_line_error(header)) is not None:
                 return error
@@ -162,7 +162,7 @@ class CsvFile(TextFile):
             if between is not None and header.replace("\t", "").rstrip("\r").isprintable():
                 remedy = suggest_delimiter(where, self.dialect, between)
             elif shape["what"].startswith("Expected 1 columns") and between is None:
-                remedy = Phrase(
+                remedy = ErrorText(
                     f"if the first line, {quote_beginning(header.rstrip())}, is a title, delete it; else mend the row"
                 )
             return UnreadableInput(where, said + shape["what"], remedy)
@@ -181,9 +181,9 @@ class CsvFile(TextFile):
         """Return an error if the first line is ``sep=;``, which only Excel reads."""
         if (found := _SEPARATED.fullmatch(header.rstrip("\r\n"))) is None:
             return None
-        remedy = Phrase("delete that line")
+        remedy = ErrorText("delete that line")
         if found[1] != self._delimiter:
-            remedy += Phrase(
+            remedy += ErrorText(
                 ", and give ", suggest_file_path_call(self.place.name, self.dialect._replace(delimiter=found[1]))
             )
         return UnreadableInput(

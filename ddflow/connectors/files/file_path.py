@@ -32,7 +32,7 @@ from ddflow.connectors.files.kinds import (
     guess_date_formats,
 )
 from ddflow.connectors.files.spelling import is_parsable_as
-from ddflow.errors import FileFix, Phrase, SpecError
+from ddflow.errors import ErrorText, FileFix, SpecError
 from ddflow.expressions.types import is_number
 
 WRITING: Final = ("delimiter", "null", "encoding", "decimal", "dates", "thousands", "format", "rename")
@@ -126,13 +126,13 @@ def build_dialect(given: Any) -> Dialect:
     return how.validate()
 
 
-def suggest_delimiter(path: str, dialect: Dialect, between: str) -> Phrase:
+def suggest_delimiter(path: str, dialect: Dialect, between: str) -> ErrorText:
     """Suggest the call for a file with another delimiter, for the remedy of an error.
 
     >>> suggest_delimiter("days/1.csv", PLAIN, ";")
     "is the delimiter ';'? give dd.FilePath('days/1.csv', delimiter=';')"
     """
-    return Phrase(
+    return ErrorText(
         f"is the delimiter {between!r}? give ", suggest_file_path_call(path, dialect._replace(delimiter=between))
     )
 
@@ -161,18 +161,18 @@ def _convert_dialect_value(value: Any) -> Any:
     return several or (value[0] if isinstance(value, tuple) else value)
 
 
-def suggest_null_option(path: str, dialect: Dialect, text: str) -> Phrase:
+def suggest_null_option(path: str, dialect: Dialect, text: str) -> ErrorText:
     """Suggest the call that reads a text as null, for the remedy of an error.
 
     >>> suggest_null_option("1.csv", Dialect(nulls=("NA",)), "-")
     "give dd.FilePath('1.csv', null=['NA', '-']) if it means null"
     """
-    return Phrase(
+    return ErrorText(
         "give ", suggest_file_path_call(path, dialect._replace(nulls=(*dialect.nulls, text))), " if it means null"
     )
 
 
-def suggest_format_options(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> Phrase:
+def suggest_format_options(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> ErrorText:
     """Suggest the calls that read a text as a value of a type in another form.
 
     >>> suggest_format_options("1.csv", PLAIN, "12,50", pa.float64()), suggest_format_options("1.csv", PLAIN,
@@ -183,7 +183,7 @@ def suggest_format_options(path: str, dialect: Dialect, text: str, kind: pa.Data
     >>> suggest_format_options("1.csv", Dialect(decimal=","), "0.552", pa.float64())
     "dd.FilePath('1.csv', decimal='.')"
     """
-    return Phrase.join_texts(
+    return ErrorText.join_texts(
         " or ", [suggest_file_path_call(path, each, dialect) for each in find_fitting_dialects(dialect, [text], kind)]
     )
 

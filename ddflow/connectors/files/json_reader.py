@@ -39,7 +39,7 @@ from ddflow.connectors.files.reader import (
     suggest_encoding,
     translate_file_errors,
 )
-from ddflow.errors import DdflowError, DeclareFix, Phrase, SchemaMismatch, UnreadableInput
+from ddflow.errors import DdflowError, DeclareFix, ErrorText, SchemaMismatch, UnreadableInput
 
 DEPTH: Final = 40
 """Brackets within brackets, the row's own among them.  Arrow files hold 64 levels, Parquet 100, two for a list."""
@@ -218,7 +218,7 @@ class JsonFile(TextFile):
             seen.add(name)
             if name not in names:
                 found = f"there is a column {name!r}, which the beginning of no file has"
-                remedy = Phrase("declare it: ", DeclareFix({name: "string"}), f"; {did_you_mean(name, names)}")
+                remedy = ErrorText("declare it: ", DeclareFix({name: "string"}), f"; {did_you_mean(name, names)}")
                 raise SchemaMismatch(where, found, remedy)
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.errors import FileFix, Option, Phrase, SpecError, UnreadableInput
+from ddflow.errors import ErrorText, FileFix, Option, SpecError, UnreadableInput
 from ddflow.expressions.types import is_number
 
 ISO: Final = "iso"
@@ -121,11 +121,11 @@ class ValueFormats(NamedTuple):
             found = "it is no point, comma, space or apostrophe"
             raise SpecError(Option("thousands", self.thousands), found, "give '.', ',', ' ' or \"'\"")
         if self.thousands == self.decimal:
-            found = Phrase(Option("decimal", self.decimal), " is the same")
+            found = ErrorText(Option("decimal", self.decimal), " is the same")
             raise SpecError(
                 Option("thousands", self.thousands),
                 found,
-                Phrase("give both: ", Option("decimal", ","), ", ", Option("thousands", ".")),
+                ErrorText("give both: ", Option("decimal", ","), ", ", Option("thousands", ".")),
             )
         for each in self.dates:
             if each != ISO:
@@ -343,7 +343,7 @@ def find_kind(name: str | PurePath, given: FileKind | None = None) -> FileKind:
             return kind
     ending = "".join(path.suffixes[-2:]) if path.suffix.lower() in WRAPS else path.suffix
     found = f"files of kind {ending!r} are not known" if ending else "its name has no extension to tell its kind"
-    remedy = Phrase(f"{USE}; or say what it holds, as in ", FileFix(str(name), {"format": "csv"}))
+    remedy = ErrorText(f"{USE}; or say what it holds, as in ", FileFix(str(name), {"format": "csv"}))
     raise UnreadableInput(str(name), found, remedy)
 
 

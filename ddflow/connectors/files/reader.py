@@ -59,9 +59,9 @@ from ddflow.connectors.files.spelling import (
 from ddflow.errors import (
     DdflowError,
     DeclareFix,
+    ErrorText,
     EvolveFix,
     Fix,
-    Phrase,
     SchemaMismatch,
     UnreadableInput,
     convert_errors,
@@ -179,7 +179,7 @@ def translate_file_errors(place: FileLocation, dialect: Dialect | None = None) -
             return UnreadableInput(
                 place.name, "there is no such file", "check the name and where you are", file=place.name
             )
-        remedy: str | Phrase = f"is it a whole {place.kind.name} file?"
+        remedy: str | ErrorText = f"is it a whole {place.kind.name} file?"
         found = describe_error(error)
         if isinstance(error, UnicodeDecodeError):
             name = (error.encoding if dialect is None else dialect.encoding).upper()  # Python's of many is charmap
@@ -203,12 +203,12 @@ def find_compression_error(place: FileLocation) -> UnreadableInput | None:
     )
 
 
-def suggest_encoding(place: FileLocation, dialect: Dialect) -> Phrase:
+def suggest_encoding(place: FileLocation, dialect: Dialect) -> ErrorText:
     """Suggest a remedy for text that is not in the given encoding."""
     if not is_utf8(dialect.encoding):
-        return Phrase("give the encoding that it is in, or write it in UTF-8")
+        return ErrorText("give the encoding that it is in, or write it in UTF-8")
     given = suggest_file_path_call(place.name, dialect._replace(encoding="cp1252"))
-    return Phrase("name its encoding (", given, "), or write it in UTF-8")
+    return ErrorText("name its encoding (", given, "), or write it in UTF-8")
 
 
 def describe_error(error: BaseException) -> str:
@@ -428,13 +428,13 @@ class TextFile(InputFile):
 
     def _explain_type_mismatch(
         self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool
-    ) -> tuple[str, Phrase]:
+    ) -> tuple[str, ErrorText]:
         """Describe a value that does not fit its column's type, with the remedy."""
         text, shown, dialect = str(column.texts[row]), column.format_value(row), self.dialect
-        form = Phrase()
+        form = ErrorText()
         if column.quoted is None or (column.quoted[row].as_py() and not is_number(kind)):
             form = suggest_format_options(self.place.name, dialect, text, kind)
-        give = Phrase("give ", form, ", ") if form else Phrase()
+        give = ErrorText("give ", form, ", ") if form else ErrorText()
         if text.lower() in NO_VALUE and column.quoted is None:  # null= is of CSV
             give = suggest_null_option(self.place.name, dialect, text) + ", "
         if declared:
@@ -443,11 +443,11 @@ class TextFile(InputFile):
             )
             other = pa.timestamp("us", "UTC") if zoned else pa.string()
             fix = self._retype.get(name, suggest_type_declaration)(name, kind, other)
-            return f"{shown} is no {kind}", Phrase(give, "mend it, or declare another type: ", fix)
+            return f"{shown} is no {kind}", ErrorText(give, "mend it, or declare another type: ", fix)
         fit = self._find_wider_type(column, text, kind)
         fix = self._retype.get(name, suggest_type_declaration)(name, kind, fit)
-        remedy = Phrase(give, "mend it, or declare the type that fits: ", fix)
+        remedy = ErrorText(give, "mend it, or declare the type that fits: ", fix)
         with suppress(UnparsableValue):
             parse_texts_leniently(column.texts.slice(row, 1), kind, column.forms)
-            remedy += Phrase("; declaring ", DeclareFix({name: format_type(kind)}), " converts it")
+            remedy += ErrorText("; declaring ", DeclareFix({name: format_type(kind)}), " converts it")
         return f"{shown} is not how a value of type {kind} is written", remedy

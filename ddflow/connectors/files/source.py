@@ -50,7 +50,7 @@ from ddflow.connectors.files.reader import (
     suggest_type_declaration,
 )
 from ddflow.connectors.files.spelling import cast_parsed_column, is_storable_in_text
-from ddflow.errors import DdflowError, DeclareFix, Phrase, SchemaMismatch, SpecError, UnreadableInput
+from ddflow.errors import DdflowError, DeclareFix, ErrorText, SchemaMismatch, SpecError, UnreadableInput
 
 
 @dataclass
@@ -89,7 +89,7 @@ _CODE: Final = re.compile(r"[+-]?\d+")
 _DIGIT: Final = re.compile(r"\d")
 
 
-def find_doubtful_guesses(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[InputFile]) -> list[Phrase]:
+def find_doubtful_guesses(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[InputFile]) -> list[ErrorText]:
     """Return the doubts about columns whose types were guessed.  O(bytes of their heads)."""
     names = [name for name in guessed if pa.types.is_string(schema.field(name).type)]
     files = [each for each in readers if isinstance(each, TextFile)] if names else []
@@ -102,7 +102,7 @@ def find_doubtful_guesses(guessed: Iterable[str], schema: pa.Schema, readers: It
     ]
 
 
-def explain_unparsed_format(name: str, heads: Iterable[tuple[TextFile, TextBlock]]) -> Phrase | None:
+def explain_unparsed_format(name: str, heads: Iterable[tuple[TextFile, TextBlock]]) -> ErrorText | None:
     """Return why a column guessed as text may have numbers or dates of another form; else None.  O(`FIRST`)."""
     there = ((file, head, head.columns[name]) for file, head in heads if name in head.columns)
     first = next((each for each in there if each[2].texts.null_count < len(each[2].texts)), None)
@@ -117,9 +117,9 @@ def explain_unparsed_format(name: str, heads: Iterable[tuple[TextFile, TextBlock
             row = pc.index(column.texts, texts[0]).as_py()
             shown = f"{quote_beginning(texts[0])} ({file.place.name}, {head.where(row)})"
             calls = [suggest_file_path_call(file.place.name, each, file.dialect) for each in ways]
-            return Phrase(
+            return ErrorText(
                 f"{name!r} is text, because of {shown}: give ",
-                Phrase.join_texts(" or ", calls),
+                ErrorText.join_texts(" or ", calls),
                 ", or declare ",
                 DeclareFix({name: "string"}),
             )
@@ -135,7 +135,7 @@ def _drop_null_placeholder(texts: list[str], dialect: Dialect) -> tuple[list[str
     return some, dialect._replace(nulls=(*dialect.nulls, *words))
 
 
-def explain_outlier_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]) -> Phrase | None:
+def explain_outlier_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]) -> ErrorText | None:
     """Return why a column guessed as text may be another type; None if it is text.  O(bytes of the heads).
 
     ``heads``: the name, the dialect and the first rows of each file that has the column.
@@ -148,7 +148,7 @@ def explain_outlier_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlo
     dd.FilePath('a.csv', null='n/a') if it means null, or declare {'n': 'string'} if it is right"
     >>> explain_outlier_value("n", [("a.csv", PLAIN, TextBlock({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
     """
-    numbers, values, first, shown, nulls, null = 0, 0, "", "", True, Phrase()
+    numbers, values, first, shown, nulls, null = 0, 0, "", "", True, ErrorText()
     for file, dialect, head in heads:
         if (column := head.columns.get(name)) is None:
             continue
@@ -167,9 +167,9 @@ def explain_outlier_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlo
             null = suggest_null_option(file, dialect, first)
     if not first or 2 * numbers <= values or _CODE.fullmatch(first):
         return None
-    null = null + ", " if nulls and len(first) <= WORD else Phrase()
+    null = null + ", " if nulls and len(first) <= WORD else ErrorText()
     found = f"{name!r} is text, because {shown} is no number; {numbers:,} of its first {values:,} values are"
-    return Phrase(f"{found}: mend it, ", null, "or declare ", DeclareFix({name: "string"}), " if it is right")
+    return ErrorText(f"{found}: mend it, ", null, "or declare ", DeclareFix({name: "string"}), " if it is right")
 
 
 _TEXTS: Mapping[str, type[TextFile]] = {CSV: CsvFile, TSV: CsvFile, JSON: JsonFile, ARRAY: JsonFile}
@@ -425,7 +425,7 @@ class MultiFileReader:
             meant = f"in {self._of[name]} it is"
         elif name not in self._declared:
             meant = "in the state it is"
-            words = Phrase("widen it: ", self._how.retype(name, column.type, kind), "; or convert this one")
+            words = ErrorText("widen it: ", self._how.retype(name, column.type, kind), "; or convert this one")
         raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, {meant} {column.type}", words, column=name)
 
     def _cast_declared_columns(self, file: str, table: pa.Table) -> pa.Table:
@@ -461,7 +461,7 @@ class EmptyFile(InputFile):
 
 
 def _suggest_common_type(name: str) -> str:
-    return Phrase("declare one type for all files (", DeclareFix({name: "string"}), "), or convert this one")
+    return ErrorText("declare one type for all files (", DeclareFix({name: "string"}), "), or convert this one")
 
 
 def open_files(

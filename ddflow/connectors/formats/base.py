@@ -37,7 +37,7 @@ from ddflow.connectors.formats.row_columns import (
     find_row_columns,
     guess_column_types,
 )
-from ddflow.errors import BadMessage, Option, Phrase, Row, SpecError, WidenFix, format_location
+from ddflow.errors import BadMessage, ErrorText, Option, Row, SpecError, WidenFix, format_location
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 DELETED: Final = "_deleted"
@@ -290,8 +290,10 @@ def decode_messages(format: Format, given: pa.Table, target: MessageTarget, firs
         wider, place = _suggest_wider_type(bad, row, target, format, messages), messages.locate_message(row)
         raise BadMessage(
             f"messages for {target.what}",
-            Phrase(format_location("", place, ": "), f"{bad.reasons[row]}{more}"),
-            Phrase("mend the source, or leave it out with ", Option("on_bad", "drop"), "; nothing was taken in", wider),
+            ErrorText(format_location("", place, ": "), f"{bad.reasons[row]}{more}"),
+            ErrorText(
+                "mend the source, or leave it out with ", Option("on_bad", "drop"), "; nothing was taken in", wider
+            ),
             offset="" if isinstance(place, Row) else place,
         )
     return _add_bad_message_rows(made, at, messages, bad, target)

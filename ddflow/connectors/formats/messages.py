@@ -39,7 +39,7 @@ from ddflow.columns.names import find_nearest_name
 from ddflow.columns.schema import decode_array, is_text, to_array
 from ddflow.connectors.formats.cells import convert_by_bisection
 from ddflow.connectors.formats.parse import Bools
-from ddflow.errors import Option, Phrase, Row, SchemaMismatch
+from ddflow.errors import ErrorText, Option, Row, SchemaMismatch
 
 VALUE: Final = "value"
 COLUMNS: Final = (VALUE, "key", "topic", "partition", "offset", "timestamp")
@@ -66,14 +66,14 @@ class Messages:
             given = self.table = pa.table({VALUE: pa.nulls(0, pa.string())})
         names = given.column_names
         if VALUE not in names:
-            remedy = Phrase(
+            remedy = ErrorText(
                 f"messages have {', '.join(COLUMNS[:-1])} and {COLUMNS[-1]}; without ", Option("format"), " give rows"
             )
             raise SchemaMismatch(
                 f"messages for {what}", f"there is no column {VALUE!r} among {names}", remedy, column=VALUE
             )
         if more := [name for name in names if name not in (*COLUMNS, *IGNORED, FILE, LINE) or names.count(name) > 1]:
-            remedy = Phrase(f"give them as {', '.join(COLUMNS)}, and leave others out")
+            remedy = ErrorText(f"give them as {', '.join(COLUMNS)}, and leave others out")
             raise SchemaMismatch(f"messages for {what}", f"the columns {more} are none of messages", remedy)
         there: dict[str, pa.Array] = {name: _flatten_column(given, name) for name in COLUMNS if name in names}
         self.raw = there[VALUE]

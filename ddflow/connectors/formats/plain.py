@@ -45,7 +45,7 @@ from ddflow.connectors.formats.messages import POSITION, ROW, Messages, parse_in
 from ddflow.connectors.formats.parse import TEXT, WORDS, Bools, evaluate_sql_on_json, parse_objects, replace_cells
 from ddflow.connectors.formats.row_columns import ExampleRows, Path
 from ddflow.connectors.to_arrow import to_table
-from ddflow.errors import BadMessage, Option, Phrase, SchemaMismatch, SpecError, shorten
+from ddflow.errors import BadMessage, ErrorText, Option, SchemaMismatch, SpecError, shorten
 
 
 def read_key_cells(messages: Messages, rows: Any, target: MessageTarget, how: CellEncoding) -> dict[str, pa.Array]:
@@ -534,7 +534,7 @@ def write(
     by = None if key is None else (key,) if isinstance(key, str) else tuple(key)
     table = _build_updates_table(updates, by or (), asked)
     if mode == "upsert" and by is None:
-        raise SpecError(asked, "it has no key", Phrase("give ", Option("key"), ", the columns that identify a row"))
+        raise SpecError(asked, "it has no key", ErrorText("give ", Option("key"), ", the columns that identify a row"))
     if epoch is None:
         epoch = int(np.max(np.asarray(table.column(TIME)).astype(np.int64), initial=0))
     secret = Secret.fresh()
@@ -548,7 +548,7 @@ def _build_updates_table(updates: Any, by: Sequence[str], asked: str) -> pa.Tabl
     table = to_table(updates, "dd.formats.write", pa.schema([]))
     for name in (TIME, DIFF, *by):
         if name not in table.schema.names:
-            remedy = Phrase(
+            remedy = ErrorText(
                 "give what a step gave, and columns of it as ",
                 Option("key"),
                 f"; {did_you_mean(name, table.schema.names)}",

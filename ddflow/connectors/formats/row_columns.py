@@ -58,13 +58,13 @@ def find_row_columns(
         names = [str(field.get("field")) for field in get_fields_at_path(schema, [str(each) for each in path])]
         names = [name for name in names if name not in known]
         if names and (mine := rows[of] if own is None else rows[of][own(rows[of])]).size:
-            _record_earliest_row(found, names, int(mine.min()))
+            _note_first_row_of_columns(found, names, int(mine.min()))
     for some, at in ((left, ("payload", *path)), (~inner, path)):
         if some.any():
             for name, row in _find_object_keys(
                 value.filter(pa.array(some)), at, np.flatnonzero(some), known, own
             ).items():
-                _record_earliest_row(found, [name], row)
+                _note_first_row_of_columns(found, [name], row)
     return found
 
 
@@ -121,7 +121,7 @@ def _find_object_keys(
     return {name: int(rows[row]) for name, row in lists.find_first_rows(some).items()}
 
 
-def _record_earliest_row(found: dict[str, int], names: Iterable[str], row: int) -> None:
+def _note_first_row_of_columns(found: dict[str, int], names: Iterable[str], row: int) -> None:
     for name in names:
         found[name] = min(row, found.get(name, row))
 

@@ -41,7 +41,7 @@ from ddflow.connectors.files.source import FileOptions, FilePosition, MultiFileR
 from ddflow.connectors.formats.base import DELETED
 from ddflow.connectors.formats.routes import Others, check_table_routing, group_batches_by_input
 from ddflow.connectors.landing.listing import FileListing, FileStamp, build_listing
-from ddflow.errors import Option, Phrase, SourceChanged, SpecError, UnreadableInput
+from ddflow.errors import ErrorText, Option, SourceChanged, SpecError, UnreadableInput
 
 
 class LandingPosition(TypedDict):
@@ -81,17 +81,19 @@ class LandingSource(Source):
         if self.tables is not None and not self.lines:
             found = "tables= is of messages, and these are files of rows"
             raise SpecError(
-                "dd.sources.files", found, Phrase("give ", Option("lines", True), ", or a source for each input")
+                "dd.sources.files", found, ErrorText("give ", Option("lines", True), ", or a source for each input")
             )
         if self.lines and any(dialect != PLAIN for _, dialect in self.patterns):
-            found = Phrase(Option("lines", True), " is of messages in UTF-8, which no dd.FilePath says more of")
+            found = ErrorText(Option("lines", True), " is of messages in UTF-8, which no dd.FilePath says more of")
             raise SpecError(
-                "dd.sources.files", found, Phrase("give the pattern alone, or leave out ", Option("lines", True))
+                "dd.sources.files", found, ErrorText("give the pattern alone, or leave out ", Option("lines", True))
             )
         if self.full and self.lines:
             remedy = "leave one of them out"
             raise SpecError(
-                "dd.sources.files", Phrase(Option("lines", True), " is of messages, which are no full contents"), remedy
+                "dd.sources.files",
+                ErrorText(Option("lines", True), " is of messages, which are no full contents"),
+                remedy,
             )
         if not self.patterns:
             raise SpecError("dd.sources.files", "there is no pattern", "give one or more")

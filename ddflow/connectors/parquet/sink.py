@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ddflow.connectors.parquet.folder import MARK, READABLE, OwnedFolder, build_folder_name
-from ddflow.errors import CommandFix, Phrase, SpecError, StateRefused
+from ddflow.errors import CommandFix, ErrorText, SpecError, StateRefused
 from ddflow.storage import address
 from ddflow.storage.folder.disk import Disk
 from ddflow.storage.folder.site import ManagedFolder
 from ddflow.storage.protocol import Blob, Store, missing_file_error, verify_bytes
 
-COPY: Final = Phrase("restore it from a copy, or go back with ", CommandFix("rollback"))
+COPY: Final = ErrorText("restore it from a copy, or go back with ", CommandFix("rollback"))
 SHOWN: Final = re.compile(r"(?P<epoch>[0-9]{12,})-(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)")
 HIDDEN: Final = re.compile(r"\.(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)\.hidden")
 PLACE: Final = re.compile(rf"(?:[A-Za-z0-9][A-Za-z0-9._]{{0,{READABLE - 1}}}-)?[0-9a-f]{{16}}")

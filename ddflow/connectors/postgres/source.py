@@ -1,6 +1,6 @@
 """Read tables of Postgres: a first copy, then the changes in a logical slot, as messages of wal2json.
 
-A `SlotReader` reads changes, copies, waits for a commit, or is broken; `choose_next_action` decides what a poll does in
+A `SlotReader` reads changes, copies, waits for a commit, or is broken; `choose_poll_action` decides what a poll does in
 each state. Guarantees: a copy is read in the snapshot with which a slot begins, so a row is in the copy or in the
 changes, never in both. A poll gives complete transactions of all tables. The slot advances to committed positions only.
 A table that the position lacks, or whose changes are not all in the log, is copied in the snapshot of a temporary slot,
@@ -163,12 +163,12 @@ class SlotState:
     why: str = ""
 
 
-def choose_next_action(state: StateName, *, has_new_tables: bool, is_behind: bool) -> Action:
+def choose_poll_action(state: StateName, *, has_new_tables: bool, is_behind: bool) -> Action:
     """Decide what a poll does.  ``is_behind``: whether read tables have changes from before the opening.
 
-    >>> choose_next_action("reading", has_new_tables=True, is_behind=True)
+    >>> choose_poll_action("reading", has_new_tables=True, is_behind=True)
     'read changes'
-    >>> choose_next_action("reading", has_new_tables=True, is_behind=False)
+    >>> choose_poll_action("reading", has_new_tables=True, is_behind=False)
     'begin a copy'
     """
     match state:
@@ -232,7 +232,7 @@ class SlotReader(OpenSource):
         """Return part of the copy, or whole transactions; nothing until the last ones are committed."""
         is_behind = bool(self.tables.active_tables) and self.at < self._until
         with translate_errors(self.asked):
-            match choose_next_action(self._state.name, has_new_tables=bool(self.tables.to_copy), is_behind=is_behind):
+            match choose_poll_action(self._state.name, has_new_tables=bool(self.tables.to_copy), is_behind=is_behind):
                 case "read changes":
                     found = self._read_changes(room)
                     return found if found is not None or not self.tables.to_copy else self._begin_new_table_copy()

@@ -34,7 +34,7 @@ from ddflow.columns.wider import find_widening
 from ddflow.connectors.to_arrow import is_rows, to_arrow_rows, to_table
 from ddflow.dataflow.admission import DecodeProgress, InputValidator
 from ddflow.engine.full_contents import decode_order, encode_order, list_order_columns, parse_order
-from ddflow.errors import LogUnclear, NotArrow, Option, Phrase, SchemaMismatch
+from ddflow.errors import ErrorText, LogUnclear, NotArrow, Option, SchemaMismatch
 from ddflow.plan.inputs.input import Binding
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, FeedHistory, FeedMode, FeedRun
 
@@ -216,7 +216,7 @@ class _LogPartMatcher:
         if isinstance(mark, Full) and mark.scope is not None and mark.scope != way.scope:
             raise self._make_log_error(
                 f"a part of the log is marked with the scope {mark.scope!r} where {run} were given",
-                Phrase("leave ", Option("scope"), " out, or give the one that the state says"),
+                ErrorText("leave ", Option("scope"), " out, or give the one that the state says"),
             )
         if isinstance(mark, Full):
             mark = replace(mark, scope=way.scope)

@@ -41,7 +41,7 @@ from ddflow.columns.names import DIFF
 from ddflow.columns.rows import gather_table
 from ddflow.columns.schema import empty_table
 from ddflow.dataflow.graph import Graph
-from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
+from ddflow.errors import ErrorText, NotReadable, Option, SpecError, TimeWentBack
 from ddflow.operators.updates import Updates, build_time_column, concat, consolidate, negate
 from ddflow.plan.collection import Collection
 from ddflow.plan.inputs.input import Input
@@ -49,7 +49,7 @@ from ddflow.time import INT64, NEVER, format_time
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.merge import pick_versions_by_sorting
 
-RETAIN: Final = Phrase("a larger ", Option("retain"), ", or a reader opened in time, keeps more of them")
+RETAIN: Final = ErrorText("a larger ", Option("retain"), ", or a reader opened in time, keeps more of them")
 
 
 def check_readable_time(

@@ -30,7 +30,7 @@ from ddflow.columns.schema import to_array
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import format_values
 from ddflow.engine.read.history import check_readable_time
-from ddflow.errors import Option, Phrase, SpecError
+from ddflow.errors import ErrorText, Option, SpecError
 from ddflow.metrics import CallMetrics
 from ddflow.time import NEVER, format_time
 
@@ -57,7 +57,7 @@ class LiveRows:
     def __init__(self, name: str, by: str | None = None, most: int = 10) -> None:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise SpecError(
-                Phrase(f"watch {name!r} with ", Option("rows", most)), "that is no number of rows", "give 1 or more"
+                ErrorText(f"watch {name!r} with ", Option("rows", most)), "that is no number of rows", "give 1 or more"
             )
         self.name, self.by, self.most = name, by, most
         self._secret = Secret.fresh()

@@ -36,7 +36,7 @@ from ddflow.engine.lineage.story import Origins, Story
 from ddflow.engine.read import history
 from ddflow.engine.read.history import make_side_output_error
 from ddflow.engine.stats import Inspectable
-from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
+from ddflow.errors import ErrorText, NotReadable, Option, SpecError, TimeWentBack
 from ddflow.operators.updates import consolidate, ints
 from ddflow.plan.collection import Collection
 from ddflow.storage.closing import Closing
@@ -651,10 +651,9 @@ class Reading(Inspectable):
         """Explain why rows of an output changed.  ``beside``: whether there is another option.  Like `Reading.why`."""
         asked = f"why of {name!r} between {between!r:.99}"
         if beside or not isinstance(between, tuple | list) or len(between) != 2:
-            found = "it is no pair of times" if not beside else Phrase("log= and ", Option("as_of"), " are of one time")
-            raise NotReadable(
-                asked, found, Phrase("give between=(t1, t2), two closed times, and neither log= nor ", Option("as_of"))
-            )
+            both = ErrorText("log= and ", Option("as_of"), " are of one time")
+            remedy = ErrorText("give between=(t1, t2), two closed times, and neither log= nor ", Option("as_of"))
+            raise NotReadable(asked, both if beside else "it is no pair of times", remedy)
         asked = f"why of {name!r} from {self._format_time(between[0])} to {self._format_time(between[1])}"
         first, last = (self.closed(asked, time, still) for time in between)
         if last < first:
@@ -671,7 +670,7 @@ class Reading(Inspectable):
             remedy = f"{did_you_mean(name, dict.fromkeys(known))}; of one that the flow got since, open it again"
             raise NotReadable(f"read {name!r}", "that is no output or input", remedy)
         if lost := self.dataflow.graph.list_stateless_inputs(node):
-            remedy = Phrase(
+            remedy = ErrorText(
                 "give ",
                 Option("keep", True),
                 " to flow.updates to have them arranged; the differences are in each step's ",

@@ -35,7 +35,7 @@ from ddflow.connectors.api import Source, TableShape, TableSink, check_connector
 from ddflow.connectors.modes import build_mode_schema
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.replace import compute_absence_limit
-from ddflow.errors import Option, Phrase, SpecError
+from ddflow.errors import ErrorText, Option, SpecError
 from ddflow.plan.plan import Plan
 from ddflow.time import parse_seconds
 
@@ -175,7 +175,7 @@ def make_table_shape(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str,
         remedy += Option("mode", "changelog")
         raise SpecError(asked, "the plan proves no key of its rows, which mode 'upsert' needs", remedy)
     if DIFF not in updates.names and name in plan.outputs and mode not in ("upsert", "updates"):
-        raise SpecError(asked, "it has upserts already", Phrase("write it with ", Option("mode", "upsert")))
+        raise SpecError(asked, "it has upserts already", ErrorText("write it with ", Option("mode", "upsert")))
     sink.needs()
     by = key if mode == "upsert" else None
     return key, TableShape(
@@ -197,7 +197,7 @@ def compute_input_lateness(plan: Plan, how: RunOptions) -> dict[str, int]:
     for name, input in plan.inputs.items():
         mine = input.bound.spec.lateness if given is None else given
         if mine is None:
-            remedy = Phrase("give ", Option("lateness"), ", how far behind the greatest time seen events may come")
+            remedy = ErrorText("give ", Option("lateness"), ", how far behind the greatest time seen events may come")
             raise SpecError("run a flow in hold-back mode", f"nothing closes times of {name!r}", remedy)
         late[name] = mine
     return late

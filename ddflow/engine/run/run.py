@@ -38,7 +38,7 @@ from ddflow.engine.run.report import RunDone, RunReport
 from ddflow.engine.run.retry import LASTS
 from ddflow.engine.run.signals import call_on_signal, call_repeatedly
 from ddflow.engine.run.source_reader import CallRows, SourceReader, describe_new_columns, find_source_record
-from ddflow.errors import DdflowError, Option, Phrase, SchemaMismatch
+from ddflow.errors import DdflowError, ErrorText, Option, SchemaMismatch
 from ddflow.errors.base import set_error_input, set_error_state
 from ddflow.metrics import LOG
 from ddflow.time import NEVER
@@ -82,7 +82,7 @@ class RunLoop:
         plan = self.dataflow.flow
         check_sources(plan, sources)
         if sources and not plan.holds_back:
-            remedy = Phrase(
+            remedy = ErrorText(
                 "take the rows yourself, by step or replace with ",
                 Option("time"),
                 ", or run a state whose steps are numbered",

@@ -31,7 +31,7 @@ from ddflow.connectors.formats.base import Format, wrap_messages
 from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.sources import describe_event_position, describe_position
 from ddflow.engine.run.retry import Retry
-from ddflow.errors import EvolveFix, Phrase, SourceFailed, SpecError
+from ddflow.errors import ErrorText, EvolveFix, SourceFailed, SpecError
 from ddflow.metrics import SourceLag
 from ddflow.plan.inputs.input import Binding
 from ddflow.storage.epochs import AttachedSource
@@ -351,6 +351,6 @@ def find_source_record(
         found = f"it feeds {' and '.join(map(repr, gone))} in this state, of which changes would be passed over"
         drop = EvolveFix(state=where, drop_inputs=gone)
         raise SpecError(
-            asked, found, Phrase("give it with all that it feeds; what nobody needs any more goes by ", drop)
+            asked, found, ErrorText("give it with all that it feeds; what nobody needs any more goes by ", drop)
         )
     return before

@@ -3,9 +3,9 @@
 Invariant: a state depends on the rows that are there, not on the order in which they came or on rows that left; of no
 rows it is nothing (0, or empty). So a group without rows leaves nothing behind.
 
->>> from ddflow.kernels.accumulate import GroupTimes
+>>> from ddflow.kernels.accumulate import GroupTimeCells
 >>> ints = lambda *v: np.array(v, np.int64)
->>> folding = UpdatesByGroup(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, -1), ints(), 1, ints(0), None)
+>>> folding = UpdatesByGroup(GroupTimeCells(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, -1), ints(), 1, ints(0), None)
 >>> CountPart().fold_updates(folding, pa.array([], pa.int64()), pa.array([7, None])).to_pylist()
 [1]
 >>> states = ExactSumPart(pa.float64()).fold_updates(folding, pa.array([], BYTES), pa.array([0.1, 0.1]))
@@ -25,7 +25,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, Words, unpack_validity, view_values
 from ddflow.columns.layout import buffer_address, make_writable
 from ddflow.kernels import exact
-from ddflow.kernels.accumulate import GroupTimes, accumulate_diffs
+from ddflow.kernels.accumulate import GroupTimeCells, accumulate_diffs
 from ddflow.kernels.exact_results import LEAST
 
 BYTES: Final = pa.large_binary()
@@ -45,7 +45,7 @@ class ValueOverflow(Exception):
 class UpdatesByGroup(NamedTuple):
     """The updates of a step, by group and time."""
 
-    cells: GroupTimes
+    cells: GroupTimeCells
     diffs: Ints
     """int64[n], by row."""
     lived: Ints

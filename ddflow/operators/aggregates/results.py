@@ -319,12 +319,13 @@ class UserStatePart(StatePart):
     """The states of an aggregate of the user's own.  ``of``: the type of its values.
 
     >>> from ddflow.plan.aggregates import Aggregate
-    >>> from ddflow.kernels.accumulate import GroupTimes
+    >>> from ddflow.kernels.accumulate import GroupTimeCells
     >>> from ddflow.operators.aggregates.parts import UpdatesByGroup
     >>> total = Aggregate((0.0,), lambda s, x: (s[0] + x,), lambda s, x: (s[0] - x,), lambda s: s[0])
     >>> part = UserStatePart(total, pa.int32())
     >>> ints = lambda *v: np.array(v, np.int64)
-    >>> folding = UpdatesByGroup(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, 2), ints(), 1, ints(0), None)
+    >>> folding = UpdatesByGroup(GroupTimeCells(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, 2), ints(), 1, ints(0),
+    ...     None)
     >>> states = part.fold_updates(folding, pa.array([], part.kind), pa.array([7, 4], pa.int32()))
     >>> part.view_state_words(states)[0].view(float).tolist(), part.mark_nonempty(states).tolist()
     ([15.0], [True])

@@ -31,7 +31,7 @@ from ddflow.columns.hashing import (
 from ddflow.columns.layout import Array, make_writable, offset_width
 from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.schema import is_word_type
-from ddflow.errors import ListTooLong, MergeOverflow, Option, Phrase, TooLarge
+from ddflow.errors import ErrorText, ListTooLong, MergeOverflow, Option, TooLarge
 from ddflow.kernels.fold import (
     CLEAR,
     FIRST,
@@ -217,7 +217,7 @@ def _check_list_limit(
     raise ListTooLong(
         f"{strategy} of {name!r}",
         f"key {of}: {before} elements and {more} more, the limit is {limit}",
-        Phrase("raise ", Option("limit"), ", or mend the events; nothing was changed"),
+        ErrorText("raise ", Option("limit"), ", or mend the events; nothing was changed"),
     )
 
 

@@ -157,7 +157,7 @@ class MergedRows(WalkedEvents):
     def _inherit_orders(self, made: Ints, given: pa.Field, kept: pa.Field) -> pa.Array:
         """Orders of cells, by reference; those of events as they were inherited."""
         ours = (made >= 0) & (made < 1 << SLOT)
-        mine = user_functions.inherit_orders(self, given).take(pa.array(np.where(ours, made, 0)))
+        mine = user_functions.fill_orders_from_prior(self, given).take(pa.array(np.where(ours, made, 0)))
         return pc.if_else(pa.array(ours), mine, self.gather_cells(np.where(ours, NOTHING, made), kept))
 
     def _find_order_setters(self, group: int, part: int, name: str) -> Ints:

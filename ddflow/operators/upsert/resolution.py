@@ -29,7 +29,7 @@ from ddflow.columns.layout import SMALL, Arena, Column, ColumnBuffers, fixed_wid
 from ddflow.columns.rows import RowPool, Rows, RowView, gather_buffers, gather_table, row_values
 from ddflow.columns.sorting import cut_shards
 from ddflow.columns.threads import ALONE
-from ddflow.errors import Option, Phrase, TieRefused
+from ddflow.errors import ErrorText, Option, TieRefused
 from ddflow.kernels.emit import count_updates, emit_updates as emit_updates, emit_values
 from ddflow.kernels.identity import unmix_words
 from ddflow.kernels.resolve import (
@@ -170,7 +170,9 @@ class FullRows:
         return TieRefused(
             f"a step of {self.state.bound.name!r}",
             f"the key {key} has two events of order {order} at time {time}",
-            Phrase("mend the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"),
+            ErrorText(
+                "mend the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"
+            ),
             input=self.state.bound.name,
         )
 

@@ -103,13 +103,13 @@ def _build_event_rows(of: WalkedEvents, schema: pa.Schema) -> pa.RecordBatch:
         if field.name in derived:
             out.append(pa.nulls(rows.num_rows, field.type))
         elif field.name in orders:
-            out.append(inherit_orders(of, orders[field.name]))
+            out.append(fill_orders_from_prior(of, orders[field.name]))
         else:
             out.append(rows.column(field.name))
     return pa.RecordBatch.from_arrays(out, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def inherit_orders(of: WalkedEvents, field: pa.Field) -> pa.Array:
+def fill_orders_from_prior(of: WalkedEvents, field: pa.Field) -> pa.Array:
     """Fill the nulls in an order column of the events with the prior order of their key.  O(n), O(1) without nulls."""
     column, steps, n = of.events.rows.column(field.name), of.steps, of.events.times.size
     if not column.null_count:
@@ -145,7 +145,7 @@ def build_first_order_column(of: WalkedEvents, field: pa.Field) -> pa.Array:
     assert isinstance(made, np.ndarray)
     at = made[of.places]
     ours = (at >= 0) & (at < 1 << SLOT)
-    mine = inherit_orders(of, field).take(pa.array(np.where(ours, at, 0)))
+    mine = fill_orders_from_prior(of, field).take(pa.array(np.where(ours, at, 0)))
     return pc.if_else(pa.array(ours), mine, of.gather_cells(at, field))
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, Narrow, unpack_validity
 from ddflow.columns.rows import RowPool, Rows, gather_column, row_values
-from ddflow.errors import Option, Phrase, TieRefused
+from ddflow.errors import ErrorText, Option, TieRefused
 from ddflow.kernels.fold import NOTHING, EventsByKey
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
 from ddflow.kernels.walk import (
@@ -284,6 +284,8 @@ class WalkedEvents:
         return TieRefused(
             f"a step of {bound.name!r}",
             f"the key {key} has another event of the order {order}, at time {time}",
-            Phrase("mend the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"),
+            ErrorText(
+                "mend the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"
+            ),
             input=bound.name,
         )

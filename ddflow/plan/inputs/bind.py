@@ -30,7 +30,7 @@ from ddflow.columns.hashing import Flags, unpack_booleans, unpack_validity
 from ddflow.columns.names import DIFF, check_columns_exist
 from ddflow.columns.schema import is_flat_type, is_key_type, is_text, is_time_type
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, MessageTarget
-from ddflow.errors import DeclareFix, ExpressionError, NullKey, Option, Phrase, SpecError, TombstoneFix
+from ddflow.errors import DeclareFix, ErrorText, ExpressionError, NullKey, Option, SpecError, TombstoneFix
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.spec import Tombstone, Upsert
 from ddflow.plan.merge.bound import BoundMerge, bind_merge, build_event_schema, build_merged_row_schema
@@ -288,7 +288,7 @@ def check_columns(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> Non
     for column in spec.order_by:
         if schema.get_field_index(f"_order_{column}") >= 0:
             raise SpecError(
-                Phrase(Option("order_by"), f" of {name!r}"),
+                ErrorText(Option("order_by"), f" of {name!r}"),
                 f"there is a column '_order_{column}', under which the order of a key is kept",
                 "rename that column in the input",
             )
@@ -304,7 +304,7 @@ def _check_column_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) 
         )
 
     if nulls := [field.name for field in schema if pat.is_null(field.type)]:
-        remedy = Phrase("declare what their values will be, as in ", DeclareFix({nulls[0]: "string"}))
+        remedy = ErrorText("declare what their values will be, as in ", DeclareFix({nulls[0]: "string"}))
         raise SpecError(f"the schema of {name!r}", f"the columns {nulls} are of the type null: no value fits", remedy)
     whole = "give the integer column that counts arrivals"
     for option, columns, fits, why, fix in (
@@ -333,7 +333,7 @@ def _check_column_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) 
                     "tie",
                     column,
                     "which has no order",
-                    Phrase("leave it out with value=, or use another ", Option("tie")),
+                    ErrorText("leave it out with value=, or use another ", Option("tie")),
                     "greatest",
                 )
 
@@ -349,7 +349,7 @@ def find_tombstone_value(of: str, schema: pa.Schema, tombstone: Any) -> pa.Scala
             raise SpecError(
                 f"tombstone {column!r} of {of}",
                 "it is a text column and no value is given",
-                Phrase("say which text deletes: ", TombstoneFix(column, "D")),
+                ErrorText("say which text deletes: ", TombstoneFix(column, "D")),
             )
         return None
     try:

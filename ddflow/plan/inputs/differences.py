@@ -27,7 +27,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import DIFF, TIMES, check_column_name, check_column_names, parse_column_names
 from ddflow.connectors.formats.base import BAD, Format
-from ddflow.errors import ExpressionError, NullKey, Option, Phrase, PhrasePart, SchemaMismatch, SpecError
+from ddflow.errors import ErrorText, ErrorTextPart, ExpressionError, NullKey, Option, SchemaMismatch, SpecError
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.bind import BoundInput, check_columns, list_format_columns
 from ddflow.plan.inputs.spec import Late
@@ -93,7 +93,8 @@ class Differences:
         asked = "an input of differences"
         if self.diff == "" or not (self.diff is None or isinstance(self.diff, str) or self.diff in FEEDS.values()):
             self._raise_spec_error(
-                Phrase(Option("diff"), f" is {self.diff!r:.200}"), "name a column as text, or give SQL, or dd.delta_cdf"
+                ErrorText(Option("diff"), f" is {self.diff!r:.200}"),
+                "name a column as text, or give SQL, or dd.delta_cdf",
             )
         if self.time is not None:
             check_column_name(self.time, asked, "time")
@@ -109,7 +110,7 @@ class Differences:
                 Option("lateness", self.lateness), "give a whole number of the time column's unit, 0 or more"
             )
 
-    def _raise_spec_error(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
+    def _raise_spec_error(self, found: str | ErrorTextPart, fix: str | ErrorTextPart) -> NoReturn:
         raise SpecError("an input of differences", found, fix)
 
     @property
@@ -230,23 +231,23 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
     check_column_names(schema.names, f"the schema of {name!r}")
     if bool(spec.key) != (format is not None):
         found = (
-            Phrase("it has no ", Option("format"), ", and rows have no key")
+            ErrorText("it has no ", Option("format"), ", and rows have no key")
             if spec.key
             else "messages name rows by their key"
         )
         raise SpecError(
-            Phrase(Option("key"), f" of {name!r}"),
+            ErrorText(Option("key"), f" of {name!r}"),
             found,
-            Phrase("leave ", Option("key"), " out")
+            ErrorText("leave ", Option("key"), " out")
             if spec.key
-            else Phrase("give ", Option("key"), ", as in ", Option("key", "id")),
+            else ErrorText("give ", Option("key"), ", as in ", Option("key", "id")),
         )
     check_columns(name, schema, spec, list_format_columns(format))
     if format is not None and spec.diff is not None:
         raise SpecError(
-            Phrase(Option("diff"), f" of {name!r}"),
+            ErrorText(Option("diff"), f" of {name!r}"),
             "messages say themselves what they do",
-            Phrase("leave ", Option("diff"), " out"),
+            ErrorText("leave ", Option("diff"), " out"),
         )
     diff, drops = None, [spec.time, BAD] if format is not None else [spec.time]
     if spec.diff is not None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from ddflow.columns.names import check_column_names, did_you_mean
 from ddflow.columns.schema import is_flat_type
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, build_events_schema
-from ddflow.errors import Option, Phrase, SpecError
+from ddflow.errors import ErrorText, Option, SpecError
 from ddflow.plan.collection import Collection, PlanNodes
 from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts, check_name_and_spec
 from ddflow.plan.inputs.differences import BoundDifferences, Differences, bind_differences
@@ -74,7 +74,7 @@ def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> 
     if spec.tie == "greatest":
         raise SpecError(
             what,
-            Phrase(Option("tie", "greatest"), " compares rows, and its events are none"),
+            ErrorText(Option("tie", "greatest"), " compares rows, and its events are none"),
             "use 'last', 'first' or 'error'",
         )
     base = bind_upserts(name, schema, spec)
@@ -119,27 +119,27 @@ def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> BoundUp
         check_name_and_spec(name, spec)
     if not isinstance(format, Format):
         raise SpecError(
-            Phrase(Option("format"), f" of {name!r}"),
+            ErrorText(Option("format"), f" of {name!r}"),
             f"it is {format!r:.99}",
             "give one of dd.formats, as dd.formats.debezium()",
         )
     own = [*(column for column, _ in format.order), DELETED, ABSENT, BAD]
     if taken := [column for column in schema.names if column in own]:
         raise SpecError(
-            Phrase(Option("format"), f" of {name!r}"), f"the columns {taken} are those of the format", "rename them"
+            ErrorText(Option("format"), f" of {name!r}"), f"the columns {taken} are those of the format", "rename them"
         )
     folded = [column.casefold() for column in schema.names]
     if alike := sorted({each for each in folded if folded.count(each) > 1}):
         found = f"columns differ by upper and lower case only: {alike}"
         raise SpecError(
-            Phrase(Option("format"), f" of {name!r}"), found, "the reader of JSON takes them for one: leave one out"
+            ErrorText(Option("format"), f" of {name!r}"), found, "the reader of JSON takes them for one: leave one out"
         )
     columns = [field.with_nullable(True) for field in schema]
     if isinstance(spec, Differences):
         if format.leaves_out:
             found = "a row of a history has all of its cells, and unavailable=True leaves some out"
             raise SpecError(
-                Phrase(Option("format"), f" of {name!r}"),
+                ErrorText(Option("format"), f" of {name!r}"),
                 found,
                 "leave it out: a message that lacks a cell is bad then",
             )
@@ -147,8 +147,8 @@ def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> BoundUp
     if isinstance(spec.delete, Tombstone):
         remedy = f"write it as SQL, as in delete=\"{spec.delete.column} = 'D'\""
         raise SpecError(
-            Phrase(Option("format"), f" of {name!r}"),
-            Phrase(Option("delete"), f" is {spec.delete!r}, and the format deletes too"),
+            ErrorText(Option("format"), f" of {name!r}"),
+            ErrorText(Option("delete"), f" is {spec.delete!r}, and the format deletes too"),
             remedy,
         )
     ordered = bool(format.order) and not (spec.order_by or spec.groups)

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NoReturn, Self, TypeVar, cast, get_args
 import xxhash
 
 from ddflow.columns.names import check_column_name, did_you_mean, parse_column_names
-from ddflow.errors import Option, Phrase, PhrasePart, SpecError, shorten
+from ddflow.errors import ErrorText, ErrorTextPart, Option, SpecError, shorten
 from ddflow.plan.merge import checks
 from ddflow.plan.merge.expiry import Expiry
 from ddflow.plan.merge.merge import Merge
@@ -92,10 +92,10 @@ class Tombstone:
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column:
-            remedy = Phrase("name one column, as text; for several give SQL, as in ", Option("delete", "a or b"))
+            remedy = ErrorText("name one column, as text; for several give SQL, as in ", Option("delete", "a or b"))
             raise SpecError("dd.tombstone", f"its column is {self.column!r:.200}", remedy)
         if not isinstance(self.value, bool | int | float | str | None):
-            remedy = Phrase(
+            remedy = ErrorText(
                 "give one text, number or boolean; for several give SQL, as in ", Option("delete", "op in (1, 2)")
             )
             raise SpecError(f"dd.tombstone({self.column!r})", f"its value is {self.value!r:.200}", remedy)
@@ -230,7 +230,7 @@ class Upsert:
         self._check_combinations()
         checks.check_merge_options(self, self._raise_spec_error)
 
-    def _raise_spec_error(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
+    def _raise_spec_error(self, found: str | ErrorTextPart, fix: str | ErrorTextPart) -> NoReturn:
         raise SpecError(
             f"upserts keyed by {list(self.key)}", shorten(found, 600) if isinstance(found, str) else found, fix
         )
@@ -257,7 +257,7 @@ class Upsert:
                 )
         if self.seq is not None and self.seq in (*self.order_by, self.time):
             self._raise_spec_error(
-                Phrase(Option("seq"), f" names {self.seq!r}, which is also in order_by or time"), "name it once"
+                ErrorText(Option("seq"), f" names {self.seq!r}, which is also in order_by or time"), "name it once"
             )
         if isinstance(self.delete, Tombstone) and self.delete.column in self.key:
             self._raise_spec_error(f"the tombstone {self.delete.column!r} is a key column", "name another column")
@@ -270,7 +270,7 @@ class Upsert:
         if self.track is not None and self.noop_ignore:
             self._raise_spec_error(
                 f"track={list(self.track)} and noop_ignore={list(self.noop_ignore)} both say what is a change",
-                Phrase(
+                ErrorText(
                     "give one of them: ",
                     Option("track"),
                     " names what counts, ",
@@ -284,22 +284,22 @@ class Upsert:
             self._raise_spec_error,
             (
                 self.delete is not None and not isinstance(self.delete, Tombstone | str),
-                Phrase(Option("delete"), f" is {type(self.delete).__name__}"),
+                ErrorText(Option("delete"), f" is {type(self.delete).__name__}"),
                 "give dd.tombstone(...) or an SQL expression",
             ),
             (
                 self.time is None and not self.order_by and not self.groups and self.tie != "last",
-                Phrase(Option("tie", self.tie), " without ", Option("order_by")),
-                Phrase("arrival decides there and never ties: name ", Option("order_by")),
+                ErrorText(Option("tie", self.tie), " without ", Option("order_by")),
+                ErrorText("arrival decides there and never ties: name ", Option("order_by")),
             ),
             (
                 self.stale != "drop" and self.time is not None and self.late != "advance",
-                Phrase(Option("stale", self.stale), " with ", Option("time")),
-                Phrase("only ", Option("late", "advance"), " can make an event stale there"),
+                ErrorText(Option("stale", self.stale), " with ", Option("time")),
+                ErrorText("only ", Option("late", "advance"), " can make an event stale there"),
             ),
             (
                 self.tie in ("greatest", "error") and self.seq is not None,
-                Phrase(Option("seq"), " has no effect under ", Option("tie", self.tie)),
+                ErrorText(Option("seq"), " has no effect under ", Option("tie", self.tie)),
                 "leave it out",
             ),
         )

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from ddflow.columns.hashing import Flags, unpack_booleans, unpack_validity
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_flat_type
-from ddflow.errors import Option, Phrase, SpecError
+from ddflow.errors import ErrorText, Option, SpecError
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.spec import Tombstone, Upsert
 from ddflow.plan.merge.machines import BoundMachine
@@ -240,12 +240,12 @@ def _check_column_names(
             if not is_flat_type(schema.field(column).type):
                 found = f"{column!r} is {schema.field(column).type}, which has no order"
                 raise SpecError(
-                    Phrase(Option("groups"), f" of {name!r}"), found, "use numbers, text, binary, dates, decimals"
+                    ErrorText(Option("groups"), f" of {name!r}"), found, "use numbers, text, binary, dates, decimals"
                 )
     for column in schema.names:
         if column.startswith((GIVEN, "_order_", "_tie_")):
             found = f"there is a column {column!r}, and what is kept beside rows is called so"
-            raise SpecError(Phrase(Option("merge"), f" of {name!r}"), found, "rename that column in the input")
+            raise SpecError(ErrorText(Option("merge"), f" of {name!r}"), found, "rename that column in the input")
 
 
 def _check_strategy_type(name: str, field: pa.Field, strategy: Strategy) -> None:

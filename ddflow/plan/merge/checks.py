@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from ddflow.columns.names import parse_column_names
-from ddflow.errors import Option, Phrase, PhrasePart
+from ddflow.errors import ErrorText, ErrorTextPart, Option
 from ddflow.plan.merge.expiry import Expiry
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import COMMUTING, ORDER_FREE, WITHOUT_DELETES, Strategy, last_non_null
 
-Refuse = Callable[[str | PhrasePart, str | PhrasePart], NoReturn]
+Refuse = Callable[[str | ErrorTextPart, str | ErrorTextPart], NoReturn]
 """Is told what was found and what to do.  ``spec`` is an `ddflow.plan.inputs.spec.Upsert`, which asks for these
 checks."""
 
@@ -31,7 +31,7 @@ def parse_groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tup
     try:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(of, columns) for of, columns in given]
     except (TypeError, ValueError):
-        refuse(Phrase(Option("groups"), f" is {given!r}"), "give {order column, or a tuple of them: columns}")
+        refuse(ErrorText(Option("groups"), f" is {given!r}"), "give {order column, or a tuple of them: columns}")
 
     option = "an upsert spec", "groups"
     return tuple((parse_column_names(of, *option), parse_column_names(columns or (), *option)) for of, columns in pairs)
@@ -42,13 +42,13 @@ def parse_derive(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
     try:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(name, text) for name, text in given]
     except (TypeError, ValueError):
-        refuse(Phrase(Option("derive"), f" is {given!r}"), "give {column: SQL over the merged row}")
+        refuse(ErrorText(Option("derive"), f" is {given!r}"), "give {column: SQL over the merged row}")
     for name, text in pairs:
         if not isinstance(name, str) or not isinstance(text, str):
-            refuse(Phrase(Option("derive"), f" holds {name!r}: {text!r}"), "give column names and SQL as text")
+            refuse(ErrorText(Option("derive"), f" holds {name!r}: {text!r}"), "give column names and SQL as text")
     twice = sorted({name for name, _ in pairs if [n for n, _ in pairs].count(name) > 1})
     if twice:
-        refuse(Phrase(Option("derive"), f" names {twice} more than once"), "derive each column once")
+        refuse(ErrorText(Option("derive"), f" names {twice} more than once"), "derive each column once")
     return tuple(pairs)
 
 
@@ -57,7 +57,7 @@ def convert_lists_to_tuples(value: Any) -> Any:
     return tuple(convert_lists_to_tuples(each) for each in value) if isinstance(value, list) else value
 
 
-def refuse_first_broken_rule(refuse: Refuse, *rules: tuple[bool, str | PhrasePart, str | PhrasePart]) -> None:
+def refuse_first_broken_rule(refuse: Refuse, *rules: tuple[bool, str | ErrorTextPart, str | ErrorTextPart]) -> None:
     """Refuse by the first broken rule.  ``rules``: whether each is broken, what was found, what to do."""
     for broken, found, fix in rules:
         if broken:
@@ -73,13 +73,13 @@ def check_option_values(spec: Any, choices: Mapping[str, tuple[str, ...]], refus
         refuse,
         (
             spec.time is None and spec.late != "error",
-            Phrase(Option("late", spec.late), " has no effect without ", Option("time")),
-            Phrase("name the time column, or leave ", Option("late"), " out"),
+            ErrorText(Option("late", spec.late), " has no effect without ", Option("time")),
+            ErrorText("name the time column, or leave ", Option("late"), " out"),
         ),
         (
             spec.time is None and spec.lateness is not None,
-            Phrase(Option("lateness"), " has no effect without ", Option("time")),
-            Phrase("name the time column, or leave ", Option("lateness"), " out"),
+            ErrorText(Option("lateness"), " has no effect without ", Option("time")),
+            ErrorText("name the time column, or leave ", Option("lateness"), " out"),
         ),
         (
             spec.lateness is not None and not (isinstance(spec.lateness, int) and spec.lateness >= 0),
@@ -96,29 +96,29 @@ def check_merge_options(spec: Any, refuse: Refuse) -> None:
         refuse,
         (
             spec.merge is not None and spec.merge != "first_row" and not isinstance(spec.merge, Merge),
-            Phrase(Option("merge"), f" is {spec.merge!r}"),
+            ErrorText(Option("merge"), f" is {spec.merge!r}"),
             "give dd.Merge(...), or 'first_row'",
         ),
         (not isinstance(spec.exclusive, bool), f"exclusive={spec.exclusive!r}", "give True or False"),
         (
             spec.exclusive and not spec.groups,
-            Phrase("exclusive=True without ", Option("groups")),
+            ErrorText("exclusive=True without ", Option("groups")),
             "name the groups, or leave it out",
         ),
         (
             grouped and not spec.groups,
-            Phrase(f"deletes={spec.deletes!r} without ", Option("groups")),
+            ErrorText(f"deletes={spec.deletes!r} without ", Option("groups")),
             "name the groups, or leave it out",
         ),
         (
             grouped and spec.delete is None and spec.where is None,
-            Phrase(f"deletes={spec.deletes!r} without ", Option("delete")),
+            ErrorText(f"deletes={spec.deletes!r} without ", Option("delete")),
             "say which events delete, or leave it out",
         ),
         (
             bool(spec.derive) and not spec.merges,
-            Phrase(Option("derive"), f" names {[name for name, _ in spec.derive]}, without ", Option("merge")),
-            Phrase("a full row is given as it is: give ", Option("merge"), ", or project the output"),
+            ErrorText(Option("derive"), f" names {[name for name, _ in spec.derive]}, without ", Option("merge")),
+            ErrorText("a full row is given as it is: give ", Option("merge"), ", or project the output"),
         ),
     )
     _check_named_columns(spec, refuse)
@@ -138,7 +138,7 @@ def _check_named_columns(spec: Any, refuse: Refuse) -> None:
         if getattr(spec, option) is not None:
             owner.setdefault(getattr(spec, option), f"the {option} column")
     if not all(of for of, _ in spec.grouped):
-        refuse(Phrase(Option("groups"), " has a group without an order column"), "name one, or leave the group out")
+        refuse(ErrorText(Option("groups"), " has a group without an order column"), "name one, or leave the group out")
     grouped: dict[str, str] = {}
     orders = [column for of, _ in spec.grouped for column in of]
     decided = [column for _, columns in spec.grouped for column in columns]
@@ -150,7 +150,7 @@ def _check_named_columns(spec: Any, refuse: Refuse) -> None:
         for column in those:
             if not isinstance(column, str) or column in owner or column in grouped:
                 what = owner.get(column, grouped.get(column, "no name"))
-                refuse(Phrase(Option("groups"), f" {does} {column!r}, which is {what}"), remedy)
+                refuse(ErrorText(Option("groups"), f" {does} {column!r}, which is {what}"), remedy)
             grouped[column] = said
     owner |= {name: grouped[name] for name in orders}
     named = list(spec.merge.strategies) if isinstance(spec.merge, Merge) else []
@@ -164,12 +164,14 @@ def _check_named_columns(spec: Any, refuse: Refuse) -> None:
                 )
             if option == "merge=" and column in computed:
                 refuse(
-                    Phrase(Option("merge"), " and ", Option("derive"), f" both name {column!r}"),
+                    ErrorText(Option("merge"), " and ", Option("derive"), f" both name {column!r}"),
                     "name it in one of them",
                 )
     if spec.value is not None and (lost := [c for c in (*named, *computed) if c not in spec.value]):
         refuse(
-            Phrase(f"value= leaves {lost} out of the row, which ", Option("merge"), " or ", Option("derive"), " names"),
+            ErrorText(
+                f"value= leaves {lost} out of the row, which ", Option("merge"), " or ", Option("derive"), " names"
+            ),
             "drop them from one",
         )
 
@@ -182,7 +184,7 @@ def _check_group_orders(spec: Any, refuse: Refuse) -> None:
         refuse,
         (
             bool(spec.groups) and spec.versions == "cell",
-            Phrase(Option("groups"), " and ", Option("versions", "cell"), " both say which order decides a cell"),
+            ErrorText(Option("groups"), " and ", Option("versions", "cell"), " both say which order decides a cell"),
             "leave one of them out",
         ),
         (
@@ -193,11 +195,11 @@ def _check_group_orders(spec: Any, refuse: Refuse) -> None:
         (
             spec.holds_back and spec.late != "advance",
             what + " in hold-back mode holds no order from one time to the next",
-            Phrase("use ", Option("late", "advance"), ", or leave ", Option("time"), " out"),
+            ErrorText("use ", Option("late", "advance"), ", or leave ", Option("time"), " out"),
         ),
         (
             spec.versions == "cell" and not spec.keeps_order,
-            Phrase(Option("versions", "cell"), " without ", Option("order_by")),
+            ErrorText(Option("versions", "cell"), " without ", Option("order_by")),
             "name the order by which cells are compared",
         ),
     )
@@ -210,12 +212,12 @@ def _check_arrival_order(spec: Any, refuse: Refuse) -> None:
     for name, strategy in (*merge.strategies.items(), ("default", merge.default or last_non_null())):
         if (why := find_arrival_dependence(strategy, deletes)) is not None:
             refuse(
-                Phrase(
+                ErrorText(
                     f"{why} for {name!r} depends on arrival under ",
                     Option("versions", "cell"),
                     f"{' with deletes' * deletes}",
                 ),
-                Phrase("use dd.last_non_null() or dd.last(), or ", Option("versions", "row")),
+                ErrorText("use dd.last_non_null() or dd.last(), or ", Option("versions", "row")),
             )
 
 
@@ -237,16 +239,16 @@ def _check_expiry(spec: Any, refuse: Refuse) -> None:
         (not isinstance(spec.expiry, Expiry), f"expiry= is {spec.expiry!r}", "give dd.Expiry(ttl=...)"),
         (
             spec.holds_back,
-            Phrase(
+            ErrorText(
                 "expiry= in hold-back mode, where a deleted key is nothing at all and ",
                 Option("late"),
                 " rules what is old",
             ),
-            Phrase("leave ", Option("time"), " out and name it in ", Option("order_by"), ", or leave expiry= out"),
+            ErrorText("leave ", Option("time"), " out and name it in ", Option("order_by"), ", or leave expiry= out"),
         ),
         (
             len(spec.order_by) != 1 or bool(spec.groups),
             f"expiry= with {len(orders)} order columns {orders}",
-            Phrase("a time to live is told by one ", Option("order_by"), " column"),
+            ErrorText("a time to live is told by one ", Option("order_by"), " column"),
         ),
     )

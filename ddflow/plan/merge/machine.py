@@ -25,7 +25,7 @@ import pyarrow as pa
 from ddflow.columns.declared import to_arrow_type
 from ddflow.columns.names import check_column_name, parse_column_names
 from ddflow.columns.schema import is_flat_type
-from ddflow.errors import Option, Phrase, PhrasePart, SpecError
+from ddflow.errors import ErrorText, ErrorTextPart, Option, SpecError
 from ddflow.plan.merge.checks import refuse_first_broken_rule
 from ddflow.plan.merge.user_function import KEYS, AbsentFunction, describe_function
 
@@ -120,7 +120,7 @@ class Machine:
         kinds = {name: to_arrow_type(kind, f"dd.Machine, the state column {name!r}") for name, kind in given.items()}
         if not kinds or (table and len(kinds) != 1):
             self._raise_spec_error(
-                Phrase(Option("state"), f" has the columns {list(kinds)}"),
+                ErrorText(Option("state"), f" has the columns {list(kinds)}"),
                 "name one for a table, one or more for a function",
             )
         for name, kind in kinds.items():
@@ -133,7 +133,7 @@ class Machine:
             object.__setattr__(self, "states", _sort_values(tuple(self.states)))
             self._check_states()
 
-    def _raise_spec_error(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
+    def _raise_spec_error(self, found: str | ErrorTextPart, fix: str | ErrorTextPart) -> NoReturn:
         raise SpecError("dd.Machine", found, fix)
 
     def _parse_pairs(self, option: str, given: Any) -> tuple[tuple[str, Any], ...]:
@@ -199,7 +199,7 @@ class Machine:
             ),
             (
                 isinstance(self.state, str),
-                Phrase(Option("state", self.state), " of a function has no type"),
+                ErrorText(Option("state", self.state), " of a function has no type"),
                 "give {column: type}",
             ),
             (
@@ -212,8 +212,8 @@ class Machine:
         names = [name for name, _ in self._parse_pairs("state", self.state)]
         if len(listed) > self.limit:
             self._raise_spec_error(
-                Phrase(f"start= has {len(listed)} values, ", Option("limit"), f" is {self.limit}"),
-                Phrase("raise ", Option("limit"), ", or start with less"),
+                ErrorText(f"start= has {len(listed)} values, ", Option("limit"), f" is {self.limit}"),
+                ErrorText("raise ", Option("limit"), ", or start with less"),
             )
         for each in listed:
             if sorted(name for name, _ in each) != sorted(names):

@@ -25,7 +25,7 @@ from ddflow.columns.hashing import Ints, Secret, compute_value_hashes, unpack_va
 from ddflow.columns.layout import make_writable
 from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.rows import row_values
-from ddflow.errors import CorruptState, IllegalTransition, ListTooLong, Option, Phrase, SpecError
+from ddflow.errors import CorruptState, ErrorText, IllegalTransition, ListTooLong, Option, SpecError
 from ddflow.kernels.automaton import (
     NOTHING,
     REFUSED,
@@ -362,6 +362,6 @@ class BoundMachine:
     def _raise_too_many_values(self, key: str, found: int) -> NoReturn:
         raise ListTooLong(
             self.asked,
-            Phrase(f"the key {key} would hold {found} values, ", Option("limit"), f" is {self.machine.limit}"),
+            ErrorText(f"the key {key} would hold {found} values, ", Option("limit"), f" is {self.machine.limit}"),
             "raise the limit, or let values go; nothing was changed",
         )

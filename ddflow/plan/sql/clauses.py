@@ -37,7 +37,7 @@ from ddflow.plan.sql.query import (
     add_brackets,
     build_number,
     build_query_error,
-    find_logical_names,
+    find_query_column_names,
     quote_name,
     replace_nodes,
     shorten_tree_sql,
@@ -67,14 +67,14 @@ def suggest_replacement(window: Tree) -> str:
             return None
         return named.setdefault(write_tree_sql(node), exp.column(f"v{len(named) + 1}")).copy()
 
-    remedy = _write_replacement(replace_nodes(window, name_aggregate))
+    remedy = _write_window_replacement_sql(replace_nodes(window, name_aggregate))
     if remedy == _BY_PLACE or not (named or (query is not None and query.args.get("group"))):
         return remedy
     columns = "".join(f", with {told} as {each.name}" for told, each in named.items())
     return f"name the query of the groups{columns}, as T in a WITH, and over it {remedy.partition(', with T')[0]}"
 
 
-def _write_replacement(window: Tree) -> str:
+def _write_window_replacement_sql(window: Tree) -> str:
     """Write SQL that replaces a window over a table."""
     name, order = window.this.name.lower(), window.args.get("order")
     parts = [
@@ -233,7 +233,7 @@ class ClauseReader:
                 raise build_query_error(
                     tree, f"{shorten_tree_sql(tree)} has an aggregate within an aggregate", "use a subquery in FROM"
                 )
-            if find_logical_names(each) and find_logical_names(each) <= names.outer:
+            if find_query_column_names(each) and find_query_column_names(each) <= names.outer:
                 found = f"{shorten_tree_sql(each)} aggregates columns of the query around"
                 raise build_query_error(
                     each, found, "compute it in a subquery in FROM of that query, and use its column here"
@@ -272,7 +272,7 @@ class ClauseReader:
             found = f"a subquery of {len(query.columns)} columns where {max(len(operands), 1)} can be"
             raise build_query_error(tree, found, "select as many")
         self.nested.append(Subquery(kind, query, tree))
-        return SubqueryNode.of_number(len(self.nested) - 1, operands)
+        return SubqueryNode.build_placeholder(len(self.nested) - 1, operands)
 
     def _check_function(self, node: Tree) -> None:
         """Refuse an unknown function, or one that cannot be maintained; put its name in lower case."""

@@ -34,7 +34,7 @@ from ddflow.plan.sql.query import (
     build_column,
     build_number,
     build_query_error,
-    find_logical_names,
+    find_query_column_names,
     quote_name,
     replace_nodes,
     shorten_tree_sql,
@@ -152,7 +152,9 @@ class RankedRows:
             for i, each in enumerate(given.expressions)
         ]
         asking = [part for tree in read for part in [tree, *(each.tree for each in self.extra)]]
-        others = sorted(find_logical_names(*(_replace_window_by_null(each, write_tree_sql(window)) for each in asking)))
+        others = sorted(
+            find_query_column_names(*(_replace_window_by_null(each, write_tree_sql(window)) for each in asking))
+        )
         kept = [ProjectedColumn(each, rows.find_column_name(build_column(each)), build_column(each)) for each in others]
         order = [each.tree.name for each in listed]
         kept.sort(key=lambda each: order.index(each.logical) if each.logical in order else len(order))
@@ -201,10 +203,10 @@ class QueryLowering:
         place: int = nested.subquery_number
         return self._nested[place]
 
-    def list_logical_names(self, *trees: Tree) -> set[str]:
+    def list_query_column_names(self, *trees: Tree) -> set[str]:
         """List the logical names that trees ask for, also in their subqueries."""
         nested = (self.find_subquery(each).query.outer for tree in trees for each in tree.find_all(SubqueryNode))
-        return find_logical_names(*trees).union(*nested)
+        return find_query_column_names(*trees).union(*nested)
 
     def filter_by_condition(self, rows: Relation, tree: Tree) -> Relation:
         """Keep the rows for which a condition is true."""
@@ -248,7 +250,7 @@ class QueryLowering:
 
     def _lower_select(self, query: SelectQuery, carry: CorrelationColumns, bounds: Bounds, exists: bool) -> Relation:
         extra = [ProjectedColumn(name, shorten_tree_sql(each), each) for name, each in carry.columns]
-        self.steps.passed |= find_logical_names(*(query.items[place] for place in query.starred))
+        self.steps.passed |= find_query_column_names(*(query.items[place] for place in query.starred))
         if query.is_open_to_new_columns:
             self.steps.stars += [frozenset(query.items[place].name for place in star) for star in query.stars]
         if query.groups == []:
@@ -256,7 +258,7 @@ class QueryLowering:
         else:
             late = [] if exists and query.is_row_by_row else query.list_trees_after_where()
             rows = self._lower_from(
-                query, carry, bounds, self.list_logical_names(*late, *(each.tree for each in extra))
+                query, carry, bounds, self.list_query_column_names(*late, *(each.tree for each in extra))
             )
             found = GroupedRows(rows, {}) if query.groups is None else self._group_rows(rows, query, extra)
             rows, over = found.rows, found.rewrite_tree
@@ -329,7 +331,7 @@ class QueryLowering:
         self, query: SelectQuery, carry: CorrelationColumns, keys: Sequence[ProjectedColumn]
     ) -> GroupedRows:
         """Aggregate without groups, by ``keys``: without rows there is no result row."""
-        used = self.list_logical_names(*query.list_trees_after_where(), *(each.tree for each in keys))
+        used = self.list_query_column_names(*query.list_trees_after_where(), *(each.tree for each in keys))
         found = self._group_rows(self._lower_from(query, carry, {}, used), query, keys)
         if carry.domain is None:
             return found

@@ -33,7 +33,7 @@ class SubqueryNode(exp.Anonymous):
     key = "anonymous"
 
     @classmethod
-    def of_number(cls, index: int, operands: Iterable[Tree]) -> SubqueryNode:
+    def build_placeholder(cls, index: int, operands: Iterable[Tree]) -> SubqueryNode:
         """Build the node of a subquery by its number."""
         return cls(this="subquery", expressions=[build_number(index), *operands])
 
@@ -71,7 +71,7 @@ def write_tree_sql(tree: Tree) -> str:
     >>> tree = parse_expression("(a = 1 and b > 2) and (c = 3 and d = 4 or e = 5 and c = 3)").tree
     >>> [write_tree_sql(each) for each in split_conjuncts(tree)]
     ['a = 1', 'b > 2', 'c = 3', '(d = 4) OR (e = 5)']
-    >>> sorted(find_logical_names(tree))
+    >>> sorted(find_query_column_names(tree))
     ['a', 'b', 'c', 'd', 'e']
     """
     return str(tree.sql(dialect=ExpressionDialect, normalize_functions=False))
@@ -109,7 +109,7 @@ def build_cast(tree: Tree, kind: str) -> Tree:
     return exp.Cast(this=tree.copy(), to=exp.DataType.build(kind, dialect="spark"))
 
 
-def find_logical_names(*trees: Tree) -> set[str]:
+def find_query_column_names(*trees: Tree) -> set[str]:
     """Return the logical names of the columns in trees, without those in subqueries."""
     return {node.name for tree in trees for node in tree.dfs() if isinstance(node, exp.Column)}
 
@@ -208,7 +208,7 @@ class TableLeaf:
     of: Any
     names: dict[str, str]
 
-    def logical_names(self) -> set[str]:
+    def query_column_names(self) -> set[str]:
         """Return its logical names."""
         return set(self.names.values())
 
@@ -222,9 +222,11 @@ class JoinNode:
     how: str
     on: list[Tree]
 
-    def logical_names(self) -> set[str]:
+    def query_column_names(self) -> set[str]:
         """Return the logical names that it offers."""
-        return self.left.logical_names() | (set() if self.how in ("semi", "anti") else self.right.logical_names())
+        return self.left.query_column_names() | (
+            set() if self.how in ("semi", "anti") else self.right.query_column_names()
+        )
 
 
 @dataclass(eq=False)
@@ -372,7 +374,7 @@ class QueryScope:
                 found = look(here, parts, tree)
                 if found is not None:
                     for each in between:
-                        each.outer |= find_logical_names(found[0])
+                        each.outer |= find_query_column_names(found[0])
                     made = _add_field_access(*found)
                     made.meta.update(tree.parts[0].meta)
                     return made

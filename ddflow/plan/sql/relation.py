@@ -24,7 +24,7 @@ from ddflow.plan.sql.query import (
     build_column,
     build_number,
     build_query_error,
-    find_logical_names,
+    find_query_column_names,
     join_with_and,
     quote_name,
     replace_nodes,
@@ -209,7 +209,7 @@ class QueryVerbs:
     ) -> Relation:
         """Join two relations.  ``used``: the logical names that later steps read, by default all."""
         keys, condition = list(keys), list(condition)
-        read = find_logical_names(*(each for pair in keys for each in pair), *condition)
+        read = find_query_column_names(*(each for pair in keys for each in pair), *condition)
         wanted = read | (set(left.names) | set(right.names) if used is None else used)
         left = left if is_arranged_by(left, [one for one, _ in keys]) else self.drop_unused_columns(left, wanted)
         if how in ("semi", "anti"):
@@ -388,7 +388,7 @@ def group_rows(
     for each in keys:
         known.setdefault(write_tree_sql(each.tree), build_column(each.logical))
     if not all(isinstance(each.tree, exp.Column) for each in groups) or keys:
-        read = find_logical_names(*found.values())
+        read = find_query_column_names(*found.values())
         rest = [
             ProjectedColumn(each, rows.names[each], build_column(each)) for each in sorted(read) if each in rows.names
         ]

@@ -41,7 +41,7 @@ from ddflow.plan.sql.query import (
     build_column,
     build_number,
     build_query_error,
-    find_logical_names,
+    find_query_column_names,
     join_with_and,
     join_with_or,
     quote_name,
@@ -140,7 +140,7 @@ class SubqueryLowering:
 
     def _drop_duplicate_matches(self, rows: Relation, met: JoinableRows) -> Relation:
         """Keep one of many rows that the join meets alike."""
-        read = find_logical_names(*(other for _, other in met.keys), *met.condition) & set(rows.names)
+        read = find_query_column_names(*(other for _, other in met.keys), *met.condition) & set(rows.names)
         if not read:
             return self.steps.distinct_rows(
                 self.steps.project_rows(rows, [ProjectedColumn("any", "any", build_number(1))])
@@ -160,9 +160,9 @@ class SubqueryLowering:
         fixed = [
             exp.EQ(this=add_brackets(one.copy()), expression=other)
             for one, other in pairs
-            if not find_logical_names(one)
+            if not find_query_column_names(one)
         ]
-        return self.steps.filter_rows(rows, fixed), [pair for pair in pairs if find_logical_names(pair[0])]
+        return self.steps.filter_rows(rows, fixed), [pair for pair in pairs if find_query_column_names(pair[0])]
 
     # Elsewhere: marks.
 
@@ -271,7 +271,7 @@ class SubqueryLowering:
         # Where no row was met all aggregates are null; but for counts, which make the value another one than without.
         null = found.rewrite_tree(item) == value and _propagates_nulls(value) and value.find(exp.Column) is not None
         inner = rejects and null and not having
-        used = {*rows.names, *find_logical_names(value, *having)}
+        used = {*rows.names, *find_query_column_names(value, *having)}
         rows = self.steps.join_rows(rows, found.rows, pairs, "inner" if inner else "left", used=used)
         rows, value = self.join_subquery_columns(
             rows, _build_case([(join_with_and(having), value)], exp.null()) if having else value
@@ -288,13 +288,13 @@ class SubqueryLowering:
         if plain and isinstance(query, SelectQuery) and query.is_row_by_row and not query.offset:
             split = self._split_where(query)
             late = [] if asked.kind == "exists" else query.items
-            if split is not None and not self.lower.list_logical_names(*late) & query.outer:
+            if split is not None and not self.lower.list_query_column_names(*late) & query.outer:
                 keys, own, both = split
                 above = [
                     each for each in own if query.source is not None and self.tables.can_fail(each, [query.source])
                 ]
                 own, both = [each for each in own if each not in above], [*both, *above]
-                read = [build_column(each) for each in sorted(find_logical_names(*both) - query.outer)]
+                read = [build_column(each) for each in sorted(find_query_column_names(*both) - query.outer)]
                 inner = [(self.steps.make_unique_name("key"), each) for _, each in keys]
                 further = [(each.name, each) for each in read]
                 carry = CorrelationColumns([*inner, *further], own)
@@ -312,9 +312,9 @@ class SubqueryLowering:
         Returns None if a nested query asks for the outer query.
         """
         keys, own, both = list[KeyPair](), list[Tree](), list[Tree]()
-        inner = query.source.logical_names() if query.source is not None else set[str]()
+        inner = query.source.query_column_names() if query.source is not None else set[str]()
         for each in query.where:
-            asks = self.lower.list_logical_names(each) & query.outer
+            asks = self.lower.list_query_column_names(each) & query.outer
             pair = self.tables.find_key_pair(each, query.outer, inner)
             if pair is not None:
                 keys.append(pair)
@@ -331,7 +331,10 @@ class SubqueryLowering:
         if not query.outer:
             return CorrelationColumns(), []
         select = query if isinstance(query, SelectQuery) and (query.is_single_row or query.groups != []) else None
-        if select is not None and not self.lower.list_logical_names(*select.list_trees_after_where()) & query.outer:
+        if (
+            select is not None
+            and not self.lower.list_query_column_names(*select.list_trees_after_where()) & query.outer
+        ):
             split = self._split_where(select)
             if split is not None and not split[2]:
                 keys, own, _ = split

@@ -119,7 +119,7 @@ class FromLowering:
         late = [each for each in pool[guarded:] if self._is_correlated(each) or self.can_fail(each, parts)]
         pool = [each for each in pool if each not in late]
         if parts:
-            made = self._join_from_parts(parts, pool, used | self.lower.list_logical_names(*late))
+            made = self._join_from_parts(parts, pool, used | self.lower.list_query_column_names(*late))
         else:
             made = self.steps.filter_rows(self.lower.build_one_row(), pool)
         for each in late:
@@ -135,11 +135,11 @@ class FromLowering:
         if len(parts) > 1 or isinstance(parts[0], JoinNode):
             last = [each for each in pool if self.can_fail(each, parts)]
             pool = [each for each in pool if each not in last]
-        used = used | self.lower.list_logical_names(*last)
+        used = used | self.lower.list_query_column_names(*last)
         for part in parts:
-            own = [each for each in pool if self._reads_only_names(each, part.logical_names())]
+            own = [each for each in pool if self._reads_only_names(each, part.query_column_names())]
             pool = [each for each in pool if each not in own]
-            needed = used | self.lower.list_logical_names(*pool)
+            needed = used | self.lower.list_query_column_names(*pool)
             ahead.append(self._lower_from_part(part, own, needed))
         made = ahead.pop(0)
         while ahead:
@@ -148,17 +148,17 @@ class FromLowering:
             keys = self._find_key_pairs(made, other, pool) or self._find_key_pairs(made, other, last)
             last = [each for each in last if not any(each is found for _, found in keys)]
             pool = [each for each in pool if not any(each is found for _, found in keys)]
-            needed = used | self.lower.list_logical_names(*pool)
+            needed = used | self.lower.list_query_column_names(*pool)
             made = self.steps.join_rows(made, other, [pair for pair, _ in keys], "inner", used=needed)
-            ready = [each for each in pool if self.lower.list_logical_names(each) <= set(made.names)]
+            ready = [each for each in pool if self.lower.list_query_column_names(each) <= set(made.names)]
             pool = [each for each in pool if each not in ready]
             made = self._filter_rows(made, ready)
         return self.steps.drop_unused_columns(self._filter_rows(made, [*pool, *last]), used)
 
     def can_fail(self, tree: Tree, parts: Sequence[TableLeaf | JoinNode]) -> bool:
         """Whether a condition on some tables may fail for a row."""
-        read = self.lower.list_logical_names(tree)
-        fields = [field for part in parts if read & part.logical_names() for field in self._list_fields(part)]
+        read = self.lower.list_query_column_names(tree)
+        fields = [field for part in parts if read & part.query_column_names() for field in self._list_fields(part)]
         every = [tree, *(operand for each in tree.find_all(SubqueryNode) for operand in each.operands)]
         rows = Relation(pa.schema(fields).empty_table(), {field.name: field.name for field in fields})
         bare = (
@@ -182,7 +182,7 @@ class FromLowering:
 
     def _reads_only_names(self, tree: Tree, names: set[str]) -> bool:
         """Whether a condition asks for some of these names and no others."""
-        found = self.lower.list_logical_names(tree)
+        found = self.lower.list_query_column_names(tree)
         return bool(found) and found <= names
 
     def _filter_rows(self, rows: Relation, trees: Sequence[Tree]) -> Relation:
@@ -207,7 +207,7 @@ class FromLowering:
         if not isinstance(tree, exp.EQ) or tree.find(SubqueryNode) is not None:
             return None
         one, other = tree.this.unnest(), tree.expression.unnest()
-        first, second = self.lower.list_logical_names(one), self.lower.list_logical_names(other)
+        first, second = self.lower.list_query_column_names(one), self.lower.list_query_column_names(other)
         if first and second and first <= left and second <= right:
             return one, other
         if first and second and first <= right and second <= left:
@@ -219,18 +219,23 @@ class FromLowering:
             return self._lower_table(part, own, used)
         keeps = _KEEPS.get(part.how)
         kept = part.left if keeps == "left" else part.right
-        low = [each for each in own if keeps and self._reads_only_names(each, kept.logical_names())]
+        low = [each for each in own if keeps and self._reads_only_names(each, kept.query_column_names())]
         high = [each for each in own if each not in low]
         other = {"left": part.right, "right": part.left}.get(keeps or "")
-        below = [each for each in part.on if other is not None and self._reads_only_names(each, other.logical_names())]
+        below = [
+            each for each in part.on if other is not None and self._reads_only_names(each, other.query_column_names())
+        ]
         inside = [each for each in below if not self.can_fail(each, [part])]
         on = [each for each in part.on if each not in inside]
-        pairs = [(self.find_key_pair(each, part.left.logical_names(), part.right.logical_names()), each) for each in on]
+        pairs = [
+            (self.find_key_pair(each, part.left.query_column_names(), part.right.query_column_names()), each)
+            for each in on
+        ]
         safe = [each for pair, each in pairs if pair is not None and not self.can_fail(each, [part])]
         keys = [pair for pair, each in pairs if pair is not None and (not safe or each in safe)]
         rest = [each for pair, each in pairs if pair not in keys]
-        needed = used | self.lower.list_logical_names(*high)
-        below = needed | self.lower.list_logical_names(*on)
+        needed = used | self.lower.list_query_column_names(*high)
+        below = needed | self.lower.list_query_column_names(*on)
         first = low if keeps == "left" else inside
         second = inside if keeps == "left" else low
         left, right = self._lower_join_side(part.left, first, below), self._lower_join_side(part.right, second, below)
@@ -251,7 +256,7 @@ class FromLowering:
             if isinstance(query, SelectQuery) and is_unbounded_rank(query, index):
                 bound, own = split_rank_bound(own, logical)
                 if bound is not None:
-                    bounds[index] = bound, logical in used | self.lower.list_logical_names(*own)
+                    bounds[index] = bound, logical in used | self.lower.list_query_column_names(*own)
         made = self.lower.lower_query(query, bounds=bounds)
         known = {str(index): leaf.names[name] for index, name in enumerate(query.columns)}
         names = {known[each]: name for each, name in made.names.items()}

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, overload
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
-from ddflow.errors import Option, Phrase, SpecError, shorten
+from ddflow.errors import ErrorText, Option, SpecError, shorten
 from ddflow.expressions import Expression
 from ddflow.plan.collection import Collection, Columns, find_paired_inputs, is_partitioned_by, walk_inputs
 from ddflow.plan.inputs.input import Input
@@ -211,7 +211,7 @@ class BoxSize(NamedTuple):
     height: float
 
 
-class Point(NamedTuple):
+class BoxCenter(NamedTuple):
     """The middle of a box, in pixels."""
 
     x: float
@@ -221,8 +221,8 @@ class Point(NamedTuple):
 class BoxLayout(NamedTuple):
     """A layout.  ``boxes``: by number.  ``edges``: by box and input, the ends of an edge's lanes, downwards."""
 
-    boxes: list[Point]
-    edges: dict[tuple[int, int], list[Point]]
+    boxes: list[BoxCenter]
+    edges: dict[tuple[int, int], list[BoxCenter]]
     width: float
     height: float
 
@@ -308,8 +308,8 @@ def lay_out_boxes(sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> 
         rows.update((each, (top, top + height)) for each in layer)
         top += height + BELOW
     width = max((x[each] + layers.widths[each] / 2 for each in x), default=0.0)
-    edges = {edge: [Point(x[n], y) for n in lanes for y in rows[n]] for edge, lanes in layers.lanes.items()}
-    boxes = [Point(x[each], sum(rows[each]) / 2) for each in range(len(sizes))]
+    edges = {edge: [BoxCenter(x[n], y) for n in lanes for y in rows[n]] for edge, lanes in layers.lanes.items()}
+    boxes = [BoxCenter(x[each], sum(rows[each]) / 2) for each in range(len(sizes))]
     return BoxLayout(boxes, edges, width, max(top - BELOW, 0.0))
 
 
@@ -321,13 +321,13 @@ TINTS: Final = {"input": "#4c8dff", "operator": "#888888", "kept": "#e8912d", "o
 Kind = Literal["input", "operator", "kept", "output"]
 
 
-class Picture(str):
+class PlanDiagram(str):
     """SVG that a notebook shows."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return f"<Picture: SVG of {len(self):,} characters>"
+        return f"<PlanDiagram: SVG of {len(self):,} characters>"
 
     def _repr_svg_(self) -> str:
         return str(self)
@@ -348,7 +348,7 @@ class Box(NamedTuple):
         return BoxSize(max(map(len, every)) * LETTER + 2 * AROUND, len(every) * LINE + 2 * AROUND)
 
 
-def draw_plan(plan: Plan, name: str | None = None, figures: Figures | None = None) -> Picture:
+def draw_plan(plan: Plan, name: str | None = None, figures: Figures | None = None) -> PlanDiagram:
     """Draw all outputs, or one output or input.  O(nodes).  Raises `SpecError` for an unknown name.
 
     >>> import ddflow as dd
@@ -360,13 +360,17 @@ def draw_plan(plan: Plan, name: str | None = None, figures: Figures | None = Non
     ('<svg', 3, True, True)
     """
     boxes = _build_boxes(plan, select_roots(plan, name), figures or {})
-    return Picture(_render_svg(boxes, lay_out_boxes([each.size for each in boxes], [each.of for each in boxes])))
+    return PlanDiagram(_render_svg(boxes, lay_out_boxes([each.size for each in boxes], [each.of for each in boxes])))
 
 
-def render_plan(plan: Plan, name: str | None, format: str, figures: Figures | None = None) -> PlanExplanation | Picture:
+def render_plan(
+    plan: Plan, name: str | None, format: str, figures: Figures | None = None
+) -> PlanExplanation | PlanDiagram:
     """Explain a plan as text or as a picture.  O(nodes).  Raises `SpecError` for an unknown name or format."""
     if format not in ("text", "svg"):
-        raise SpecError(Phrase("explain with ", Option("format", format)), "that is no choice", "use 'text' or 'svg'")
+        raise SpecError(
+            ErrorText("explain with ", Option("format", format)), "that is no choice", "use 'text' or 'svg'"
+        )
     return explain_plan(plan, name, figures) if format == "text" else draw_plan(plan, name, figures)
 
 
@@ -457,8 +461,10 @@ class Explaining(ABC):
     @overload
     def explain(self, name: str | None = None, *, format: Literal["text"] = "text") -> PlanExplanation: ...
     @overload
-    def explain(self, name: str | None = None, *, format: Literal["svg"]) -> Picture: ...
-    def explain(self, name: str | None = None, *, format: Literal["text", "svg"] = "text") -> PlanExplanation | Picture:
+    def explain(self, name: str | None = None, *, format: Literal["svg"]) -> PlanDiagram: ...
+    def explain(
+        self, name: str | None = None, *, format: Literal["text", "svg"] = "text"
+    ) -> PlanExplanation | PlanDiagram:
         """Show the plan as text or as a picture: operators of each output, kept state, and columns by which rows meet.
 
         An engine or a snapshot adds figures.  A collection that keeps rows shows their number, their bytes in memory
@@ -474,7 +480,7 @@ class Explaining(ABC):
 
         Returns
         -------
-        Explained or Picture
+        PlanExplanation or PlanDiagram
             A str that a prompt and a notebook show as it is.
 
         Raises
@@ -489,5 +495,5 @@ class Explaining(ABC):
         return self._render_plan(name, format)
 
     @abstractmethod
-    def _render_plan(self, name: str | None, format: str) -> PlanExplanation | Picture:
+    def _render_plan(self, name: str | None, format: str) -> PlanExplanation | PlanDiagram:
         """Build the text or the picture of the plan."""

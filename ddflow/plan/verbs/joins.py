@@ -34,7 +34,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import did_you_mean, parse_column_names
 from ddflow.columns.schema import is_word_type, normalize_type
-from ddflow.errors import Option, Phrase, SpecError
+from ddflow.errors import ErrorText, Option, SpecError
 from ddflow.plan.verbs.family import Made, VerbFamily, check_same_flow, find_operator_class
 from ddflow.plan.verbs.rest_columns import split_rest_columns
 
@@ -63,7 +63,7 @@ def join_collections(left: Any, right: Any, on: Any, how: str, condition: str | 
     """Join two collections: see `ddflow.plan.verbs.joins.JoinVerbs.join`."""
     if how not in KINDS:
         raise SpecError(
-            "join", Phrase(Option("how"), f" is {how!r:.99}"), f"it is one of {', '.join(map(repr, KINDS))}"
+            "join", ErrorText(Option("how"), f" is {how!r:.99}"), f"it is one of {', '.join(map(repr, KINDS))}"
         )
     check_same_flow("join", left, right)
     sides = _prepare_sides(left, right, _parse_key_pairs(on, "join"), "join")
@@ -87,7 +87,7 @@ def join_collections(left: Any, right: Any, on: Any, how: str, condition: str | 
 def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
     """Look rows up: see `ddflow.plan.verbs.joins.JoinVerbs.lookup`."""
     if how not in ("left", "inner"):
-        raise SpecError("lookup", Phrase(Option("how"), f" is {how!r:.99}"), "it is one of 'left', 'inner'")
+        raise SpecError("lookup", ErrorText(Option("how"), f" is {how!r:.99}"), "it is one of 'left', 'inner'")
     check_same_flow("lookup", left, right)
     sides = _prepare_sides(left, right, _parse_key_pairs(on, "lookup"), "lookup")
     columns = sides.list_columns()

@@ -27,7 +27,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.columns.wider import find_widening
-from ddflow.errors import CommandFix, CorruptState, Phrase
+from ddflow.errors import CommandFix, CorruptState, ErrorText
 from ddflow.storage.files.flatbuffer import FlatTable, MalformedMetadata, read_root_table
 
 _LISTS: Final = {12, 16, 17, 21}
@@ -466,7 +466,7 @@ def _corrupt_error(what: str, found: str) -> CorruptState:
     return CorruptState(
         what,
         found,
-        Phrase(
+        ErrorText(
             *(
                 "it was not written by ddflow, or damaged; restore it from a copy, go back with ",
                 CommandFix("rollback"),

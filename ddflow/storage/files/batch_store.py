@@ -123,7 +123,7 @@ class BatchStore(Closing):
         """
         blob = self._write_blob(_release_memory_per_batch([batch]), batch.schema, False)
         with undo_on_failure(self.delete_unnamed_blob, blob.name):
-            whole = self.store.map(blob)
+            whole = self.store.map_blob(blob)
             return StoredBatch(self, blob, whole, _read_trusted_file(whole, batch.schema)[0], False)
 
     def write_mapped(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
@@ -135,7 +135,7 @@ class BatchStore(Closing):
         """
         blob = self._write_blob(_release_memory_per_batch(batches), schema, False)
         try:
-            mapped = _read_trusted_file(self.store.map(blob), schema)
+            mapped = _read_trusted_file(self.store.map_blob(blob), schema)
         finally:
             self.delete_unnamed_blob(blob.name)
         return pa.Table.from_batches(mapped, schema) if mapped else empty_table(schema)
@@ -170,7 +170,7 @@ class BatchStore(Closing):
         `CorruptState`, naming the file.
         """
         self._named[blob.name] = self.commits
-        whole = self.store.map(blob, check=not self.lazy)
+        whole = self.store.map_blob(blob, check=not self.lazy)
         if self.lazy:
             self._behind = self._behind or FileVerifier(self.store.where)
             self._behind.files.append((whole, blob))
@@ -182,7 +182,7 @@ class BatchStore(Closing):
         naming the file."""
         self._named[blob.name] = self.commits
         what = f"the file {blob.name} of {self.store.where}"
-        return pa.Table.from_batches(read_batches(self.store.map(blob), schema, rows, what), schema)
+        return pa.Table.from_batches(read_batches(self.store.map_blob(blob), schema, rows, what), schema)
 
     def start_verification(self) -> None:
         """Begin to verify, in a thread, the files that were opened lazily.  O(1)."""

@@ -134,7 +134,7 @@ class Disk:
         finally:
             os.close(file)
 
-    def map(self, path: str) -> pa.Buffer:
+    def map_file(self, path: str) -> pa.Buffer:
         """Map the bytes of a file; no descriptor stays open, so thousands may be mapped.  O(1)."""
         if self.status(path).kind != "file":
             raise OSError(errno.EINVAL, "not a regular file", path)

@@ -16,7 +16,7 @@ What is not called like these is not ours: it is neither listed nor deleted.  It
 ...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
 ...     store.fsync_blob_names()
 ...     store.publish(0, b"a manifest"), store.publish(0, b"another"), store.read_manifest(0)
-...     store.map(blob).to_pybytes()
+...     store.map_blob(blob).to_pybytes()
 (True, False, b'a manifest')
 b'four'
 """
@@ -31,7 +31,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddflow.errors import CommandFix, CorruptState, EngineClosed, OutcomeUnknown, Phrase, StorageFailed, StorageFull
+from ddflow.errors import CommandFix, CorruptState, EngineClosed, ErrorText, OutcomeUnknown, StorageFailed, StorageFull
 from ddflow.storage.folder.disk import Disk
 from ddflow.storage.folder.scratch import BlobFolder, ScratchStore, remove_stale_folders
 from ddflow.storage.folder.site import INSIDE, StateFolder
@@ -40,7 +40,7 @@ from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, BlobEntry, Store, pa
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
 AT_ONCE: Final = 8
-REMEDY: Final = Phrase("restore it from a copy, or go back with ", CommandFix("rollback"))
+REMEDY: Final = ErrorText("restore it from a copy, or go back with ", CommandFix("rollback"))
 _DISK = Disk()
 
 
@@ -91,7 +91,7 @@ class LocalStore(BlobFolder, Store):
         """Map blobs now; `map` checks their bytes later.  O(blobs)."""
         for name in names:
             with contextlib.suppress(OSError):
-                self._held[name] = self.disk.map(self._blob_path(name))
+                self._held[name] = self.disk.map_file(self._blob_path(name))
 
     def list_blobs(self) -> list[BlobEntry]:
         """List all blobs, with their ages by this machine's clock.  O(blobs), a call each."""

@@ -7,7 +7,7 @@ one store at a time holds the lock.
 >>> with tempfile.TemporaryDirectory() as place:
 ...     store = ScratchStore(place)
 ...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
-...     store.map(blob).to_pybytes(), len(os.listdir(place))
+...     store.map_blob(blob).to_pybytes(), len(os.listdir(place))
 ...     store.close()
 ...     os.listdir(place)
 (b'four', 2)
@@ -62,7 +62,7 @@ class BlobFolder(BlobStore):
         sink = self.site.write_file(self._blob_path(name), f"write the file {name}", write)
         return Blob(name, sink.size, sink.state.digest())
 
-    def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
+    def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """Map the file of a blob.  O(bytes), for the checksum; no descriptor stays open.  See `BlobStore.map`."""
         with self.site.translate_read_errors(
             f"file {blob.name}", missing_file_error(blob.name, self.where), self.remedy
@@ -78,7 +78,7 @@ class BlobFolder(BlobStore):
         self.site.unlink(self._blob_path(name), f"delete the file {name}")
 
     def _map_file(self, name: str) -> pa.Buffer:
-        return self.disk.map(self._blob_path(name))
+        return self.disk.map_file(self._blob_path(name))
 
     def _blob_path(self, name: str) -> str:
         if not self.pattern.fullmatch(name):  # not by a function: a commit asks for some twenty

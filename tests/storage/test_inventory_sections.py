@@ -1,4 +1,4 @@
-"""SheetWriter: any text comes back, whatever of it was cut where; what is written is what changed; lies are refused."""
+"""Sections of an inventory: any text comes back, wherever it was cut; only changes are written; lies are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from messages import raises
 from ddflow.errors import CorruptState
 from ddflow.storage import inventory_text as module
 from ddflow.storage.fields import encode_record
-from ddflow.storage.inventory_text import SheetWriter, find_files, read_inventory_text, unfold_sheets
+from ddflow.storage.inventory_text import (
+    InventorySectionWriter,
+    find_files,
+    load_inventory_sections,
+    read_inventory_text,
+)
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 
@@ -32,7 +37,7 @@ class Counting(MemoryStore):
 
 @contextmanager
 def tiny() -> Iterator[None]:
-    """SheetWriter of two files or so."""
+    """Sections of two files or so."""
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (("INLINE", 2), ("EDGE", 2), ("FEWEST", 2), ("MOST", 5)):
             patch.setattr(module, name, size)
@@ -51,7 +56,7 @@ def text(numbers: list[int], more: str = "") -> bytes:
 
 @effort(300)
 @given(data=st.data())
-def test_any_text_comes_back_and_every_sheet_and_file_is_known(data: st.DataObject) -> None:
+def test_any_text_comes_back_and_every_section_and_file_is_known(data: st.DataObject) -> None:
     with tiny():
         changed_and_read(data)
 
@@ -59,7 +64,7 @@ def test_any_text_comes_back_and_every_sheet_and_file_is_known(data: st.DataObje
 def changed_and_read(data: st.DataObject) -> None:
     """A text that changes, put and read, by one engine or several."""
     store, numbers, following = Counting(), list(range(data.draw(st.integers(0, 60)))), 1000
-    sheets, blob = SheetWriter(store), None
+    sections, blob = InventorySectionWriter(store), None
     for _ in range(data.draw(st.integers(1, 12))):
         match data.draw(st.sampled_from(["add", "take", "replace", "none", "reopen"])):
             case "add":
@@ -71,75 +76,79 @@ def changed_and_read(data: st.DataObject) -> None:
             case "replace" if numbers:
                 numbers[data.draw(st.integers(0, len(numbers) - 1))], following = following, following + 1
             case "reopen":
-                sheets = SheetWriter(store)
+                sections = InventorySectionWriter(store)
                 if blob is not None:
-                    sheets.load_text(read_inventory_text(store, blob))
+                    sections.load_text(read_inventory_text(store, blob))
         written = text(numbers, data.draw(st.text(max_size=5)))
-        blob = sheets.write_inventory(written)
+        blob = sections.write_inventory(written)
         again = read_inventory_text(store, blob)
         assert again.data == written
-        assert sorted(again.sheets) == sorted(sheets.blobs)
-        assert again.file_names == sheets.names == {each.name for each in again.files}
+        assert sorted(again.sections) == sorted(sections.blobs)
+        assert again.file_names == sections.names == {each.name for each in again.files}
         assert [each.length for each in find_files(again.data)] == numbers
-    event("in sheets" if sheets.blobs else "in one file")
-    event("a sheet of sheets" if any(b"\n" in store.map(each).to_pybytes() for each in sheets.blobs) else "flat")
+    event("in sections" if sections.blobs else "in one file")
+    event(
+        "a section of sections"
+        if any(b"\n" in store.map_blob(each).to_pybytes() for each in sections.blobs)
+        else "flat"
+    )
 
 
 def test_a_text_of_few_files_is_one_file_as_it_is() -> None:
     store = Counting()
-    sheets = SheetWriter(store)
+    sections = InventorySectionWriter(store)
     few = text(list(range(module.INLINE - 1)))
     for _ in range(5):
-        blob = sheets.write_inventory(few)
-        assert store.map(blob).to_pybytes() == few and not sheets.blobs
+        blob = sections.write_inventory(few)
+        assert store.map_blob(blob).to_pybytes() == few and not sections.blobs
     assert store.puts == 5
 
 
 @pytest.mark.parametrize("files", [500, 2_000, *(pytest.param(n, marks=pytest.mark.soak) for n in (8_000, 32_000))])
 def test_a_change_costs_its_logarithm(files: int) -> None:
     store, numbers = Counting(), list(range(files))
-    sheets = SheetWriter(store)
+    sections = InventorySectionWriter(store)
     while True:
-        before = len(sheets.blobs)
-        sheets.write_inventory(text(numbers))
-        if len(sheets.blobs) == before > 0:
+        before = len(sections.blobs)
+        sections.write_inventory(text(numbers))
+        if len(sections.blobs) == before > 0:
             break
-    assert len(sheets.blobs) < files / 12
+    assert len(sections.blobs) < files / 12
     store.puts = store.written = 0
     for round_ in range(40):
         numbers.append(10**6 + round_)  # at the end, at the front, and in the middle
         del numbers[0]
         numbers[len(numbers) // 2] = 10**7 + round_
-        sheets.write_inventory(text(numbers, str(round_)))
+        sections.write_inventory(text(numbers, str(round_)))
     line = len(named([1])[0])
     assert store.written / 40 < line * (module.INLINE + 3 * module.MOST)
-    assert store.puts < 40 * 2  # a sheet stays inline for as long as it changes
-    assert read_inventory_text(store, sheets.write_inventory(text(numbers))).data == text(numbers)
+    assert store.puts < 40 * 2  # a section stays inline for as long as it changes
+    assert read_inventory_text(store, sections.write_inventory(text(numbers))).data == text(numbers)
 
 
 def test_a_text_that_is_new_is_cut_over_several_commits() -> None:
     store = Counting()
-    sheets, new = SheetWriter(store), text(list(range(3_000)))
+    sections, new = InventorySectionWriter(store), text(list(range(3_000)))
     counts = []
     for _ in range(60):
         before = store.puts
-        sheets.write_inventory(new)
+        sections.write_inventory(new)
         counts.append(store.puts - before - 1)
     assert counts[0] == 0 and max(counts) == module.FRESH and counts[-1] == 0
 
 
-def test_a_sheet_that_is_named_no_more_is_written_again_under_another_name() -> None:
+def test_a_section_that_is_named_no_more_is_written_again_under_another_name() -> None:
     """Its file may be gone by then."""
-    sheets, one, other = SheetWriter(Counting()), text(list(range(20))), text(list(range(100, 120)))
+    sections, one, other = InventorySectionWriter(Counting()), text(list(range(20))), text(list(range(100, 120)))
     with tiny():
         for _ in range(8):
-            sheets.write_inventory(one)
-        first = set(sheets.blobs)
+            sections.write_inventory(one)
+        first = set(sections.blobs)
         for _ in range(8):
-            sheets.write_inventory(other)
+            sections.write_inventory(other)
         for _ in range(8):
-            sheets.write_inventory(one)
-    assert first and sheets.blobs and not first & set(sheets.blobs)
+            sections.write_inventory(one)
+    assert first and sections.blobs and not first & set(sections.blobs)
 
 
 def line(blob: Blob) -> bytes:
@@ -150,16 +159,16 @@ def put(store: MemoryStore, data: bytes, ending: str = "json") -> Blob:
     return store.put(ending, lambda sink: sink.write(data))
 
 
-def test_what_is_no_text_in_sheets_is_refused_by_name() -> None:
+def test_what_is_no_text_in_sections_is_refused_by_name() -> None:
     store = MemoryStore()
-    sheet = put(store, b"[1]")
-    assert read_inventory_text(store, put(store, line(sheet))).data == b"[1]"
+    section = put(store, b"[1]")
+    assert read_inventory_text(store, put(store, line(section))).data == b"[1]"
     bad = {
-        "twice": line(sheet) * 2,
-        "a line of it names no sheet": b"a\nb",
+        "twice": line(section) * 2,
+        "a line of it names no section": b"a\nb",
         "which": b"\n[1]\n",
-        "Expected": b"\n" + encode_record([sheet.name, -1, sheet.digest]) + b"\n",
-        "as a sheet": line(put(store, b"[1]", "arrow")),
+        "Expected": b"\n" + encode_record([section.name, -1, section.digest]) + b"\n",
+        "as a section": line(put(store, b"[1]", "arrow")),
     }
     for number, (found, data) in enumerate(bad.items()):
         blob = put(store, data)
@@ -167,21 +176,21 @@ def test_what_is_no_text_in_sheets_is_refused_by_name() -> None:
             read_inventory_text(store, blob)
         assert blob.name in caught.value.asked, number
         assert found in caught.value.found or found == "which", caught.value
-    lost = Blob("00ff00ff00ff00ff-1.json", 3, sheet.digest)
+    lost = Blob("00ff00ff00ff00ff-1.json", 3, section.digest)
     with raises(CorruptState):
         read_inventory_text(store, put(store, line(lost)))
     with raises(CorruptState):
-        read_inventory_text(store, put(store, line(sheet._replace(digest=bytes(16)))))
+        read_inventory_text(store, put(store, line(section._replace(digest=bytes(16)))))
 
 
-def test_sheets_in_a_circle_and_too_deep_are_refused() -> None:
+def test_sections_in_a_circle_and_too_deep_are_refused() -> None:
     """No digest is known that makes either by itself; a store that lies could."""
     one, other = (Blob(f"00ff00ff00ff00ff-{n}.json", 3, bytes(16)) for n in (1, 2))
     with raises(CorruptState):
-        unfold_sheets(line(one), "an example", lambda sheet: line(other if sheet == one else one))
+        load_inventory_sections(line(one), "an example", lambda section: line(other if section == one else one))
 
-    def deeper(sheet: Blob) -> bytes:
-        return line(Blob(f"00ff00ff00ff00ff-{int(sheet.name[17:-5]) + 1}.json", 3, bytes(16)))
+    def deeper(section: Blob) -> bytes:
+        return line(Blob(f"00ff00ff00ff00ff-{int(section.name[17:-5]) + 1}.json", 3, bytes(16)))
 
     with raises(CorruptState):
-        unfold_sheets(line(one), "an example", deeper)
+        load_inventory_sections(line(one), "an example", deeper)

@@ -1,4 +1,4 @@
-"""States whose inventories are in sheets: what a commit writes, what is collected, what is refused."""
+"""States whose inventories are in sections: what a commit writes, what is collected, what is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCHEMA = {"id": pa.int64(), "n": pa.int64()}
 
 
 class Counting(MemoryStore):
-    """The bytes and the number of inventories and sheets that were put, and what all of them name."""
+    """The bytes and the number of inventories and sections that were put, and what all of them name."""
 
     written = puts = 0
 
@@ -112,7 +112,7 @@ def test_a_small_state_is_in_one_inventory() -> None:
             engine.step(rows(range(time, time + 3)), time)
             assert store.puts == 1
     manifest = load_newest_manifest(store)
-    assert manifest is not None and b"\n" not in store.map(manifest.inventories[0]).to_pybytes()
+    assert manifest is not None and b"\n" not in store.map_blob(manifest.inventories[0]).to_pybytes()
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ def tiny() -> Iterator[None]:
         yield
 
 
-def in_sheets(store: Any, epochs: int = 14, **options: Any) -> None:
-    """A state whose inventory is in sheets."""
+def in_sections(store: Any, epochs: int = 14, **options: Any) -> None:
+    """A state whose inventory is in sections."""
     chance = random.Random(3)
     with plan().open(store, grace=0.0, **options) as engine:
         for time in range(1, epochs + 1):
@@ -131,21 +131,21 @@ def in_sheets(store: Any, epochs: int = 14, **options: Any) -> None:
     assert manifest is not None and manifest.epoch == epochs
 
 
-def sheets_of(store: Any) -> list[Blob]:
+def sections_of(store: Any) -> list[Blob]:
     manifest = load_newest_manifest(store)
     assert manifest is not None
-    return [sheet for part in manifest.inventories for sheet in read_inventory_text(store, part).sheets]
+    return [section for part in manifest.inventories for section in read_inventory_text(store, part).sections]
 
 
-def test_a_collection_keeps_the_sheets_that_versions_name_and_no_other(tiny: None) -> None:
+def test_a_collection_keeps_the_sections_that_versions_name_and_no_other(tiny: None) -> None:
     store = MemoryStore()
-    in_sheets(store)
-    assert len(sheets_of(store)) > 1
+    in_sections(store)
+    assert len(sections_of(store)) > 1
     there = {entry.name for entry in store.list_blobs()}
     named = set[str]().union(
         *(collect_file_names(store, load_manifest(store, number)) for number in store.list_manifests())
     )
-    assert there == named and {each.name for each in sheets_of(store)} <= named
+    assert there == named and {each.name for each in sections_of(store)} <= named
     lost = store.reopen().put("json", lambda sink: sink.write(b"nobody names it"))
     gc(store.reopen(), grace=0.0, orphans=0.0)
     in_between = {entry.name for entry in store.list_blobs()}
@@ -156,7 +156,7 @@ def test_a_collection_keeps_the_sheets_that_versions_name_and_no_other(tiny: Non
 def test_a_collection_deletes_nothing_where_an_inventory_is_not_one(tiny: None) -> None:
     """Its checksum is right and its JSON is not: what it would name is not known."""
     store = MemoryStore()
-    in_sheets(store)
+    in_sections(store)
     manifest = load_newest_manifest(store)
     assert manifest is not None
     store = store.reopen()
@@ -173,25 +173,27 @@ def test_a_collection_deletes_nothing_where_an_inventory_is_not_one(tiny: None) 
         assert f"blobs/{broken.name}" in {each.file for each in report.problems} and report.garbage is None
 
 
-def test_a_bit_flipped_in_any_sheet_is_named_by_all_who_read(tiny: None) -> None:
+def test_a_bit_flipped_in_any_section_is_named_by_all_who_read(tiny: None) -> None:
     store = MemoryStore()
-    in_sheets(store)
-    for sheet in sheets_of(store):
-        data, put = store.shared.blobs[sheet.name]
-        store.shared.blobs[sheet.name] = bytes([data[0] ^ 1]) + data[1:], put
+    in_sections(store)
+    for section in sections_of(store):
+        data, put = store.shared.blobs[section.name]
+        store.shared.blobs[section.name] = bytes([data[0] ^ 1]) + data[1:], put
         for act in (dd.Snapshot.open, plan().open, lambda state: gc(state.reopen()), lambda state: dd.inspect(state)):
-            with pytest.raises(CorruptState, match=sheet.name):
+            with pytest.raises(CorruptState, match=section.name):
                 act(store)
         report = dd.fsck(store)
-        assert {each.file for each in report.problems} == {f"blobs/{sheet.name}"} and report.garbage is None
-        store.shared.blobs[sheet.name] = data, put
+        assert {each.file for each in report.problems} == {f"blobs/{section.name}"} and report.garbage is None
+        store.shared.blobs[section.name] = data, put
     assert dd.fsck(store).ok
 
 
-def test_two_damaged_sheets_are_both_told(tiny: None) -> None:
+def test_two_damaged_sections_are_both_told(tiny: None) -> None:
     store = MemoryStore()
-    in_sheets(store)
-    first, second = [sheet.name for sheet in sheets_of(store) if b"\n" not in store.map(sheet).to_pybytes()][:2]
+    in_sections(store)
+    first, second = [
+        section.name for section in sections_of(store) if b"\n" not in store.map_blob(section).to_pybytes()
+    ][:2]
     for name in (first, second):
         del store.shared.blobs[name]
     assert {each.file for each in dd.fsck(store).problems} == {f"blobs/{name}" for name in (first, second)}
@@ -211,16 +213,16 @@ def test_it_is_opened_again_and_again_with_any_budget(tiny: None, memory: str | 
             engine.step(rows(range(time, time + 9)), time)
             held |= {each: each % 7 for each in range(time, time + 9)}
             assert engine.durable is not None
-            seen += bool(engine.durable.sheets.blobs)
+            seen += bool(engine.durable.sections.blobs)
             engine._check_invariants()
         assert {row["id"]: row["n"] for row in dd.read(store.reopen(), "rows").to_pylist()} == held
         assert dd.fsck(store.reopen()).ok
     assert seen > 4
 
 
-def test_what_rewrites_a_state_takes_and_leaves_sheets(tiny: None) -> None:
+def test_what_rewrites_a_state_takes_and_leaves_sections(tiny: None) -> None:
     store = MemoryStore()
-    in_sheets(store)
+    in_sections(store)
     with dd.Snapshot.open(store) as snapshot:
         expected = sorted(map(json.dumps, snapshot.read("rows").to_pylist()))
 
@@ -229,7 +231,7 @@ def test_what_rewrites_a_state_takes_and_leaves_sheets(tiny: None) -> None:
             found = sorted(map(json.dumps, snapshot.read("rows").to_pylist()))
         return found == expected and dd.fsck(store).ok
 
-    assert sheets_of(store)
+    assert sections_of(store)
     for partitions in (3, 1):
         rescale(store.reopen(), partitions)
         assert holds()
@@ -237,7 +239,7 @@ def test_what_rewrites_a_state_takes_and_leaves_sheets(tiny: None) -> None:
         for time in range(20, 50):
             engine.step(rows([time * 100]), time)
         expected = sorted(map(json.dumps, engine.read("rows").to_pylist()))
-        assert engine.durable is not None and engine.durable.sheets.blobs
+        assert engine.durable is not None and engine.durable.sections.blobs
         engine.step(rows([2, 77]), 60)
     done = rollback(store.reopen())
     assert done.manifest.note.startswith("rollback") and holds()
@@ -247,15 +249,15 @@ def test_what_rewrites_a_state_takes_and_leaves_sheets(tiny: None) -> None:
     assert holds()
 
 
-def test_the_files_of_a_sheet_are_read_as_records(tiny: None) -> None:
-    """A sheet whose checksum is right and whose fields are not."""
+def test_the_files_of_a_section_are_read_as_records(tiny: None) -> None:
+    """A section whose checksum is right and whose fields are not."""
     store = MemoryStore()
-    in_sheets(store)
+    in_sections(store)
     manifest = load_newest_manifest(store)
     assert manifest is not None
     store = store.reopen()
     whole = read_inventory_text(store, manifest.inventories[0])
-    text = next(data for sheet in whole.sheets if b"\n" not in (data := store.map(sheet).to_pybytes()))
+    text = next(data for section in whole.sections if b"\n" not in (data := store.map_blob(section).to_pybytes()))
     for old, new in ((b'"rows":', b'"rowz":'), (b'"rows":', b'"rows":-'), (b'{"file":', b'{{"file":')):
         assert old in text
         lie = store.put("json", lambda sink, old=old, new=new: sink.write(text.replace(old, new, 1)))
