@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import SOAK, seeded
+from chance import SOAK, mid_test, seeded
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
@@ -235,6 +235,7 @@ def test_a_golden_state_is_of_the_format_that_its_folder_says(form: str, kind: s
     assert found is not None and store.read_manifest(found.number).startswith(f"ddflow manifest {form[7:]} ".encode())
 
 
+@mid_test
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize(("form", "kind"), golden())
 def test_a_flip_of_any_byte_and_a_cut_at_any_length_of_any_file_is_named(form: str, kind: str, tmp_path: Path) -> None:

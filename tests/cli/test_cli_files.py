@@ -145,6 +145,7 @@ BAD = {
 }
 
 
+@mid_test
 @pytest.mark.drawn(10)
 @pytest.mark.parametrize("mode", [[], ["--time", "at", "--lateness", "0", "--late", "advance"]])
 @pytest.mark.parametrize("state", [False, True])
@@ -198,6 +199,7 @@ def test_the_last_file_may_be_the_bad_one_and_all_may_be(mode: list[str]) -> Non
         assert not Path("no.csv").exists()
 
 
+@mid_test
 def test_the_rows_of_a_file_that_wait_are_not_in_memory_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_output("big.parquet", pa.schema({"id": pa.int64(), "text": pa.string()})) as out:
         for start in range(0, 1_000_000, 100_000):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.feather as feather
 import pytest
-from chance import SOAK, seeded
+from chance import SOAK, mid_test, seeded
 from programs import ddflow
 from test_cli import run
 
@@ -150,6 +150,7 @@ def test_a_state_that_is_none_is_refused() -> None:
     assert "not empty" in run("diff", "1.csv", *KEYED, "--state", "mine", code=1).stderr
 
 
+@mid_test
 def test_a_run_that_is_killed_is_run_again_and_nothing_is_lost_or_twice(tmp_path: Path) -> None:
     names = [f"{i}.jsonl" for i in range(6)]
     for i, name in enumerate(names):

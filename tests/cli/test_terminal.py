@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from chance import long_test
+from chance import long_test, mid_test
 from demo_repos import Repo
 from terminals import sent, until_closed
 from test_cli import ROOT
@@ -97,6 +97,7 @@ def test_a_preview_and_printed_rows_spell_control_characters_out() -> None:
     assert rows[0][EVIL] == EVIL
 
 
+@mid_test
 def test_what_is_written_to_files_stays_as_it_is() -> None:
     name = evil_file()
     for ending in (".csv", ".jsonl"):

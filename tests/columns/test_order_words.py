@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from chance import effort
+from chance import effort, mid_test
 from hypothesis import given, strategies as st
 from kinds import ENCODED, FLAT, NESTED, PLAIN, pieces
 from messages import raises
@@ -138,6 +138,7 @@ def words(columns: dict[str, Any], by: list[OrderColumn]) -> list[tuple[int, ...
     return list(map(tuple, found.tolist()))
 
 
+@mid_test
 @pytest.mark.drawn(30)
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())

@@ -146,6 +146,7 @@ def test_a_process_that_used_files_or_an_embedded_database_ends_well(kind: str, 
     ended(SCRIPTS[kind], place, times=2)
 
 
+@mid_test
 def test_a_process_that_used_delta_lake_ends_well(tmp_path: Path) -> None:
     for number in range(8 if SOAK else 2):  # a table is one process's own, because each changes it
         (own := tmp_path / f"n{number}").mkdir()

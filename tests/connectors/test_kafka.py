@@ -16,6 +16,7 @@ from typing import Any
 import pages
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from confluent_kafka import Producer
 from kafka_cluster import Cluster
 from messages import raises
@@ -70,6 +71,7 @@ def value_of_last(servers: str, topic: str) -> list[Any]:
     return [] if last is None else [json.loads(last)]
 
 
+@mid_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["total", "large"])
 def test_a_total_is_a_message_of_one_key(servers: str, topic: str, tmp_path: Path, name: str) -> None:
@@ -237,6 +239,7 @@ def test_another_cluster_is_not_read_though_the_offsets_fit(servers: str, topic:
         assert engine.run({"rows": dd.sources.kafka(servers, topic)}).rows == 1
 
 
+@mid_test
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("mode", ["upsert", "changelog", "retract", "debezium", "updates"])
 def test_a_topic_says_what_the_output_holds(servers: str, topic: str, mode: Any, tmp_path: Path) -> None:
@@ -264,6 +267,7 @@ def test_a_topic_says_what_the_output_holds(servers: str, topic: str, mode: Any,
             assert held(engine, "counts") == [("Chur", 2)]
 
 
+@mid_test
 def test_an_answer_that_was_lost_writes_nothing_twice(
     servers: str, topic: str, tmp_path: Path, monkeypatch: Any
 ) -> None:

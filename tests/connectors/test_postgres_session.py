@@ -264,6 +264,7 @@ def test_a_first_copy_that_waits_for_open_transactions_lets_a_run_end(emptied: S
     assert ask(emptied, "select slot_name from pg_replication_slots") == []
 
 
+@mid_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("when", ["connecting", "asking", "writing"])
 def test_a_sink_behind_a_network_that_went_silent_lets_a_run_end(emptied: Server, tmp_path: Path, when: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from messages import raises
 from programs import run_python
 
@@ -171,6 +172,7 @@ with plan().open(memory="16MB", spill={folder!r}) as engine:
 """
 
 
+@mid_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("size", [8_000, 60_000])  # one that a flush stumbles over, one that is brought into ranges
 def test_a_full_disk_fails_the_step_and_nothing_else(tmp_path: Path, size: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from chance import long_test, sample
+from chance import long_test, mid_test, sample
 from messages import raises
 from programs import PIPE, Program
 from tight import files, full, merge, spill, tighten, tiny, watching
@@ -92,6 +92,7 @@ class Calls:
 # A disk without room.
 
 
+@mid_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("holds_back", [False, True])
 def test_a_disk_that_is_full_at_any_point_refuses_a_step_whole_and_takes_it_when_there_is_room(
@@ -323,6 +324,7 @@ def test_a_forgotten_engine_leaves_nothing_but_its_results(tmp_path: Path) -> No
     assert multiset(out["all"]) == expected
 
 
+@mid_test
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("times", [1, 40, 20_000])
 def test_a_mapped_output_is_in_the_order_of_times_and_of_few_chunks(tmp_path: Path, times: int) -> None:

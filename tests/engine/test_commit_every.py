@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chance import sample
+from chance import mid_test, sample
 from messages import raises
 
 import ddflow as dd
@@ -88,6 +88,7 @@ def test_calls_wait_for_the_thread_that_commits_and_threads_still_may_not_meet(t
         engine.flush()
 
 
+@mid_test
 def test_the_versions_of_many_small_calls_become_one_file_an_arrangement(tmp_path: Path) -> None:
     def files(engine: dd.Engine) -> int:
         return sum(len(each.slots.batches) for each in engine.dataflow.graph.arrangements.values())

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tight
-from chance import long_test
+from chance import long_test, mid_test
 from doors import FOREVER, EngineDoor, plain
 from durable_case import CASES, TIGHT, Case, opened, perform
 from hypothesis import strategies as st
@@ -536,6 +536,7 @@ def test_others_read_the_last_commit_and_older_ones_while_they_are_kept(tmp_path
                         dd.read(place, output, epoch=epoch)
 
 
+@mid_test
 def test_memory_and_files_hold_the_same_after_a_long_story(tmp_path: Path) -> None:
     from durable_case import _epochs
 

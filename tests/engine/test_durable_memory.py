@@ -55,7 +55,6 @@ def refusing(at: int) -> Iterator[list[str]]:
         yield asked
 
 
-@long_test
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize("medium", [None, TIGHT], ids=["in memory", "in files"])
 @pytest.mark.parametrize("name", SMALL)

@@ -106,6 +106,7 @@ def test_through_a_network_that_fails_every_epoch_happens_once(
         assert held(dd.Snapshot.open(at(url, moto, tmp_path / "last", readonly=True))) == held(twin), f"seed {seed}"
 
 
+@mid_test
 def test_a_state_in_a_bucket_is_looked_after_like_any_other(moto: Moto, tmp_path: Path) -> None:
     url, flow = f"s3://{moto.bucket()}/people", plan()
     with flow.open(at(url, moto, tmp_path / "a"), grace=0) as engine:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tight
-from chance import long_test
+from chance import long_test, mid_test
 from msgspec.structs import replace
 
 import ddflow as dd
@@ -199,6 +199,7 @@ def test_two_damaged_sections_are_both_told(tiny: None) -> None:
     assert {each.file for each in dd.fsck(store).problems} == {f"blobs/{name}" for name in (first, second)}
 
 
+@mid_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("memory", [None, "16MB"])
 def test_it_is_opened_again_and_again_with_any_budget(tiny: None, memory: str | None, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tight
+from chance import mid_test
 from doors import SECRET
 from durable_case import SMALL, TIGHT, Case, _epochs, perform
 from messages import raises
@@ -166,6 +167,7 @@ def raced(state: Path, rounds: int, every: int) -> None:
         engine._check_invariants()
 
 
+@mid_test
 def test_of_eight_writers_one_wins_a_round_and_readers_see_whole_versions(tmp_path: Path) -> None:
     raced(tmp_path / "state", 12, 3)
 

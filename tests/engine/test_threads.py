@@ -11,6 +11,7 @@ from typing import Any
 import every_operator
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from messages import raises
 
 import ddflow as dd
@@ -158,6 +159,7 @@ def asking(engine: Any, twin: Twin, over: threading.Event) -> dict[str, Callable
     return {name: until_over(each) for name, each in every.items()}
 
 
+@mid_test
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("how", ["memory", "spilled", "durable", "durable_spilled", "threads"])
 def test_readers_of_every_verb_see_closed_steps_beside_a_writer(how: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 import tight
 import xxhash
-from chance import long_test, sample, seeded
+from chance import long_test, mid_test, sample, seeded
 from durable_case import CASES, TIGHT, Case
 from msgspec.structs import replace
 from simdisk import Faulty, Killed, SimDisk, Story, killing
@@ -360,6 +360,7 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@mid_test
 @pytest.mark.sampled
 @pytest.mark.parametrize("bug", sample(list(PLANTED), 2, __name__))
 def test_a_planted_bug_is_found(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

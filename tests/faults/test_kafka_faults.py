@@ -196,6 +196,7 @@ def test_a_topic_that_is_created_anew_under_a_reader_ends_it(
     opened.close()
 
 
+@mid_test
 def test_brokers_that_are_gone_are_noticed_before_the_next_look(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +285,7 @@ def test_a_topic_of_several_tables_feeds_an_input_each(servers: str, topic: str,
             engine.run({"shop": dd.sources.kafka(servers, topic, tables={"a": "lft"})})
 
 
+@mid_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(("first", "then"), [("upsert", "changelog"), ("retract", "upsert"), ("debezium", "retract")])
 def test_a_topic_is_not_written_in_another_mode(
@@ -329,6 +331,7 @@ def test_topics_that_are_not_ours_are_refused_and_a_rollback_is_mended(
             engine.run({}, ours)
 
 
+@mid_test
 def test_a_topic_that_was_deleted_is_made_anew_by_sync_alone(servers: str, topic: str, tmp_path: Path) -> None:
     produced(servers, topic, row(1, "Bern"), partition=0)
     sinks: dict[str, Any] = {"by_city": dd.sinks.kafka(servers, f"{topic}-out")}
@@ -349,6 +352,7 @@ def test_a_topic_that_was_deleted_is_made_anew_by_sync_alone(servers: str, topic
         assert engine.sync(sinks, dry=True)["by_city"][:3] == (0, 0, 0)
 
 
+@mid_test
 def test_a_password_is_shown_nowhere_whatever_fails(
     servers: str, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import pytest
 import real_kafka
-from chance import SOAK, sample, seeded
+from chance import SOAK, mid_test, sample, seeded
 from lives import PROGRAM, Lives, Story, calls_of
 from postgres_server import missing
 from run_columns import ColumnsRun
@@ -108,6 +108,7 @@ def kill_at_moments(story: Story, lives: Lives, times: int, longest: float) -> N
     finish(story, lives)
 
 
+@mid_test
 @pytest.mark.drawn(3, of="kills")
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", HERE)
@@ -128,6 +129,7 @@ def test_a_run_that_is_killed_at_calls_goes_on(lives: Lives, begin: Any, name: s
     finish(story, lives)
 
 
+@mid_test
 @pytest.mark.drawn(3, of="kills")
 @pytest.mark.parametrize("name", [name for name, row in HERE.items() if row.seconds])
 def test_a_run_that_is_killed_at_moments_goes_on(lives: Lives, begin: Any, name: str) -> None:

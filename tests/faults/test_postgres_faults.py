@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from lives import replayed
 from messages import raises
 from postgres_server import Server
@@ -251,6 +252,7 @@ def test_tables_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
     ask(server, "drop owned by poor", "drop role poor")
 
 
+@mid_test
 def test_a_table_that_was_dropped_is_made_anew_by_sync_alone(server: Server, tmp_path: Path) -> None:
     sinks, gone = {"rows": dd.sinks.postgres(server.url, "copy")}, "it is gone, though epoch . was written into it"
     ask(server, "insert into orders select n, 1, n, null from generate_series(1, 100) n")

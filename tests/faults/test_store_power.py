@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from chance import sample, seeded
+from chance import mid_test, sample, seeded
 from msgspec import Struct
 from msgspec.json import Decoder
 from simdisk import Faulty, Killed, SimDisk, Story, killing
@@ -367,6 +367,7 @@ PLANTED: dict[str, tuple[Callable[[Any], Store], type[Writer]]] = {
 }
 
 
+@mid_test
 @pytest.mark.sampled
 @pytest.mark.parametrize("bug", sample(list(PLANTED), 7, __name__))
 def test_a_planted_bug_is_found(bug: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import tight
-from chance import covering
+from chance import covering, mid_test
 from doors import FOREVER, EngineDoor
 from hypothesis import given, strategies as st
 from model import CLOSED, NEVER, Collection as Rows
@@ -166,6 +166,7 @@ def test_medium_spilled_all_or_none_or_at_random_the_answers_are_those_of_memory
     holds(law, WAYS, 20)
 
 
+@mid_test
 @pytest.mark.drawn(2, of="media")
 def test_merge_any_effort_at_any_moment_leaves_all_reads_the_same() -> None:
     def law(data: st.DataObject, trace: Trace) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import seeded
+from chance import mid_test, seeded
 from operator_table import COLUMNS, MADE, TABLE
 from tpch_feed import Feed, files, flow_with, with_gone
 from tpch_queries import QUERIES, TYPES
@@ -115,6 +115,7 @@ def test_every_operator_ends_with_nothing(way: str, tmp_path: Path) -> None:
     taken_away(small(), small_steps(), **ways(way, tmp_path))
 
 
+@mid_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("way", ["in memory", "under a budget"])
 def test_queries_of_tpch_end_with_nothing(way: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tight
+from chance import mid_test
 from messages import raises
 from msgspec.structs import replace
 from parts_by_hand import Hands
@@ -295,6 +296,7 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
         assert shown.exists()
 
 
+@mid_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("sections", [False, True])
 def test_names_are_those_of_the_version_and_what_is_over_goes(sections: bool) -> None:

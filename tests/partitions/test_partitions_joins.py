@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import effort
+from chance import effort, mid_test
 from hypothesis import event, given, note, strategies as st
 from parts_by_hand import Hands
 from spark_session import counted
@@ -163,6 +163,7 @@ def rescaled(hands: Hands, partitions: int) -> Hands:
     return fresh
 
 
+@mid_test
 @effort(60)
 @given(st.data(), st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True), st.booleans())
 def test_any_number_of_partitions_gives_what_one_engine_gives(

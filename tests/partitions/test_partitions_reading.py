@@ -15,7 +15,7 @@ from typing import Any
 import merging_strategies
 import pyarrow as pa
 import pytest
-from chance import effort
+from chance import effort, mid_test
 from hypothesis import given, note, strategies as st
 from messages import raises
 from msgspec import structs
@@ -132,6 +132,7 @@ def test_what_was_cut_is_read_as_if_it_were_one(kind: str, partitions: int) -> N
     assert dd.read(cut, "by_city").num_rows == dd.read(whole, "by_city").num_rows > 1
 
 
+@mid_test
 @effort(60)
 @given(data=st.data())
 def test_of_any_plan_too(data: st.DataObject) -> None:

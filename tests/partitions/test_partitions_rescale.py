@@ -22,7 +22,7 @@ import pytest
 import test_expiry
 import test_merging_laws
 import tight
-from chance import covering, effort
+from chance import covering, effort, mid_test
 from doors import FOREVER, EngineDoor, plain
 from durable_case import CASES, SMALL, TIGHT
 from hypothesis import given, strategies as st
@@ -165,6 +165,7 @@ class Rescales(Restarts):
         super().restart()
 
 
+@mid_test
 @pytest.mark.drawn(2, of="media")
 @pytest.mark.parametrize("traces", TRACES)
 def test_rescaled_any_number_of_times_it_goes_on_as_if_it_had_not_been(
@@ -443,6 +444,7 @@ def killed(state: Path, at: int, kind: str) -> bool:
     return died(work)
 
 
+@mid_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", ["before", "half"])
 def test_killed_anywhere_it_has_happened_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:

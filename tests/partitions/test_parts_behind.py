@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from chance import covering, long_test
+from chance import covering, long_test, mid_test
 from hypothesis import given, strategies as st
 from parts_by_hand import Hands
 from spark_session import counted
@@ -84,6 +84,7 @@ def test_any_copy_of_a_part_may_take_the_next_step(kind: str, went: Counter[str]
     assert went["a part that was behind"] > 20
 
 
+@mid_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("budget", [None, 64 << 20])
 @pytest.mark.parametrize("keeps", [True, False])

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from chance import effort, seeded
+from chance import effort, mid_test, seeded
 from doors import plain, plan, schema_of, spec_of, to_arrow
 from hypothesis import given, strategies as st
 from messages import raises
@@ -169,6 +169,7 @@ def test_what_no_output_depends_on_is_not_described_and_ids_come_one_by_one_too(
     assert compute_node_ids(flow.frozen()) == compute_node_ids(flow)
 
 
+@mid_test
 def test_a_graph_whose_tree_would_be_too_large_is_written_once_a_node() -> None:
     flow = dd.Flow()
     rows = people(flow)

@@ -10,6 +10,7 @@ from contextlib import suppress
 import nexmark_queries as nexmark
 import pyarrow as pa
 import pytest
+from chance import mid_test
 from messages import raises
 from queries import listed
 from sql_witness import flow_of, rows_of, same_as_duckdb
@@ -173,6 +174,7 @@ def test_odd_clauses_have_an_answer_or_a_refusal(query: str) -> None:
             assert engine.read("out").num_rows >= 0
 
 
+@mid_test
 @pytest.mark.drawn(300)
 def test_queries_with_parts_of_others_have_an_answer_or_a_refusal() -> None:
     chance = random.Random(7)

@@ -79,6 +79,7 @@ def test_queries_in_one_flow_share_arrangements() -> None:
     assert arranged(NUMBERS) < 0.8 * sum(arranged([number]) for number in NUMBERS)
 
 
+@mid_test
 @pytest.mark.drawn(1, of="all queries")
 def test_all_queries_on_a_state_that_is_opened_again_under_a_budget(folder: Path, tmp_path: Path) -> None:
     proved(folder, 0.01, NUMBERS, steps=5, count=4000, state=tmp_path / "state", memory="16MB")

@@ -201,6 +201,7 @@ def test_every_flat_type_that_spark_sends_is_a_key(spark: SparkSession) -> None:
     assert_same(frames, locally(flow, dict.fromkeys(SQL_TYPES, frame.toArrow())))
 
 
+@mid_on_spark
 def test_types_that_a_flow_has_and_spark_has_not_travel_and_come_back(spark: SparkSession) -> None:
     rows = {
         "k": pa.array([2**64 - 1, 0, 2**64 - 1], pa.uint64()),
@@ -226,6 +227,7 @@ def test_types_that_a_flow_has_and_spark_has_not_travel_and_come_back(spark: Spa
     assert_same(frames, locally(flow, {"s": table}))
 
 
+@mid_on_spark
 def test_keys_that_are_equal_meet_whatever_their_bits(spark: SparkSession) -> None:
     bits = (0x7FF8 << 48, 0xFFF8000000000123, 0x7FF0 << 48 | 1)
     nans = [struct.unpack("<d", struct.pack("<Q", word))[0] for word in bits]
@@ -303,6 +305,7 @@ def test_hold_back_mode_closes_the_input_and_keeps_the_events_times(spark: Spark
     assert_same(frames, expected)
 
 
+@mid_on_spark
 def test_inputs_meet_in_one_count(spark: SparkSession) -> None:
     a, b = orders_of(150, seed=1), orders_of(150, seed=2)
     flow = dd.Flow()
@@ -410,6 +413,7 @@ def test_outputs_may_be_joined_and_their_tasks_too(orders: DataFrame) -> None:
     assert "ReusedExchange" in planned  # what both depend on is computed once
 
 
+@mid_on_spark
 def test_what_spark_computed_before_and_computes_after_fits(spark: SparkSession, orders: DataFrame) -> None:
     flow = city_flow()
     latest = orders.selectExpr("*", "max(at) over (partition by id) as top").where("at = top").drop("top")
@@ -505,6 +509,7 @@ def test_a_stream_is_not_run_as_a_batch(no_jobs: None, spark: SparkSession) -> N
     refused(flow, {"s": stream}, WrongMode, "is a stream.*give it to spark_bridge.stream")
 
 
+@mid_on_spark
 def test_values_are_cast_where_they_fit_and_one_input_needs_no_name(spark: SparkSession, tmp_path: Path) -> None:
     """Whole numbers in a column of doubles, instants in one of seconds; a value that does not fit stops the job."""
     schema = {"id": pa.int32(), "amount": float, "at": pa.timestamp("s", "Europe/Zurich")}

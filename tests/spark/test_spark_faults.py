@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import long_on_spark
+from chance import long_on_spark, mid_on_spark
 from messages import raises
 from pyspark.sql import DataFrame, SparkSession, functions as F
 from spark_faults.driving import flow_of
@@ -113,6 +113,7 @@ def test_of_two_queries_on_one_state_one_is_told(fed: WatchedStream, monkeypatch
         fed.run(checkpoint=str(fed.folder / loser))
 
 
+@mid_on_spark
 @pytest.mark.drawn(2, of="faults on Spark")
 def test_a_disk_that_is_full_for_a_while_costs_nothing(fed: WatchedStream, monkeypatch: pytest.MonkeyPatch) -> None:
     fed.give(rows_of(0), rows_of(1))
@@ -136,6 +137,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(fed: WatchedStream, monke
     fed.check()
 
 
+@mid_on_spark
 @pytest.mark.drawn(2, of="faults on Spark")
 def test_a_query_that_is_started_twice_goes_on_once(fed: WatchedStream) -> None:
     """Spark stops the first one then, by default."""

@@ -176,6 +176,7 @@ def test_a_column_that_no_message_has_is_told_by_the_driver_once(spark: SparkSes
     )
 
 
+@mid_on_spark
 def test_a_table_that_no_message_is_of_is_told_by_the_driver_once(spark: SparkSession, tmp_path: Path) -> None:
     """Not where a task saw one of it, which may be bad, and others do not."""
     flow, state = flow_of(table="orders", on_bad="drop"), str(tmp_path / "state")

@@ -278,6 +278,7 @@ def test_a_stage_that_is_not_read_to_its_end_is_harmless() -> None:
     assert sum(batch.num_rows for batch in task(iter(many.to_batches()))) == 3 * BATCH_ROWS
 
 
+@mid_on_spark
 def test_batches_that_are_yielded_are_bounded_in_bytes_too() -> None:
     flow = dd.Flow()
     flow.output("out", flow.upserts("s", {"k": pa.int64(), "v": pa.string()}, dd.Upsert("k")))
@@ -394,6 +395,7 @@ def test_importing_the_bridge_imports_nothing_of_spark() -> None:
     assert python("import sys, spark_bridge; print('pyspark' in sys.modules, 'numba' in sys.modules)") == "False False"
 
 
+@mid_on_spark
 def test_no_session_is_made_behind_the_callers_back() -> None:
     code = """
 import ddflow as dd, pyarrow as pa, spark_bridge
@@ -422,6 +424,7 @@ print(spark_bridge.ensure_java.__name__)
     assert python(code).splitlines() == ["pip install 'ddflow[spark]'"] * 3 + ["ensure_java"]
 
 
+@mid_on_spark
 def test_a_pyspark_that_is_too_old_is_told_by_what_it_lacks() -> None:
     code = """
 import pyspark.sql.types

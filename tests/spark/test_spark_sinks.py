@@ -76,6 +76,7 @@ def manifest_of(state: str) -> Any:
         return load_newest_manifest(store)
 
 
+@mid_on_spark
 def test_a_run_gives_its_epoch_to_tables(spark: SparkSession, tmp_path: Path, monkeypatch: Any) -> None:
     """Small epochs by the driver, large ones from files that tasks stage; a log of changes and a table by its key."""
     state = str(tmp_path / "state")

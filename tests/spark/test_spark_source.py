@@ -580,6 +580,7 @@ def test_batches_on_spark(reading: SparkSession, state: str) -> None:
     hands.close()
 
 
+@mid_on_spark
 def test_a_plan_with_functions_is_given(reading: SparkSession, state: str) -> None:
     flow = dd.Flow()
     rows = flow.upserts("a", {"id": pa.int64()}, dd.Upsert("id"))

@@ -99,6 +99,7 @@ def framed(spark: SparkSession, tables: Mapping[str, pa.Table]) -> dict[str, Dat
     return {name: frame_of(spark, table) for name, table in tables.items()}
 
 
+@mid_on_spark
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_queries_give_what_spark_answers(
@@ -291,6 +292,7 @@ def test_what_is_refused_before_a_job_runs(spark: SparkSession) -> None:
         spark_bridge.sql("select id from o", {"o": keyed}, epoch=1)
 
 
+@mid_on_spark
 def test_an_epoch_that_overflows_is_refused_as_on_an_engine(spark: SparkSession, tmp_path: Path) -> None:
     query, state = "select sum(n) s from t", str(tmp_path / "state")
     frame = spark.range(2).selectExpr(f"{2**62} n")

@@ -127,6 +127,7 @@ def test_outputs_in_a_folder_are_parquet_of_committed_epochs(spark: SparkSession
     assert {file.name.split("-")[0] for file in files} == {f"{epoch:012}" for epoch in (1, 2)}
 
 
+@mid_on_spark
 def test_an_epoch_that_is_given_again_returns_what_it_did(spark: SparkSession, state: str) -> None:
     flow, rows, later = city_flow(), orders_of(200), orders_of(200, seed=5)
     with flow.open() as engine:
@@ -177,6 +178,7 @@ def test_hold_back_events_wait_until_they_are_closed(spark: SparkSession, state:
     assert (empty.frontier, empty.updates("rows")) == (dd.CLOSED, 0)
 
 
+@mid_on_spark
 def test_inputs_meet_over_epochs_and_may_be_absent(spark: SparkSession, state: str) -> None:
     flow = dd.Flow()
     one, two = (flow.upserts(n, {"id": pa.int64(), "c": pa.string()}, dd.Upsert("id")) for n in ("one", "two"))

@@ -126,6 +126,7 @@ def test_a_state_tells_its_last_epochs_to_another_process(fed: WatchedStream, mo
     assert elsewhere.ddflow.stats() == read and monitoring.ACCOUNTS.get(query.id) is elsewhere.ddflow
 
 
+@mid_on_spark
 def test_a_query_gives_the_figures_of_each_epoch_to_metrics(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     calls: list[Any] = []
@@ -175,6 +176,7 @@ def test_a_listener_joins_each_query_with_its_own_figures(
     until(lambda: len(silent.recent) == len(called) == len(seen))
 
 
+@mid_on_spark
 def test_times_that_are_closed_at_the_end_are_an_epoch_without_a_batch(spark: SparkSession, tmp_path: Path) -> None:
     fed = WatchedStream(spark, tmp_path, flow_of(time="at", lateness=0))
     fed.give(FIRST)

@@ -197,7 +197,6 @@ def test_what_a_step_refuses_ends_the_query_with_the_same_error(fed: WatchedStre
     assert [each.epoch for each in fed.run().ddflow.stats()] == [2]
 
 
-@mid_on_spark
 def test_a_query_that_runs_on_is_stopped_by_hand(fed: WatchedStream) -> None:
     fed.give(FIRST)
     query = fed.stream(trigger={"processingTime": "100 milliseconds"}, name="orders").start()

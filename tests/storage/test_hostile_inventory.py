@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import seeded
+from chance import mid_test, seeded
 from msgspec.structs import replace
 
 import ddflow as dd
@@ -174,6 +174,7 @@ def state(kind: str, to: Path) -> Path:
     return copied(f"format-{FORMAT}", kind, to)[0]
 
 
+@mid_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_made_up_inventory_is_refused_or_read(kind: str, tmp_path: Path) -> None:

@@ -149,7 +149,6 @@ def test_every_kernel_is_ready_in_one_form_and_those_compiled_are_told_of(first:
     assert len(told) == first["compiled"]
 
 
-@mid_test
 def test_a_kernel_that_is_not_kept_is_compiled_once_and_counted_once(tmp_path: Path) -> None:
     assert python(ONE, DDFLOW_CACHE_DIR=str(tmp_path)) == [1, 1]
     assert python(ONE, DDFLOW_CACHE_DIR=str(tmp_path)) == [1, 0]

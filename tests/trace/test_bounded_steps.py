@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from chance import mid_test
 
 import ddflow as dd
 from ddflow.trace.arrangement import Arrangement
@@ -82,6 +83,7 @@ def figures(engine: dd.Engine) -> tuple[int, int, int]:
     )
 
 
+@mid_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("keys", "options"),
