@@ -208,7 +208,7 @@ def test_a_look_up_gives_the_row_that_a_read_gives_now_and_at_older_times(how: s
 
 def spill(engine: Any) -> None:
     """Have all state leave memory."""
-    with engine.dataflow.guard.writer_turn("spill"):
+    with engine.dataflow.guard.lock_for_write("spill"):
         spill_to_fit_budget(engine.dataflow.budget, engine.dataflow.graph, {}, share=0)
 
 

@@ -37,7 +37,7 @@ TYPED: dict[str, Any] = {
 }
 MET = {
     "ENOSPC": {"create", "write", "fsync", "link", "sync_dir"},
-    "EIO": {"names", "read", "map"},
+    "EIO": {"names", "read", "map_file"},
     "short": {"write"},
     "fsync": {"fsync", "sync_dir"},
     "answer": {"link", "unlink", "write"},

@@ -416,7 +416,7 @@ def test_a_reader_changes_nothing_and_needs_no_right_to(place: Path) -> None:
         with raises(StateRefused):
             change()
     reader.close()
-    assert set(calls) <= {"status", "names", "read", "map"}
+    assert set(calls) <= {"status", "names", "read", "map_file"}
     assert before == {path: os.lstat(path).st_mtime_ns for path in [place, *place.rglob("*")]}
 
 

@@ -386,7 +386,7 @@ CALLS = (
     "unlink",
     "sync_dir",
     "read",
-    "map",
+    "map_file",
 )
 SYNCS = ("fsync", "sync_dir")
 KINDS = {
