@@ -32,14 +32,14 @@ RECORD = bool(os.environ.get("DDFLOW_MESSAGES"))
 SHARE = float(os.environ.get("DDFLOW_EXAMPLES", "20" if SOAK else "0.1"))
 """How many of the examples that a property names are drawn.  A tenth finds in ten runs what all find in one."""
 
-long_test = pytest.mark.drawn(6, of="long tests")
-"""Marks a test of some ten seconds. A run draws six of their cases; a soak takes all."""
-long_on_spark = pytest.mark.drawn(5, of="long tests on Spark")
-"""Marks such a test on Spark. A run draws five of their cases."""
-mid_test = pytest.mark.drawn(12, of="tests of some seconds")
-"""Marks a test of two to nine seconds. A run draws twelve of their cases; a soak takes all."""
-mid_on_spark = pytest.mark.drawn(9, of="tests of some seconds on Spark")
-"""Marks such a test on Spark. A run draws nine of their cases."""
+long_test = pytest.mark.drawn(5, of="long tests")
+"""Marks a test of some ten seconds. A run draws five of their cases; a soak takes all."""
+long_on_spark = pytest.mark.drawn(4, of="long tests on Spark")
+"""Marks such a test on Spark. A run draws four of their cases."""
+mid_test = pytest.mark.drawn(9, of="tests of some seconds")
+"""Marks a test of two to nine seconds. A run draws nine of their cases; a soak takes all."""
+mid_on_spark = pytest.mark.drawn(7, of="tests of some seconds on Spark")
+"""Marks such a test on Spark. A run draws seven of their cases."""
 
 
 def seeded(*names: object) -> Random:
