@@ -1,11 +1,7 @@
-"""Files in and out: Parquet, Arrow, CSV, TSV and JSON, by extension, streamed.
+"""Read and write Parquet, Arrow, CSV, TSV and JSON files, one batch at a time.
 
-Invariant: a source has one schema, of which a batch has the columns that its file has; an output is whole or not there;
-memory is bounded by batches, not by files. Nothing of upserts is known here.
-
-In reading order: `file_path` (a path with options), `kinds` (formats, by the name of a file), `places` (where bytes
-are), `guess` and `spelling` (types of text), `reader` (any file) with `csv_reader`, `json_reader` and
-`columnar_reader`, `source` (many files as one), and `writers`.
+`open_files` reads many files as one source with one schema. `open_output` writes one file, which exists only when it is
+complete. The extension of a name selects the format. Batches bound the memory.
 
 >>> import tempfile, pyarrow as pa
 >>> with tempfile.TemporaryDirectory() as folder:

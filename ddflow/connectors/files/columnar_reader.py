@@ -1,17 +1,11 @@
-"""Parquet and Arrow files: formats that know their own types, read a batch at a time.
+"""Read Parquet and Arrow files, which store their own types, one batch at a time.
 
-Invariant: what is handed on can be relied upon by code that follows addresses: every batch is validated in full, since
-an Arrow file's offsets are the file's own; and a file of the stream format must have its end mark, at its end. An
-Arrow stream that was cut between two batches, or runs into zeros, reads as a shorter one without a word. Arrow files
-are read, not mapped: a file that shrinks while it is mapped kills the process. ``.arrow`` and ``.feather`` may hold
-either format of Arrow's, as its first bytes say.
+Guarantees: every batch is validated in full, because Arrow trusts the offsets in a file and later code follows
+them. A file in Arrow's stream format must end with its end mark. Without this check, Arrow reads a truncated
+or zero-filled stream as a shorter one and reports no error.
 
->>> import tempfile
->>> with tempfile.TemporaryDirectory() as folder:
-...     pq.write_table(pa.table({"id": [1, 2]}), where := f"{folder}/a.parquet")
-...     file = ParquetFile(LocalFile(where))
-...     file.count_rows(), [batch.num_rows for batch in file.batches(file.stored_schema)]
-(2, [2])
+Limits: Arrow files are read, not memory-mapped, because a mapped file that shrinks kills the process. ``.arrow`` and
+``.feather`` may hold Arrow's file or stream format; the first bytes decide.
 """
 
 from abc import abstractmethod
@@ -29,12 +23,12 @@ from ddflow.connectors.files.reader import ROWS, InputFile, check_column_count, 
 from ddflow.errors import UnreadableInput
 
 BUFFER = 1 << 20
-"""Bytes that are fetched at a time, a column."""
+"""Bytes to fetch at a time for each column."""
 _FILE, _END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class ColumnarFile(InputFile):
-    """A file that knows its types: ``stored_schema``, as stored."""
+    """A file that stores the types of its columns."""
 
     @property
     @abstractmethod
@@ -48,7 +42,15 @@ class ColumnarFile(InputFile):
 
 
 class ParquetFile(ColumnarFile):
-    """A Parquet file."""
+    """A Parquet file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pq.write_table(pa.table({"id": [1, 2]}), where := f"{folder}/a.parquet")
+    ...     file = ParquetFile(LocalFile(where))
+    ...     file.count_rows(), [batch.num_rows for batch in file.batches(file.stored_schema)]
+    (2, [2])
+    """
 
     @cached_property
     def _metadata(self) -> tuple[pq.FileMetaData, pa.Schema]:
@@ -57,17 +59,17 @@ class ParquetFile(ColumnarFile):
 
     @property
     def stored_schema(self) -> pa.Schema:
-        """The stored schema."""
+        """The schema in the footer."""
         return self._metadata[1]
 
     def count_rows(self) -> int:
-        """Return the rows in its footer."""
+        """Return the number of rows from the footer."""
         return int(self._metadata[0].num_rows)
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield its rows by row group.  By default Arrow would fetch the whole file ahead.
+        """Yield the rows by row group, without Arrow's default prefetch of the whole file.
 
-        Only this thread reads a Python file: the process may abort at its end if another thread has such a file.
+        Only this thread reads a Python file. If another thread holds one, the process may abort when it ends.
         """
         with (
             translate_file_errors(self.place),
@@ -80,7 +82,7 @@ class ParquetFile(ColumnarFile):
 
 
 class ArrowFile(ColumnarFile):
-    """An Arrow IPC file, of the file or the stream format."""
+    """An Arrow IPC file, in the file or the stream format."""
 
     @contextmanager
     def _open_reader(self) -> Iterator[tuple[pa.NativeFile, Any]]:
@@ -99,13 +101,13 @@ class ArrowFile(ColumnarFile):
             return _check_utf8_names(reader.schema)
 
     def count_rows(self) -> int | None:
-        """Count the rows in the headers of the batches of a local file; None for others and for a stream."""
+        """Count the rows from the batch headers of a local file; return None for streams and other places."""
         with translate_file_errors(self.place):
             local = isinstance(self.place, LocalFile) and not self._is_stream
             return int(ds.dataset(self.place.name, format="ipc").count_rows()) if local else None
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield the stored batches, validated, and cut if they are long."""
+        """Yield the stored batches, validated and sliced to at most `ROWS` rows."""
         with self._open_reader() as (file, reader):
             for batch in reader if self._is_stream else map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
@@ -127,7 +129,7 @@ class ArrowFile(ColumnarFile):
 
 
 def _check_utf8_names(schema: pa.Schema) -> pa.Schema:
-    """Check that all names of a schema are valid UTF-8, while errors are still described; return it."""
+    """Return the schema after checking that all its names are valid UTF-8; the caller translates the error."""
     fields = list(schema)
     while fields:
         field = fields.pop()

@@ -1,7 +1,6 @@
-"""Read CSV and TSV files block by block with Arrow's reader, and files of one message a line.
+"""Read CSV and TSV files block by block with Arrow's reader, and files with one message in each line.
 
-Guarantees: quotes, delimiters and line ends are those that the file declares. A row with too many or too few cells is
-an error. A message is the text of its line, unchanged, for a format to read.
+A row with too many or too few cells is an error. A message is its unchanged line, and a format parses it later.
 
 >>> import tempfile
 >>> from ddflow.connectors.files.kinds import Dialect
@@ -53,11 +52,11 @@ _SHAPE = re.compile(r"CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)")
 _VALUE = re.compile(r"In CSV column #(?P<column>\d+): (?:Row #(?P<row>\d+): )?(?P<what>.*)")
 _SEPARATED = re.compile('"?sep=(.)"?', re.IGNORECASE)
 CONFLICT: Final = re.compile(r"(?:^|: )(<{7}|={7}|>{7})(?: |$)")
-"""A line that git writes where it could not merge."""
+"""Conflict marker that git writes into a file after a failed merge."""
 
 
 class CsvFile(TextFile):
-    """A CSV or TSV file."""
+    """A CSV or TSV file, whose dialect sets the delimiter and the texts for null."""
 
     @property
     def _delimiter(self) -> str:
@@ -83,12 +82,12 @@ class CsvFile(TextFile):
         return dict.fromkeys(names)
 
     def guess_delimiter(self) -> str | None:
-        """Return the likely delimiter if the header has only one column, with another delimiter in its name."""
+        """Return the likely delimiter if the header is a single column whose name contains another delimiter."""
         name = next(iter(self._header))
         return next((each for each in ";\t|," if each in name), None) if len(self._header) == 1 else None
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[TextBlock]:
-        """Yield its rows by block.  ``names``: of the header; None: only the beginning."""
+        """Yield the rows by block.  ``names``: the columns of the header; None reads only the beginning."""
         own, row = list(self._header), 0
         with self._open_reader(own, head=names is None) as bytes:
             last = None
@@ -115,7 +114,7 @@ class CsvFile(TextFile):
 
     @contextmanager
     def _open_reader(self, names: list[str], head: bool) -> Iterator["_TailTrackingStream"]:
-        """Open bytes with a reader of batches of texts, and describe its errors."""
+        """Open a reader that yields batches of text columns, and translate its errors."""
         options = (
             csv.ReadOptions(use_threads=False, block_size=SAMPLE),
             csv.ParseOptions(newlines_in_values=True, delimiter=self._delimiter),
@@ -171,7 +170,7 @@ class CsvFile(TextFile):
         return UnreadableInput(where, message, "is it a whole CSV file?")
 
     def _check_header(self, names: list[str]) -> None:
-        """Refuse a first line that names no columns."""
+        """Refuse a first line that is compressed data or ``sep=``, not column names."""
         if not names[0].isprintable() and (error := find_compression_error(self.place)) is not None:
             raise error
         if (error := self._find_sep_line_error(self._delimiter.join(names))) is not None:
@@ -191,18 +190,18 @@ class CsvFile(TextFile):
         )
 
     def _refuse_conflict_markers(self, texts: pa.Array, before: int) -> None:
-        """Refuse git's conflict markers in a single column, or in the first name."""
+        """Refuse git's conflict markers in the only column, or in the first name of the header."""
         marks = pc.match_substring_regex(texts, "^(<{7}|={7}|>{7})( |$)")
         if (row := pc.index(marks, True).as_py()) >= 0:
             raise _build_merge_conflict_error(f"{self.place.name}, {_describe_row(before + row + 2)}")
 
 
 LONGEST_WAIT: Final = 5
-"""Seconds that a reader waits for a thread of Arrow, which needs a fraction of one."""
+"""Maximum seconds to wait for a thread of Arrow, which usually needs a fraction of a second."""
 
 
 class _CloseIgnoringStream:
-    """A file as Arrow has it.  Whichever thread lets it go last needs Python for that."""
+    """File object for Arrow.  The thread that drops the last reference needs the interpreter to free it."""
 
     closed = False
 
@@ -214,14 +213,15 @@ class _CloseIgnoringStream:
 
 
 class _TailTrackingStream:
-    """A file on its way to Arrow, which keeps its end.
+    """Stream that passes a file to Arrow and keeps its last bytes, for the check of unclosed quotes.
 
-    Arrow takes a line feed at the beginning of a block for the end of a line, where the block before ended with a
-    carriage return, also within quotes; so no block ends with one.  A header alone it takes with its line feed only.
+    No block ends with a carriage return. Otherwise Arrow would take a line feed at the start of the next block for the
+    end of a line, even within quotes. Arrow accepts a file that is only a header if the header ends with a line feed,
+    so the stream adds one.
     """
 
     reader: Any = None
-    """Yields batches of texts, once `open_reader` was called."""
+    """Reader that yields batches of text columns; None before `open_reader`."""
 
     def __init__(self, stream: pa.NativeFile) -> None:
         self._stream, self._held = stream, b""
@@ -230,14 +230,14 @@ class _TailTrackingStream:
         self._file: Callable[[], _CloseIgnoringStream | None] = lambda: None
 
     def open_reader(self, *options: Any) -> None:
-        """Open the reader.  Arrow has the bytes in memory of its own, so that its threads free none of Python's."""
+        """Open the reader.  Arrow copies the bytes into its memory, so its threads never free Python objects."""
         file = _CloseIgnoringStream(self.read)
         self._file = weakref.ref(file)
         stream = pa.BufferedInputStream(pa.PythonFile(file, mode="r"), 1)  # type: ignore[attr-defined]
         try:
             self.reader = csv.open_csv(stream, *options)
         finally:
-            del file, stream  # an error's traceback would keep them, and `stop` would wait in vain
+            del file, stream  # an error's traceback would keep them, and `close_reader` would wait in vain
 
     def read(self, size: int) -> bytes:
         """Read the next ``size`` bytes or fewer; none at the end."""
@@ -245,10 +245,10 @@ class _TailTrackingStream:
             return b"" if self._stopped else self._read_next_bytes(size)
 
     def close_reader(self) -> None:
-        """Wait until the thread that reads ahead has let the file go: a process that ends before it hangs or aborts."""
+        """Wait until the read-ahead thread drops the file.  A process that ends earlier hangs or aborts."""
         with self._lock:
             self._stopped = True
-        with suppress(Exception):  # of blocks that nobody asks for
+        with suppress(Exception):  # errors in blocks after the last one that was read
             deque(self.reader or (), 0)
         self.reader, ends = None, time.monotonic() + LONGEST_WAIT
         while self._file() is not None and time.monotonic() < ends:
@@ -262,15 +262,15 @@ class _TailTrackingStream:
         self._lines += piece.count(b"\n")
         self._pieces.append(piece)
         self._kept += len(piece)
-        while self._kept - len(self._pieces[0]) > 3 * SAMPLE:  # a value with all its quotes doubled is no longer
+        while self._kept - len(self._pieces[0]) > 3 * SAMPLE:  # the longest value, with all quotes doubled
             self._kept -= len(self._pieces.pop(0))
-        if 0 < self._kept == len(piece) < size and not re.search(b"[\r\n]", piece):  # a header, perhaps alone
+        if 0 < self._kept == len(piece) < size and not re.search(b"[\r\n]", piece):  # perhaps only a header
             self._held = self._stream.read(1)
             return piece if self._held else piece + b"\n"
         return piece
 
     def find_unclosed_quote(self, value: str | None, delimiter: str) -> int | None:
-        """Return the line of the quote that the file never closes, given its last value; None if there is none."""
+        """Return the line where an unclosed quote begins, given the last value; None if all quotes are closed."""
         if value is None:
             return None
         inner, end = value.replace('"', '""').encode(), b"".join(self._pieces)
@@ -282,7 +282,7 @@ class _TailTrackingStream:
 
 
 def _build_merge_conflict_error(where: str) -> UnreadableInput:
-    """Build the error of a file with git's conflict markers."""
+    """Build the error for a file with git's conflict markers."""
     return UnreadableInput(
         where, "it holds git's conflict markers (<<<<<<<)", "resolve the conflict, or leave the file out"
     )
@@ -293,7 +293,7 @@ def _describe_row(number: str | int) -> str:
 
 
 def build_missing_column_error(reader: InputFile, column: str, there: Iterable[str]) -> SchemaMismatch:
-    """Build the error of a file without a required column; perhaps it has another delimiter."""
+    """Build the error for a file that lacks a required column, perhaps because of another delimiter."""
     if isinstance(reader, CsvFile) and (between := reader.guess_delimiter()) is not None:
         found = f"the header is one column, {next(iter(there))!r}"
         return SchemaMismatch(reader.place.name, found, suggest_delimiter(reader.place.name, reader.dialect, between))
@@ -306,34 +306,34 @@ def build_missing_column_error(reader: InputFile, column: str, there: Iterable[s
 
 VALUE: Final = "value"
 LINE: Final = "line"
-"""As `ddflow.connectors.formats.messages` has them."""
+"""Columns of messages, with the names that `ddflow.connectors.formats.messages` uses."""
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 BLOCK: Final = 1 << 22
 
 
 class MessageLinesFile(InputFile):
-    """A file of messages, a line each."""
+    """A file with one message in each line."""
 
     def columns(self) -> Mapping[str, pa.DataType]:
-        """Return the message, and its line."""
+        """Return the columns for the message and its line number."""
         return {VALUE: pa.binary(), LINE: pa.int64()}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield its lines."""
+        """Yield the lines that are not blank, with their numbers from 1."""
         with translate_file_errors(self.place):
             for number, lines in read_line_blocks(self._decompress(self.place.open())):
                 values, places = drop_blank_lines(lines)
                 yield pa.record_batch({VALUE: values, LINE: pa.array(places + (number + 1))})
 
     def read_first_messages(self) -> pa.Array:
-        """Return the first lines; without the last one if it may be cut."""
+        """Return the first lines, without the last one if it may be incomplete."""
         with translate_file_errors(self.place), self._decompress(self.place.open_head()) as stream:
             text = stream.read(SAMPLE)
             whole = text[: text.rfind(b"\n") + 1] or text
         return drop_blank_lines(next(read_line_blocks(pa.BufferReader(whole)), (0, pa.array([], pa.binary())))[1])[0]
 
     def _decompress(self, stream: pa.NativeFile) -> pa.NativeFile:
-        """Decompress a stream if its first bytes are compressed."""
+        """Decompress a stream if the file begins with the magic bytes of gzip or zstd."""
         with self.place.open_head() as head:
             begin = head.read(4)
         wrapped = next((how for magic, how in MAGIC.items() if begin.startswith(magic)), None)
@@ -341,7 +341,7 @@ class MessageLinesFile(InputFile):
 
 
 def read_line_blocks(stream: pa.NativeFile) -> Iterator[tuple[int, pa.Array]]:
-    """Yield blocks of a stream's lines, each with the number of its first line.  O(bytes).
+    """Yield the lines of a stream in blocks, each with the number of its first line.  O(bytes).
 
     >>> [(first, lines.to_pylist()) for first, lines in read_line_blocks(pa.BufferReader(b'{"id": 1}\\n\\n{"id": 2}'))]
     [(0, [b'{"id": 1}', b'']), (2, [b'{"id": 2}'])]
@@ -365,6 +365,6 @@ def read_line_blocks(stream: pa.NativeFile) -> Iterator[tuple[int, pa.Array]]:
 
 
 def drop_blank_lines(lines: pa.Array) -> tuple[pa.Array, Ints]:
-    """Return the lines that are not blank, and their places among all.  O(bytes)."""
+    """Return the lines that are not blank, and their indexes among all lines.  O(bytes)."""
     there = np.flatnonzero(np.asarray(pc.match_substring_regex(lines, r"\S")))
     return lines.take(pa.array(there)), there

@@ -1,7 +1,7 @@
-"""A path with options: what its files hold and how their text is written, in Python and on a command line.
+"""Declare the format and the text options of files, as a `FilePath` or in an address on the command line.
 
-Guarantees: `FilePath` and the options behind an address (`in/*.csv:full:delimiter=;`) mean the same. A wrong option is
-an error that names it, raised before a file is opened.
+Guarantees: `FilePath` and the options after an address (`in/*.csv:full:delimiter=;`) mean the same. An invalid option
+raises an error with its name before a file is opened.
 
 >>> import os
 >>> os.fspath(FilePath("days/1.csv", delimiter=";")), build_dialect(FilePath("days/1.csv", null=["n/a"])).nulls
@@ -36,54 +36,56 @@ from ddflow.errors import ErrorText, FileFix, SpecError
 from ddflow.expressions.types import is_number
 
 WRITING: Final = ("delimiter", "null", "encoding", "decimal", "dates", "thousands", "format", "rename")
-"""What a `FilePath` says, by the names of its fields."""
+"""Names of the options of `FilePath`."""
 NO_VALUE: Final = frozenset(
     ("-", "--", "–", "—", "?", ".", "..", "#n/a", "k.a.", "missing", "n.a.", "n/a", "na", "nan", "nil", "none", "null")
 )
-"""Texts by which files say that there is no value, in small letters."""
+"""Common texts for a missing value, in lower case."""
 
 
 @dataclass(frozen=True)
 class FilePath(os.PathLike[str]):
-    """Files whose ending does not say what they hold, or whose text is not written as usual.
+    """Path of files with another format than their extension says, or with a special text dialect.
 
-    Give it wherever a path of rows is taken.
+    You can give it in place of any path of rows.
 
     Parameters
     ----------
     path : str or path
         A file, a folder or a pattern.
     format : str, optional
-        What its files hold, as the ending of a name would say: ``"parquet"``, ``"arrow"``, ``"arrows"``, ``"csv"``,
-        ``"tsv"``, ``"jsonl"``, ``"json"``; text that a name does not show to be packed also as ``"csv.gz"`` or
-        ``"csv.zst"``.  By default each file is what its own ending says.
+        The format of the files, as an extension: ``"parquet"``, ``"arrow"``, ``"arrows"``, ``"csv"``, ``"tsv"``,
+        ``"jsonl"``, ``"json"``.  For compressed text without ``.gz`` or ``.zst`` in its name, write ``"csv.gz"`` or
+        ``"csv.zst"``.  By default the extension of each file decides.
     delimiter : str, optional
-        What stands between values of CSV, one ASCII character.  By default a comma, in ``.tsv`` a tab.
+        The delimiter of CSV, one ASCII character.  By default a comma, and a tab for ``.tsv``.
     null : str or sequence of str
-        What means null in CSV, beside the empty field.
+        Texts that mean null in CSV, besides the empty field.
     encoding : str
-        As Python calls it.  A file that begins with the mark of UTF-8 is UTF-8.
+        The encoding, by its name in Python.  A file that begins with the byte order mark of UTF-8 is read as UTF-8.
     decimal : str
-        What stands before the fraction of a number of CSV: ``"."`` or ``","``.  With ``","`` a point is in no number.
+        The decimal mark of numbers in CSV: ``"."`` or ``","``.  With ``","`` a text with a point is not a number,
+        unless ``thousands`` is a point.
     dates : str or sequence of str
-        The forms of dates and timestamps, as of Python's ``strptime``, in CSV and in the texts of JSON: ``"%d.%m.%Y"``,
-        ``"%d/%m/%Y %H:%M"``.  Of several a value is in the first that it looks like.  By default ISO 8601, which beside
-        others is ``"iso"``.  Forms without a time are of dates, and in a timestamp column of midnight; those with one
-        are of timestamps alone, and with ``%z`` of those with a zone.
+        The formats of dates and timestamps in CSV and in JSON strings, in the syntax of Python's ``strptime``:
+        ``"%d.%m.%Y"``, ``"%d/%m/%Y %H:%M"``.  With several formats, the first one that matches a value applies.  The
+        default is ISO 8601; write ``"iso"`` to use it next to other formats.  A format without a time is for dates,
+        and means midnight in a timestamp column.  A format with a time is only for timestamps, and one with ``%z``
+        only for timestamps with a time zone.
     thousands : str, optional
-        What stands between groups of three digits of a number of CSV, where some do: ``"."``, ``","``, ``"'"``, or
-        ``" "``, which is every kind of space.  Not the same as ``decimal``.  A number that has it elsewhere is none.
+        The optional separator of digit groups in numbers of CSV: ``"."``, ``","``, ``"'"``, or ``" "``, which means
+        every kind of space.  It must differ from ``decimal``.  A text with the separator in another position is not a
+        number.
     rename : {str: str}, optional
-        The names of columns in the files, of any kind, each with the name that it gets: ``{"Order ID": "id"}``.  A file
-        that has the new name and not the old one is taken, too; one that has neither, or both, is an error.
+        New names of columns by their names in the files, for every format: ``{"Order ID": "id"}``.  A file with the
+        new name instead of the old one is accepted.  A file with neither name, or with both, is an error.
 
     Raises
     ------
     SpecError
-        For a format or an encoding that is not known, for a delimiter that is none, for a ``decimal`` that is neither
-        a point nor a comma, for ``thousands`` that are none of those or the same, and for a form of dates that lacks
-        its day, month or year, or has what is not known: ``%d %m %Y %y %b %B %H %I %p %M %S %f %z %%`` are.
-        For a ``rename`` by which two columns get one name.
+        For an unknown format or encoding, and an invalid delimiter, ``decimal`` or ``thousands``.  For a date format
+        without a day, month or year, or with an unknown code; ``%d %m %Y %y %b %B %H %I %p %M %S %f %z %%`` are
+        known.  For a ``rename`` that gives two columns the same name.
 
     Examples
     --------
@@ -113,7 +115,7 @@ class FilePath(os.PathLike[str]):
 
 
 def build_dialect(given: Any) -> Dialect:
-    """Return the dialect of the files of a path.  Raises `SpecError`."""
+    """Return the dialect that a path declares, `PLAIN` for a bare path.  Raises `SpecError`."""
     if not isinstance(given, FilePath):
         return PLAIN
     nulls, dates = ((each,) if isinstance(each, str) else tuple(each) for each in (given.null, given.dates))
@@ -127,7 +129,7 @@ def build_dialect(given: Any) -> Dialect:
 
 
 def suggest_delimiter(path: str, dialect: Dialect, between: str) -> ErrorText:
-    """Suggest the call for a file with another delimiter, for the remedy of an error.
+    """Suggest a `FilePath` with another delimiter, for the remedy of an error.
 
     >>> suggest_delimiter("days/1.csv", PLAIN, ";")
     "is the delimiter ';'? give dd.FilePath('days/1.csv', delimiter=';')"
@@ -138,7 +140,7 @@ def suggest_delimiter(path: str, dialect: Dialect, between: str) -> ErrorText:
 
 
 def suggest_file_path_call(path: str, dialect: Dialect, now: Dialect = PLAIN) -> FileFix:
-    """Show the call that reads a file in a dialect.  ``now``: the current dialect, so differences from it show.
+    """Return the call of `FilePath` for a dialect.  ``now``: the current dialect; shows each difference.
 
     >>> str(suggest_file_path_call("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso"))))
     "dd.FilePath('1.csv', delimiter=';', null='NA', dates=['%d.%m.%Y', 'iso'])"
@@ -152,7 +154,7 @@ def suggest_file_path_call(path: str, dialect: Dialect, now: Dialect = PLAIN) ->
 
 
 def _convert_dialect_value(value: Any) -> Any:
-    """Convert a value of a dialect to the argument of `FilePath` that means it."""
+    """Convert a field of a dialect to the argument of `FilePath`."""
     if isinstance(value, FileKind):
         return find_extension(value)
     if isinstance(value, tuple) and any(isinstance(each, tuple) for each in value):
@@ -162,7 +164,7 @@ def _convert_dialect_value(value: Any) -> Any:
 
 
 def suggest_null_option(path: str, dialect: Dialect, text: str) -> ErrorText:
-    """Suggest the call that reads a text as null, for the remedy of an error.
+    """Suggest a `FilePath` that reads a text as null, for the remedy of an error.
 
     >>> suggest_null_option("1.csv", Dialect(nulls=("NA",)), "-")
     "give dd.FilePath('1.csv', null=['NA', '-']) if it means null"
@@ -173,7 +175,7 @@ def suggest_null_option(path: str, dialect: Dialect, text: str) -> ErrorText:
 
 
 def suggest_format_options(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> ErrorText:
-    """Suggest the calls that read a text as a value of a type in another form.
+    """Suggest the calls of `FilePath` that read a text as a value of a type, in another notation.
 
     >>> suggest_format_options("1.csv", PLAIN, "12,50", pa.float64()), suggest_format_options("1.csv", PLAIN,
     ...     "3.1.2024", pa.date32())
@@ -189,7 +191,7 @@ def suggest_format_options(path: str, dialect: Dialect, text: str, kind: pa.Data
 
 
 def find_fitting_dialects(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Dialect]:
-    """Return the dialects that read some texts as values of a type in another form.  O(texts)."""
+    """Return the dialects that parse all texts as a type by another notation.  O(texts)."""
     given = pa.array(texts)
     other, mark = (",", COMMA) if dialect.decimal == "." else (".", POINT)
     between = None if dialect.thousands == other else dialect.thousands
@@ -202,7 +204,7 @@ def find_fitting_dialects(dialect: Dialect, texts: Sequence[str], kind: pa.DataT
 
 
 def _list_thousands_dialects(dialect: Dialect, texts: pa.Array, kind: pa.DataType) -> Iterator[Dialect]:
-    """List the dialects with groups of three digits that fit; each changes the decimal only if it must."""
+    """Yield the dialects whose digit groups fit; each changes the decimal mark only if needed."""
     for between in GROUPS:
         each = dialect._replace(thousands=between[0])
         for way in (each, each._replace(decimal=",")):
@@ -222,9 +224,9 @@ _SEVERAL: Final = ("null", "dates")
 
 
 def split_address_options(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str, list[str]]]:
-    """Split an address into a file and its options, each with all its values.  Raises `SpecError`.  O(text).
+    """Split an address into a file and its options, each with a list of values.  Raises `SpecError`.  O(text).
 
-    ``known``: the options that have a value.  ``kind``: the text before the address in messages.
+    ``known``: the options that take a value.  ``kind``: a prefix of the address for error messages.
 
     >>> split_address_options("in/*.csv:full:dates=%H:%M %d.%m.%Y:delimiter=:", WRITING, "files:")
     ('in/*.csv', {'full': [''], 'dates': ['%H:%M %d.%m.%Y'], 'delimiter': [':']})
@@ -244,10 +246,10 @@ def split_address_options(text: str, known: Sequence[str], kind: str = "") -> tu
 
 
 def collect_text_options(options: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the options for the form of text, by the names of `FilePath`'s arguments."""
+    """Return the options that describe files, as keyword arguments of `FilePath`."""
     given: dict[str, Any] = {
         name: tuple(values) if name in _SEVERAL else values[-1] for name, values in options.items() if name in WRITING
     }
-    if RENAME in given:  # no new name has a "=" in it
+    if RENAME in given:  # the last "=" separates, so a new name cannot contain one
         given[RENAME] = {old: new for old, _, new in (each.rpartition("=") for each in options[RENAME])}
     return given

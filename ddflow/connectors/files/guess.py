@@ -1,17 +1,12 @@
-"""Which type a column of text is, where a file does not say: from the heads of all files.
+"""Guess the types of text columns from the first rows of all files.
 
-Invariant: nothing depends on which file comes first.  A head says which types its values could be, and the guess is the
-first type of ``LADDER`` that is possible in all of them; how a value of a type is spelled, here and further on, is for
-``spelling``.  A whole number too large for int64 becomes uint64 or a decimal, one of more than 15 significant digits
-and a fraction a decimal; a number that is written as none is (``007``, ``+1``, ``0x10``) stays text, since it may be a
-code, and so does what has one value that does not fit, or no value.
+Each file allows a set of types for a column. The guess is the first type of ``LADDER`` that all files allow, so the
+order of the files does not matter. `parse_texts_strictly` decides if a text is a valid value.
 
->>> columns = (["1", None, "-7"], ["1", "2.5e3"], ["007", "7"], ["1.50"])
->>> [str(guess_type([possible_types(pa.array(texts))])) for texts in columns]
-['int64', 'double', 'string', 'double']
->>> monday, tuesday = possible_types(pa.array(["7"])), possible_types(pa.array(["007"]))
->>> guess_type([monday, tuesday]) == guess_type([tuesday, monday]) == pa.string()
-True
+Rules: an integer beyond int64 becomes uint64 or a decimal. A fraction with more than 15 significant digits becomes a
+decimal. A column with ``007``, ``+1`` or ``0x10`` stays text, because such values may be codes. So does a column
+without values, or with one value that fits no other type.
+
 >>> [str(guess_type([possible_types(pa.array([text]))])) for text in ("2024-02-29", "2024-02-30", "2024-02-29 12:00")]
 ['date32[day]', 'string', 'timestamp[us]']
 """
@@ -27,24 +22,29 @@ from ddflow.connectors.files.kinds import USUAL, ValueFormats
 from ddflow.connectors.files.spelling import is_parsable_as
 
 SAMPLE: Final = 2 << 20
-"""Bytes of a text file that are looked at, and parsed at a time."""
+"""Bytes of a text file to guess types from, and to parse at a time."""
 DIGITS: Final = 38
-"""Digits of the decimals that are guessed."""
+"""Precision of guessed decimals."""
 
 MOMENTS: Final = (pa.date32(), *(pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("us", "ns")))
 _WHOLE: Final = (pa.int64(), pa.uint64(), pa.decimal128(DIGITS, 0))
 _FRACTIONS: Final = tuple(pa.decimal128(DIGITS, scale) for scale in range(1, DIGITS + 1))
 LADDER: Final = (*_WHOLE, pa.float64(), *_FRACTIONS, pa.bool_(), pa.time64("us"), *MOMENTS, pa.string())
-"""The types that are guessed, the first that fits."""
+"""Types to guess, in order; the first fit wins."""
 
 Possible = frozenset[pa.DataType]
-"""The types that all values of a head could be.  A list or an object of JSON lines could be one type only."""
+"""Types that fit all values in the head of a file.  A list or an object of JSON lines allows only one type."""
 ANY: Final[Possible] = frozenset(LADDER)
-"""What a column without a value could be."""
+"""Possible types of a column without values."""
 
 
 def guess_type(heads: Iterable[Possible]) -> pa.DataType | None:
-    """Choose the type of a column from its possible types in each head; None if no type fits all.  O(heads)."""
+    """Choose the type of a column from its possible types in each head; None if no type fits all.  O(heads).
+
+    >>> monday, tuesday = possible_types(pa.array(["7"])), possible_types(pa.array(["007"]))
+    >>> guess_type([monday, tuesday]) == guess_type([tuesday, monday]) == pa.string()
+    True
+    """
     told = [head for head in heads if head != ANY]
     if not told:
         return pa.string()
@@ -57,9 +57,13 @@ def guess_type(heads: Iterable[Possible]) -> pa.DataType | None:
 def possible_types(
     texts: pa.Array, kinds: Sequence[pa.DataType] = LADDER, shortest: bool = False, forms: ValueFormats = USUAL
 ) -> Possible:
-    """Return the types, among some, that fit all texts of a column; null fits every type.  O(n).
+    """Return the types among ``kinds`` that fit all texts of a column; null fits every type.  O(n).
 
     ``shortest``, ``forms``: as for `parse_texts_strictly`.
+
+    >>> columns = (["1", None, "-7"], ["1", "2.5e3"], ["007", "7"], ["1.50"])
+    >>> [str(guess_type([possible_types(pa.array(texts))])) for texts in columns]
+    ['int64', 'double', 'string', 'double']
     """
     present = texts.drop_null()
     if not len(present):
@@ -78,9 +82,9 @@ def possible_types(
 
 
 def widen_type_to_fit(kind: pa.DataType, text: str, forms: ValueFormats = USUAL) -> pa.DataType:
-    """Return the type to declare for a column of a guessed ``kind`` that has a text of another type.
+    """Return the type to declare if a column of a guessed ``kind`` contains a text of another type.
 
-    It fits this text and all earlier values; text always does.
+    The type fits this text and all earlier values. The last choice is text, which fits everything.
 
     >>> widen_type_to_fit(pa.int64(), "1.5"), widen_type_to_fit(pa.int64(), "007"), widen_type_to_fit(pa.date32(),
     ...     "2024-02-29 10:00")
@@ -97,7 +101,7 @@ def widen_type_to_fit(kind: pa.DataType, text: str, forms: ValueFormats = USUAL)
 
 
 def _list_fitting_decimals(texts: pa.Array) -> Sequence[pa.DataType]:
-    """List the decimals with a fraction that hold all texts; the longest fraction is the least scale."""
+    """List the decimals with a fraction that hold all texts.  The longest fraction sets the smallest scale."""
     if not pc.all(pc.match_substring_regex(texts, r"^-?(0|[1-9]\d*)(\.\d+)?$")).as_py():
         return ()
     point, length = pc.find_substring(texts, "."), pc.binary_length(texts)
@@ -108,9 +112,9 @@ def _list_fitting_decimals(texts: pa.Array) -> Sequence[pa.DataType]:
 
 
 def generalize_json_type(kind: pa.DataType, null: pa.DataType | None = None) -> pa.DataType:
-    """Make a type of Arrow's JSON reader safe for later lines.
+    """Convert a type inferred by Arrow's JSON reader to one that later lines also fit.
 
-    Times become text, and the null type becomes ``null``, by default text.
+    Timestamps become text, and the null type becomes ``null``, by default text.
     """
     if pat.is_struct(kind):
         return pa.struct([field.with_type(generalize_json_type(field.type, null)) for field in kind])
@@ -120,7 +124,7 @@ def generalize_json_type(kind: pa.DataType, null: pa.DataType | None = None) -> 
 
 
 def _unify_nested_types(heads: Sequence[Possible]) -> pa.DataType | None:
-    """Join the types of lists or objects into one with all members; mixed numbers become doubles."""
+    """Merge the types of lists or objects into one type with all members; mixed numbers become doubles."""
     kinds = [kind for head in heads for kind in head]
     if len(kinds) != len(heads) or not all(map(pat.is_nested, kinds)):
         return None

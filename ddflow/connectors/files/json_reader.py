@@ -1,7 +1,6 @@
-"""Read JSON lines, and JSON of one array: objects parsed by msgspec, whose members stay text until typed.
+"""Read JSON lines, and JSON files with one array of objects.
 
-Guarantees: numbers keep all of their digits. Text nested too deeply is refused before it is parsed, so hostile input
-cannot exhaust the stack. An error names the line.
+msgspec parses each row. Values stay JSON text until the type of their column is known, so numbers keep all digits.
 
 >>> import tempfile
 >>> from ddflow.connectors.files.kinds import Dialect
@@ -42,7 +41,7 @@ from ddflow.connectors.files.reader import (
 from ddflow.errors import DdflowError, DeclareFix, ErrorText, SchemaMismatch, UnreadableInput
 
 DEPTH: Final = 40
-"""Brackets within brackets, the row's own among them.  Arrow files hold 64 levels, Parquet 100, two for a list."""
+"""Maximum depth of brackets, the row included.  Arrow files allow 64 levels and Parquet 100; a list takes two."""
 _STEPS: Final = np.zeros(256, np.int8)
 _STEPS[[ord("["), ord("{")]] = 1
 _STEPS[[ord("]"), ord("}")]] = -1
@@ -51,9 +50,9 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def compute_bracket_depths(text: bytes, depth: int = 0, quoted: bool = False) -> tuple[Any, Any]:
-    """Return, for each byte of a text, its depth in brackets (int32), and whether it is quoted.  O(n).
+    """Return for each byte of a text its bracket depth (int32) and whether it is quoted.  O(n).
 
-    ``depth``, ``quoted``: where the text begins.  It must not begin behind a backslash.
+    ``depth``, ``quoted``: the state before the first byte.  The text must not begin directly after a backslash.
 
     >>> compute_bracket_depths(b'[{"a]": []}]')[0].tolist()
     [1, 2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 0]
@@ -65,7 +64,7 @@ def compute_bracket_depths(text: bytes, depth: int = 0, quoted: bool = False) ->
 
 
 class JsonArraySplitter:
-    """The elements of one array, as lines.  ``where``: what the file is called.
+    """Converter of one JSON array to lines, one for each element.  ``where``: the name of the file in errors.
 
     >>> elements = JsonArraySplitter("a.json")
     >>> elements.to_lines(b'[{"id": 1,\\n "t": "],["}, {"i') + elements.to_lines(b'd": 2}]\\n') + elements.finish()
@@ -76,9 +75,9 @@ class JsonArraySplitter:
         self._where, self._depth, self._quoted, self._rest, self._ended = where, 0, False, b"", False
 
     def to_lines(self, text: bytes) -> bytes:
-        """Convert the next piece of the file to lines.  O(n).  Raises `UnreadableInput` if it is not an array."""
+        """Convert the next piece of the file to lines.  O(n).  Raises `UnreadableInput` if it is no array."""
         text = self._rest + text
-        kept = len(text) - len(text.rstrip(b"\\"))  # half an escape waits for the other half
+        kept = len(text) - len(text.rstrip(b"\\"))  # a trailing backslash waits for the rest of its escape
         text, self._rest = text[: len(text) - kept], text[len(text) - kept :]
         if not text:
             return b""
@@ -111,15 +110,19 @@ _ENCODER: Final = msgspec.json.Encoder()
 _TEXTS: Final = msgspec.json.Decoder(list[str])
 _BARE: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
 _STAND_INS: Final = {b"NaN": b"90e99999999991", b"Infinity": b"90e99999999992", b"-Infinity": b"-90e99999999992"}
-"""Numbers that nobody writes, for those that JSON does not have."""
+"""Improbable numbers to replace NaN and the infinities with, because JSON lacks them."""
 _FAULTS: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
 class JsonFile(TextFile):
-    """A JSON lines file, or one of an array."""
+    """A JSON lines file, or a JSON file with one array.
+
+    An error names the line. Values nested deeper than `DEPTH` are refused before they are parsed, so hostile input
+    cannot exhaust the stack.
+    """
 
     def columns(self) -> Mapping[str, None]:
-        """Return the members of the first rows, in order of first appearance."""
+        """Return the names in the first rows, in order of first appearance."""
         block = self.first_block()
         names = dict.fromkeys(() if block is None else block.columns)
         check_column_count(self.place, len(names))
@@ -127,12 +130,12 @@ class JsonFile(TextFile):
 
     @cached_property
     def has_all_columns(self) -> bool:
-        """Whether the beginning was all of it."""
+        """Whether the sampled beginning is the whole file."""
         with translate_file_errors(self.place, self.dialect), self.open_text(head=True) as stream:
             return len(_read_sample(stream)) < SAMPLE
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[TextBlock]:
-        """Yield its rows by block.  ``names``: the columns to read; None: all of them, and only the beginning."""
+        """Yield the rows by block.  ``names``: the columns to read; None reads all, but only the beginning."""
         line = 0
         for text in self._read_lines(head=names is None):
             with translate_file_errors(self.place, self.dialect):
@@ -142,7 +145,7 @@ class JsonFile(TextFile):
             line += text.count(b"\n")
 
     def _read_lines(self, head: bool) -> Iterator[bytes]:
-        """Yield whole lines, some at a time."""
+        """Yield blocks of whole lines."""
         stream, elements, rest, done, last = self.open_text(head), None, b"", 0, False
         with translate_file_errors(self.place):
             while not last:
@@ -164,7 +167,7 @@ class JsonFile(TextFile):
                 done, rest = done + rest.count(b"\n"), rest[end:]
 
     def _parse_rows(self, text: bytes, line: int) -> tuple[list[Row], bytes]:
-        """Parse the objects in some lines, blank lines left out; return them with their text."""
+        """Parse the objects in some lines except blank ones; return them with the text that was parsed."""
         for given in _yield_with_nan_stand_ins(text):
             with suppress(*_FAULTS):
                 rows = _DECODER.decode_lines(given)
@@ -173,7 +176,7 @@ class JsonFile(TextFile):
         raise self._build_row_error(text, line)
 
     def _build_row_error(self, text: bytes, line: int) -> DdflowError:
-        """Build the error of the first line that is not an object."""
+        """Build the error for the first line that is not an object."""
         for number, one in enumerate(text.split(b"\n"), line + 1):
             try:
                 rows = _DECODER.decode_lines([*_yield_with_nan_stand_ins(one)][-1])
@@ -200,16 +203,16 @@ class JsonFile(TextFile):
         return self.build_line_error(line + 1, "it is no object a line")
 
     def build_line_error(self, number: int, found: str, remedy: str = "") -> UnreadableInput:
-        """Build the error of a line."""
+        """Build the error for a line."""
         remedy = remedy or f"mend it: is it a whole {self.place.kind.name} file, an object a line?"
         return UnreadableInput(f"{self.place.name}, {self.describe_element(number)}", found, remedy)
 
     def describe_element(self, number: int) -> str:
-        """Name a line for messages: "line 7", or "element 7" of an array."""
+        """Return the name of a row for messages: "line 7", or "element 7" in an array."""
         return f"{'element' if self.place.kind.name == ARRAY else 'line'} {number:,}"
 
     def check_members(self, number: int, row: Sequence[tuple[str, Any]], names: Collection[str]) -> None:
-        """Raise the error of an object with an unknown member, or with one member twice."""
+        """Raise an error if an object has an unknown or a duplicate member."""
         seen = set[str]()
         where = f"{self.place.name}, {self.describe_element(number)}"
         for name, _ in row:
@@ -223,7 +226,7 @@ class JsonFile(TextFile):
 
 
 def _read_sample(stream: pa.NativeFile) -> bytes:
-    """Read the next `SAMPLE` bytes, fewer only at the end."""
+    """Read the next `SAMPLE` bytes, or fewer at the end."""
     parts, missing = list[bytes](), SAMPLE
     while missing and (part := stream.read(missing)):
         parts.append(part)
@@ -232,7 +235,7 @@ def _read_sample(stream: pa.NativeFile) -> bytes:
 
 
 def _yield_with_nan_stand_ins(text: bytes) -> Iterator[bytes]:
-    """Yield some text unchanged, then with stand-ins for NaN and infinities."""
+    """Yield the unchanged text, then the text with substitutes for NaN and infinities."""
     yield text
     if not any(each in text for each in _STAND_INS.values()):
         yield _BARE.sub(lambda found: _STAND_INS.get(found[0], found[0]), text)
@@ -242,13 +245,13 @@ _DEEP: Final = f"brackets are nested more than {DEPTH} deep"
 
 
 class _LineBlock:
-    """Lines of a file after its first ``line`` lines.  ``bare``: whether its values contain stand-ins."""
+    """Block of lines after the first ``line`` lines of a file.  ``bare``: whether it has substitutes for NaN."""
 
     def __init__(self, file: JsonFile, text: bytes, line: int, bare: bool) -> None:
         self._file, self._text, self._line, self._bare = file, text, line, bare
 
     def describe_line(self, row: int) -> str:
-        """Name the line of an object."""
+        """Return the name of the line of an object, for messages."""
         return self._file.describe_element(self._line_number(row))
 
     def _line_number(self, row: int) -> int:
@@ -256,30 +259,30 @@ class _LineBlock:
         return next(number for place, number in enumerate(full) if place == row)
 
     def build_columns(self, rows: list[Row], names: Collection[str] | None) -> dict[str, TextColumn]:
-        """Build the columns of some names, or of all; account for every byte."""
+        """Build the named columns, or all; count their bytes to detect unknown or duplicate members."""
         there = dict.fromkeys(name for row in rows for name in row) if names is None else names
         columns, seen = {}, 0
         for name in there:
             values = [row.get(name) for row in rows]
             data = _ENCODER.encode_lines(values)
             missing = values.count(None)
-            # The name, its colon, and the comma behind the value.
+            # The name, its colon, and the comma after the value.
             around = _count_nonblank_bytes(json.dumps(name, ensure_ascii=False).encode()) + 2
             seen += _count_nonblank_bytes(data) - 4 * missing + (len(values) - missing) * around
             columns[name] = self._build_column(data)
-        # Brackets, less the comma that the last member does not have.
+        # Brackets, minus the comma that the last member lacks.
         if seen + 2 * len(rows) - sum(map(bool, rows)) != _count_nonblank_bytes(self._text):
             self._check_all_members(there)
         return columns
 
     def _check_all_members(self, names: Collection[str]) -> None:
-        """Look closely: a name that is written with escapes has another length, too."""
+        """Check the members of every object.  A name with escapes also changes the byte count, and is valid."""
         for number, one in enumerate(self._text.split(b"\n"), self._line + 1):
             if one.strip():
                 self._file.check_members(number, json.loads(one, object_pairs_hook=list), names)
 
     def _build_column(self, data: bytes) -> TextColumn:
-        """Build a column of texts from values, one on each line."""
+        """Build a text column from JSON values, one in each line."""
         if self._bare:
             for name, stand_in in sorted(_STAND_INS.items(), key=lambda each: -len(each[1])):
                 data = data.replace(stand_in, name)
@@ -293,12 +296,12 @@ class _LineBlock:
         self._check_utf8_and_depth(texts, data, nested)
         texts = pc.if_else(pa.array(null), None, _remove_quotes(texts, quoted))
         among = pa.array(nested) if nested.any() else None
-        # A number of JSON has a point, and no groups.
+        # JSON numbers have a decimal point and no digit groups.
         forms = self._file.dialect.value_formats._replace(decimal=".", thousands=None)
         return TextColumn(texts, pa.array(quoted, mask=null | nested), among, forms)
 
     def _check_utf8_and_depth(self, texts: pa.Array, data: bytes, nested: Any) -> None:
-        """Raise for a value that is not UTF-8, or nested too deep."""
+        """Raise an error for a value that is not UTF-8, or nested too deeply."""
         try:
             texts.validate(full=True)
         except pa.ArrowInvalid:
@@ -318,7 +321,7 @@ class _LineBlock:
 
 
 def _remove_quotes(texts: pa.Array, quoted: Any) -> pa.Array:
-    """Remove the quotes and escapes of texts."""
+    """Remove the quotes from quoted texts, and decode their escapes."""
     if not quoted.any():
         return texts
     inner = pc.binary_slice(texts.cast(pa.binary()), 1, -1).cast(pa.string())
@@ -331,5 +334,5 @@ def _remove_quotes(texts: pa.Array, quoted: Any) -> pa.Array:
 
 
 def _count_nonblank_bytes(text: bytes) -> int:
-    """Count the bytes that are not blank."""
+    """Count the bytes above 32, which are not blank."""
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) > 32))

@@ -1,7 +1,7 @@
-"""The kind of a file, by its name or as you declare it, and the forms of numbers and dates in its text.
+"""Find the format of a file from its name, and define the notation of numbers and dates in text.
 
-Guarantees: the name alone decides unless an option says otherwise; no byte of the file is read. A decimal comma, groups
-of digits and dates of another order count only if the file declares them.
+Guarantees: the name decides unless an option sets the format. Only standard input is detected from its first bytes.
+A decimal comma, digit groups and dates other than ISO 8601 apply only if the dialect of the file declares them.
 """
 
 import codecs
@@ -44,13 +44,13 @@ _TWO: Final = {"d": r"\d{2}", "m": r"\d{2}", "H": r"\d{2}", "I": r"0[1-9]|1[0-2]
 _DIGITS: Final = frozenset("dmYyHIMSf")
 _TOKEN: Final = re.compile(r"%(.?)|([^%]+)", re.DOTALL)
 _NEEDS: Final = {"f": "S", "S": "M", "M": "HI", "z": "HI", "I": "p", "p": "I"}
-"""Which part has no meaning without which others, one of which must be there."""
+"""Codes of a date format, each with the codes that it needs at least one from."""
 COMMA: Final = re.compile(r"[+-]?\d+,\d+")
 """A number with a decimal comma."""
 POINT: Final = re.compile(r"[+-]?\d+\.\d+")
 """A number with a decimal point."""
 GROUPS: Final = (".", ",", " \u00a0\u202f", "'\u2019")
-"""What may stand between groups of three digits; those in one text are taken for each other."""
+"""Separators of digit groups.  All characters of one text count as the same separator."""
 _DAYS: Final = (
     "%d.%m.%Y",
     "%d/%m/%Y",
@@ -67,7 +67,7 @@ _LIKE: Final = re.compile(r"\d{1,4}[-/. ](\d{1,2}|[A-Za-z]{3})[-/. ]\d{1,4}\b.{0
 
 
 class ValueFormats(NamedTuple):
-    """Forms of numbers and dates: decimal mark, date forms (none: ISO 8601), separator of digit groups or None.
+    """Notation of numbers and dates: decimal mark, date formats (empty for ISO 8601), separator of digit groups.
 
     >>> forms = ValueFormats(",", ("%d.%m.%Y", "%d.%m.%Y %H:%M"))
     >>> forms.normalize(pa.array(["12,50", "1.250", None]), pa.float64()).to_pylist()
@@ -84,14 +84,14 @@ class ValueFormats(NamedTuple):
     thousands: str | None = None
 
     def normalize(self, texts: pa.Array, kind: pa.DataType) -> pa.Array:
-        """Convert the texts of a column to the usual form of its type.  O(n)."""
+        """Convert the texts of a column to the standard notation of its type; an invalid text becomes empty.  O(n)."""
         if is_number(kind):
             texts = texts if self.thousands is None else self._remove_separators(texts)
             if self.decimal == ",":
                 texts = pc.if_else(pc.match_substring(texts, "."), "", pc.replace_substring(texts, ",", "."))
             return texts
         if self.dates and (pat.is_date(kind) or pat.is_timestamp(kind)):
-            encoded = texts.dictionary_encode()  # a day is there many times
+            encoded = texts.dictionary_encode()  # dates repeat often
             words = encoded.dictionary
             return pc.coalesce(*(_convert_dates_to_iso(words, each) for each in self.dates), "").take(encoded.indices)
         return texts
@@ -104,17 +104,17 @@ class ValueFormats(NamedTuple):
         )
 
     def _remove_separators(self, texts: pa.Array) -> pa.Array:
-        """Remove the separators between groups of digits; a misplaced one gives the empty text."""
+        """Remove the separators between digit groups; a text with a misplaced one becomes empty."""
         odd = pc.and_not(pc.match_substring_regex(texts, self._separator_pattern), self.mark_grouped_numbers(texts))
         return pc.if_else(odd, "", pc.replace_substring_regex(texts, self._separator_pattern, ""))
 
     @property
     def _separator_pattern(self) -> str:
-        """Regular expression of the separators between groups."""
+        """Regular expression for the separators of digit groups."""
         return f"[{next(each for each in GROUPS if (self.thousands or '.') in each)}]"
 
     def validate(self) -> "ValueFormats":
-        """Check the forms and return them.  Raises `SpecError` for an invalid form."""
+        """Check the notation and return it.  Raises `SpecError` if a part is invalid."""
         if self.decimal not in (".", ","):
             raise SpecError(Option("decimal", self.decimal), "it is neither a point nor a comma", "give '.' or ','")
         if self.thousands is not None and self.thousands not in [*"".join(GROUPS)]:
@@ -138,7 +138,7 @@ USUAL: Final = ValueFormats()
 
 @cache
 def _build_date_pattern(form: str) -> str:
-    """Build the regular expression of a form of dates, with a group for each part.  Raises `SpecError`."""
+    """Build the regular expression of a date format, with a group for each part.  Raises `SpecError`."""
     asked, tokens = Option("dates", form), [(each[1], each[2]) for each in _TOKEN.finditer(form)]
     parts = [part for part, between in tokens if not between and part != "%"]
     remedy = "write it as '%d.%m.%Y' or '%m/%d/%Y %H:%M', or 'iso'"
@@ -158,13 +158,13 @@ def _build_date_pattern(form: str) -> str:
             found.append(re.escape(between or part))
             continue
         beside = {tokens[n][0] for n in (place - 1, place + 1) if 0 <= n < len(tokens) and not tokens[n][1]}
-        pattern = _TWO.get(part, _PARTS[part]) if beside & _DIGITS else _PARTS[part]  # else 2024111 has two meanings
+        pattern = _TWO.get(part, _PARTS[part]) if beside & _DIGITS else _PARTS[part]  # otherwise 2024111 is ambiguous
         found.append(f"(?P<{part}>{pattern})")
     return f"^{''.join(found)}$"
 
 
 def _convert_dates_to_iso(texts: pa.Array, form: str) -> pa.Array:
-    """Convert the texts of a form to ISO 8601; others become null.  O(n)."""
+    """Convert texts in a date format to ISO 8601; other texts become null.  O(n)."""
     if form == ISO:
         return pc.if_else(pc.match_substring_regex(texts, _ISO), texts, None)
     found = pc.extract_regex(texts, _build_date_pattern(form))
@@ -203,7 +203,7 @@ def _format_hour(parts: Mapping[str, pa.Array]) -> pa.Array:
 
 
 def guess_date_formats(texts: Sequence[str]) -> list[str]:
-    """List the usual forms of dates that fit all texts.  O(texts).
+    """List the common date formats that fit all texts.  O(texts).
 
     >>> guess_date_formats(["03.01.2024"]), guess_date_formats(["1/3/2024 2:05 PM"])
     (['%d.%m.%Y'], ['%d/%m/%Y %I:%M %p', '%m/%d/%Y %I:%M %p'])
@@ -224,7 +224,7 @@ def guess_date_formats(texts: Sequence[str]) -> list[str]:
 
 
 class FileKind(NamedTuple):
-    """File format by its usual name, its compression (``wrapped``), and the delimiter of its values.
+    """Format of a file: its name, its compression (``wrapped``), and the delimiter of its values.
 
     >>> find_kind("orders.csv.gz"), find_kind("Orders.PARQUET"), find_kind_by_extension("tsv")
     (FileKind(name='CSV', wrapped='gzip', delimiter=','), FileKind(name='Parquet', wrapped=None, delimiter=','), \
@@ -247,7 +247,7 @@ class FileKind(NamedTuple):
 CSV, TSV, JSON, ARRAY = "CSV", "TSV", "JSON lines", "JSON"
 PARQUET, ARROW, STREAM = "Parquet", "Arrow", "Arrow stream"
 MESSAGES: Final = FileKind("messages")
-"""A message of a format in each line; no name says so."""
+"""Kind of files with one message in each line.  No extension selects it."""
 WRAPS: Final = {".gz": "gzip", ".zst": "zstd"}
 _TEXTS: Final = {
     ".csv": FileKind(CSV),
@@ -265,20 +265,20 @@ _PLAIN: Final = {
     **_TEXTS,
 }
 COLUMNAR: Final = tuple(ending for ending in _PLAIN if ending not in _TEXTS)
-"""The endings of files that have columns with types."""
+"""Extensions of formats that store types."""
 KINDS: Final = _PLAIN | {
     ending + wrap: kind._replace(wrapped=how) for ending, kind in _TEXTS.items() for wrap, how in WRAPS.items()
 }
-"""The kinds by the endings of names."""
+"""Kinds of files by extension."""
 USE: Final = f"use {', '.join(_PLAIN)}; text also with .gz or .zst behind"
-"""What to do about a name that says no kind."""
+"""Remedy for a name with an unknown extension."""
 
 
 class Dialect(NamedTuple):
-    """Form of files: delimiter of CSV, texts for null, encoding, forms of numbers and dates, kind, renamed columns.
+    """Text options of files: CSV delimiter, texts for null, encoding, notation of values, kind, renamed columns.
 
     The delimiter and the kind are None if the name of a file decides. An empty field is always null. `ValueFormats`
-    has the forms of numbers and dates.
+    describes the notation of numbers and dates.
     """
 
     delimiter: str | None = None
@@ -292,11 +292,11 @@ class Dialect(NamedTuple):
 
     @property
     def value_formats(self) -> ValueFormats:
-        """Forms of its values."""
+        """Notation of numbers and dates."""
         return ValueFormats(self.decimal, self.dates, self.thousands)
 
     def validate(self) -> "Dialect":
-        """Check the dialect and read ``\\t`` and ``tab`` as a tab.  Raises `SpecError` for an invalid value."""
+        """Return the dialect, with a tab for ``\\t`` and ``tab``.  Raises `SpecError` for an invalid value."""
         delimiter = {r"\t": "\t", "tab": "\t"}.get(self.delimiter or "", self.delimiter)
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0'):
             raise SpecError(f"the delimiter {delimiter!r}", "it is not one ASCII character", "give one, such as ';'")
@@ -328,12 +328,12 @@ def is_text_kind(kind: str) -> bool:
 
 
 def is_utf8(encoding: str) -> bool:
-    """Return whether an encoding is UTF-8, by any of its names that Arrow takes."""
+    """Return whether an encoding is UTF-8, under any name that Arrow accepts."""
     return encoding.lower().replace("_", "-") in ("utf-8", "utf8")
 
 
 def find_kind(name: str | PurePath, given: FileKind | None = None) -> FileKind:
-    """Return the given kind, or the kind in a file's name.  Raises `UnreadableInput` for an unknown extension."""
+    """Return the given kind, or the kind for a file's extension.  Raises `UnreadableInput` for an unknown one."""
     path = PurePath(name)
     if given is not None:
         wrapped = given.wrapped or (WRAPS.get(path.suffix.lower()) if is_text_kind(given.name) else None)
@@ -356,7 +356,7 @@ def find_kind_by_extension(ending: str) -> FileKind:
 
 
 def find_extension(kind: FileKind) -> str:
-    """Return the extension of a kind, an argument of `find_kind_by_extension`.
+    """Return the extension of a kind, such that `find_kind_by_extension` returns the kind again.
 
     >>> find_extension(find_kind_by_extension("csv.gz"))
     'csv.gz'

@@ -1,7 +1,8 @@
-"""Where input files are: local files and folders, standard input, objects in S3; listed in a stable order.
+"""List and open input files: local files and folders, standard input, and objects in S3.
 
-Guarantees: a pattern means the same on a disk and in a bucket, and hidden files are left out. ddflow warns once if
-names carry numbers without leading zeros, since `10.csv` then sorts before `2.csv`.
+Guarantees: a pattern means the same for local files and for objects. Folders and patterns list their files in the
+order of the names, without hidden ones. ddflow warns if names contain numbers without leading zeros, because `10.csv`
+then sorts before `2.csv`.
 
 >>> list_file_locations(["https://KEY@host/a.csv?token=1"])
 Traceback (most recent call last):
@@ -33,39 +34,39 @@ from ddflow.storage.object_store import Bucket
 
 STDIN: Final = "-"
 HEAD: Final = 4 << 20
-"""Bytes of standard input that are kept, so that its head can be looked at."""
+"""Bytes of standard input to buffer, so that its beginning can be read twice."""
 PIECE: Final = 4 << 20
-"""Bytes of an object that are fetched at a time."""
+"""Bytes of an object to fetch at a time."""
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
 _WILD: Final = re.compile(r"[*?\[]")
 
 
 class FileLocation(ABC):
-    """Something with bytes.  ``name``: what it is called in messages and positions, without credentials."""
+    """Location of one file.  ``name``: its name in messages and positions, without credentials."""
 
     def __init__(self, name: str, kind: FileKind | None = None) -> None:
         self.name, self._kind = name, kind
 
     @property
     def kind(self) -> FileKind:
-        """The kind given for it, or what its name says."""
+        """The given kind, or the kind for its extension."""
         return find_kind(self.name, self._kind)
 
     @abstractmethod
     def size(self) -> int | None:
-        """Return its bytes; None if only reading can count them."""
+        """Return its size in bytes; None if the size is unknown before reading."""
 
     @abstractmethod
     def open(self) -> pa.NativeFile:
-        """Open it from its first byte.  A direct reader closes the file; do not close it under Arrow.
+        """Open it at its first byte.  Close the file only if you read it directly, never while Arrow reads it.
 
-        Arrow reads ahead in a thread that may still read when its reader is dropped.  If the file were closed then, the
-        thread would take a block from the next file with the same descriptor.  Left open, the file closes when that
-        thread drops it.
+        Arrow reads ahead in a thread that may still read after its reader is dropped. If the file were closed then, the
+        thread could read a block from the next file with the same descriptor. An open file closes when that thread
+        drops it.
         """
 
     def open_head(self) -> pa.NativeFile:
-        """Open at least as much of its beginning as types are guessed from; see `open`."""
+        """Open at least the part of its beginning that types are guessed from; see `open`."""
         return self.open()
 
     def close(self) -> None:  # noqa: B027 - most keep nothing
@@ -73,7 +74,7 @@ class FileLocation(ABC):
 
 
 class LocalFile(FileLocation):
-    """A file of this machine."""
+    """A local file."""
 
     def size(self) -> int | None:
         """Return the size from the file system."""
@@ -89,7 +90,7 @@ class LocalFile(FileLocation):
 
 
 class Stdin(FileLocation):
-    """Standard input: read once, as it comes.  Columnar formats are read from their end, so they go to a file first."""
+    """Standard input, read once as a stream; columnar formats need random access, so they go to a temporary file."""
 
     def __init__(self, kind: FileKind | None = None) -> None:
         super().__init__(STDIN, kind)
@@ -99,7 +100,7 @@ class Stdin(FileLocation):
 
     @property
     def kind(self) -> FileKind:
-        """The kind given, or what its first bytes look like."""
+        """The given kind, or a guess from its first bytes."""
         if self._kind is None:
             wrapped = next((how for magic, how in MAGIC.items() if self._read_beginning().startswith(magic)), None)
             plain = pa.BufferReader(self._read_beginning())
@@ -118,7 +119,7 @@ class Stdin(FileLocation):
         return None if self._read_beginning() else 0
 
     def open(self) -> pa.NativeFile:
-        """Open standard input from its beginning; once."""
+        """Open standard input at its beginning.  A text format can be opened only once."""
         begin = self._read_beginning()
         if self.kind.name in (PARQUET, ARROW, STREAM):
             return self._copy_to_file(begin)
@@ -133,7 +134,7 @@ class Stdin(FileLocation):
 
     def _copy_to_file(self, begin: bytes) -> pa.NativeFile:
         if self._copy is None:
-            self._copy = tempfile.NamedTemporaryFile(prefix="ddflow-stdin-")  # noqa: SIM115 - closed with this place
+            self._copy = tempfile.NamedTemporaryFile(prefix="ddflow-stdin-")  # noqa: SIM115 - `close` closes it
             self._copy.write(begin)
             shutil.copyfileobj(self._input or io.BytesIO(), self._copy, PIECE)
             self._copy.flush()
@@ -149,7 +150,7 @@ MAGIC: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class _JoinedStream(io.RawIOBase):
-    """Some bytes, then what another file gives."""
+    """Stream of some bytes, followed by the bytes of another file."""
 
     def __init__(self, begin: bytes, rest: IO[bytes]) -> None:
         self._begin, self._rest = io.BytesIO(begin), rest
@@ -165,9 +166,10 @@ class _JoinedStream(io.RawIOBase):
 
 
 class BucketObject(FileLocation):
-    """Object in S3; readers fetch ranges of it on demand.  ``length``: its bytes; ``key``: in its bucket.
+    """Object in S3; readers fetch its ranges on demand.
 
-    ``ask``: calls the bucket, and converts its errors.
+    ``key``: its name in the bucket.  ``length``: its size in bytes.  ``ask``: calls the bucket, and translates its
+    errors.
     """
 
     def __init__(
@@ -195,7 +197,7 @@ class BucketObject(FileLocation):
 
 
 class _RangeStream(io.RawIOBase):
-    """A file of ``length`` bytes that are asked for by their places."""
+    """Seekable stream of ``length`` bytes; ``ask`` fetches a range from its first to its last position."""
 
     def __init__(self, ask: Callable[[int, int], bytes], length: int) -> None:
         self._ask, self._length, self._at = ask, length, 0
@@ -225,10 +227,10 @@ class _RangeStream(io.RawIOBase):
 
 
 def list_file_locations(paths: Iterable[Path | str], kind: FileKind | None = None) -> list[FileLocation]:
-    """List the places of some files, folders, patterns, addresses and ``-``.  ``kind``: of all of them.  O(files).
+    """List the files that paths, folders, patterns, addresses and ``-`` name.  ``kind``: the kind of all.  O(files).
 
-    Raises `UnreadableInput` for a missing file, an address of an unknown scheme, an unknown kind, a folder without
-    files or with a folder in it, a pattern that matches nothing, and an empty list.
+    Raises `UnreadableInput` for a missing file, an address with an unknown scheme, an unknown kind, an empty folder,
+    a folder with subfolders, a pattern without matches, and an empty list.
     """
     found: list[FileLocation] = []
     for given in map(str, paths):
@@ -264,15 +266,15 @@ def _list_local_files(given: str, kind: FileKind | None) -> Sequence[Path]:
 
 
 def _is_hidden(name: str, pattern: str) -> bool:
-    """Return whether a name is hidden, and the pattern is not for hidden names."""
+    """Return whether a name is hidden, unless the pattern asks for hidden names."""
     return PurePosixPath(name).name[:1] in "._" and PurePosixPath(pattern).name[:1] not in "._"
 
 
 def _refuse_remote_address(given: str) -> None:
-    """Refuse an address such as ``gs://...``: a `Path` would make a folder of it in this one."""
+    """Refuse an address such as ``gs://...``, which `Path` would take for a relative folder."""
     match = _SCHEME.match(given)
     if match is not None and (match[2] == "//" or not Path(given).exists()):
-        # Neither keys in front of the place nor a signature behind it are repeated.
+        # The message repeats neither the credentials before the host nor a signature after the path.
         place = f"{match[1]}://{re.split(r'[?#]', given[match.end() :].rpartition('@')[2])[0]}"
         if match[1].lower() in ("http", "https"):
             raise UnreadableInput(place, "input is not read from the web", f"download it first: curl -fLO {place}")
@@ -304,7 +306,7 @@ def _refuse_subfolders(folder: str, inner: list[str]) -> None:
 
 
 def _list_bucket_objects(given: str, kind: FileKind | None) -> list[FileLocation]:
-    """List the objects at an address: one object, or all in a folder or of a pattern."""
+    """List the objects at an address: one object, or all objects in a folder or matching a pattern."""
     name, _, key = given.removeprefix("s3://").partition("/")
     address = f"s3://{name.rpartition('@')[2]}/{re.split('[?#]', key)[0]}"
     bucket = call_bucket(address, Bucket, f"s3://{name}")
@@ -329,9 +331,9 @@ def _list_bucket_objects(given: str, kind: FileKind | None) -> list[FileLocation
 
 
 def call_bucket(address: str, ask: Callable[..., Any], *given: Any, followed: bool = False) -> Any:
-    """Call a bucket, and make its errors name the input instead of a state.
+    """Call a bucket, and translate its errors so that they name the input, not a state.
 
-    ``followed``: whether a source reads it, which tries again after a failure.
+    ``followed``: whether a source reads the bucket; a source retries after a failure.
     """
     asked, failure = (f"read {address}", SourceFailed) if followed else (address, UnreadableInput)
     remedy = "see to the network, the bucket and its keys (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)"
@@ -364,13 +366,13 @@ N = TypeVar("N", bound=HasName)
 
 
 def warn_of_misordered_files(files: Sequence[N]) -> Sequence[N]:
-    """Return the files unchanged, and warn if numeric order differs from name order.  O(files)."""
+    """Return the files unchanged, and warn if numeric order differs from text order.  O(files)."""
     warn_of_misordered_names([each.name for each in files])
     return files
 
 
 def warn_of_misordered_names(names: Sequence[str]) -> None:
-    """Warn if the numbers in names have another order than the names as text.  O(names)."""
+    """Warn if names sort differently by their numbers than as text.  O(names)."""
     if (found := find_misordered_names(names)) is not None:
         one, other, padded = found
         warnings.warn(
@@ -381,9 +383,10 @@ def warn_of_misordered_names(names: Sequence[str]) -> None:
 
 
 def find_misordered_names(names: Sequence[str]) -> tuple[str, str, str] | None:
-    """Return two neighbours of sorted names with numbers in the other order, and the second one with zeros.
+    """Return two neighbouring names whose numbers descend, and the second name with leading zeros.
 
-    Returns None if there are none, and for names in an order that a user chose.  O(names).
+    Returns None if no numbers descend, and for names that are not sorted, because the user chose their order.
+    O(names).
 
     >>> find_misordered_names(["10. March.csv", "2. March.csv", "a.csv"])
     ('10. March.csv', '2. March.csv', '02. March.csv')

@@ -1,7 +1,7 @@
-"""Read an input file: what every kind of file can be asked, and the values of text files, whatever their format.
+"""Define the interface of input files, and convert the values of text files to typed columns.
 
-Guarantees: a failure names the file, and the row and the column if the reader knows them. A value that does not fit the
-type of its column is an error with its text, never a null. Rows come in batches.
+Guarantees: an error names the file, and the row and the column if the reader knows them. A value that does not fit the
+type of its column is an error with the text of the value, never a null.
 
 >>> from ddflow.connectors.files.places import LocalFile
 >>> with translate_file_errors(LocalFile("orders.parquet")):
@@ -71,33 +71,33 @@ from ddflow.expressions.types import is_number
 
 Types = Mapping[str, pa.DataType]
 ROWS = 1 << 16
-"""At most so many rows in a batch, where the format leaves the choice to its reader."""
+"""Maximum rows of a batch, if the format leaves the size to the reader."""
 
 
 _PACKED = {
     b"PK\x03\x04": ("it is a zip archive, as workbooks are, too", "unpack it, or save it as text"),
     b"\x1f\x8b": ("it is packed by gzip", "end its name with .gz"),
 }
-"""By its first bytes, what packed a file, and what to do."""
+"""Error and remedy for compressed files, by their first bytes."""
 WIDEST = 10_000
-"""At most so many columns: each has its own arrays in every batch, so wide tables take time by the column."""
+"""Maximum columns of a file.  Each column has arrays in every batch, so wide tables cost time for each column."""
 
 
 class InputFile(ABC):
-    """One input file.  Everything it raises is a `DdflowError`."""
+    """One input file.  All its errors are `DdflowError`."""
 
     def __init__(self, place: FileLocation) -> None:
         self.place = place
         self.plain: InputFile = self
-        """The file with the names that it has itself."""
+        """The file with the original names of its columns."""
 
     @abstractmethod
     def columns(self) -> Mapping[str, pa.DataType | None]:
-        """Return its columns in order, with their types if it stores types.  JSON has the columns of its beginning."""
+        """Return the columns in order, with stored types or None.  JSON returns the columns in its beginning."""
 
     @property
     def has_all_columns(self) -> bool:
-        """Whether `columns` are all that it has."""
+        """Whether `columns` returns every column of the file."""
         return True
 
     def possible_types(self, names: Collection[str]) -> Mapping[str, Possible]:
@@ -106,9 +106,10 @@ class InputFile(ABC):
 
     @abstractmethod
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield its rows in its columns; text is parsed as ``schema`` says.  Bounded memory.
+        """Yield the rows in the columns of the file; text is parsed to the types in ``schema``.  Bounded memory.
 
-        Values of text must match ``spelling``; in ``converted`` columns, all that Arrow can convert are valid.
+        Text values must match the strict patterns of ``spelling``. In ``converted`` columns, every text that Arrow can
+        convert is valid.
         """
 
     def count_rows(self) -> int | None:
@@ -117,14 +118,14 @@ class InputFile(ABC):
 
 
 class RenamedColumnsFile(InputFile):
-    """A file with other names of columns than it has itself.  ``names``: its own, each with the new one."""
+    """A file with renamed columns.  ``names``: the new names by the original ones."""
 
     def __init__(self, of: InputFile, names: Mapping[str, str]) -> None:
         super().__init__(of.place)
         self.plain, self._new = of, dict(names)
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
-        """Return the renamed columns.  Raises `SchemaMismatch` for unknown names, and for two that become one."""
+        """Return the renamed columns.  Raises `SchemaMismatch` for unknown names, and if two columns get one name."""
         there, asked = self.plain.columns(), f"{self.place.name}, rename="
         for old, new in self._new.items() if there else ():
             if old not in there and new not in there and self.plain.has_all_columns:
@@ -139,7 +140,7 @@ class RenamedColumnsFile(InputFile):
 
     @property
     def has_all_columns(self) -> bool:
-        """As the file."""
+        """Whether `columns` returns every column of the file."""
         return self.plain.has_all_columns
 
     def possible_types(self, names: Collection[str]) -> Mapping[str, Possible]:
@@ -148,7 +149,7 @@ class RenamedColumnsFile(InputFile):
         return {self._new.get(name, name): each for name, each in found.items()}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in renamed columns.  An error of a column says what to declare by its new name."""
+        """Yield the rows with renamed columns.  The fix in an error uses the new name."""
         own = pa.schema([field.with_name(self._original_name(field.name)) for field in schema])
         try:
             for batch in self.plain.batches(own, {self._original_name(name) for name in converted}):
@@ -162,7 +163,7 @@ class RenamedColumnsFile(InputFile):
             raise
 
     def count_rows(self) -> int | None:
-        """Return the rows of the file."""
+        """Return the number of rows of the file, or None."""
         return self.plain.count_rows()
 
     def _original_name(self, name: str) -> str:
@@ -170,7 +171,7 @@ class RenamedColumnsFile(InputFile):
 
 
 def translate_file_errors(place: FileLocation, dialect: Dialect | None = None) -> AbstractContextManager[None]:
-    """Convert errors of a block to errors about this file.  ``dialect``: of its text."""
+    """Convert the errors of a ``with`` block to errors about this file.  ``dialect``: the dialect of its text."""
 
     def to_ours(error: Exception) -> DdflowError | None:
         if isinstance(error, DdflowError):
@@ -182,7 +183,7 @@ def translate_file_errors(place: FileLocation, dialect: Dialect | None = None) -
         remedy: str | ErrorText = f"is it a whole {place.kind.name} file?"
         found = describe_error(error)
         if isinstance(error, UnicodeDecodeError):
-            name = (error.encoding if dialect is None else dialect.encoding).upper()  # Python's of many is charmap
+            name = (error.encoding if dialect is None else dialect.encoding).upper()  # Python's may be charmap
             found, remedy = f"it is not {name} ({error.reason})", suggest_encoding(place, dialect or PLAIN)
         return find_compression_error(place) or UnreadableInput(place.name, found, remedy, file=place.name)
 
@@ -190,7 +191,7 @@ def translate_file_errors(place: FileLocation, dialect: Dialect | None = None) -
 
 
 def find_compression_error(place: FileLocation) -> UnreadableInput | None:
-    """Return an error if text is compressed and its name does not say so; None for other files.  O(1)."""
+    """Return an error if a text file is compressed without the extension for it, else None.  O(1)."""
     if place.kind.wrapped is not None or not is_text_kind(place.kind.name):
         return None
     try:
@@ -204,7 +205,7 @@ def find_compression_error(place: FileLocation) -> UnreadableInput | None:
 
 
 def suggest_encoding(place: FileLocation, dialect: Dialect) -> ErrorText:
-    """Suggest a remedy for text that is not in the given encoding."""
+    """Suggest a remedy for text that is invalid in the given encoding."""
     if not is_utf8(dialect.encoding):
         return ErrorText("give the encoding that it is in, or write it in UTF-8")
     given = suggest_file_path_call(place.name, dialect._replace(encoding="cp1252"))
@@ -212,7 +213,7 @@ def suggest_encoding(place: FileLocation, dialect: Dialect) -> ErrorText:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the first line of a library's message, without its last dot."""
+    """Return the first line of a library's error message, without the final period."""
     code = getattr(error, "errno", None)
     if code in (errno.EACCES, errno.EPERM):
         return "it may not be read"
@@ -221,7 +222,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def quote_beginning(text: str) -> str:
-    """Quote the beginning of a text."""
+    """Quote a text, cut to 40 characters."""
     return repr(text) if len(text) <= 40 else repr(text[:40]) + "..."
 
 
@@ -242,8 +243,10 @@ UNQUOTED = (pat.is_integer, pat.is_floating, pat.is_boolean, pat.is_duration)
 
 
 class TextColumn(NamedTuple):
-    """The values of a column, as texts; null is null.  ``quoted``, ``nested``: of JSON, which are in quotes, and which
-    are lists or objects; None elsewhere, and where none is.  ``forms``: of its numbers and dates.
+    """The values of a column as texts, with nulls.
+
+    ``quoted``: for JSON, marks strings; None for CSV.  ``nested``: marks lists and objects of JSON; None without any.
+    ``forms``: the notation of numbers and dates.
 
     >>> column = TextColumn(pa.array(["1.10", "x", None]), pa.array([False, True, None]))
     >>> column.convert(pa.string()).to_pylist(), column.possible_types() == {pa.string()}
@@ -256,7 +259,7 @@ class TextColumn(NamedTuple):
     forms: ValueFormats = USUAL
 
     def possible_types(self) -> Possible:
-        """Return the types that fit all texts; Arrow infers the types of lists and objects.  O(n)."""
+        """Return the types that fit all texts; Arrow infers the type of lists and objects.  O(n)."""
         if self.nested is not None:
             whole = pc.all(pc.or_kleene(self.nested, pc.is_null(self.texts))).as_py()
             return (
@@ -275,9 +278,9 @@ class TextColumn(NamedTuple):
         )
 
     def convert(self, kind: pa.DataType, convert: bool = False) -> pa.Array:
-        """Convert the values to a type; ``convert``: by Arrow's rules too.  O(n).  Raises `UnparsableValue`."""
+        """Convert the values to a type.  ``convert``: also by Arrow's rules.  O(n).  Raises `UnparsableValue`."""
         structured = pat.is_struct(kind) or is_list_like(kind)
-        # A text may look like an object, or like null.
+        # A JSON string may look like an object, or like null.
         others = self.quoted if structured else self.nested
         if others is not None and (row := pc.index(others, True).as_py()) >= 0:
             raise UnparsableValue(row)
@@ -292,7 +295,7 @@ class TextColumn(NamedTuple):
         return parse_texts_strictly(self.texts, kind, self.quoted is not None, self.forms)
 
     def _parse_nested(self, kind: pa.DataType) -> pa.Array:
-        """Parse lists or objects.  O(n), also if a row is refused: a binary search finds the first such row."""
+        """Parse lists or objects.  O(n), also for invalid rows: a binary search finds the first one."""
         try:
             _check_digit_count(self.texts, find_max_exact_digits(kind))
             return cast_parsed_column(_parse_json(self.texts, find_json_reader_type(kind)), kind)
@@ -318,7 +321,7 @@ class TextColumn(NamedTuple):
 
 
 def _check_digit_count(texts: pa.Array, most: int) -> None:
-    """Raise `ValueError` for JSON texts with a number of more digits, or so many with an exponent."""
+    """Raise `ValueError` for JSON texts with a number of more than ``most`` digits, or of many with an exponent."""
     if (pc.max(pc.binary_length(texts)).as_py() or 0) > most - 9 > 0:
         long = rf"[0-9.]{{{most + 1}}}|[0-9.]{{{most - 9}}}[eE]|[eE][+-]?[0-9]{{2}}"
         if pc.any(pc.match_substring_regex(texts, long)).as_py():
@@ -326,7 +329,7 @@ def _check_digit_count(texts: pa.Array, most: int) -> None:
 
 
 def _parse_json(texts: pa.Array, kind: pa.DataType | None) -> pa.Array:
-    """Parse JSON texts as the ``kind``, or as the type that Arrow infers.  Raises Arrow's errors."""
+    """Parse JSON texts as ``kind``, or as the type that Arrow infers if it is None.  Raises Arrow's errors."""
     lines = pc.binary_join_element_wise('{"":', texts.fill_null("null"), "}\n", "")
     data = "".join(lines.to_pylist()).encode()
     schema = None if kind is None else pa.schema([("", kind)])
@@ -338,18 +341,18 @@ def _parse_json(texts: pa.Array, kind: pa.DataType | None) -> pa.Array:
 
 
 class TextBlock(NamedTuple):
-    """Rows: their columns by name, and a function that names the place of a row in the file."""
+    """Block of rows: the columns by name, and a function that describes the position of a row in the file."""
 
     columns: Mapping[str, TextColumn]
     where: Callable[[int], str]
 
 
 Retype = Callable[[str, pa.DataType, pa.DataType], Fix]
-"""What to write to declare another type of a column: of its name, its type and the other."""
+"""Function from a column's name, its type and another type to the fix that declares the other type."""
 
 
 def suggest_type_declaration(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
-    """Return the fix for a column without a stored type: its declaration.
+    """Return the fix for a column without a stored type: a declaration of its type.
 
     >>> str(suggest_type_declaration("n", pa.int64(), pa.string()))
     "{'n': 'string'}"
@@ -359,7 +362,7 @@ def suggest_type_declaration(name: str, was: pa.DataType, to: pa.DataType) -> Fi
 
 
 class TextFile(InputFile):
-    """A file of text.  ``dialect``: how it is written.  ``retype``: of columns that have their types already."""
+    """A text file in a ``dialect``.  ``retype``: builds the fix for columns whose types are already known."""
 
     def __init__(self, place: FileLocation, dialect: Dialect, retype: Mapping[str, Retype]) -> None:
         super().__init__(place)
@@ -368,10 +371,10 @@ class TextFile(InputFile):
 
     @abstractmethod
     def blocks(self, names: Collection[str] | None = None) -> Iterator[TextBlock]:
-        """Yield its rows, some at a time.  ``names``: the known columns; None: find them in the first rows."""
+        """Yield the rows by block.  ``names``: the known columns; None finds them in the first rows."""
 
     def first_block(self) -> TextBlock | None:
-        """Return its first rows; None if it has none."""
+        """Return the first block; None if the file has no rows."""
         if self._head is None:
             self._head = next(self.blocks(), None)
         return self._head
@@ -384,7 +387,7 @@ class TextFile(InputFile):
             return {name: told[name].possible_types() if name in told else ANY for name in names}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield its rows by block, in the types of ``schema``."""
+        """Yield the rows by block, with the types of ``schema``."""
         self._head = None
         for block in self.blocks(schema.names):
             arrays = []
@@ -400,7 +403,7 @@ class TextFile(InputFile):
             yield pa.RecordBatch.from_arrays(arrays, names=list(block.columns))
 
     def open_text(self, head: bool = False) -> pa.NativeFile:
-        """Open the content, unwrapped, in UTF-8.  ``head``: at least its beginning.  See `FileLocation.open`."""
+        """Open the decompressed text in UTF-8.  ``head``: open at least its beginning.  See `FileLocation.open`."""
         stream = self.place.open_head() if head else self.place.open()
         if self.place.kind.wrapped is not None:
             stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
@@ -410,7 +413,7 @@ class TextFile(InputFile):
 
     @cached_property
     def _has_utf8_bom(self) -> bool:
-        """Whether it begins with the mark of UTF-8, which overrides the given encoding."""
+        """Whether it begins with the byte order mark of UTF-8, which overrides the given encoding."""
         with self.place.open_head() as stream:
             if self.place.kind.wrapped is not None:
                 stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
@@ -418,7 +421,7 @@ class TextFile(InputFile):
 
     @staticmethod
     def _find_wider_type(column: TextColumn, text: str, kind: pa.DataType) -> pa.DataType:
-        """Return a wider type that fits a text and the column's other texts; text if none does."""
+        """Return a wider type that fits a text and the column's other texts; text if no other type does."""
         fit = widen_type_to_fit(kind, text, column.forms)
         try:
             column.convert(fit, False)
@@ -429,13 +432,13 @@ class TextFile(InputFile):
     def _explain_type_mismatch(
         self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool
     ) -> tuple[str, ErrorText]:
-        """Describe a value that does not fit its column's type, with the remedy."""
+        """Describe a value that does not fit the type of its column, and suggest a remedy."""
         text, shown, dialect = str(column.texts[row]), column.format_value(row), self.dialect
         form = ErrorText()
         if column.quoted is None or (column.quoted[row].as_py() and not is_number(kind)):
             form = suggest_format_options(self.place.name, dialect, text, kind)
         give = ErrorText("give ", form, ", ") if form else ErrorText()
-        if text.lower() in NO_VALUE and column.quoted is None:  # null= is of CSV
+        if text.lower() in NO_VALUE and column.quoted is None:  # null= only works for CSV
             give = suggest_null_option(self.place.name, dialect, text) + ", "
         if declared:
             zoned = pat.is_timestamp(kind) and is_parsable_as(

@@ -1,8 +1,9 @@
-"""Files of any kinds as one source: a stream of batches that have the columns of all files.
+"""Read files of any formats as one source, in batches with the columns of all files.
 
-Guarantees: files are read in the order of their names, and a position is the file and the rows taken from it. A column
-that some files lack is null there. ddflow warns about columns that come and go, and about columns read as text because
-of a few values, and shows those values.
+Guarantees: files are read in the order that `list_file_locations` returns. A position names a file and the number of
+rows taken from it. A column is null in the rows of a file that lacks it. `ColumnChanges` reports columns that appear or
+disappear between files. `find_doubtful_guesses` reports columns read as text because of a few values, and shows the
+values.
 """
 
 import re
@@ -70,7 +71,7 @@ class ColumnChanges:
 
     @property
     def summary(self) -> str:
-        """A line for people."""
+        """One line of text for messages."""
         new = ", ".join(f"{name!r} ({file})" for name, file in self.new.items())
         missing = ", ".join(
             f"{name!r} ({files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''})"
@@ -82,15 +83,15 @@ class ColumnChanges:
 
 _NUMBER: Final = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
 FIRST: Final = 1_000
-"""So many values of a column are looked at for their form."""
+"""Maximum values of a column to guess a notation from."""
 WORD: Final = 20
-"""Characters of a text that may mean null, at most."""
+"""Maximum characters of a text that may mean null."""
 _CODE: Final = re.compile(r"[+-]?\d+")
 _DIGIT: Final = re.compile(r"\d")
 
 
 def find_doubtful_guesses(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[InputFile]) -> list[ErrorText]:
-    """Return the doubts about columns whose types were guessed.  O(bytes of their heads)."""
+    """Return warnings about columns that were guessed as text by doubtful values.  O(bytes of their heads)."""
     names = [name for name in guessed if pa.types.is_string(schema.field(name).type)]
     files = [each for each in readers if isinstance(each, TextFile)] if names else []
     heads = [(each, head) for each in files if (head := each.first_block()) is not None]
@@ -103,7 +104,7 @@ def find_doubtful_guesses(guessed: Iterable[str], schema: pa.Schema, readers: It
 
 
 def explain_unparsed_format(name: str, heads: Iterable[tuple[TextFile, TextBlock]]) -> ErrorText | None:
-    """Return why a column guessed as text may have numbers or dates of another form; else None.  O(`FIRST`)."""
+    """Explain why a text column may hold numbers or dates in another notation; None if not.  O(`FIRST`)."""
     there = ((file, head, head.columns[name]) for file, head in heads if name in head.columns)
     first = next((each for each in there if each[2].texts.null_count < len(each[2].texts)), None)
     if first is None:
@@ -127,7 +128,7 @@ def explain_unparsed_format(name: str, heads: Iterable[tuple[TextFile, TextBlock
 
 
 def _drop_null_placeholder(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialect]:
-    """Drop the one text without a digit that may mean null, if it is rare; return the dialect that reads it so."""
+    """Drop the only text without a digit if it is rare, and return a dialect that reads it as null."""
     words = {each for each in texts if len(each) <= WORD and _DIGIT.search(each) is None}
     some = [each for each in texts if each not in words]
     if len(words) != 1 or 2 * len(some) <= len(texts):
@@ -136,7 +137,7 @@ def _drop_null_placeholder(texts: list[str], dialect: Dialect) -> tuple[list[str
 
 
 def explain_outlier_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]) -> ErrorText | None:
-    """Return why a column guessed as text may be another type; None if it is text.  O(bytes of the heads).
+    """Explain why a column guessed as text may be numbers; None if it is text.  O(bytes of the heads).
 
     ``heads``: the name, the dialect and the first rows of each file that has the column.
 
@@ -154,7 +155,7 @@ def explain_outlier_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlo
             continue
         fits = pc.match_substring_regex(column.texts, _NUMBER)
         if column.quoted is not None:
-            nulls = False  # null= is of CSV
+            nulls = False  # null= only works for CSV
             fits = pc.and_(fits, pc.invert(pc.fill_null(column.quoted, False)))
         numbers += pc.sum(fits).as_py() or 0
         values += len(fits) - fits.null_count
@@ -178,7 +179,7 @@ _OTHERS: Mapping[str, type[InputFile]] = {**_COLUMNAR, MESSAGES.name: MessageLin
 
 
 class FilePosition(NamedTuple):
-    """How far files were read: ``rows`` of a ``file``, and whether that is ``finished``."""
+    """Progress in files: the ``rows`` taken from a ``file``, and whether the file is ``finished``."""
 
     file: str
     rows: int = 0
@@ -187,22 +188,22 @@ class FilePosition(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """How files are read, beside their columns.
+    """Options for reading files, besides their columns.
 
     Parameters
     ----------
     dialect
-        How the files are written, and what all of them are, where their names do not say.
+        The text dialect of the files, and their format if it overrides the extensions.
     strict
-        Whether columns that are new or missing are refused.
+        Whether new and missing columns are errors.
     empty
-        Whether a file of no bytes is one without columns and rows.
+        Whether an empty file counts as a file without columns and rows.  Otherwise it is an error.
     skip
-        Told of a file that cannot be read, which is left out then.  None: it is an error.
+        Called with the name and the error of an unreadable file, which is then left out.  With None it is an error.
     retype
-        What to write to declare another type of a column that is known.
+        Builds the fix that declares another type for a known column.
     converts
-        The known columns whose types were declared, so that text is converted to them; the others were guessed.
+        Known columns with declared types, so that any text Arrow can convert is valid.  The other types were guessed.
     """
 
     dialect: Dialect = PLAIN
@@ -217,10 +218,10 @@ AS_USUAL: Final = FileOptions()
 
 
 class MultiFileReader:
-    """The rows of files, with positions: reading goes on after one.  `open_files` makes it.
+    """Reader of several files as one source, which can resume after a position.  `open_files` creates it.
 
-    ``files``: their names, in the order they are read.  ``rows``: how many there are in all, where the files can tell
-    without being read.  ``changes``: which columns come up and go.  ``blank``: those without a value to guess by.
+    ``files``: the names in reading order.  ``rows``: the total of rows, None if a file must be read to count them.
+    ``changes``: the columns that appear or disappear.  ``blank``: the columns without a value to guess a type from.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class MultiFileReader:
         self.rows = None if None in counts else sum(filter(None, counts))
 
     def _add_file(self, place: FileLocation) -> None:
-        """Add a reader for a file, and look at its columns."""
+        """Add a reader for a file, and check its columns."""
         if is_empty_file(place):
             if not self._how.empty:
                 raise UnreadableInput(
@@ -285,7 +286,7 @@ class MultiFileReader:
         return _TEXTS[place.kind.name](place, self._how.dialect, retype)
 
     def _unify_schemas(self) -> pa.Schema:
-        """Return all columns, in types that do not depend on the order of the files."""
+        """Return all columns, with guessed types that do not depend on the order of the files."""
         known: Types = {} if self._known is None else dict(zip(self._known.names, self._known.types, strict=True))
         columns = dict.fromkeys([*known, *(name for there in self._there for name in there)])
         self._note_column_changes(known)
@@ -309,7 +310,7 @@ class MultiFileReader:
         ]
         self.blank = {name for name in untold if all(head.get(name, ANY) == ANY for head in heads)}
         schema = pa.schema([(name, types.get(name) or self._guess_type(name, heads)) for name in columns])
-        self.doubts = find_doubtful_guesses(untold, schema, self._readers)  # which became text by few values
+        self.doubts = find_doubtful_guesses(untold, schema, self._readers)  # text because of a few values
         schema = pa.schema([self._known.field(f.name).with_type(f.type) if f.name in known else f for f in schema])  # type: ignore[union-attr]
         for reader, there in self._pair_readers_with_columns():
             for name, kind in there.items():
@@ -320,7 +321,7 @@ class MultiFileReader:
         return zip(self._readers, self._there, strict=True)
 
     def _note_column_changes(self, known: Iterable[str]) -> None:
-        """Note the columns that appear or disappear from file to file."""
+        """Record the columns that appear or disappear from file to file."""
         seen = dict.fromkeys(known or (self._there[0] if self._there else ()))
         for reader, there in self._pair_readers_with_columns():
             for name in there:
@@ -352,16 +353,16 @@ class MultiFileReader:
         )
 
     def columns(self, file: str) -> pa.Schema:
-        """Return the columns that a file has; all columns if it has neither columns nor rows."""
+        """Return the columns of a file; all columns if the file is empty, or only its beginning was checked."""
         reader, there = self._of_file[file]
         some = there and reader.has_all_columns
         return pa.schema([f for f in self.schema if f.name in there]) if some else self.schema
 
     def batches(self, after: FilePosition | None = None) -> Iterator[tuple[pa.RecordBatch, FilePosition]]:
-        """Yield the rows of the files in order; after each file a batch without rows, which finishes it.
+        """Yield the rows of the files in order, and after each file an empty batch that marks its end.
 
-        Each batch comes with the position after it.  O(rows); memory for a few batches (of Parquet: for a row group of
-        each column).  Rows before ``after`` in its file are read and left out.
+        Each batch comes with the position after it.  O(rows).  Needs memory for a few batches; Parquet needs one row
+        group of each column.  Rows of a file up to ``after`` are read and dropped.
         """
         after = after or FilePosition(self.files[0])
         if after.file not in self.files:
@@ -377,21 +378,21 @@ class MultiFileReader:
             yield pa.RecordBatch.from_pylist([], self.schema), FilePosition(file, rows, finished=True)
 
     def read_first_messages(self) -> pa.Array:
-        """Return the first messages of each file of messages.  O(files), and 2 MiB of each."""
+        """Return the first messages of each message file.  O(files); reads 2 MiB of each."""
         return pa.concat_arrays(
             [each.read_first_messages() for each in self._readers if isinstance(each, MessageLinesFile)]
         )
 
     def describe_position(self, position: FilePosition) -> str:
-        """Name the file of a position, and its next row unless that is the first."""
+        """Return the file of a position, and the number of rows read from it unless it is 0."""
         return f"{position.file}, from row {position.rows:,}" if position.rows else position.file
 
     def describe_row(self, position: FilePosition, row: int) -> str:
-        """Name a row, counted from 0 after a position, by its file's count: from 1, a header too."""
+        """Return the name of the row at index ``row`` after a position.  Files count from 1, with the header."""
         return f"row {self.find_next_row_number(position) + row:,}"
 
     def find_next_row_number(self, position: FilePosition) -> int:
-        """Return the number of the next row, by its file's count."""
+        """Return the number of the next row in its file, from 1, with the header."""
         return position.rows + 1 + isinstance(self._of_file[position.file][0].plain, CsvFile)
 
     def close(self) -> None:
@@ -406,7 +407,7 @@ class MultiFileReader:
                 yield from conform_to_schema(table, self.schema, reader.place.name).to_batches()
 
     def _check_column_type(self, reader: InputFile, column: pa.Field, kind: pa.DataType | None) -> None:
-        """Raise if a file's type of a column does not fit, or if text cannot hold the column's type."""
+        """Raise `SchemaMismatch` if a file's type of a column does not fit, or if its text cannot hold the type."""
         name, file = column.name, reader.place.name
         if kind is None:
             if not is_storable_in_text(column.type, reader.place.kind.name):
@@ -429,7 +430,7 @@ class MultiFileReader:
         raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, {meant} {column.type}", words, column=name)
 
     def _cast_declared_columns(self, file: str, table: pa.Table) -> pa.Table:
-        """Cast declared columns to their types, also if that cast is not safe without a declaration."""
+        """Cast declared columns to their types, including casts that would be unsafe without a declaration."""
         for name in self._declared:
             place, kind = table.schema.get_field_index(name), self._declared[name]
             if place >= 0 and table.schema.field(place).type != kind:
@@ -449,7 +450,7 @@ class MultiFileReader:
 
 
 class EmptyFile(InputFile):
-    """A file of no bytes."""
+    """A file without bytes, columns and rows."""
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
         """Return no columns."""
@@ -473,10 +474,10 @@ def open_files(
 ) -> MultiFileReader:
     """Open files, folders, patterns, ``s3://`` addresses and ``-`` for standard input as one source.
 
-    ``types``: of columns, where the files' own or guessed ones will not do; as `to_arrow_type`
-    takes them.  They may name columns that only occur later on.  ``required``: columns that no file may lack.
-    ``known``: the columns of files that came before these; their types count.  O(files), and 2 MiB of each that has no
-    types.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.
+    ``types``: types by column, as for `to_arrow_type`, that override stored and guessed types.  They may name columns
+    that only appear later.  ``required``: columns that every file must have.  ``known``: the columns of earlier files,
+    whose types apply.  O(files); reads 2 MiB of each file without stored types.  Raises `UnreadableInput`,
+    `SchemaMismatch`, and `SpecError` for invalid types.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-"""How values are spelled in text: a pattern for each type, and types that a text format cannot hold as such.
+"""Parse texts to typed values, and convert types that CSV and JSON cannot store directly.
 
-Guarantees: one pattern decides for guesses and for rows that come later, so a guess never accepts what the reader
-refuses. A value written as text and parsed by the same type comes back unchanged.
+Guarantees: type guesses and the parsing of later rows use the same patterns, so the reader never refuses a value that a
+guess accepted. Parsing the written text of a value with its type returns the same value.
 """
 
 import base64
@@ -24,17 +24,17 @@ _ANY: Final = 1 << 30
 
 
 def is_list_like(kind: pa.DataType) -> bool:
-    """Return whether values are lists: of any width, of a fixed size, or of a map's entries."""
+    """Return whether a type is a list, a large list, a fixed-size list or a map."""
     return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind) or pat.is_map(kind))
 
 
 def element_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a list's elements; a map's are structs of key and value."""
+    """Return the element type of a list; the elements of a map are structs of key and value."""
     return pa.struct([("key", kind.key_type), ("value", kind.item_type)]) if pat.is_map(kind) else kind.value_type
 
 
 def is_storable_in_text(kind: pa.DataType, form: str) -> bool:
-    """Return whether columns of a type can be written to and read from CSV or JSON lines."""
+    """Return whether a text format can hold columns of a type; ``form``: the name of the format."""
     if pat.is_struct(kind):
         return is_json_kind(form) and all(is_storable_in_text(field.type, form) for field in kind)
     if is_list_like(kind):
@@ -43,7 +43,7 @@ def is_storable_in_text(kind: pa.DataType, form: str) -> bool:
 
 
 def find_json_reader_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type for Arrow's JSON reader that can be cast to ``kind``, within lists and objects.
+    """Return the type that Arrow's JSON reader parses and `cast_parsed_column` casts to ``kind``.
 
     >>> column = pa.array([b"\\xff", None])
     >>> to_csv_type(column).to_pylist(), cast_parsed_column(to_csv_type(column), pa.binary()).equals(column)
@@ -63,7 +63,7 @@ def find_json_reader_type(kind: pa.DataType) -> pa.DataType:
 
 
 def find_max_exact_digits(kind: pa.DataType) -> int:
-    """Return the most digits of a number in lists and objects that Arrow's JSON reader keeps exactly."""
+    """Return the maximum digits that Arrow's JSON reader keeps exactly for numbers in lists and objects."""
     if pat.is_struct(kind) or is_list_like(kind):
         inner = [field.type for field in (kind if pat.is_struct(kind) else [pa.field("", element_type(kind))])]
         return min(map(find_max_exact_digits, inner), default=_ANY)
@@ -78,7 +78,7 @@ def cast_parsed_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
     if pat.is_struct(kind) and pat.is_struct(column.type):
-        # A struct's children, with the nulls of the struct itself in them.
+        # `flatten` applies the nulls of the struct to its children.
         children = [cast_parsed_column(child, field.type) for child, field in zip(column.flatten(), kind, strict=True)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
     if is_list_like(kind) and is_list_like(column.type):
@@ -107,7 +107,7 @@ def _decode_base64(text: str | None) -> bytes | None:
 
 
 def convert_map_to_list(column: pa.Array) -> pa.Array:
-    """Convert a map to the list of its entries, on the same buffers; return a list unchanged."""
+    """Convert a map to a list of its entries without a copy; return a list unchanged."""
     if not pat.is_map(column.type):
         return column
     entries = pa.StructArray.from_arrays([column.keys, column.items], fields=list(element_type(column.type)))
@@ -116,21 +116,21 @@ def convert_map_to_list(column: pa.Array) -> pa.Array:
 
 
 def compute_list_offsets(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the end of each list's elements in ``column.flatten()``, int64[n + 1]; a null list has none."""
+    """Return the list offsets in ``column.flatten()``, int64[n + 1]; a null list has no elements."""
     out = np.zeros(len(column) + 1, np.int64)
     np.cumsum(pc.list_value_length(column).fill_null(0), out=out[1:])
     return out
 
 
 def _cast_lists(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert a list column to another kind of list, with its elements restored."""
+    """Convert a list column to another list type, and cast its elements."""
     return build_list_array(
         kind, compute_list_offsets(column), cast_parsed_column(column.flatten(), element_type(kind)), column.is_null()
     )
 
 
 def to_csv_type(column: pa.Array) -> pa.Array:
-    """Convert a flat column to a type of CSV: no encodings, instants in UTC, bytes as base64.  O(n)."""
+    """Convert a flat column to a type for CSV: plain encoding, timestamps in UTC, bytes as base64.  O(n)."""
     if column.type != normalize_type(column.type):
         column = column.cast(normalize_type(column.type))
     kind = column.type
@@ -143,7 +143,7 @@ def to_csv_type(column: pa.Array) -> pa.Array:
 
 
 EXACT: Final = 15
-"""So many significant digits every double keeps."""
+"""Significant digits that every double keeps."""
 
 _NUMBER: Final = r"^(-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?|nan|NaN|-?inf|-?Infinity)$"
 _NOUGHT: Final = r"^(-?0*\.?0*([eE].*)?|[nN].*|-?[iI].*)$"
@@ -153,7 +153,7 @@ _TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?$"
 
 
 class UnparsableValue(Exception):
-    """Text that is no value of the type.  ``row``: its row.
+    """Text that is not a value of the type.  ``row``: its index.
 
     >>> parse_texts_strictly(pa.array(["7", None, "-12"]), pa.int64()).to_pylist()
     [7, None, -12]
@@ -175,9 +175,10 @@ class UnparsableValue(Exception):
 def parse_texts_strictly(
     texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: ValueFormats = USUAL
 ) -> pa.Array:
-    """Convert texts to values of a type; null is null.  Raises `UnparsableValue` for an invalid text.  O(n).
+    """Convert texts to values of a type; null stays null.  Raises `UnparsableValue` for an invalid text.  O(n).
 
-    ``shortest``: a double of more digits may have the shortest text that is its own, as programs write it.
+    ``shortest``: accept a double with more than `EXACT` digits if the text is its shortest notation.
+    ``forms``: the notation of numbers and dates.
     """
     texts = forms.normalize(texts, kind)
     if pat.is_boolean(kind):
@@ -186,7 +187,7 @@ def parse_texts_strictly(
         _check_all_valid(pc.match_substring_regex(texts, spelled))
     found = _cast_texts(texts, kind)
     if pat.is_integer(kind) or pat.is_duration(kind):
-        # There is one way to write a whole number.
+        # Only the canonical text of an integer is valid.
         _check_all_valid(
             pc.equal(
                 found.cast(pa.int64()).cast(pa.string()) if pat.is_duration(kind) else found.cast(pa.string()), texts
@@ -198,10 +199,10 @@ def parse_texts_strictly(
 
 
 def parse_texts_leniently(texts: pa.Array, kind: pa.DataType, forms: ValueFormats = USUAL) -> pa.Array:
-    """Convert texts to a declared type by Arrow's rules, without the spaces around them.  O(n).
+    """Convert texts to a declared type by Arrow's rules, after trimming whitespace.  O(n).
 
-    A number may have a sign, leading and trailing zeros, and an exponent, if the type holds it; floats are rounded to
-    the nearest. Raises `UnparsableValue` for a text that cannot be converted.
+    A number may have a sign, leading and trailing zeros, and an exponent, if the type can hold it. Floats are rounded
+    to the nearest value. Raises `UnparsableValue` for a text that cannot be converted.
     """
     if is_text(kind):
         return _cast_texts(texts, kind)
@@ -213,9 +214,10 @@ def parse_texts_leniently(texts: pa.Array, kind: pa.DataType, forms: ValueFormat
 
 
 def _build_value_pattern(kind: pa.DataType) -> str | None:
-    """Return a regular expression that every value of a type matches; None if Arrow's cast is strict enough.
+    """Return the regular expression for all valid texts of a type; None if Arrow's cast is strict enough.
 
-    Arrow reads one form of dates and timestamps: ISO 8601, without spaces around. `ValueFormats` converts others to it.
+    Arrow parses dates and timestamps only in ISO 8601 without surrounding spaces. `ValueFormats` converts other
+    formats to it.
     """
     if pat.is_floating(kind):
         return _NUMBER
@@ -235,7 +237,7 @@ def _check_all_valid(good: pa.BooleanArray) -> None:
 
 
 def is_parsable_as(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: ValueFormats = USUAL) -> bool:
-    """Return whether all texts spell values of a type, as in `parse_texts_strictly`.  O(n)."""
+    """Return whether `parse_texts_strictly` accepts all texts for a type.  O(n)."""
     try:
         parse_texts_strictly(texts, kind, shortest, forms)
     except UnparsableValue:
@@ -260,7 +262,7 @@ def _cast_fails(texts: pa.Array, kind: pa.DataType) -> bool:
 
 
 def _check_exact_doubles(texts: pa.Array, found: pa.Array, shortest: bool) -> None:
-    """Raise `UnparsableValue` for a text of more digits than a double keeps, or beyond its range."""
+    """Raise `UnparsableValue` for a text with more digits than a double keeps, or beyond its range."""
     rows = np.flatnonzero(pc.fill_null(pc.greater(pc.binary_length(texts), EXACT), False))
     if len(rows):
         digits = _extract_significant_digits(texts.take(pa.array(rows)))
@@ -277,12 +279,12 @@ def _check_exact_doubles(texts: pa.Array, found: pa.Array, shortest: bool) -> No
         shown = found.take(pa.array(rows)).cast(pa.string())
         own = pc.equal(
             *(pc.utf8_rtrim(_extract_significant_digits(each), "0") for each in (some, shown))
-        )  # of a small one
+        )  # a subnormal number
         meant = pc.or_(pc.match_substring_regex(some, _NOUGHT), own)
         if len(rows := rows[~np.asarray(meant)]):
             raise UnparsableValue(int(rows[0]))
 
 
 def _extract_significant_digits(texts: pa.Array) -> pa.Array:
-    """Return the significant digits of numbers, with trailing zeros."""
+    """Return the significant digits of number texts, with trailing zeros."""
     return pc.utf8_ltrim(pc.replace_substring_regex(texts, "[eE].*|[-.]", ""), "0")

@@ -1,7 +1,7 @@
-"""Write the output of a run: one file of any format, which gets its name only when it is complete.
+"""Write the output of a run to one file in any format.
 
-Guarantees: an interrupted run leaves no partial file under the name of the output. JSON is made a column at a time, and
-is the text that the JSON reader reads back to the same values.
+The rows go to a hidden temporary file, which gets its final name when it is complete. An interrupted run therefore
+leaves no partial file under that name. The JSON reader parses written JSON back to the same values.
 
 >>> import io
 >>> lines = open_writer(out := io.BytesIO(), FileKind(JSON), pa.schema({"id": pa.int64()}))
@@ -44,7 +44,7 @@ _BEYOND: Final = [("^inf$", "Infinity"), ("^-inf$", "-Infinity"), ("^-?nan$", "N
 
 
 def format_json_lines(batch: pa.RecordBatch) -> Any:
-    """Format the rows as JSON lines: a buffer of UTF-8 that ends with a newline.  O(bytes).
+    """Format rows as JSON lines, in a UTF-8 buffer that ends with a newline.  O(bytes).
 
     The text of a batch must stay below 2 GiB; `FileOutput` cuts tables to batches of 64 Ki rows.
 
@@ -63,7 +63,7 @@ def format_json_lines(batch: pa.RecordBatch) -> Any:
 def format_json_objects(batch: pa.RecordBatch, strict: bool = False) -> pa.Array:
     """Format each row as a JSON object.  O(bytes).
 
-    ``strict``: follow other readers of JSON: a UUID has hyphens, and NaN or infinity is a string.
+    ``strict``: write JSON for other readers, with hyphens in a UUID, and NaN and infinities as strings.
 
     >>> format_json_objects(pa.record_batch({"x": [1.5, float("nan")]}), strict=True).to_pylist()
     ['{"x":1.5}', '{"x":"NaN"}']
@@ -104,7 +104,7 @@ def _format_floats(column: pa.Array, strict: bool) -> pa.Array:
 
 
 def _format_strings(column: pa.Array) -> pa.Array:
-    """Quote and escape text; a duration becomes a bare count of its unit."""
+    """Quote and escape text; a duration becomes an unquoted count of its unit."""
     if pat.is_duration(column.type):
         return column.cast(pa.int64()).cast(pa.string())
     escape = is_text(column.type)
@@ -140,11 +140,11 @@ def _format_lists(column: pa.Array, strict: bool) -> pa.Array:
 
 
 GATHERED_ROWS, GATHERED_BYTES = 1 << 20, 64 << 20
-"""As much is gathered for one row group of Parquet, whichever is reached first."""
+"""Limits of one Parquet row group; the first that is reached ends it."""
 
 
 class TableWriter(ABC):
-    """Appends tables of one schema to a file; ``close`` completes the format, not the file."""
+    """Writer that appends tables of one schema to a file; ``close`` completes the format and leaves the file open."""
 
     @abstractmethod
     def write(self, table: pa.Table) -> None:
@@ -152,18 +152,18 @@ class TableWriter(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining rows and complete the format."""
 
 
 class BufferingWriter(TableWriter):
-    """Parquet or Arrow: tables are gathered before they are handed on.  ``out``: Arrow's own writer."""
+    """Writer of Parquet and Arrow that buffers small tables.  ``out``: Arrow's writer."""
 
     def __init__(self, out: Any, rows: int, options: dict[str, int]) -> None:
         self._out, self._most, self._options = out, rows, options
         self._waiting: list[pa.Table] = []
 
     def write(self, table: pa.Table) -> None:
-        """Append rows, at once or with later ones."""
+        """Append rows; small tables wait in the buffer."""
         if not table.num_rows:
             return
         self._waiting.append(table)
@@ -177,13 +177,13 @@ class BufferingWriter(TableWriter):
             self._waiting = []
 
     def close(self) -> None:
-        """Hand on the rest and write the footer."""
+        """Write the buffered rows and the footer."""
         self._flush()
         self._out.close()
 
 
 class CsvWriter(TableWriter):
-    """CSV or TSV with a header."""
+    """Writer of CSV or TSV with a header."""
 
     def __init__(self, file: Any, schema: pa.Schema, delimiter: str) -> None:
         self._schema = pa.schema([(field.name, to_csv_type(pa.array([], field.type)).type) for field in schema])
@@ -197,12 +197,12 @@ class CsvWriter(TableWriter):
             )
 
     def close(self) -> None:
-        """Complete the text that Arrow holds."""
+        """Close Arrow's writer, which flushes its text."""
         self._out.close()
 
 
 class JsonLinesWriter(TableWriter):
-    """JSON lines."""
+    """Writer of JSON lines."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -213,11 +213,11 @@ class JsonLinesWriter(TableWriter):
             self._file.write(format_json_lines(batch))
 
     def close(self) -> None:
-        """Do nothing: all lines are written."""
+        """Do nothing; `write` wrote all lines."""
 
 
 class JsonArrayWriter(JsonLinesWriter):
-    """JSON: one array of objects, a line each."""
+    """Writer of one JSON array, with one object in each line."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
@@ -236,7 +236,7 @@ class JsonArrayWriter(JsonLinesWriter):
 
 
 class CompressedWriter(TableWriter):
-    """Another writer, through gzip or zstd."""
+    """Wrapper that compresses the output of another writer with gzip or zstd."""
 
     def __init__(self, file: Any, kind: FileKind, schema: pa.Schema) -> None:
         self._stream = pa.CompressedOutputStream(pa.PythonFile(_CloseIgnoringFile(file), mode="w"), str(kind.wrapped))
@@ -253,7 +253,7 @@ class CompressedWriter(TableWriter):
 
 
 class _CloseIgnoringFile:
-    """File that its writer does not close."""
+    """File whose writer cannot close it."""
 
     closed = False
 
@@ -281,7 +281,7 @@ def open_writer(file: IO[bytes] | Any, kind: FileKind, schema: pa.Schema) -> Tab
 
 
 class FileOutput:
-    """A file in the making; `open_output` makes it, a ``with`` completes it.  ``written``: rows so far."""
+    """Output file that ``with`` opens and completes; `open_output` creates it.  ``written``: rows so far."""
 
     def __init__(self, path: Path, schema: pa.Schema, overwrite: bool) -> None:
         self.path, self.schema, self.overwrite, self.written = path, schema, overwrite, 0
@@ -311,7 +311,7 @@ class FileOutput:
         self.written += table.num_rows
 
     def __enter__(self) -> Self:
-        # An interrupt may come before the with block has begun; then the object goes, and its file with it.
+        # An interrupt may come before the with block begins; then collecting the object removes the file.
         weakref.finalize(self, _unlink, self._aside)
         with self._translate_errors(), undo_on_failure(self._remove_temporary_file):
             self._file = open(self._aside, "xb")
@@ -328,7 +328,7 @@ class FileOutput:
             self._remove_temporary_file()
 
     def save_partial_file(self, mark: str) -> Path:
-        """Complete the rows so far in ``mark.NAME``, in the same folder.  Raises like the end of the ``with``."""
+        """Save the rows so far as ``mark.NAME`` in the same folder.  Raises the errors of the ``with``."""
         self.path = self.path.with_name(f"{mark}.{self.path.name}")
         self._publish_file()
         return self.path
@@ -344,7 +344,7 @@ class FileOutput:
                 self._aside.replace(self.path)
                 return
             try:
-                # A link, unlike a renaming, does not replace a file that has come up meanwhile.
+                # A link, unlike a rename, cannot replace a file that appeared meanwhile.
                 os.link(self._aside, self.path)
             except FileExistsError:
                 raise self._build_exists_error() from None
@@ -354,7 +354,7 @@ class FileOutput:
                 self._aside.rename(self.path)
 
     def _remove_temporary_file(self) -> None:
-        """Let go of the hidden file, and of a writer that was not closed: it would write when it is collected."""
+        """Delete the temporary file.  Close an open writer first, because it would write when it is collected."""
         with contextlib.suppress(Exception):
             if self._writer is not None:
                 self._writer.close()

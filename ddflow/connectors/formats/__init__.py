@@ -1,9 +1,6 @@
-"""Formats of messages: ``dd.formats``, for ``format=`` of `ddflow.Flow.upserts`.
+"""Decode messages of brokers to upserts: ``dd.formats``, for ``format=`` of `ddflow.Flow.upserts`.
 
-Guarantees: a batch of messages goes in and a batch of upserts comes out. DuckDB's parser reads JSON (extra ``duckdb``).
-Files, in reading order: `base` (the protocol), `messages`, `parse` (JSON), `envelope` (Connect's schema), `cells`
-(values in declared types), `row_columns` (undeclared columns), `plain` (rows as messages, and `write`), `enveloped`
-(changes as messages) with `debezium`, `mysql_feeds` and `wal2json`.
+A format converts a batch of messages to a batch of upserts. DuckDB parses the JSON (extra ``duckdb``).
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow, columns = dd.Flow(), {"id": pa.int64(), "city": pa.string()}
@@ -28,4 +25,4 @@ __all__ = ["Format", "canal", "custom", "debezium", "delta_cdf", "kcat", "maxwel
 KINDS: Final[dict[str, type[Format]]] = {
     each.kind: each for each in (debezium, maxwell, canal, wal2json, kcat, delta_cdf, plain_json, custom)
 }
-"""The formats there are, by the names that plans have for them."""
+"""All formats, by their names in plans."""

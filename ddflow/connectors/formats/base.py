@@ -1,9 +1,13 @@
-"""The protocol of a message format: a batch of messages in, a batch of upserts out, and warnings about what never came.
+"""Define the protocol of message formats, and decode a batch of messages to a batch of upserts.
 
-Guarantees: the same batch gives the same events for the same `MessageTarget`. A message that cannot be read is an
-error, or a row in the `BAD` column, as ``on_bad`` says. `MissingColumnFinder` tells the declared columns, and the
-table, that no message had. Limits: the first table that a message names is the table of an input, so messages of
-another one are bad from then on. A tombstone takes its order, and whether it counts, from its neighbours in the batch.
+`decode_messages` calls a `Format` and checks its upserts. `MissingColumnFinder` warns about declared columns, and about
+a named table, that no message had.
+
+Guarantees: the same batch and the same `MessageTarget` give the same events. An unreadable message raises `BadMessage`
+or becomes a row with the `BAD` column, according to ``on_bad``.
+
+Limits: the first table that a message names becomes the table of its input, and messages of other tables are bad from
+then on. A tombstone takes its order from its neighbours in the batch, which also decide if it counts.
 """
 
 import re
@@ -41,28 +45,28 @@ from ddflow.errors import BadMessage, ErrorText, Option, Row, SpecError, WidenFi
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 DELETED: Final = "_deleted"
-"""The column of events that says which delete."""
+"""Column of events that marks deletes."""
 BAD: Final = "_bad"
-"""The column of events that says what was no event, where such messages are dropped."""
+"""Column of events that describes unreadable messages, if the format drops them."""
 ABSENT: Final = "_absent"
-"""The column of events that names the cells that they do not have, where a format may leave some out."""
+"""Column of events that lists the columns without a value, if the format may omit values."""
 OWN: Final = (POSITION, ROW, DELETED, ABSENT, BAD)
-"""The columns that a format adds."""
+"""Columns that a format adds to events."""
 BAD_TYPE: Final = pa.struct({"message": pa.binary(), "position": pa.string(), "reason": pa.string()})
 OnBad = Literal["stop", "drop"]
 _BEYOND: Final = re.compile(r"-?infinity|.* BC|[0-9]{5,}-.*")
-"""Moments of Postgres that no timestamp of Arrow has."""
+"""Timestamps of Postgres that Arrow cannot hold."""
 _FRACTION: Final = re.compile(r"[0-9][.eE]")
 
 
 class MessageTarget(NamedTuple):
-    """What a batch of messages is to become.
+    """Description of the events to decode from a batch of messages.
 
-    ``what``: how messages call the input.  ``columns``: those declared.  ``key``: of the rows.  ``deciding``: further
-    columns that events are ordered or stamped by, which deletes need too.  ``ordered``: whether the format's own order
-    counts.  ``out``: the columns of events.  ``keyed``: whether an event without its key is none.
-    ``table``: that messages were of before, None where none has said.  ``history``: whether rows are versions, so a
-    message cannot delete what others hold.
+    ``what``: the name of the input in errors.  ``columns``: the declared columns.  ``key``: the key columns.
+    ``deciding``: further columns that order or time events; deletes need them too.  ``ordered``: whether the order of
+    the format applies.  ``out``: the schema of events.  ``keyed``: whether an event with a null key is bad.
+    ``table``: the table of earlier messages, None if no message named one.  ``history``: whether rows are versions, so
+    that a message cannot delete versions from other messages.
 
     >>> class Lines(Format):
     ...     '''Every message is the value of a row without a key.'''
@@ -87,7 +91,7 @@ class MessageTarget(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """All keys whose order is below ``order`` are deleted, before the ``row`` of a batch: of `Upserts`, its message."""
+    """Delete of all keys whose order is below ``order``, before the event at ``row``; in `Upserts`, the message."""
 
     row: int
     order: dict[str, Any]
@@ -95,11 +99,13 @@ class Truncate(NamedTuple):
 
 
 class Upserts(NamedTuple):
-    """What a format makes of messages: of each upsert its cells by column, and whether it deletes.
+    """Upserts that a format decodes: the cells by column, and a mark for deletes.
 
-    ``order``: by column, where the format orders.  ``at``: the messages that upserts come from, ascending; None for
-    each its own.  ``absent``: by column, which cells are not there.  ``truncates``: the messages that are some.
-    ``table``: that they are of, None where that is not asked, or none says it.  ``tables``: see `DecodedEvents`."""
+    ``order``: the order columns, empty if the format sets no order.  ``at``: the message of each upsert, ascending;
+    None if message and upsert have the same index.  ``absent``: marks by column the cells that a message lacks.
+    ``truncates``: the truncates among the messages.  ``table``: the table of the messages, None if unknown.
+    ``tables``: see `DecodedEvents`.
+    """
 
     columns: dict[str, pa.Array]
     deleted: Bools
@@ -112,9 +118,12 @@ class Upserts(NamedTuple):
 
 
 class DecodedEvents(NamedTuple):
-    """``rows``: in the columns of `MessageTarget.out`.  ``truncates``: where the batch is cut.  ``at``: the message of
-    each row.  ``table``: as of `MessageTarget`, after them.  ``tables``: how many changes are of which, while none of
-    the one that was named has come."""
+    """Events of a batch.
+
+    ``rows``: a table with the columns of `MessageTarget.out`.  ``truncates``: the truncates that cut the batch.
+    ``at``: the message of each row.  ``table``: the table of the messages so far.  ``tables``: the number of changes by
+    table, until the first change of the named table.
+    """
 
     rows: pa.Table
     truncates: tuple[Truncate, ...]
@@ -124,16 +133,16 @@ class DecodedEvents(NamedTuple):
 
 
 class BadMessages:
-    """Which messages of a batch cannot be read, and why: the first reason of each counts."""
+    """Unreadable messages of a batch, each with the first reason that was found."""
 
     def __init__(self, rows: int) -> None:
         self.mask: Bools = np.zeros(rows, np.bool_)
         self.reasons: dict[int, str] = {}
         self.narrow: dict[int, tuple[pa.Field, str]] = {}
-        """Of messages with a value that does not fit its column: both."""
+        """Column and value by message, if the value does not fit the column."""
 
     def mark(self, rows: Any, reason: Any) -> None:
-        """Mark messages, by number.  ``reason``: a text, or a function of the place among ``rows``."""
+        """Mark messages by index.  ``reason``: a text, or a function of the position in ``rows``."""
         for n, row in enumerate(np.asarray(rows).tolist()):
             if not self.mask[row]:
                 self.mask[row] = True
@@ -142,27 +151,27 @@ class BadMessages:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """How messages are read: the base of what `ddflow.formats` has.
+    """Base of all formats in `ddflow.formats`.
 
     Attributes
     ----------
     on_bad : {"stop", "drop"}
-        What becomes of a message that cannot be read.
+        What to do with an unreadable message: refuse the step, or report the message as bad.
     """
 
     on_bad: OnBad = field(default="stop")
 
     kind: ClassVar[str]
     order: ClassVar[Any] = ()
-    """The columns that say what orders events, where the user does not."""
+    """Order columns that the format adds, if the user declares no order."""
     of_rows: ClassVar[bool] = False
-    """Whether it is given rows, whose columns say what each does, and no messages."""
+    """Whether the format takes rows with an operation column instead of messages."""
 
     def __post_init__(self) -> None:
         self._check_option_values(on_bad=("stop", "drop"))
 
     def _check_option_values(self, **options: tuple[str, ...]) -> None:
-        """Raise `SpecError` for an option that is none of those there are."""
+        """Raise `SpecError` for an option with an unknown value."""
         for name, known in options.items():
             if (value := getattr(self, name)) not in known:
                 raise SpecError(f"dd.formats.{self.kind}", Option(name, value), f"use one of {list(known)}")
@@ -178,12 +187,12 @@ class Format:
 
     @property
     def of_tables(self) -> bool:
-        """Whether messages may say which table they are of."""
+        """Whether messages may name their table."""
         return False
 
     @property
     def asked(self) -> str | None:
-        """Named table, the only one whose messages count; None if no table was named."""
+        """Table in the options; messages of other tables are ignored.  None if the options name no table."""
         return None
 
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
@@ -196,25 +205,25 @@ class Format:
         return None
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
-        """Return the columns of the rows in some messages, without the known ones.  O(bytes).
+        """Return the columns of the rows in messages, except the known ones.  O(bytes).
 
-        The value of each is the first message that has it.
+        Maps each column to the index of the first message that has it.
         """
         path = self.row_path
         return {} if path is None else find_row_columns(messages.value, path, known, self.owner(messages.value))
 
     def place(self, value: Any) -> str | None:
-        """Describe the place in a message that has neither offset nor line; None if it has no place."""
+        """Describe the position that a message states about itself; None if it states none."""
         del value
         return None
 
     def owner(self, value: pa.Array) -> Own | None:
-        """Return the test for messages of the named table; None if no table was named.  O(1)."""
+        """Return a function that marks messages of the named table; None if no table was named.  O(1)."""
         del value
         return None
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """Return the types of some of the `columns` that a schema or a value determines.  O(bytes).
+        """Return the types of the named columns, if a schema or a value determines them.  O(bytes).
 
         Raises `SchemaMismatch` if the values of a column have no type in common.
         """
@@ -234,12 +243,12 @@ class Format:
         }
 
     def examples(self, values: pa.Array) -> ExampleRows | None:
-        """Return example rows from the values of some messages; None if they show none.  O(bytes)."""
+        """Return example rows from the values of messages; None if the format has none.  O(bytes)."""
         del values
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Return its kind, and the options that differ from their defaults."""
+        """Return the kind, and the options that differ from their defaults."""
         out: dict[str, Any] = {"kind": self.kind}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -248,13 +257,13 @@ class Format:
         return out
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the call that creates the format."""
         given = {name: value for name, value in self.to_json().items() if name != "kind"}
         return f"dd.formats.{self.kind}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 def build_events_schema(format: Format, columns: Any, ordered: bool = False) -> pa.Schema:
-    """Return the columns of events: the declared ones, all null in a delete, and the format's additions."""
+    """Return the schema of events: the declared columns, and the columns that the format adds."""
     own = [*(format.order if ordered else ()), (DELETED, pa.bool_())]
     own += [(ABSENT, pa.list_(pa.string()))] if format.leaves_out else []
     own += [(BAD, BAD_TYPE)] if format.on_bad == "drop" else []
@@ -262,16 +271,16 @@ def build_events_schema(format: Format, columns: Any, ordered: bool = False) -> 
 
 
 def decode_messages(format: Format, given: pa.Table, target: MessageTarget, first: int = 0) -> DecodedEvents:
-    """Decode a table of messages to events.  ``first``: the row number of the first.  O(bytes).
+    """Decode a table of messages to events.  ``first``: the row number of its first message.  O(bytes).
 
-    Raises `BadMessage` for an unreadable message, unless the format drops such; `SchemaMismatch` for a table that holds
-    no messages.
+    Raises `BadMessage` for an unreadable message unless the format drops it, and `SchemaMismatch` for a table without
+    the columns of messages.
     """
     messages = wrap_messages(format, given, target.what, first)
     made, bad = _read_upserts(format, messages, target)
     exact = np.broadcast_to(messages.exact, messages.rows)
     if rows := [row for row, (_, cell) in bad.narrow.items() if _FRACTION.search(cell) and not exact[row]]:
-        messages.exact = exact | np.isin(np.arange(messages.rows), rows)  # so that they name their own numbers
+        messages.exact = exact | np.isin(np.arange(messages.rows), rows)  # so that errors show the exact numbers
         made, bad = _read_upserts(format, messages, target)
     if target.history:
         made = _drop_delete_values(made, target, bad)
@@ -308,7 +317,7 @@ def _read_upserts(format: Format, messages: Messages, target: MessageTarget) -> 
 def _suggest_wider_type(
     bad: BadMessages, row: int, target: MessageTarget, format: Format, messages: Messages
 ) -> str | WidenFix:
-    """Suggest what else to do if a column may have become wider at its source."""
+    """Suggest a wider type if a value shows that the column became wider at its source."""
     if row not in bad.narrow:
         return ""
     field, value = bad.narrow[row]
@@ -325,14 +334,14 @@ def _suggest_wider_type(
 
 
 def wrap_messages(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:
-    """Wrap a table of messages, or of rows that a format reads as messages.  Raises as `Messages`."""
+    """Wrap a table of messages, or of rows if the format takes rows.  Raises the errors of `Messages`."""
     messages = Messages(wrap_rows_as_messages(given) if format.of_rows else given, what, first)
     messages.own = format.place
     return messages
 
 
 def _drop_delete_values(made: Upserts, target: MessageTarget, bad: BadMessages) -> Upserts:
-    """Reduce deletes to key and order, and mark truncates as bad: no message names the keys that they end."""
+    """Reduce deletes to key and order, and mark truncates as bad, because they do not name the keys that end."""
     bad.mark([each.row for each in made.truncates], "it is a truncate, which does not say whose versions end")
     if not made.deleted.any():
         return made._replace(truncates=())
@@ -342,7 +351,7 @@ def _drop_delete_values(made: Upserts, target: MessageTarget, bad: BadMessages) 
 
 
 def refuse_truncates(made: DecodedEvents, what: str) -> DecodedEvents:
-    """Return the events unchanged if no truncate is among them.  Raises `BadMessage` for one."""
+    """Return the events unchanged; raise `BadMessage` if they contain a truncate."""
     for each in made.truncates:
         remedy = "take this batch with an engine's step; nothing was taken in"
         raise BadMessage(
@@ -365,7 +374,7 @@ def _build_events_table(made: Upserts, at: Ints, target: MessageTarget) -> pa.Ta
 def _add_bad_message_rows(
     made: Upserts, at: Ints, messages: Messages, bad: BadMessages, target: MessageTarget
 ) -> DecodedEvents:
-    """Add a row for each unreadable message, at its place among the others."""
+    """Add a row for each unreadable message, in the order of the messages."""
     good = np.flatnonzero(~bad.mask[at])
     rows = np.array(sorted(bad.reasons), np.int64)
     told = {
@@ -385,12 +394,12 @@ def _add_bad_message_rows(
 
 
 def _renumber_truncates(truncates: tuple[Truncate, ...], at: Ints) -> tuple[Truncate, ...]:
-    """Renumber truncates: the row of each becomes the first row after its message."""
+    """Set the row of each truncate to the first row after its message."""
     return tuple(each._replace(row=int(np.searchsorted(at, each.row))) for each in truncates)
 
 
 def _list_absent_columns(cells: dict[str, Bools], rows: int) -> pa.Array:
-    """List the names of the absent cells by row; null if none is absent."""
+    """List the absent columns of each row; null if no column is absent."""
     counts, names = np.zeros(rows, np.int64), list(cells)
     for each in cells.values():
         counts += each
@@ -402,14 +411,16 @@ def _list_absent_columns(cells: dict[str, Bools], rows: int) -> pa.Array:
 
 
 SAMPLE: Final = 256
-"""In how many messages of a batch undeclared columns are looked for."""
+"""Maximum messages of a batch to search for undeclared columns."""
 SHOWN: Final = 10
-"""How many tables are named at most."""
+"""Maximum tables to name in a warning."""
 
 
 class MissingColumnFinder:
-    """``left``: the columns that are neither found nor told.  ``names``: those that messages had instead, so far.
-    ``table``: that was named, while it is neither found nor told; ``tables``: how many changes were of each.
+    """Search for declared columns, and for a named table, that no message has had.
+
+    ``left``: the columns without a find and without a warning.  ``names``: the other columns in messages so far.
+    ``table``: the named table, None after it was found or warned about.  ``tables``: the number of changes by table.
 
     >>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, build_events_schema
     >>> from ddflow.connectors.formats.plain import plain_json
@@ -435,7 +446,7 @@ class MissingColumnFinder:
         self.names, self.tables = dict[str, None](), dict[str, int]()
 
     def search_messages(self, format: Format, given: pa.Table, made: DecodedEvents, what: str) -> None:
-        """Look for the missing columns and table in some messages and their events.
+        """Search messages and their events for the missing columns and the missing table.
 
         O(missing columns); O(bytes) if a missing column is null in all rows.
         """
@@ -456,10 +467,10 @@ class MissingColumnFinder:
     def note_worker_findings(
         self, had: Iterable[str], names: Iterable[str], tables: Mapping[str, int], table: str | None = None
     ) -> None:
-        """Note what other workers found.
+        """Record the findings of other workers.
 
-        ``had``: columns in messages.  ``names``: other columns there.  ``tables``: changes by table.  ``table``: the
-        one found.
+        ``had``: declared columns that messages had.  ``names``: other columns in messages.  ``tables``: the number of
+        changes by table.  ``table``: the table that was found.
         """
         self._search_table(table, tables)
         gone = set(had)
@@ -467,7 +478,7 @@ class MissingColumnFinder:
         self.names |= dict.fromkeys(names)
 
     def _search_table(self, table: str | None, tables: Mapping[str, int]) -> None:
-        """Look for the table.  Both are as of `DecodedEvents`; ``tables`` has it if its changes are bad, too."""
+        """Search for the table.  The arguments come from `DecodedEvents`; ``tables`` also counts bad changes."""
         if self.table is None:
             return
         for name, count in tables.items():
@@ -477,11 +488,11 @@ class MissingColumnFinder:
 
     @property
     def is_searching(self) -> bool:
-        """Whether anything is left to be looked for."""
+        """Whether a column or the table is still missing."""
         return bool(self.left) or self.table is not None
 
     def pop_warnings(self) -> list[str]:
-        """Return warnings about columns and a table that no message had, once.  O(columns), O(tables)."""
+        """Return the warnings about missing columns and a missing table, each once.  O(columns + tables)."""
         said = self.list_warnings(self.left)
         if said:
             self.left = []
@@ -490,7 +501,7 @@ class MissingColumnFinder:
         return said
 
     def list_warnings(self, columns: Iterable[str]) -> list[str]:
-        """Return warnings about the columns, among some, that no message had.  O(columns)."""
+        """Return warnings about the columns among ``columns`` that no message had.  O(columns)."""
         return [
             f"none so far has the declared column {name!r}, which is null: {did_you_mean(name, self.names)}"
             for name in columns
@@ -499,7 +510,7 @@ class MissingColumnFinder:
 
 
 def _describe_other_tables(table: str, tables: Mapping[str, int]) -> str:
-    """Describe a table without changes, though other tables have some."""
+    """Build the warning about a table without changes, if other tables have changes."""
     found, changes = find_nearest_table(table, tables), sum(tables.values())
     meant = "" if found is None else f"did you mean {found!r}? "
     more = f" and {len(tables) - SHOWN:,} more" if len(tables) > SHOWN else ""
@@ -510,9 +521,9 @@ def _describe_other_tables(table: str, tables: Mapping[str, int]) -> str:
 def find_undeclared_columns(
     format: Format, given: pa.Table, made: DecodedEvents, known: Collection[str], what: str
 ) -> list[str]:
-    """Return the unknown columns in a sample of some messages.  O(messages + bytes of the sample).
+    """Return the unknown columns in a sample of messages.  O(messages + bytes of the sample).
 
-    The last message with a row is one of the sample.
+    The sample includes the last message with a row.
     """
     rows = np.unique(made.at[_mark_non_deletes(made.rows, BAD)])
     if not rows.size:
@@ -522,7 +533,7 @@ def find_undeclared_columns(
 
 
 def _mark_non_deletes(rows: pa.Table, *marks: str) -> Bools:
-    """Mark the events with a row, and without some marks."""
+    """Mark the events that are not deletes and have null in all columns of ``marks``."""
     says = ~np.asarray(rows.column(DELETED).fill_null(True))
     for mark in marks:
         if mark in rows.column_names:

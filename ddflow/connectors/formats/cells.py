@@ -1,7 +1,7 @@
-"""Cells of messages in the declared types: JSON text or struct fields, decimals, dates, times and durations.
+"""Convert cells of messages, as JSON text or struct fields, to the declared types.
 
-Guarantees: a conversion loses nothing. A number with more digits than its type holds, or a time of a finer unit, is an
-error that shows the cell. Decimals of Kafka Connect (bytes in base64) and text give the same values.
+Guarantees: a conversion loses no information. A number with more digits than its type holds, or a time in a finer unit,
+is an error that shows the cell. Decimals as Kafka Connect's bytes in base64 and as text give the same values.
 """
 
 import base64
@@ -20,7 +20,7 @@ from ddflow.connectors.formats.parse import QUOTED, TEXT, WORDS, Bools, decode_b
 
 PRECISE: Final = "precise"
 MODES: Final = (PRECISE, "string", "double")
-"""Debezium's own words: ``decimal.handling.mode``."""
+"""Values of Debezium's option ``decimal.handling.mode``."""
 BASE64: Final = '^"?(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"?$'
 _WIDE: Final = pa.decimal256(76, 38)
 
@@ -30,7 +30,7 @@ def convert_decimals(
 ) -> pa.Array:
     """Convert cells to decimals.  O(n).
 
-    ``scale``: of numbers as bytes, by default the declared one.  ``quoted``: as JSON.
+    ``scale``: the scale of numbers as bytes, by default the declared one.  ``quoted``: whether cells are JSON.
 
     Raises `ValueError` or `pyarrow.ArrowInvalid` for a cell that does not fit.
 
@@ -55,7 +55,7 @@ def convert_decimals(
     if mode != PRECISE:
         return parse_decimals(cells, kind)
     if quoted and not _has_only_strings(given):
-        bare = pc.fill_null(pc.match_substring_regex(given, r"^[-0-9]"), False)  # no JSON string, so no bytes
+        bare = pc.fill_null(pc.match_substring_regex(given, r"^[-0-9]"), False)  # not a JSON string, so not bytes
         if pc.any(bare).as_py():
             none = pa.scalar(None, cells.type)
             text = convert_decimals(pc.if_else(bare, given, none), kind, "string", None, quoted)
@@ -67,7 +67,7 @@ def convert_decimals(
 
 
 def mark_invalid_decimals(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, quoted: bool) -> Bools:
-    """Mark texts that are no numbers, or do not fit; none if one pass cannot find them.  O(n)."""
+    """Mark texts that are not numbers, or do not fit, as far as one pass can find them.  O(n)."""
     wrong: Bools = np.zeros(len(cells), np.bool_)
     if mode == PRECISE:
         plain = pc.fill_null(pc.match_substring_regex(cells, rf"^[{{0-9-]|{BASE64}"), True)
@@ -85,7 +85,7 @@ def mark_invalid_decimals(cells: pa.Array, kind: pa.DataType, mode: str, scale: 
 
 
 def format_number(text: str, scale: int | None) -> str | None:
-    """Format the number in a cell; None if it is not a number.  ``scale``: of bytes in base64, None for text."""
+    """Format the number in a cell; None if it is not a number.  ``scale``: for bytes in base64; None for text."""
     try:
         if scale is None:
             return text if Decimal(text).is_finite() else None
@@ -96,12 +96,12 @@ def format_number(text: str, scale: int | None) -> str | None:
 
 
 def _has_only_strings(cells: pa.Array) -> bool:
-    """Return whether all cells are strings of JSON."""
+    """Return whether all cells are JSON strings."""
     return pc.all(pc.starts_with(cells, '"')).as_py() is not False
 
 
 def _convert_variable_scale(cells: pa.Array, variable: pa.Array, kind: pa.DataType, scale: int | None) -> pa.Array:
-    """Convert numbers if some are objects of a scale and bytes."""
+    """Convert decimals among which some are JSON objects with a scale and bytes."""
     none = pa.scalar(None, cells.type)
     out = decode_decimals(decode_base64(pc.if_else(variable, none, cells)), kind, scale)
     read, _ = parse_objects(pc.if_else(variable, cells, none), {"scale": TEXT, "value": TEXT})
@@ -113,7 +113,7 @@ def _convert_variable_scale(cells: pa.Array, variable: pa.Array, kind: pa.DataTy
 
 
 def decode_decimals(column: pa.Array, kind: pa.DataType, scale: int | None = None) -> pa.Array:
-    """Convert the bytes of unscaled integers to decimals.  O(n).  Raises `ValueError` for too many bytes."""
+    """Convert big-endian unscaled integers to decimals.  O(n).  Raises `ValueError` for too many bytes."""
     column = column.cast(pa.binary())
     n, width = len(column), kind.bit_width // 8
     _, starts, data = column.buffers()
@@ -142,7 +142,7 @@ DAY: Final = 86_400_000
 
 
 def convert_times(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Array:
-    """Convert cells, numbers or texts, to a type of time.  ``unit``: of the numbers, by default the type's.  O(n).
+    """Convert numbers or texts to a temporal type.  ``unit``: the unit of numbers, by default the type's.  O(n).
 
     Raises `pyarrow.ArrowInvalid` or `ValueError` for a cell that does not fit.
 
@@ -207,14 +207,15 @@ def _convert_texts_to_times(text: pa.Array, kind: pa.DataType) -> pa.Array:
 
 _UNFIT: Final = (pa.ArrowException, ValueError, OverflowError)
 BINARIES: Final = ("base64", "base64-url-safe", "hex")
-"""Debezium's own words: ``binary.handling.mode``."""
+"""Values of Debezium's option ``binary.handling.mode``."""
 
 
 class CellEncoding(NamedTuple):
-    """Form of a column's cells in messages.
+    """Encoding of a column's cells in messages.
 
-    ``unit``: of numbers that are times, "" for the declared type's.  ``decimals``, ``binary``: Debezium's modes.
-    ``scale``: of decimals as bytes, None for the declared one.  ``quoted``: whether decimals are JSON.
+    ``unit``: the unit of times as numbers, "" for the unit of the declared type.  ``decimals``, ``binary``: Debezium's
+    modes.  ``scale``: the scale of decimals as bytes, None for the declared one.  ``quoted``: whether decimals are
+    JSON.
 
     >>> made, wrong = cast_cells(pa.array(["7", "x", None]), pa.int64(), CellEncoding())
     >>> made.to_pylist(), wrong.tolist()
@@ -238,7 +239,7 @@ class CellEncoding(NamedTuple):
 
 
 def build_json_shape(kind: pa.DataType) -> Any:
-    """Return the JSON shape that holds the cells of a type: scalars are text.  O(fields)."""
+    """Return the JSON shape for the cells of a type, with scalars as text.  O(fields)."""
     if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
         return [build_json_shape(kind.value_type)]
     if pat.is_struct(kind):
@@ -247,9 +248,9 @@ def build_json_shape(kind: pa.DataType) -> Any:
 
 
 def cast_cells(cells: pa.Array, kind: pa.DataType, how: CellEncoding) -> tuple[pa.Array, Bools | None]:
-    """Convert cells to a type, and mark the misfits, which become null; None if all fit.
+    """Convert cells to a type; return marks for cells that do not fit and become null, None if all fit.
 
-    O(n); O(log n) more for each misfit.
+    O(n), and O(log n) for each misfit.
     """
     if cells.type == kind:
         return cells, None
@@ -264,7 +265,7 @@ def cast_cells(cells: pa.Array, kind: pa.DataType, how: CellEncoding) -> tuple[p
 
 
 def _mark_unconvertible_cells(cells: pa.Array, kind: pa.DataType, how: CellEncoding) -> Bools:
-    """Mark misfits that one pass can find: the search by halves takes a millisecond for each."""
+    """Mark the cells that do not fit, as far as one pass can find them, because the bisection costs more for each."""
     if not is_text(cells.type):
         return np.zeros(len(cells), np.bool_)
     if pat.is_decimal(kind):
@@ -275,14 +276,14 @@ def _mark_unconvertible_cells(cells: pa.Array, kind: pa.DataType, how: CellEncod
 
 
 def describe_unconvertible_cell(cell: Any, kind: pa.DataType, how: CellEncoding) -> tuple[str, str]:
-    """Describe a cell that does not fit, and why; show a decimal as its number.
+    """Return the text of a cell that does not fit, and the reason; decimals are shown as numbers.
 
     >>> describe_unconvertible_cell("Czpzzi+D", pa.decimal128(9, 3), CellEncoding())
     ('12345678901.123', 'it is too wide for decimal128(9, 3)')
     """
     text = cell.strip('"') if isinstance(cell, str) else cell
     if pat.is_decimal(kind) and isinstance(text, str):
-        coded = how.decimals == PRECISE and not cell[:1].isdigit()  # a number of JSON has no quotes
+        coded = how.decimals == PRECISE and not cell[:1].isdigit()  # a JSON number has no quotes
         if (
             number := format_number(text, (kind.scale if how.scale is None else how.scale) if coded else None)
         ) is not None:
@@ -293,7 +294,7 @@ def describe_unconvertible_cell(cell: Any, kind: pa.DataType, how: CellEncoding)
 def convert_by_bisection(
     cells: pa.Array, kind: pa.DataType, make: Callable[[pa.Array], pa.Array]
 ) -> tuple[pa.Array, Bools | None]:
-    """Convert cells with ``make``; mark and drop the values that it cannot convert.  No marks if it converts all."""
+    """Convert cells with ``make``; values that it cannot convert become null and are marked.  No marks if all fit."""
     try:
         return make(cells), None
     except _UNFIT:
@@ -306,7 +307,7 @@ def convert_by_bisection(
 
 
 def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellEncoding) -> pa.Array:
-    """Convert cells to a type.  Raises one of `_UNFIT`."""
+    """Convert cells to a type.  Raises an error in `_UNFIT` if a cell does not fit."""
     if pat.is_null(cells.type):
         return pa.nulls(len(cells), kind)
     if pat.is_dictionary(kind):
@@ -325,7 +326,7 @@ def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellEncoding) -> pa.
 
 
 def _convert_to_extension(cells: pa.Array, kind: Any, how: CellEncoding) -> pa.Array:
-    """Convert cells to an extension type: from a UUID's text with hyphens, else from the storage type."""
+    """Convert cells to an extension type: UUIDs from text with hyphens, other types from their storage type."""
     if kind == pa.uuid() and is_text(cells.type):
         digits = pc.replace_substring(cells, "-", "")
         return pa.ExtensionArray.from_storage(
@@ -346,7 +347,7 @@ def _decode_bytes(text: pa.Array, how: CellEncoding) -> pa.Array:
 
 
 def _convert_nested(cells: pa.Array, kind: Any, how: CellEncoding) -> pa.Array:
-    """Convert lists, structs and maps, one inner type after the other."""
+    """Convert lists, structs and maps, with their inner types."""
 
     def whole(some: pa.Array, inner: pa.DataType) -> pa.Array:
         made, wrong = cast_cells(some, inner, how)

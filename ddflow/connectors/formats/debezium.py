@@ -1,21 +1,12 @@
-"""Debezium's messages: the envelope, with Connect's schema or without, or flattened to the row after a change.
+"""Decode Debezium's messages: envelopes with or without Connect's schema, or flattened rows.
 
-Invariant: ``c``, ``u`` and ``r`` upsert what is ``after``; ``d`` deletes its key; a tombstone says nothing behind the
-delete of its key and deletes elsewhere; ``t`` cuts the batch; ``m`` is ignored. Of ``before`` only columns that tell
-which key is meant, and in which order, are read. Order is Postgres' log position, or MySQL's file and position with the
-row, else the message's offset. A tombstone, which has no position at its source, takes that of the message behind it,
-or before it where it is the last.
+Operations: ``c``, ``u`` and ``r`` upsert the row in ``after``. ``d`` deletes its key. ``t`` is a truncate and cuts the
+batch. ``m`` is ignored. A tombstone is a delete, but is ignored directly after the delete of the same key.
 
->>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, build_events_schema
->>> format, columns = debezium(), pa.schema({"id": pa.int64(), "v": pa.string()})
->>> target = MessageTarget("'o'", columns, ("id",), (), True, build_events_schema(format, columns, True))
->>> created = '{"op": "c", "before": null, "after": {"id": 1, "v": "x"}, "source": {"lsn": 9}}'
->>> gone = '{"op": "d", "before": {"id": 1}, "after": null, "source": {"lsn": 10}}'
->>> came = pa.table({"value": [created, gone, None], "key": ['{"id": 1}'] * 3})
->>> for row in decode_messages(format, came, target).rows.to_pylist():
-...     print(row)
-{'id': 1, 'v': 'x', '_position': 9, '_row': 0, '_deleted': False}
-{'id': 1, 'v': None, '_position': 10, '_row': 0, '_deleted': True}
+Order: the log position in Postgres, or the binlog file, position and row in MySQL, else the offset of the message. A
+tombstone has no position, so it takes the position of the next message, or of the previous one if it is the last.
+
+Only the key columns and the order columns of ``before`` are read.
 """
 
 import base64
@@ -60,38 +51,49 @@ UNAVAILABLE: Final = "__debezium_unavailable_value"
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class debezium(Enveloped):
-    """Messages of Debezium, with or without Connect's schema.
+    """Format of Debezium's messages, with or without Connect's schema.
 
     Parameters
     ----------
     table : str, optional
-        Of a topic that has several, whose messages are read: ``"orders"``, ``"public.orders"`` or
-        ``"shop.public.orders"``.  Without it messages of other tables than that of the first are bad, as are those of a
-        second table that has the given name in another schema or database.
+        The table to read from a topic with several tables: ``"orders"``, ``"public.orders"`` or
+        ``"shop.public.orders"``.  By default the first message sets the table, and messages of other tables are bad.
+        If the name fits tables in several schemas or databases, the first one counts, and the others are bad.
     flattened : bool
-        Whether messages are the row after a change, as ``ExtractNewRecordState`` leaves them.
+        Whether messages are only the row after a change, as ``ExtractNewRecordState`` writes them.
     decimals : {"precise", "string", "double"}
-        The connector's ``decimal.handling.mode``, where no schema says it.
+        The connector's ``decimal.handling.mode``, for messages without a schema.
     binary : {"base64", "base64-url-safe", "hex"}
-        Its ``binary.handling.mode``.
+        The connector's ``binary.handling.mode``.
     unavailable : bool
-        Whether a value that the source did not write (an unchanged TOAST value of Postgres) keeps what is stored.  The
-        input then merges by `ddflow.last`.  By default such a message is bad.
+        Whether a value that the source did not write, such as an unchanged TOAST value of Postgres, keeps its stored
+        value.  The input then merges by `ddflow.last`.  By default such a message is bad.
     placeholder : str
-        Its ``unavailable.value.placeholder``.
+        The connector's ``unavailable.value.placeholder``.
     on_bad : {"stop", "drop"}
-        What becomes of a message that cannot be read: the step is refused, or the message counts as bad and goes to
-        the output ``<input>.bad``.
+        What to do with an unreadable message: refuse the step, or count the message as bad and write it to the output
+        ``<input>.bad``.
 
     Raises
     ------
     SpecError
-        For an option that is none.
+        For an invalid option.
 
     Examples
     --------
     >>> debezium(table="public.orders")
     dd.formats.debezium(table='public.orders')
+
+    >>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, build_events_schema
+    >>> format, columns = debezium(), pa.schema({"id": pa.int64(), "v": pa.string()})
+    >>> target = MessageTarget("'o'", columns, ("id",), (), True, build_events_schema(format, columns, True))
+    >>> created = '{"op": "c", "before": null, "after": {"id": 1, "v": "x"}, "source": {"lsn": 9}}'
+    >>> gone = '{"op": "d", "before": {"id": 1}, "after": null, "source": {"lsn": 10}}'
+    >>> came = pa.table({"value": [created, gone, None], "key": ['{"id": 1}'] * 3})
+    >>> for row in decode_messages(format, came, target).rows.to_pylist():
+    ...     print(row)
+    {'id': 1, 'v': 'x', '_position': 9, '_row': 0, '_deleted': False}
+    {'id': 1, 'v': None, '_position': 10, '_row': 0, '_deleted': True}
     """
 
     flattened: bool = False
@@ -119,11 +121,11 @@ class debezium(Enveloped):
 
     @property
     def usual(self) -> CellEncoding:
-        """Form of cells if no schema describes them."""
+        """Encoding of cells without a schema."""
         return CellEncoding(decimals=self.decimals, binary=self.binary)
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
-        """See `Enveloped`."""
+        """Read the events of messages, and mark unavailable values as absent.  See `Enveloped`."""
         made = (
             self._read_flattened_messages(messages, target)
             if self.flattened
@@ -138,16 +140,16 @@ class debezium(Enveloped):
 
     @property
     def row_path(self) -> Path:
-        """See `Format`."""
+        """Path of the row in a message."""
         return () if self.flattened else ("after",)
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
-        """See `Format`."""
+        """Return the columns of the rows, without the ``__`` columns of flattened messages.  See `Format`."""
         found = super().columns(messages, known)
         return {name: row for name, row in found.items() if not (self.flattened and name.startswith("__"))}
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
-        """See `Enveloped`."""
+        """Return the table of each message.  See `Enveloped`."""
         if self.flattened:
             return self._read_flat_sources(parse_messages(value, dict.fromkeys(_FLAT, TEXT)), SOURCE[4:])
         inside = parse_messages(value, {"source": dict.fromkeys(SOURCE[4:], TEXT)})
@@ -162,7 +164,7 @@ class debezium(Enveloped):
         }
 
     def examples(self, values: pa.Array) -> ExampleRows:
-        """See `Format`: the rows after changes, or before."""
+        """Return the rows after changes, or before them for deletes.  See `Format`."""
         return (
             find_example_rows(values, ["$"])
             if self.flattened
@@ -170,7 +172,7 @@ class debezium(Enveloped):
         )
 
     def _read_envelopes(self, messages: Messages, target: MessageTarget) -> EnvelopeEvents:
-        """Read messages with an envelope."""
+        """Read the events of messages with an envelope."""
         rows = self._build_row_shape(target)
         before = {name: rows[name] for name in (*target.key, *target.deciding)}
         source = dict.fromkeys(SOURCE[0 if target.ordered else 4 :], TEXT)
@@ -185,14 +187,14 @@ class debezium(Enveloped):
         return EnvelopeEvents(inside, codes, ("after",), ("before",), found, np.arange(messages.rows), fresh=fresh)
 
     def _build_row_shape(self, target: MessageTarget) -> dict[str, Any]:
-        """Return the JSON shape of rows; an object in place of a value may be a placeholder."""
+        """Return the JSON shape of rows; an object or map may also be a placeholder."""
         rows = {field.name: build_json_shape(field.type) for field in target.columns}
         return {
             name: shape | {self.placeholder: TEXT} if isinstance(shape, dict) else shape for name, shape in rows.items()
         }
 
     def _read_flattened_messages(self, messages: Messages, target: MessageTarget) -> EnvelopeEvents:
-        """Read messages that are the row after a change, with ``__`` columns of the envelope."""
+        """Read the events of flattened messages, with the ``__`` columns of the envelope."""
         rows = self._build_row_shape(target)
         shape = dict.fromkeys([*_FLAT, "__deleted", "__op"], TEXT) | rows
         inside = parse_messages(messages.value, shape, messages.exact)
@@ -211,7 +213,7 @@ class debezium(Enveloped):
         )
 
     def _mark_unavailable_cells(self, cells: pa.Array) -> Bools:
-        """Mark the cells that are placeholders.  Compares only cells with the length of one."""
+        """Mark the cells that are placeholders; only cells with the length of a placeholder are compared."""
         here = np.zeros(len(cells), np.bool_)
         if pat.is_list(cells.type):
             self._mark_placeholder_lists(cells, here)
@@ -228,7 +230,7 @@ class debezium(Enveloped):
         return here
 
     def _mark_placeholder_lists(self, cells: pa.Array, here: Bools) -> None:
-        """Mark lists that are placeholders: of it as text, or of one element for each of its bytes."""
+        """Mark lists that hold the placeholder as one text, or as one element for each of its bytes."""
         sizes = pc.list_value_length(cells)
         if (single := np.flatnonzero(np.asarray(pc.fill_null(pc.equal(sizes, 1), False)))).size:
             here[single] = self._mark_unavailable_cells(cells.take(pa.array(single)).flatten())
@@ -244,7 +246,7 @@ class debezium(Enveloped):
 
     @property
     def _placeholder_lists(self) -> list[list[str]]:
-        """The placeholder as lists of a number, a decimal or true for each byte, as Debezium's types have them."""
+        """Placeholder as lists with a number, a decimal or true for each byte, as Debezium's types write it."""
         signed = np.frombuffer(self.placeholder.encode(), np.int8).tolist()
         coded = [base64.b64encode(bytes([each & 255])).decode() for each in signed]
         objects = [json.dumps({"scale": 0, "value": each}, separators=(",", ":")) for each in coded]
@@ -252,7 +254,7 @@ class debezium(Enveloped):
 
     @cached_property
     def _placeholder_texts(self) -> list[bytes]:
-        """The placeholder as texts: itself, its bytes, the UUID of its bytes, and objects and lists as JSON."""
+        """Placeholder as texts: itself, its encoded bytes, the UUID of its bytes, and JSON lists and objects."""
         raw = self.placeholder.encode()
         uuid = UUID(bytes=hashlib.md5(raw, usedforsecurity=False).digest(), version=3)
         plain = [
@@ -273,7 +275,7 @@ class debezium(Enveloped):
 def _mark_row_creations(operations: pa.Array) -> Bools:
     """Mark the operations that create a row.
 
-    Debezium writes a change of key as ``d`` and ``c``, so a new row that lacks a value has a new key.
+    Debezium writes a changed key as ``d`` and ``c``, so a created row with an unavailable value has a new key.
     """
     return np.asarray(pc.fill_null(pc.is_in(operations.cast(pa.string()), pa.array(["c", "r"])), False))
 
@@ -295,7 +297,7 @@ _NULL: Final = r'^\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\}$'
 
 
 def _set_cells_to_null(cells: pa.Array, path: Sequence[str], here: Bools) -> pa.Array:
-    """Replace some cells at a path of structs with null."""
+    """Replace the marked cells at a path of structs with null."""
     if not path:
         return pc.if_else(pa.array(here), pa.scalar(None, cells.type), cells)
     pairs = zip(cells.type, cells.flatten(), strict=True)

@@ -1,8 +1,7 @@
-"""The inside of messages: JSON, with Connect's schema around it or without, or structs; cells by their path.
+"""Parse the payload of JSON messages with or without Kafka Connect's schema, and return cells by path.
 
-Invariant: whether a schema stands around a message is seen of each message, so a topic may change from one to the
-other. Where there is one it says how times, decimals and bytes are written; messages of equal schemas are read
-together. What has no such field is null.
+Each message is checked for a schema, so a topic may contain both forms. The schema determines the encoding of times,
+decimals and bytes. Messages with equal schemas are parsed together. A missing field is null.
 
 >>> text = pa.array(['{"id": 1}', '{"schema": {"type": "struct", "fields": []}, "payload": {"id": 2}}', "{", None])
 >>> inside = parse_messages(text, {"id": TEXT})
@@ -39,15 +38,15 @@ UNITS: Final = {
     "org.apache.kafka.connect.data.Timestamp": "ms",
     "org.apache.kafka.connect.data.Time": "ms",
 }
-"""By the names that schemas have for numbers that are times."""
+"""Units of times that are numbers, by the names of their schemas."""
 _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 
 
 class ParsedMessages(NamedTuple):
     """Parsed messages.
 
-    ``body``: structs with the content.  ``wrong``: marks messages that are no JSON.  ``schemas``: the messages of each
-    schema.  ``json``: whether they were JSON.
+    ``body``: structs with the payload.  ``wrong``: marks messages that are not JSON.  ``schemas``: each schema with the
+    indexes of its messages.  ``json``: whether the messages were JSON.
     """
 
     body: pa.Array
@@ -62,7 +61,7 @@ class ParsedMessages(NamedTuple):
     def build_encoding_lookup(
         self, path: Sequence[str], name: str, usual: CellEncoding
     ) -> Callable[[int], CellEncoding]:
-        """Return a function from a row to the form of a column's cell.  O(schemas * log n) for each call."""
+        """Return a function from a message to the encoding of a column.  O(schemas * log n) for each call."""
         known = [(rows, read_cell_encodings(schema, path, usual).get(name, usual)) for rows, schema in self.schemas]
 
         def form(row: int) -> CellEncoding:
@@ -74,7 +73,7 @@ class ParsedMessages(NamedTuple):
         return form
 
     def take(self, rows: Ints) -> "ParsedMessages":
-        """Select messages by their numbers, which ascend."""
+        """Select messages by ascending indexes."""
         schemas = []
         for of, schema in self.schemas:
             here = np.flatnonzero(np.isin(rows, of, assume_unique=True))
@@ -92,7 +91,7 @@ def get_cells_at_path(body: pa.Array, path: Sequence[str]) -> pa.Array:
 
 
 def parse_messages(value: pa.Array, shape: Mapping[str, Any], exact: Any = False) -> ParsedMessages:
-    """Parse the inside of messages.  ``shape``: the parts to read.  ``exact``: as in `objects`.  O(bytes)."""
+    """Parse the payload of messages.  ``shape``, ``exact``: as for `parse_objects`.  O(bytes)."""
     n = len(value)
     if pat.is_struct(value.type):
         names = {field.name for field in value.type}
@@ -118,7 +117,7 @@ def parse_messages(value: pa.Array, shape: Mapping[str, Any], exact: Any = False
 
 
 def mark_messages_with_schema(value: pa.Array) -> Bools:
-    """Mark the messages with a schema.  O(n), and fast if they begin alike, with the name of a row."""
+    """Mark the messages with a schema.  O(n), and fast if all begin with the same member that is not a schema."""
     at = pc.index(value.is_valid(), True).as_py()
     begins = _ROW.match(value[at].as_py()) if at >= 0 else None
     if begins is None:
@@ -130,9 +129,9 @@ def mark_messages_with_schema(value: pa.Array) -> Bools:
 
 
 def group_by_schema(text: pa.Array) -> list[tuple[Ints, Mapping[str, Any]]]:
-    """Group messages by their schema.  O(schemas * n).
+    """Group messages by schema.  O(schemas * n).
 
-    A schema is the first member of its message, so messages of one schema begin alike.
+    The schema is usually the first member, so messages with the same schema share a prefix.
     """
     left, odd = np.arange(len(text)), list[int]()
     out: list[tuple[Ints, Mapping[str, Any]]] = []
@@ -152,7 +151,7 @@ def group_by_schema(text: pa.Array) -> list[tuple[Ints, Mapping[str, Any]]]:
 
 
 def _group_by_trailing_schema(text: pa.Array, rows: Ints) -> list[tuple[Ints, Mapping[str, Any]]]:
-    """Group the messages whose schema comes after their payload."""
+    """Group messages that have the schema after the payload."""
     if not rows.size:
         return []
     found, _ = parse_objects(text.take(pa.array(rows)), {"schema": TEXT})
@@ -166,12 +165,12 @@ def _group_by_trailing_schema(text: pa.Array, rows: Ints) -> list[tuple[Ints, Ma
 
 
 def read_cell_encodings(schema: Mapping[str, Any], path: Sequence[str], usual: CellEncoding) -> dict[str, CellEncoding]:
-    """Return the forms of cells below a path, by column, from Connect's schema.  O(fields)."""
+    """Return the encodings of the columns below a path, from Connect's schema.  O(fields)."""
     return {str(each.get("field")): _read_cell_encoding(each, usual) for each in get_fields_at_path(schema, path)}
 
 
 def get_fields_at_path(schema: Mapping[str, Any], path: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Return the fields below a path of Connect's schema.  O(fields)."""
+    """Return the fields below a path in Connect's schema.  O(fields)."""
     for name in path:
         schema = next((each for each in get_fields_at_path(schema, ()) if each.get("field") == name), {})
     given = schema.get("fields")
@@ -197,7 +196,7 @@ def _read_cell_encoding(field: Mapping[str, Any], usual: CellEncoding) -> CellEn
 def cast_column(
     inside: ParsedMessages, path: Sequence[str], name: str, kind: pa.DataType, usual: CellEncoding
 ) -> tuple[pa.Array, Bools | None]:
-    """Cast a column at a path of messages, and mark the cells that do not fit.  O((1 + schemas) * n)."""
+    """Cast a column below a path to a type, and mark the cells that do not fit.  O((1 + schemas) * n)."""
     cells = inside.get_cells(*path, name)
     usual = usual._replace(quoted=inside.json)
     groups: dict[CellEncoding, list[Ints]] = {}

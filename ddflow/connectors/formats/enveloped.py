@@ -1,8 +1,9 @@
-"""Formats whose messages say what was done to a row: inserted, updated, deleted, and where it stood before.
+"""Share the decoding of formats whose messages describe a change: the operation, the new row and the old row.
 
-Invariant: a format of this kind says of each event what it does, where its row is and where its row was; all else is
-here, once: other tables, tombstones, keys of deletes, keys that changed, cells that were not written, order. Of what
-was before only columns that tell which key is meant, and in which order, are read. A message may hold several events.
+A format of this kind returns `EnvelopeEvents`: for each event its operation and the paths of the new and the old row.
+`Enveloped` does the rest: it filters tables, drops repeated tombstones, finds the keys of deletes, adds deletes for
+changed keys, marks unavailable cells and builds the order. It reads only the key columns and the order columns of old
+rows. A message may hold several events.
 
 >>> inside = ParsedMessages(pa.array([{"a": 1}]), np.zeros(1, bool), ())
 >>> read = EnvelopeEvents(inside, np.zeros(1, np.int64), (), (), {}, np.arange(1))
@@ -42,16 +43,16 @@ from ddflow.errors import shorten
 
 UPSERT, DELETE, NOTHING, TRUNCATE, TOMBSTONE, UNKNOWN = range(6)
 _DO: Final = (UPSERT, DELETE, TRUNCATE)
-"""What is done to rows of a table, by a message that says which."""
+"""Operations on a table, in messages that name it."""
 SOURCE: Final = ("lsn", "file", "pos", "row", *PARTS)
-"""What may be known of an event's source."""
+"""Fields that the source of an event may have."""
 
 
 class EnvelopeEvents(NamedTuple):
     """Events of parsed messages: their codes, the paths of the new and the old row, and their ``source``.
 
-    ``source`` has the names of `SOURCE`; ``of``: the message of each event.  ``absent``: by column, cells that were not
-    written.  ``fresh``: marks events that create a row, so that no stored value exists.
+    ``source``: the fields of `SOURCE`.  ``of``: the message of each event.  ``absent``: marks by column the cells that
+    the source did not write.  ``fresh``: marks events that create a row, without a stored value.
     """
 
     inside: ParsedMessages
@@ -66,39 +67,39 @@ class EnvelopeEvents(NamedTuple):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Enveloped(Format):
-    """Base of formats with an envelope."""
+    """Base of formats with an envelope.  ``table``: the table to read, None for the table of the first message."""
 
     table: str | None = None
 
     order: ClassVar[Any] = ((POSITION, pa.int64()), (ROW, pa.int64()))
     unknown: ClassVar[str]
-    """What is said of a message that is no event of this format."""
+    """Reason for a message that is not an event of the format."""
     hidden: ClassVar[str]
-    """What is said of a cell that was not written."""
+    """Reason for an unavailable cell."""
     keyless: ClassVar[str] = ""
-    """What is said besides of a delete without the key."""
+    """Hint for a delete without a key, appended to the reason."""
 
     @property
     def of_tables(self) -> bool:
-        """They do."""
+        """Whether messages name their table: always true."""
         return True
 
     @property
     def asked(self) -> str | None:
-        """The table of the options."""
+        """Table in the options."""
         return self.table
 
     @property
     def usual(self) -> CellEncoding:
-        """Form of cells if no schema describes them."""
+        """Encoding of cells without a schema."""
         return CellEncoding(decimals="string")
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
-        """Return the table of each message, by ``table``, ``schema`` and ``db``.  O(bytes)."""
+        """Return the table of each message, as columns ``table``, ``schema`` and ``db``.  O(bytes)."""
         raise NotImplementedError
 
     def owner(self, value: pa.Array) -> Own | None:
-        """See `Format`."""
+        """Return a function that marks messages of the named table.  See `Format`."""
         return (
             None
             if self.table is None
@@ -106,11 +107,11 @@ class Enveloped(Format):
         )
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
-        """Read the events of messages.  Marks unreadable messages in ``bad``."""
+        """Read the events of messages, and mark unreadable messages in ``bad``."""
         raise NotImplementedError
 
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
-        """See `Format`."""
+        """Convert messages to upserts.  See `Format`."""
         read = self.read(messages, target, bad)
         codes, table = self._classify_messages(read, messages, target, bad)
         waits = self.table is not None and target.table is None
@@ -133,9 +134,9 @@ class Enveloped(Format):
     def _classify_messages(
         self, read: EnvelopeEvents, messages: Messages, target: MessageTarget, bad: BadMessages
     ) -> tuple[Ints, str | None]:
-        """Return the code of each message, and the table of all.
+        """Return the code of each event, and the table of the messages.
 
-        Unreadable messages and messages of other tables get the code `NOTHING`.
+        Events of unreadable messages and of other tables get the code `NOTHING`.
         """
         codes, wrong = read.codes.copy(), read.inside.wrong
         if wrong.any():
@@ -151,7 +152,7 @@ class Enveloped(Format):
             bad.mark(read.of[np.isin(codes, _DO) & silent], reason)
             others = ~compute_table_mask(self.table, read.source) & ~(
                 silent & (codes == UNKNOWN)
-            )  # no event is of no table
+            )  # a message that is no event has no table
             codes[others & (codes != TOMBSTONE)] = NOTHING
             codes[~compute_topic_mask(self.table, messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
         table = self._resolve_table(codes, read, target.table, bad)
@@ -163,7 +164,7 @@ class Enveloped(Format):
     def _resolve_table(self, codes: Ints, read: EnvelopeEvents, own: str | None, bad: BadMessages) -> str | None:
         """Return the table of the messages: ``own``, or the first table that a message names.
 
-        Messages of other tables are marked bad, with the code `NOTHING`.
+        Messages of other tables are marked as bad and get the code `NOTHING`.
         """
         names = pc.if_else(pa.array(np.isin(codes, _DO)), build_table_names(read.source), None)
         table, others = resolve_table_name(own, pc.unique(names).drop_null().to_pylist())
@@ -193,9 +194,9 @@ class Enveloped(Format):
         target: MessageTarget,
         bad: BadMessages,
     ) -> tuple[dict[str, pa.Array], dict[str, Bools]]:
-        """Build the cells of upserts by column, and mark the unavailable ones.
+        """Build the columns of upserts, and mark the unavailable cells by column.
 
-        Deletes only have the cells of the key and of the order.
+        Deletes only have values in the key columns and the order columns.
         """
         columns, absent = dict[str, pa.Array](), dict[str, Bools]()
         inside, gone = read.inside, np.flatnonzero(deleted)
@@ -226,7 +227,7 @@ class Enveloped(Format):
         target: MessageTarget,
         bad: BadMessages,
     ) -> dict[str, pa.Array]:
-        """Return the columns that deletes need: from the message's key, else from ``before``."""
+        """Return the key and order columns of deletes, from the message key, else from the old row."""
         out, some = {}, read.inside.take(gone)
         keyed = read_key_cells(messages, at[gone], target, self.usual)
         for name in dict.fromkeys((*target.key, *target.deciding)):
@@ -241,7 +242,7 @@ class Enveloped(Format):
     ) -> Upserts:
         """Add a delete of the old key for each update that changed the key.
 
-        Some connectors send no delete for it.
+        Some connectors do not send this delete.
         """
         changed = np.zeros(made.deleted.size, np.bool_)
         for name in target.key:
@@ -260,7 +261,7 @@ class Enveloped(Format):
             old = pa.nulls(rows.size, column.type)
             if name in (*target.key, *target.deciding):
                 old = read_column_at_path(some, read.before, target.columns.field(name), self.usual, made.at[rows], bad)
-                old = _coalesce(old, column.take(pa.array(rows)))  # what did not change may not be there
+                old = _coalesce(old, column.take(pa.array(rows)))  # the old row may lack unchanged values
             columns[name] = pa.concat_arrays([column, old]).take(take)
         which = np.asarray(take)
         return made._replace(
@@ -273,7 +274,7 @@ class Enveloped(Format):
 
 
 def map_operation_codes(types: pa.Array, known: dict[str, int]) -> Ints:
-    """Map the types of messages to codes."""
+    """Map the operation names of messages to codes."""
     texts = types.cast(pa.string()).dictionary_encode()
     codes = np.array([*(known.get(each, UNKNOWN) for each in texts.dictionary.to_pylist()), UNKNOWN])
     out: Ints = codes[np.asarray(pc.fill_null(texts.indices, codes.size - 1))]
@@ -281,9 +282,9 @@ def map_operation_codes(types: pa.Array, known: dict[str, int]) -> Ints:
 
 
 def _coalesce(one: pa.Array, other: pa.Array) -> pa.Array:
-    """Return the values of one column, with nulls filled from another.
+    """Fill the nulls of a column from another one.
 
-    Arrow does not do this for extension types.
+    Arrow's ``coalesce`` does not support extension types.
     """
     if not isinstance(one.type, pa.BaseExtensionType):
         return pc.coalesce(one, other)
@@ -291,22 +292,19 @@ def _coalesce(one: pa.Array, other: pa.Array) -> pa.Array:
 
 
 def _mark_missing_values(name: str, messages: Ints, bad: BadMessages) -> None:
-    """Mark messages that lack a value although the key of their row is new.
-
-    The stored value is under the old key.
-    """
+    """Mark messages as bad that lack a value for a new key, because the stored value has the old key."""
     remedy = "alter table ... replica identity full, so that the source writes it from then on, and begin a new state"
     bad.mark(messages, f"column {name!r} is unavailable, and the row's key changed, so nothing stored has it: {remedy}")
 
 
 def _describe_other_table(table: str, own: str, kind: str) -> str:
-    """Describe a message of another table than the rest of its batch."""
+    """Build the reason for a message from another table than the rest of its batch."""
     remedy = f"name one, dd.formats.{kind}(table={own!r})"
     return f"its table is {shorten(table, 80)!r}, that of others {shorten(own, 80)!r}: {remedy}"
 
 
 def _mark_repeated_keys(messages: Messages, rows: Ints) -> Bools:
-    """Mark the messages with the key of the message before; messages without keys count as equal."""
+    """Mark the messages with the same key as the previous one; messages without keys count as equal."""
     if messages.key is None or not rows.size:
         return np.ones(rows.size, np.bool_)
     one, other = (messages.key.take(pa.array(each)) for each in (rows, rows - 1))

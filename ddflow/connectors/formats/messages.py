@@ -1,24 +1,8 @@
-"""Messages as a broker gives them: the value, the key and the origin of each, its table, and its place in the log.
+"""Hold a batch of messages from a broker, and compute the table and the log position of each message.
 
-Guarantees: the table, schema and database of a message are read from the message itself. Places in a log compare as
-numbers, so events of one source have a total order.
-
->>> came = Messages(pa.table({"value": [b'{"id": 1}', b"\\xff"], "offset": [7, 8], "topic": ["t"] * 2}), "'t'", 0)
->>> came.value.to_pylist(), came.broken.tolist(), came.locate_message(1)
-(['{"id": 1}', None], [False, True], 'offset 8 of t')
-
->>> resolve_table_name("orders", ["a.orders", "orders", "b.orders"])
-('a.orders', ['b.orders'])
->>> source = {"table": ["t", "u"], "schema": ["a", "a"], "db": [None, None]}
->>> every = {name: pa.array(cells, pa.string()) for name, cells in source.items()}
->>> build_table_names(every).to_pylist(), compute_table_mask("a.t",
-...     every).tolist(), compute_ambiguous_table_mask("shop.a.t",
-...     every).tolist()
-(['a.t', 'a.u'], [True, False], [True, False])
->>> count_messages_by_table(every, np.array([True, True])), is_table_name("a.t", "shop.a.t")
-({'a.t': 1, 'a.u': 1}, True)
->>> find_nearest_table("orderz", ["shop.orders", "shop.us"])
-'shop.orders'
+`Messages` checks and converts the columns of a batch. The functions for tables compare names that may lack the schema
+or the database. `build_order_columns` converts log positions to integers, so that events of one source have a total
+order.
 
 >>> source = {"lsn": pa.array([None, None]), "file": pa.array(["mysql-bin.000007"] * 2), "pos": pa.array(["4", "120"]),
 ...           "row": pa.array(["0", "3"])}
@@ -43,26 +27,32 @@ from ddflow.errors import ErrorText, Option, Row, SchemaMismatch
 
 VALUE: Final = "value"
 COLUMNS: Final = (VALUE, "key", "topic", "partition", "offset", "timestamp")
-"""What a batch of messages may have."""
+"""Columns of a batch of messages."""
 IGNORED: Final = ("headers", "timestampType", "timestamp_type")
-"""What it may have besides, because consumers and Spark give it."""
+"""Columns that are allowed and ignored, because consumers and Spark add them."""
 FILE: Final = "file"
 LINE: Final = "line"
-"""Of messages that were read from files: where each stands, lines from 1 on."""
+"""Columns of messages from files: the file and the line, counted from 1."""
 
 
 class Messages:
-    """``given``: the table.  ``what``: how messages call the input.  ``first``: the row number of the first one.
+    """Batch of messages.
 
-    ``value``, ``key``: text or structs; ``broken``: which values are no UTF-8, and null.  ``offset``, ``partition``:
-    int64, None where there are none; ``topic``, ``timestamp``: likewise.
+    ``given``: the table of messages.  ``what``: the name of the input in errors.  ``first``: the row number of its
+    first message.  ``value``, ``key``: text or structs.  ``broken``: marks values that are not UTF-8 and became null.
+    ``offset``, ``partition``: int64, or None without such a column.  ``topic``, ``timestamp``: None without such a
+    column.
 
-    Raises `SchemaMismatch` for other columns, and types that are not those of messages.
+    Raises `SchemaMismatch` for unknown columns and for invalid types.
+
+    >>> came = Messages(pa.table({"value": [b'{"id": 1}', b"\\xff"], "offset": [7, 8], "topic": ["t"] * 2}), "'t'", 0)
+    >>> came.value.to_pylist(), came.broken.tolist(), came.locate_message(1)
+    (['{"id": 1}', None], [False, True], 'offset 8 of t')
     """
 
     def __init__(self, given: pa.Table, what: str, first: int) -> None:
         self.table, self.what, self.first, self.rows = given, what, first, given.num_rows
-        if not given.num_columns and not given.num_rows:  # as [] and {} are
+        if not given.num_columns and not given.num_rows:  # like [] and {}
             given = self.table = pa.table({VALUE: pa.nulls(0, pa.string())})
         names = given.column_names
         if VALUE not in names:
@@ -84,9 +74,9 @@ class Messages:
         self.topic = None if topic is None or pat.is_null(topic.type) else topic
         self.timestamp = there.get("timestamp")
         self.exact: Any = False
-        """Which messages are read to the last digit, whatever their columns; as of `objects`."""
+        """Marks of messages to parse to the last digit, as for `parse_objects`."""
         self.own: Callable[[Any], str | None] = lambda value: None
-        """As `Format.place`."""
+        """Function that describes the position of a message, from `Format.place`."""
 
     def _convert_to_text(self, name: str, column: pa.Array) -> tuple[pa.Array, Bools]:
         """Convert a column to text, or keep its structs; mark the values that are not UTF-8."""
@@ -114,12 +104,12 @@ class Messages:
         return there[name].cast(pa.int64())
 
     def locate_message(self, row: int) -> str | Row:
-        """Return what an error calls a message: its position, or its row.  O(1)."""
+        """Return the name of a message in errors: its position, or its row.  O(1)."""
         position = self.describe_position(row)
         return Row(self.first + row) if position.startswith("row ") else position
 
     def describe_position(self, row: int) -> str:
-        """Describe the place of a message: a line, an offset, the format's words, or a row.  O(its bytes)."""
+        """Describe the position of a message by line, by offset, by the format, or by row.  O(its bytes)."""
         line, file = (self.table.column(n)[row].as_py() if n in self.table.column_names else None for n in (LINE, FILE))
         if line is not None:
             return f"line {line:,}" + ("" if file is None else f" of {file}")
@@ -132,7 +122,7 @@ class Messages:
         return f"offset {offset}" + ("" if of is None else f" of {of}")
 
     def get_original_bytes(self, rows: Any) -> pa.Array:
-        """Return the original values of some messages in bytes; structs as Python formats them."""
+        """Return the original values of messages as bytes; structs as their Python representation."""
         some = self.raw.take(pa.array(rows, pa.int64()))
         if pat.is_struct(some.type):
             return pa.array([None if each is None else repr(each).encode() for each in some.to_pylist()], pa.binary())
@@ -140,7 +130,7 @@ class Messages:
 
 
 def wrap_rows_as_messages(given: pa.Table) -> pa.Table:
-    """Convert rows to messages with structs of their columns as values.  O(columns), O(rows) in several chunks."""
+    """Convert rows to messages with structs as values.  O(columns), or O(rows) if columns have several chunks."""
     columns = [decode_array(to_array(column)) for column in given.columns]
     if not columns:
         return pa.table({VALUE: pa.nulls(0, pa.struct([]))})
@@ -152,27 +142,41 @@ def _flatten_column(given: pa.Table, name: str) -> pa.Array:
 
 
 PARTS: Final = ("table", "schema", "db")
-"""What a message may say of its table."""
+"""Parts of a table name in a message."""
 Source = Mapping[str, pa.Array]
-"""By `PARTS`, what messages say."""
+"""Columns with the table names of messages, by `PARTS`."""
 
 
 def build_table_names(source: Source) -> pa.Array:
-    """Return the whole name of each message's table; null if the message names no table.  O(n)."""
+    """Return the full table name of each message; null if the message names no table.  O(n)."""
     table, schema, db = _get_table_name_parts(source)
-    db = pc.if_else(pc.fill_null(pc.equal(db, schema), False), None, db)  # MySQL's database is its schema
+    db = pc.if_else(pc.fill_null(pc.equal(db, schema), False), None, db)  # in MySQL, database and schema are the same
     return pc.binary_join_element_wise(db, schema, table, pc.if_else(table.is_valid(), ".", None), null_handling="skip")
 
 
 def match_table_names(one: str | None, other: str) -> str | None:
-    """Return the longer of two names of one table; None if they name two tables.  O(1)."""
+    """Return the longer of two names for the same table; None if they name different tables.  O(1)."""
     if one is None or other == one or other.endswith(f".{one}"):
         return other
     return one if one.endswith(f".{other}") else None
 
 
 def resolve_table_name(own: str | None, names: Iterable[str]) -> tuple[str | None, list[str]]:
-    """Return the longest name of the messages' table, and the ``names`` of other tables.  O(names)."""
+    """Return the longest name that matches ``own``, and the ``names`` of other tables.  O(names).
+
+    >>> resolve_table_name("orders", ["a.orders", "orders", "b.orders"])
+    ('a.orders', ['b.orders'])
+    >>> source = {"table": ["t", "u"], "schema": ["a", "a"], "db": [None, None]}
+    >>> every = {name: pa.array(cells, pa.string()) for name, cells in source.items()}
+    >>> build_table_names(every).to_pylist(), compute_table_mask("a.t",
+    ...     every).tolist(), compute_ambiguous_table_mask("shop.a.t",
+    ...     every).tolist()
+    (['a.t', 'a.u'], [True, False], [True, False])
+    >>> count_messages_by_table(every, np.array([True, True])), is_table_name("a.t", "shop.a.t")
+    ({'a.t': 1, 'a.u': 1}, True)
+    >>> find_nearest_table("orderz", ["shop.orders", "shop.us"])
+    'shop.orders'
+    """
     others = []
     for name in names:
         both = match_table_names(own, name)
@@ -184,7 +188,7 @@ def resolve_table_name(own: str | None, names: Iterable[str]) -> tuple[str | Non
 
 
 def compute_table_mask(name: str, source: Source) -> Bools:
-    """Mark the messages of the given table.  O(n)."""
+    """Mark the messages of a table.  O(n)."""
     *before, last = name.split(".")
     table, schema, db = _get_table_name_parts(source)
     out = pc.equal(table, last)
@@ -196,18 +200,18 @@ def compute_table_mask(name: str, source: Source) -> Bools:
 
 
 def is_table_name(table: str, name: str) -> bool:
-    """Return whether a whole name from a message is a name of the given table.  O(1)."""
+    """Return whether the full name from a message matches a table name, which may be shorter.  O(1)."""
     return name == table or name.endswith(f".{table}")
 
 
 def count_messages_by_table(source: Source, which: Bools) -> dict[str, int]:
-    """Count some messages by the whole name of their table.  O(n)."""
+    """Count the marked messages by their full table name.  O(n)."""
     coded = build_table_names(source).filter(pa.array(which)).drop_null().dictionary_encode()
     return dict(zip(coded.dictionary.to_pylist(), np.bincount(coded.indices).tolist(), strict=True))
 
 
 def find_nearest_table(name: str, tables: Iterable[str]) -> str | None:
-    """Return the table that a name may have meant; compares as many parts as both have.  O(tables)."""
+    """Return the table with the most similar name, compared by their common parts; None without one.  O(tables)."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         ends = {".".join(each.split(".")[-count:]): each for each in tables if each.count(".") >= count - 1}
@@ -217,7 +221,7 @@ def find_nearest_table(name: str, tables: Iterable[str]) -> str | None:
 
 
 def compute_ambiguous_table_mask(name: str, source: Source) -> Bools:
-    """Mark the messages without enough of a name to compare with the given table.  O(n)."""
+    """Mark the messages whose table name has too few parts for a comparison with a table.  O(n)."""
     *before, last = name.split(".")
     table, schema, db = _get_table_name_parts(source)
     lacks = pa.array(np.zeros(len(table), np.bool_))
@@ -230,7 +234,7 @@ def compute_ambiguous_table_mask(name: str, source: Source) -> Bools:
 
 
 def compute_topic_mask(name: str, messages: Messages) -> Bools:
-    """Mark the messages of a topic of that table: a tombstone has no other sign of its table.  O(n)."""
+    """Mark the messages whose topic is named after a table; tombstones name their table only there.  O(n)."""
     if messages.topic is None:
         return np.zeros(messages.rows, np.bool_)
     own = pc.or_(pc.equal(messages.topic, name), pc.ends_with(messages.topic, f".{name}"))
@@ -246,7 +250,7 @@ ROW: Final = "_row"
 
 
 def build_order_columns(source: dict[str, pa.Array], messages: Messages, of: Any) -> dict[str, pa.Array]:
-    """Build the order columns of events; ``of``: the message of each.  O(n)."""
+    """Build the order columns of events.  ``of``: the message of each event.  O(n)."""
     n = of.size
     source = {name: pa.nulls(n, pa.string()) for name in ("lsn", "file", "pos", "row")} | source
     place = parse_integers(source["lsn"])
@@ -258,13 +262,13 @@ def build_order_columns(source: dict[str, pa.Array], messages: Messages, of: Any
         place = pc.coalesce(place, both)
     if place.null_count and messages.offset is not None:
         place = pc.coalesce(place, messages.offset.take(pa.array(of)))
-    # A row within nothing known orders nothing.
+    # Without a position, the row in a message orders nothing.
     row = pc.if_else(pc.is_valid(place), pc.fill_null(parse_integers(source["row"]), 0), 0)
     return {POSITION: place, ROW: row}
 
 
 def parse_integers(cells: pa.Array) -> pa.Array:
-    """Convert texts to integers; other texts become null.  O(n)."""
+    """Convert texts to integers; invalid texts become null.  O(n)."""
     try:
         return cells.cast(pa.int64())
     except pa.ArrowInvalid:
@@ -275,9 +279,9 @@ def parse_integers(cells: pa.Array) -> pa.Array:
 def fill_missing_positions(
     order: dict[str, pa.Array], lacking: Bools, messages: Messages, at: Any
 ) -> dict[str, pa.Array]:
-    """Fill missing positions from the next event of the partition that has one, else from the last.
+    """Fill missing positions from the next event of the same partition with a position, else from the previous one.
 
-    ``lacking``: which may be filled.  ``at``: the message of each.  O(n log n) if some are missing.
+    ``lacking``: marks events to fill.  ``at``: the message of each event.  O(n log n) if positions are missing.
     """
     known = np.asarray(order[POSITION].is_valid())
     rows = np.flatnonzero(lacking & ~known)

@@ -1,17 +1,10 @@
-"""Messages of Maxwell and of Canal: a MySQL binlog as JSON.
+"""Decode messages of Maxwell and Canal, which write MySQL's binlog as JSON.
 
-Invariant: an insert or an update upserts its ``data``, a delete deletes the key in it; ``old`` is read for keys that
-changed, and has only what changed. Bootstraps of Maxwell are inserts. Statements that change tables are ignored, but
-for Canal's TRUNCATE, which cuts the batch. Canal has several rows a message, and every value as text. Order is the
-position that Maxwell writes with ``output_binlog_position``, else the offset, and the place in the message.
+An insert or an update upserts the row in ``data``, and a delete deletes its key. Maxwell's bootstrap rows are inserts.
+``old`` holds only changed values and is read to find changed keys. DDL statements are ignored, except that Canal's
+TRUNCATE cuts the batch. A message of Canal holds several rows, with every value as text.
 
->>> from ddflow.connectors.formats.base import decode_messages, build_events_schema
->>> format, columns = canal(), pa.schema({"id": pa.int64(), "v": pa.string()})
->>> target = MessageTarget("'o'", columns, ("id",), (), True, build_events_schema(format, columns, True))
->>> came = '{"table": "o", "type": "INSERT", "data": [{"id": "1", "v": "x"}, {"id": "2", "v": null}]}'
->>> came = pa.table({"value": [came], "offset": [5]})
->>> decode_messages(format, came, target).rows.select(["id", "v", "_row"]).to_pylist()
-[{'id': 1, 'v': 'x', '_row': 0}, {'id': 2, 'v': None, '_row': 1}]
+Order: the position that Maxwell writes with ``output_binlog_position``, else the offset; then the row in the message.
 """
 
 import json
@@ -55,21 +48,21 @@ _CANAL: Final = {"INSERT": UPSERT, "UPDATE": UPSERT, "DELETE": DELETE, "TRUNCATE
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class maxwell(Enveloped):
-    """Messages of Maxwell, bootstraps included.
+    """Format of Maxwell's messages, including bootstraps.
 
     Parameters
     ----------
     table, on_bad
-        As of `debezium`; a table is ``"orders"`` or ``"shop.orders"``.
+        As in `debezium`; a table is ``"orders"`` or ``"shop.orders"``.
 
     Raises
     ------
     SpecError
-        For an option that is none.
+        For an invalid option.
 
     Notes
     -----
-    Events are ordered by ``position`` where Maxwell writes it (``output_binlog_position``), else by offset.
+    Events are ordered by ``position`` if Maxwell writes it (``output_binlog_position``), else by offset.
 
     Examples
     --------
@@ -84,15 +77,15 @@ class maxwell(Enveloped):
     row_path: ClassVar[Path] = ("data",)
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
-        """See `Enveloped`."""
+        """Return the table of each message.  See `Enveloped`."""
         return _read_table_names(value)
 
     def examples(self, values: pa.Array) -> ExampleRows:
-        """See `Format`: the rows after changes, or of deletes."""
+        """Return the rows after changes, and the deleted rows.  See `Format`."""
         return find_example_rows(values, ["$.data"])
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
-        """See `Enveloped`."""
+        """Read the events of messages.  See `Enveloped`."""
         rows = {field.name: build_json_shape(field.type) for field in target.columns}
         old = {name: rows[name] for name in (*target.key, *target.deciding)}
         top = dict.fromkeys(("type", "table", "database", "position"), TEXT)
@@ -114,22 +107,30 @@ class maxwell(Enveloped):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class canal(Enveloped):
-    """Messages of Canal, as flat JSON, with several rows each.
+    """Format of Canal's messages in flat JSON, with several rows in each message.
 
     Parameters
     ----------
     table, on_bad
-        As of `maxwell`.
+        As in `maxwell`.
 
     Raises
     ------
     SpecError
-        For an option that is none.
+        For an invalid option.
 
     Examples
     --------
     >>> canal(table="orders")
     dd.formats.canal(table='orders')
+
+    >>> from ddflow.connectors.formats.base import decode_messages, build_events_schema
+    >>> format, columns = canal(), pa.schema({"id": pa.int64(), "v": pa.string()})
+    >>> target = MessageTarget("'o'", columns, ("id",), (), True, build_events_schema(format, columns, True))
+    >>> came = '{"table": "o", "type": "INSERT", "data": [{"id": "1", "v": "x"}, {"id": "2", "v": null}]}'
+    >>> came = pa.table({"value": [came], "offset": [5]})
+    >>> decode_messages(format, came, target).rows.select(["id", "v", "_row"]).to_pylist()
+    [{'id': 1, 'v': 'x', '_row': 0}, {'id': 2, 'v': None, '_row': 1}]
     """
 
     kind: ClassVar[str] = "canal"
@@ -138,11 +139,11 @@ class canal(Enveloped):
     row_path: ClassVar[Path] = ("data", 0)
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
-        """See `Enveloped`."""
+        """Return the table of each message.  See `Enveloped`."""
         return _read_table_names(value)
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """See `Format`: as MySQL calls them."""
+        """Return the types of columns from their MySQL types in the messages.  See `Format`."""
         out, first = dict[str, pa.DataType](), self.columns(messages)
         for name in names:
             types = json.loads(messages.value[first[name]].as_py()).get("mysqlType")
@@ -150,7 +151,7 @@ class canal(Enveloped):
         return out
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
-        """See `Enveloped`."""
+        """Read the events of messages.  See `Enveloped`."""
         rows: dict[str, Any] = {field.name: build_json_shape(field.type) for field in target.columns}
         old = {name: rows[name] for name in (*target.key, *target.deciding)}
         top = dict.fromkeys(("type", "isDdl", "table", "database"), TEXT)
@@ -163,7 +164,7 @@ class canal(Enveloped):
         counts = np.asarray(pc.fill_null(pc.list_value_length(data), 0)).astype(np.int64)
         codes[(codes < NOTHING) & (counts == 0)] = UNKNOWN
         counts[codes >= NOTHING] = 0
-        # A message without rows is an event, too.
+        # A message without rows is an event too.
         sizes = np.maximum(counts, 1)
         of = np.repeat(np.arange(messages.rows), sizes)
         place = np.arange(of.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -178,13 +179,13 @@ class canal(Enveloped):
 
 
 def _read_table_names(value: pa.Array) -> dict[str, pa.Array]:
-    """Return the table of each message."""
+    """Return the table, schema and database of each message."""
     inside = parse_messages(value, dict.fromkeys(("table", "database"), TEXT))
     return {"table": inside.get_cells("table"), **dict.fromkeys(("schema", "db"), inside.get_cells("database"))}
 
 
 def _take_list_elements(lists: pa.Array, of: Ints, place: Ints, listed: Bools) -> pa.Array:
-    """Take one element of a list for each event; null if the list is shorter."""
+    """Return one list element for each event; null if the list is shorter."""
     if not pa.types.is_list(lists.type):
         return pa.nulls(of.size, pa.struct([]))
     begins = np.asarray(lists.offsets).astype(np.int64)
@@ -197,7 +198,7 @@ def _take_list_elements(lists: pa.Array, of: Ints, place: Ints, listed: Bools) -
 
 
 def _fill_old_rows_of_deletes(read: EnvelopeEvents, target: MessageTarget) -> EnvelopeEvents:
-    """Return the events with the data of a delete as its old row: a delete has no ``old``."""
+    """Use the ``data`` of deletes as their old rows, because a delete has no ``old``."""
     deletes = read.codes == DELETE
     if not deletes.any():
         return read

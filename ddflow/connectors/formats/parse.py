@@ -1,19 +1,11 @@
-"""JSON text into columns, by DuckDB's parser: the one place that calls it.
+"""Parse JSON text to columns with DuckDB's parser; no other module calls DuckDB.
 
-Invariant: a scalar comes out as the text that stands in the JSON (a string without its quotes and escapes), so no digit
-of an integer is lost. DuckDB reads a fraction as a double and writes the double's own text, so `parse_objects` parses a
-message again if a column that keeps digits (`WORDS`, `QUOTED`) may have lost some: its fractions are strings then,
-which carry a mark, and the mark is taken off the result. Nothing is null but null, what is missing, and what lies
-within something of another shape. Whatever is no JSON is marked, and the rows beside it are read all the same. One
-core; some 1.2 us a message of 600 bytes.
+Scalars become their JSON text, without the quotes and escapes of strings, so integers keep all digits. A value is null
+only if it is null or missing in the JSON, or if its parent has another shape. Invalid JSON is marked and does not
+affect other rows. Parsing uses one core.
 
->>> texts = pa.array(['{"id": 12345678901234567890, "of": {"v": "x"}}', "{", None])
->>> read, wrong = parse_objects(texts, {"of": {"v": TEXT}})
->>> read.to_pylist(), wrong.tolist()
-([{'of': {'v': 'x'}}, None, None], [False, True, False])
->>> text = pa.array(['{"a": 1.10, "b": [1.10], "c": 1.10}'])
->>> parse_objects(text, {"a": TEXT, "b": [WORDS], "c": QUOTED})[0].to_pylist()
-[{'a': '1.10', 'b': ['1.10'], 'c': '1.10'}]
+DuckDB reads a fraction as a double, which may lose digits. If a column must keep them (`WORDS`, `QUOTED`),
+`parse_objects` parses such messages again with the fractions as marked strings, and removes the marks afterwards.
 """
 
 import json
@@ -32,35 +24,46 @@ from ddflow.columns.schema import to_array
 from ddflow.errors import import_extra
 
 TEXT: Final = "VARCHAR"
-"""The shape of a scalar that a type reads later: its text, and of a fraction the text of the nearest double."""
+"""Shape of a scalar as text for a later cast; a fraction becomes the text of the nearest double."""
 WORDS: Final = "STRING"
-"""The shape of a scalar that stays text: its text, to the last digit.  DuckDB takes it for `TEXT`."""
+"""Shape of a scalar as text with all digits.  DuckDB treats it like `TEXT`."""
 QUOTED: Final = "JSON"
-"""The shape that tells strings, in their quotes, from numbers with all their digits."""
+"""Shape of a scalar as JSON: strings keep their quotes, and numbers keep all digits."""
 LOOSE: Final = "json"
-"""The same, if digits beyond a double's are not needed."""
+"""Shape like `QUOTED`, but fractions keep only the digits of a double."""
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 _LOCAL = threading.local()
 _MARK: Final = f"n{secrets.token_hex(10)}"
-"""The begin of a string that was a number.  It is random, so no message has it."""
+"""Prefix of strings that were numbers.  It is random, so no message contains it."""
 _NEXT: Final = r'((?:[^"0-9]|"(?:[^"\\]|\\.)*"|[0-9]+)*?)(-?[0-9]+[.eE][0-9.eE+-]*|-0|$)'
-"""What is in front of the next fraction, and it; at last the end."""
+"""Pattern with two groups: the text before the next fraction, and the fraction or the end."""
 _MARKED: Final = f'"?{_MARK}([0-9.eE+-]+)"?'
 _CHANGED: Final = {
     QUOTED: r"-?[0-9.]*([0-9.]{17}|[0-9]{16}[eE]|[eE][+-]?[0-9]{3})",
     WORDS: r"(-?[0-9]+[.eE]|-0)",
 }
-"""The begin of a number that a double may change: its value, if it has more than 15 digits or is near the ends of a
-double's range, or its text."""
+"""Pattern by shape for the start of a number that a double may change.
+
+For `QUOTED` the value may change, if the number has more than 15 digits or is near the limits of a double. For `WORDS`
+the text may change.
+"""
 _WORD: Final = r"^-?[0-9]+[.eE]|^0$|^[\[{].*[0-9]"
-"""Texts that may be such numbers, or hold some, as DuckDB writes them."""
+"""Pattern for texts from DuckDB that may be such numbers, or contain them."""
 
 
 def parse_objects(text: pa.Array, shape: Any, exact: Any = False) -> tuple[pa.Array, Bools]:
     """Parse JSON texts to a ``shape``, and mark the invalid ones.  O(bytes).
 
-    ``shape``: `TEXT`, `WORDS`, `QUOTED`, a dict of shapes by name, or a list of one shape.  ``exact``: marks texts to
-    read to the last digit, whatever the shape.
+    ``shape``: `TEXT`, `WORDS`, `QUOTED`, a dict of shapes by name, or a list with one shape.  ``exact``: marks texts
+    to parse to the last digit, whatever the shape.
+
+    >>> texts = pa.array(['{"id": 12345678901234567890, "of": {"v": "x"}}', "{", None])
+    >>> read, wrong = parse_objects(texts, {"of": {"v": TEXT}})
+    >>> read.to_pylist(), wrong.tolist()
+    ([{'of': {'v': 'x'}}, None, None], [False, True, False])
+    >>> text = pa.array(['{"a": 1.10, "b": [1.10], "c": 1.10}'])
+    >>> parse_objects(text, {"a": TEXT, "b": [WORDS], "c": QUOTED})[0].to_pylist()
+    [{'a': '1.10', 'b': ['1.10'], 'c': '1.10'}]
     """
     sql = f"from_json(v, {quote_sql_literal(json.dumps(shape))})"
     made, wrong = evaluate_sql_on_json(text, sql)
@@ -71,28 +74,28 @@ def parse_objects(text: pa.Array, shape: Any, exact: Any = False) -> tuple[pa.Ar
 
 
 def replace_cells(cells: pa.Array, rows: Any, found: pa.Array) -> pa.Array:
-    """Return cells of any type with others at some rows.  O(cells)."""
+    """Replace the cells at some rows, for any type.  O(cells)."""
     which = np.arange(len(cells))
     which[rows] = len(cells) + np.arange(len(found))
     return pa.concat_arrays([cells, found]).take(pa.array(which))
 
 
 def evaluate_sql_keeping_digits(text: pa.Array, sql: str) -> pa.Array:
-    """Evaluate an expression over ``v`` on valid JSON texts, with all digits of their numbers.
+    """Evaluate a SQL expression over ``v`` on valid JSON texts, and keep all digits of numbers.
 
-    O(bytes); two to three times the time of `evaluate_sql_on_json`.
+    O(bytes), but slower than `evaluate_sql_on_json`.
     """
     return _unquote_fractions(evaluate_sql(_quote_fractions(text), sql))
 
 
 def _quote_fractions(text: pa.Array) -> pa.Array:
-    """Convert fractions and -0 in JSON texts to strings that begin with the mark.  O(bytes)."""
+    """Convert fractions and -0 in JSON texts to strings with the prefix `_MARK`.  O(bytes)."""
     marked = pc.replace_substring_regex(text.cast(pa.large_string()), _NEXT, rf'\1"{_MARK}\2"')
-    return pc.replace_substring(marked, f'"{_MARK}"', "")  # at the end of each
+    return pc.replace_substring(marked, f'"{_MARK}"', "")  # the empty match at the end of each text
 
 
 def _unquote_fractions(cells: pa.Array) -> pa.Array:
-    """Remove the marks of `evaluate_sql_keeping_digits` from cells of any shape."""
+    """Remove the prefixes of `_quote_fractions` from cells of any shape."""
     kind = cells.type
     if pat.is_struct(kind):
         return pa.StructArray.from_arrays(
@@ -108,7 +111,7 @@ def _unquote_fractions(cells: pa.Array) -> pa.Array:
 
 
 def _mark_rounded_texts(text: pa.Array, made: pa.Array, shape: Any) -> Bools:
-    """Mark the texts with a number that may have lost digits in a column that keeps them.  O(cells)."""
+    """Mark the texts with a number that may have lost required digits.  O(cells)."""
     out: Bools = np.zeros(len(text), np.bool_)
     for kind in (QUOTED, WORDS):
         rows = np.flatnonzero(mark_maybe_lossy_cells(made, shape, kind) & ~out)
@@ -122,13 +125,13 @@ def mark_lossy_numbers(
 ) -> Bools:
     """Mark the JSON texts with a number that may lose digits in columns of a ``kind``, `QUOTED` or `WORDS`.
 
-    O(bytes).  ``names``: the members that have such columns, if they are known.  ``between``: a pattern for the text
-    between such a name and its number; ``odd``: a pattern of a text that may have another text there.
+    O(bytes).  ``names``: the members with such columns, if known.  ``between``: a pattern for the text between a name
+    and its number.  ``odd``: a pattern for messages with other text there.
     """
     out = np.asarray(pc.match_substring_regex(text, rf"(^|[\[,:])\s*{_CHANGED[kind]}"))
     if names and all(each.isascii() and each.isidentifier() for each in names):
         rows = np.flatnonzero(out)
-        # A name may have escapes.
+        # A name may contain escapes.
         named = rf'"({"|".join(names)})"{between}([\[{{]|{_CHANGED[kind]})|\\u{odd and f"|{odd}"}'
         out = np.zeros(len(text), np.bool_)
         out[rows] = np.asarray(pc.match_substring_regex(text.take(pa.array(rows)), named))
@@ -136,7 +139,7 @@ def mark_lossy_numbers(
 
 
 def _find_members_of_shape(shape: Any, kind: str, name: str = "") -> set[str]:
-    """Return the members of objects, at any depth, that have the shape ``kind``.  ``name``: the member of ``shape``."""
+    """Return the names of members with the shape ``kind``, at any depth.  ``name``: the member with ``shape``."""
     if isinstance(shape, list):
         return _find_members_of_shape(shape[0], kind, name)
     if isinstance(shape, dict):
@@ -145,7 +148,7 @@ def _find_members_of_shape(shape: Any, kind: str, name: str = "") -> set[str]:
 
 
 def mark_maybe_lossy_cells(cells: pa.Array, shape: Any, kind: str) -> Bools:
-    """Mark the cells that may be, or contain, fractions in columns of a ``kind``.  O(cells), and little more."""
+    """Mark the cells that may be, or contain, fractions in columns of a ``kind``.  O(cells)."""
     out: Bools = np.zeros(len(cells), np.bool_)
     if isinstance(shape, dict):
         for name, inner in shape.items() if pat.is_struct(cells.type) else ():
@@ -167,11 +170,11 @@ def mark_maybe_lossy_cells(cells: pa.Array, shape: Any, kind: str) -> Bools:
 
 
 _BEGINS: Final = np.isin(np.arange(256), np.frombuffer(b"-0123456789[{", np.uint8))
-"""By byte, whether a number, a list or an object may begin with it."""
+"""Mark by byte: whether a number, a list or an object may begin with it."""
 
 
 def evaluate_sql_on_json(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
-    """Evaluate an expression over ``v`` on JSON texts, and mark the invalid ones.  O(bytes)."""
+    """Evaluate a SQL expression over ``v`` on JSON texts, and mark the invalid texts.  O(bytes)."""
     duckdb = import_duckdb()
     try:
         return evaluate_sql(text, sql), np.zeros(len(text), np.bool_)
@@ -181,7 +184,7 @@ def evaluate_sql_on_json(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
 
 
 def evaluate_sql(column: pa.Array, sql: str) -> pa.Array:
-    """Evaluate an expression over ``v`` on a column.  O(bytes).  Raises DuckDB's errors."""
+    """Evaluate a SQL expression over ``v`` on a column.  O(bytes).  Raises DuckDB's errors."""
     made = _get_thread_database().from_arrow(pa.table({"v": column})).project(f"{sql} as v").to_arrow_table()
     return to_array(made.column(0))
 
@@ -196,17 +199,17 @@ def decode_base64(text: pa.Array) -> pa.Array:
 
 
 def quote_sql_literal(text: str) -> str:
-    """Quote a text for SQL."""
+    """Quote a text as a SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def import_duckdb() -> Any:
-    """Import DuckDB, which reads messages.  Raises `MissingExtra`."""
+    """Import DuckDB, which parses messages.  Raises `MissingExtra`."""
     return import_extra("read messages", "duckdb", "duckdb")
 
 
 def _get_thread_database() -> Any:
-    """Return this thread's database in memory; a new one after a fork."""
+    """Return the in-memory database of this thread; create a new one after a fork."""
     if getattr(_LOCAL, "process", None) != os.getpid():
         _LOCAL.connection = import_duckdb().connect(":memory:", config={"threads": 1})
         _LOCAL.process = os.getpid()

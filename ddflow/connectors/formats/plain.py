@@ -1,16 +1,9 @@
-"""Messages that are rows, with their keys: JSON objects or structs, formats within formats, and rows written as
-messages.
+"""Decode messages that are rows, read the keys of messages, and write updates as messages.
 
-Guarantees: a wrapped message reads as it would alone. A written message is read back by the format of its name.
+`plain_json`, `custom`, `kcat` and `delta_cdf` are formats. `write` converts updates to the messages of a mode.
 
->>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, build_events_schema
->>> format, columns = plain_json(), pa.schema({"id": pa.int64(), "city": pa.string()})
->>> target = MessageTarget("'people'", columns, ("id",), (), True, build_events_schema(format, columns, True))
->>> came = pa.table({"key": ["1", "2"], "value": ['{"id": 1, "city": "Bern"}', None], "offset": [7, 8]})
->>> for row in decode_messages(format, came, target).rows.to_pylist():
-...     print(row)
-{'id': 1, 'city': 'Bern', '_position': 7, '_deleted': False}
-{'id': 2, 'city': None, '_position': 8, '_deleted': True}
+Guarantees: `kcat` decodes a wrapped message like the bare message. ``dd.formats.debezium(decimals="string")`` reads the
+messages of ``write(..., "debezium")``.
 
 >>> updates = pa.table({"id": [1, 1], "n": [5, 6], "_time": [3, 3], "_diff": [-1, 1]})
 >>> write(updates, "upsert", key="id").to_pylist()
@@ -49,7 +42,7 @@ from ddflow.errors import BadMessage, ErrorText, Option, SchemaMismatch, SpecErr
 
 
 def read_key_cells(messages: Messages, rows: Any, target: MessageTarget, how: CellEncoding) -> dict[str, pa.Array]:
-    """Return the key columns in the keys of some messages; nothing if messages have no key.  O(bytes).
+    """Return the key columns from the keys of messages; an empty dict if messages have no key.  O(bytes).
 
     >>> from ddflow.connectors.formats.base import MessageTarget
     >>> messages = Messages(pa.table({"value": ["", ""], "key": ['{"id": 7}', "8"]}), "'t'", 0)
@@ -74,7 +67,7 @@ def read_key_cells(messages: Messages, rows: Any, target: MessageTarget, how: Ce
 
 
 def _read_scalar_keys(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataType, how: CellEncoding) -> pa.Array:
-    """Read keys that are no objects: the value itself, in JSON, or as text."""
+    """Read keys that are not objects: a JSON scalar, plain text, or a scalar payload with a schema."""
     some = keys.take(pa.array(left))
     objects_here = pc.starts_with(pc.utf8_trim_whitespace(some), "{")
     body, _ = parse_objects(some, {"payload": WORDS})
@@ -88,22 +81,31 @@ def _read_scalar_keys(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataTy
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class plain_json(Format):
-    """Messages that are rows, as objects of JSON; one without a value deletes its key.
+    """Format of messages that are rows as JSON objects; a message without a value deletes its key.
 
     Parameters
     ----------
     decimals, binary, on_bad
-        As of `debezium`.
+        As in `debezium`.
 
     Raises
     ------
     SpecError
-        For an option that is none.
+        For an invalid option.
 
     Examples
     --------
     >>> plain_json(on_bad="drop")
     dd.formats.plain_json(on_bad='drop')
+
+    >>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, build_events_schema
+    >>> format, columns = plain_json(), pa.schema({"id": pa.int64(), "city": pa.string()})
+    >>> target = MessageTarget("'people'", columns, ("id",), (), True, build_events_schema(format, columns, True))
+    >>> came = pa.table({"key": ["1", "2"], "value": ['{"id": 1, "city": "Bern"}', None], "offset": [7, 8]})
+    >>> for row in decode_messages(format, came, target).rows.to_pylist():
+    ...     print(row)
+    {'id': 1, 'city': 'Bern', '_position': 7, '_deleted': False}
+    {'id': 2, 'city': None, '_position': 8, '_deleted': True}
     """
 
     decimals: Literal["precise", "string", "double"] = "string"
@@ -119,11 +121,11 @@ class plain_json(Format):
     row_path: ClassVar[Path] = ()
 
     def examples(self, values: pa.Array) -> ExampleRows:
-        """See `Format`: the messages themselves."""
+        """Return the messages themselves.  See `Format`."""
         return row_columns.find_example_rows(values, ["$"])
 
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
-        """See `Format`."""
+        """Convert messages to upserts.  See `Format`."""
         how = CellEncoding(decimals=self.decimals, binary=self.binary)
         inside = parse_messages(
             messages.value, {field.name: build_json_shape(field.type) for field in target.columns}, messages.exact
@@ -147,14 +149,14 @@ class plain_json(Format):
 def _fill_missing_keys(
     columns: dict[str, pa.Array], rows: Ints, messages: Messages, target: MessageTarget, how: CellEncoding
 ) -> None:
-    """Fill the missing key columns of rows from the keys of their messages."""
+    """Fill missing key columns from the keys of the messages."""
     for name, found in read_key_cells(messages, rows, target, how).items():
         lacking = columns[name].take(pa.array(rows)).is_null()
         columns[name] = replace_cells(columns[name], rows[np.asarray(lacking)], found.filter(lacking))
 
 
 def mark_non_objects(body: pa.Array, messages: Messages, deleted: Any, bad: BadMessages) -> None:
-    """Mark messages with JSON that is no object: they would be rows of nulls."""
+    """Mark messages as bad whose JSON is not an object; otherwise they would become rows of nulls."""
     if not is_text(messages.value.type) or not len(body):
         return
     empty = ~deleted
@@ -175,9 +177,9 @@ def read_column_at_path(
     bad: BadMessages,
     ignored: Bools | None = None,
 ) -> pa.Array:
-    """Return a column below a path in its type, and mark the messages of cells that do not fit.
+    """Return a column below a path in its declared type, and mark the messages of cells that do not fit.
 
-    ``at``: the message of each cell.  ``ignored``: cells that may be anything.
+    ``at``: the message of each cell.  ``ignored``: marks cells that may be invalid.
     """
     made, wrong = cast_column(inside, path, field.name, field.type, usual)
     if wrong is not None:
@@ -196,7 +198,7 @@ def read_column_at_path(
 def mark_bad_cell_messages(
     cells: pa.Array, rows: Ints, field: pa.Field, at: Ints, bad: BadMessages, how: Callable[[int], CellEncoding]
 ) -> None:
-    """Mark the messages of cells that do not fit their column; ``at``: the message of each.  ``how``: as of each."""
+    """Mark the messages of cells that do not fit.  ``at``: the message of each cell.  ``how``: its encoding."""
 
     def reason(n: int) -> str:
         cell, why = describe_unconvertible_cell(cells[int(rows[n])].as_py(), field.type, how(int(rows[n])))
@@ -207,7 +209,7 @@ def mark_bad_cell_messages(
 
 
 def _cast_function_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Array:
-    """Cast a column from a function to its type; text is read as in messages.  Raises `BadMessage`."""
+    """Cast a column from a function to its type; text is parsed like cells of messages.  Raises `BadMessage`."""
     cells, kind = decode_array(to_array(column)), field.type
     try:
         check_values(pa.table({field.name: cells}), asked)
@@ -227,25 +229,25 @@ def _cast_function_column(column: pa.ChunkedArray, field: pa.Field, asked: str) 
 
 
 def get_offsets(messages: Messages) -> pa.Array:
-    """Return the offsets of messages; null if they have none."""
+    """Return the offsets of messages; nulls if the messages have none."""
     return pa.nulls(messages.rows, pa.int64()) if messages.offset is None else messages.offset
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class custom(Format):
-    """Messages that a function of yours reads.
+    """Format of messages that your own function decodes.
 
     Parameters
     ----------
     function : callable
-        Takes a table of messages and gives rows, as anything that speaks Arrow: the declared columns, and if you like
-        ``_deleted`` (true where a row deletes its key) and ``_position`` (an integer that orders events; by
-        default the offset).  It must give the same rows each time.
+        Takes a table of messages and returns rows, as any object that supports Arrow: the declared columns, and
+        optionally ``_deleted`` (true for a row that deletes its key) and ``_position`` (an integer that orders events;
+        by default the offset).  It must return the same rows each time.
 
     Raises
     ------
     SpecError
-        For what cannot be called.
+        For an object that is not callable.
 
     Examples
     --------
@@ -266,10 +268,10 @@ class custom(Format):
             raise SpecError("dd.formats.custom", found, "give a function of a table of messages")
 
     def needs(self) -> None:
-        """Do nothing: it only needs its function."""
+        """Do nothing, because the format needs only its function."""
 
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
-        """See `Format`.  Raises `BadMessage` for an error of the function, and for rows that are no upserts."""
+        """Convert messages to upserts.  Raises `BadMessage` if the function fails or returns invalid rows."""
         asked = f"the format of {target.what}"
         try:
             made = to_table(self.function(messages.table), asked, target.columns)
@@ -294,7 +296,7 @@ class custom(Format):
 
 _LINE: Final = dict.fromkeys(("topic", "partition", "offset", "key", "payload"), TEXT)
 _USUAL: Final = r'"key"\s*:\s*("|null).*"payload"\s*:\s*("|null)'
-"""As kcat writes lines: it is found early."""
+"""Usual start of a line, which the regular expression finds early."""
 _NESTED: Final = r'"(payload|key)"\s*:\s*[-0-9\[{]'
 _FEED: Final = ("_change_type", "_commit_version", "_commit_timestamp")
 _CHANGES: Final = ("insert", "update_postimage", "update_preimage", "delete")
@@ -302,17 +304,17 @@ _CHANGES: Final = ("insert", "update_postimage", "update_preimage", "delete")
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class kcat(Format):
-    """Lines of a dump by ``kcat -J``; each holds a message of another format.
+    """Format of dumps by ``kcat -J``; each line wraps a message of another format.
 
     Parameters
     ----------
     of : Format
-        Of the messages within.
+        The format of the wrapped messages.
 
     Raises
     ------
     SpecError
-        For what is no format.
+        For an object that is not a format.
 
     Examples
     --------
@@ -339,21 +341,21 @@ class kcat(Format):
 
     @property
     def leaves_out(self) -> bool:
-        """Value of the inner format."""
+        """Whether the inner format may leave out single cells."""
         return self.of.leaves_out
 
     @property
     def of_tables(self) -> bool:
-        """Value of the inner format."""
+        """Whether messages of the inner format may name their table."""
         return self.of.of_tables
 
     @property
     def asked(self) -> str | None:
-        """Value of the inner format."""
+        """Table in the options of the inner format."""
         return self.of.asked
 
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
-        """See `Format`."""
+        """Unwrap the messages, and convert them to upserts with the inner format."""
         value = messages.value
         read, wrong = parse_objects(value, _LINE, _mark_nested_json_lines(value))
         lines = {name: pc.struct_field(read, name) for name in _LINE}
@@ -375,11 +377,11 @@ class kcat(Format):
         return made._replace(at=at, truncates=cuts)
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
-        """See `Format`: of the messages within."""
+        """Return the columns of the wrapped messages.  See `Format`."""
         return self.of.columns(self._extract_payloads(messages), known)
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """See `Format`: of the messages within."""
+        """Return the types of columns of the wrapped messages.  See `Format`."""
         return self.of.kinds(self._extract_payloads(messages), names)
 
     def _extract_payloads(self, messages: Messages) -> Messages:
@@ -387,20 +389,20 @@ class kcat(Format):
         return Messages(pa.table({"value": payload}), messages.what, messages.first)
 
     def examples(self, values: pa.Array) -> ExampleRows | None:
-        """See `Format`: of the messages within."""
+        """Return example rows from the wrapped messages.  See `Format`."""
         return self.of.examples(pc.struct_field(parse_objects(values, _LINE)[0], "payload").drop_null())
 
     def to_json(self) -> dict[str, Any]:
-        """See `Format`."""
+        """Return the kind, and the JSON of the inner format."""
         return {"kind": self.kind, "of": self.of.to_json()}
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the call that creates the format."""
         return f"dd.formats.kcat({self.of!r})"
 
 
 def _mark_nested_json_lines(lines: pa.Array) -> Bools:
-    """Mark the lines with a key or payload that is no text: inside text, quotes have backslashes.  O(bytes)."""
+    """Mark the lines with a key or payload that is not a string; quotes in strings have backslashes.  O(bytes)."""
     found: Bools = ~np.asarray(pc.fill_null(pc.match_substring_regex(lines, _USUAL), True))
     rows = np.flatnonzero(found)
     found[rows] = np.asarray(pc.match_substring_regex(lines.take(pa.array(rows)), _NESTED))
@@ -409,21 +411,21 @@ def _mark_nested_json_lines(lines: pa.Array) -> Bools:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class delta_cdf(Format):
-    """The change feed of a table of Delta Lake, from ``load_cdf`` or ``readChangeFeed``, as upserts.
+    """Format of change feeds of Delta Lake tables, from ``load_cdf`` or ``readChangeFeed``, as upserts.
 
     Parameters
     ----------
     on_bad : {"stop", "drop"}
-        As of `debezium`.
+        As in `debezium`.
 
     Raises
     ------
     SpecError
-        For an option that is none.
+        For an invalid option.
 
     Notes
     -----
-    Events are ordered by ``_commit_version``.  `ddflow.delta_cdf` takes the same rows as differences, without a key.
+    Events are ordered by ``_commit_version``.  `ddflow.delta_cdf` reads the same rows as differences, without a key.
 
     Examples
     --------
@@ -437,14 +439,14 @@ class delta_cdf(Format):
     row_path: ClassVar[Path] = ()
 
     def needs(self) -> None:
-        """Do nothing: rows have types."""
+        """Do nothing, because rows with types need no JSON parser."""
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
-        """See `Format`."""
+        """Return the columns of the rows, without the columns of the change feed.  See `Format`."""
         return {name: row for name, row in super().columns(messages, known).items() if name not in _FEED}
 
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
-        """See `Format`."""
+        """Convert rows of a change feed to upserts.  See `Format`."""
         rows = messages.value
         names = [field.name for field in rows.type]
         if lost := [name for name in ("_change_type", "_commit_version", *target.key) if name not in names]:
@@ -480,45 +482,45 @@ def write(
     epoch: int | None = None,
     committed: datetime | None = None,
 ) -> pa.Table:
-    """Convert updates to messages of Debezium, or to the columns of another mode.
+    """Convert updates to Debezium messages, or to the columns of another mode.
 
     Parameters
     ----------
-    updates : table or anything that speaks Arrow
-        As a step gives them: the row, ``_time`` and ``_diff``.  They count as one epoch: a row that left and came back
-        is not written.
+    updates : table or any object that supports Arrow
+        Updates as a step returns them: the row, ``_time`` and ``_diff``.  They count as one epoch, so a row that was
+        deleted and inserted again is not written.
     mode : {"debezium", "upsert", "changelog", "retract"}
         "debezium": ``key`` and ``value``, as JSON without a schema.  "upsert": the row and ``_deleted``, which is true
-        for a key whose row is gone; its other columns are null then.  "changelog" and "retract": as of `ddflow.sinks`.
+        for a deleted key; its other columns are null.  "changelog" and "retract": as in `ddflow.sinks`.
     key : str or sequence of str, optional
-        The columns that identify a row at the end of the epoch.  "upsert" needs it; with it "debezium" and "changelog"
-        tell updates.
+        The columns that identify a row at the end of the epoch.  "upsert" requires a key.  With a key, "debezium" and
+        "changelog" write updates instead of deletes and inserts.
     output : str
-        What messages name as their table.
+        The table that messages name.
     epoch : int, optional
-        What messages and ``_commit_version`` say.  By default the greatest ``_time``.
+        The epoch in messages and ``_commit_version``.  By default the greatest ``_time``.
     committed : datetime, optional
-        What ``_commit_timestamp`` says, with a time zone.  By default null: the same updates give the same rows.
+        The ``_commit_timestamp``, with a time zone.  By default null, so that the same updates give the same rows.
 
     Returns
     -------
     pyarrow.Table
-        O(rows).
+        The messages or rows.  O(rows).
 
     Raises
     ------
     SpecError
-        For a mode that is none, columns that are not there, and "upsert" without a key.
+        For an unknown mode, missing columns, and "upsert" without a key.
     NotUnique
-        Where a key has several rows and the mode is "upsert".
+        If a key has several rows and the mode is "upsert".
     CountOverflow
-        Where a sum of diffs leaves 64 bits.
+        If a sum of diffs exceeds 64 bits.
 
     Notes
     -----
-    Debezium: ``op`` is c, u or d; an update has ``before`` and ``after``.  Decimals, dates and times are text, bytes
-    are base64; ``source`` has ``connector`` "ddflow", the output and the epoch.  There are no tombstones and no
-    ``ts_ms``, so that the same updates give the same bytes.  ``dd.formats.debezium(decimals="string")`` reads them.
+    Debezium: ``op`` is c, u or d, and an update has ``before`` and ``after``.  Decimals, dates and times are text, and
+    bytes are base64.  ``source`` has ``connector`` "ddflow", the output and the epoch.  Messages include no tombstones
+    and no ``ts_ms``, so the same updates give the same bytes.  ``dd.formats.debezium(decimals="string")`` reads them.
 
     Examples
     --------
@@ -526,7 +528,7 @@ def write(
     >>> write(updates, "debezium", key="id", output="ids")["value"][0].as_py()
     '{"before":null,"after":{"id":7},"source":{"connector":"ddflow",...,"table":"ids","epoch":3},"op":"c"}'
     """
-    from ddflow.connectors.modes import merge_upserts_and_deletes, to_table_changes  # it reads cells as formats do
+    from ddflow.connectors.modes import merge_upserts_and_deletes, to_table_changes  # it imports the formats
 
     asked = f"dd.formats.write(mode={mode!r})"
     if mode not in MODES:

@@ -1,16 +1,12 @@
 """Route the messages of a source with several tables to the inputs of these tables.
 
-Invariant: a message goes to one input or to none, in the order in which it came, and says itself which table it is of:
-in Debezium's ``source``, or as Maxwell, Canal and wal2json name theirs. One that cannot be read goes to the first
-input, whose format says what becomes of it. A tombstone tells its table in its key, where Debezium was told to put it
-there; elsewhere it goes to none, because the delete in front of it says the same. Each message is parsed once for
-this, and once more by its format.
+A message goes to one input or to none, and keeps its order. The message names its table: in Debezium's ``source``, or
+in the fields of Maxwell, Canal and wal2json. An unreadable message goes to the first input, and its format handles it.
 
->>> batch = pa.record_batch({"value": ['{"op": "c", "source": {"schema": "public", "table": "a"}}']})
->>> split_messages_by_input(batch, {"public.a": "orders", "b": "people"}, "error", "read t")["orders"].num_rows
-1
->>> split_messages_by_input(batch, {"b": "people"}, "ignore", "read t")
-{}
+A tombstone has its table in its key if Debezium is configured to write it there. Other tombstones are dropped, because
+the delete before them has the same effect.
+
+Limits: each message is parsed twice, here and by its format.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,13 +27,13 @@ _INSIDE: Final = "source"
 _OWN: Final = {TABLE: TABLE, SCHEMA: SCHEMA, DB: "database"}
 _IN_KEY: Final = "__dbz__physicalTableIdentifier"
 _ABOUT_NONE: Final = pa.array(["m", "M", "B", "C"])
-"""What messages do that are of no table: something said in the log, the begin and the end of a transaction."""
+"""Operations without a table: log messages, and the begin and commit of transactions."""
 
 
 def group_batches_by_input(
     batches: Sequence[pa.RecordBatch], only: str, tables: Mapping[str, str] | None, others: str, asked: str
 ) -> dict[str, list[pa.RecordBatch]]:
-    """Group batches by input: all for ``only`` without ``tables``, else as `split_messages_by_input`."""
+    """Group batches by input; without ``tables``, all batches go to the input ``only``."""
     if tables is None:
         return {only: list(batches)} if batches else {}
     rows: dict[str, list[pa.RecordBatch]] = {}
@@ -48,7 +44,7 @@ def group_batches_by_input(
 
 
 def check_table_routing(tables: Mapping[str, str] | None, others: str, asked: str) -> None:
-    """Raise `SpecError` for options that are none."""
+    """Raise `SpecError` for invalid options."""
     if others not in get_args(Others):
         raise SpecError(asked, f"others={others!r}", f"use one of {list(get_args(Others))}")
     if tables is not None and not tables:
@@ -58,7 +54,14 @@ def check_table_routing(tables: Mapping[str, str] | None, others: str, asked: st
 def split_messages_by_input(
     batch: pa.RecordBatch, tables: Mapping[str, str], others: str, asked: str
 ) -> dict[str, pa.RecordBatch]:
-    """Split messages by the input of their table.  O(bytes).  Raises `BadMessage` for a table that feeds no input."""
+    """Split messages by the input of their table.  O(bytes).  Raises `BadMessage` for a table that feeds no input.
+
+    >>> batch = pa.record_batch({"value": ['{"op": "c", "source": {"schema": "public", "table": "a"}}']})
+    >>> split_messages_by_input(batch, {"public.a": "orders", "b": "people"}, "error", "read t")["orders"].num_rows
+    1
+    >>> split_messages_by_input(batch, {"b": "people"}, "ignore", "read t")
+    {}
+    """
     messages = Messages(pa.Table.from_batches([batch]), asked, 0)
     found, silent = _read_table_names(messages)
     whose = np.full(messages.rows, -1)
@@ -83,7 +86,7 @@ def split_messages_by_input(
 
 
 def _read_table_names(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
-    """Return the table of each message, with its schema and database; mark the messages of no table."""
+    """Return the table, schema and database of each message; mark the messages without a table."""
     text: dict[str, Any] = dict.fromkeys(["op", "action", *_OWN.values()], TEXT)
     text |= {f"__{n}": TEXT for n in _OWN} | {f"__source_{n}": TEXT for n in _OWN}
     inside = parse_messages(messages.value, text | {_INSIDE: dict.fromkeys(_OWN, TEXT)})

@@ -1,13 +1,9 @@
-"""The columns and types that rows in messages have, from examples and from the type names of databases.
+"""Find undeclared columns of rows in messages, with their types.
 
-Guarantees: a column that no input declares is reported with a type that fits every example. A type name that is not
-known gives text, which holds every value.
+Types come from example values, from Connect's schema or from the type names of databases.
 
->>> text = pa.array(['{"after": {"id": 1}}', '{"after": null}', '{"after": {"id": 2, "n": 1.5}}', "{"])
->>> find_row_columns(text, ("after",))
-{'id': 0, 'n': 2}
->>> guess_column_types(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', '{"on": null}']), ["n", "on"], "'t'")
-{'n': DataType(double)}
+Guarantees: the type of an undeclared column fits every example. An unknown type name becomes text, which holds every
+value.
 
 >>> [str(parse_sql_type(of)) for of in ("integer", "numeric(10,2)", "timestamp(3) with time zone", "bigint unsigned")]
 ['int32', 'decimal128(10, 2)', 'timestamp[us, tz=UTC]', 'uint64']
@@ -32,18 +28,22 @@ from ddflow.connectors.formats.parse import Bools, evaluate_sql_keeping_digits, 
 from ddflow.errors import SchemaMismatch, UnreadableInput
 
 Path = Sequence[str | int]
-"""Where rows are: names of members, and places in lists."""
+"""Path of a row in a message: names of members, and indexes of lists."""
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Own = Callable[[Ints], Bools]
-"""Which of some messages are of the table that is meant."""
+"""Function that marks the messages of the named table, from their indexes."""
 
 
 def find_row_columns(
     value: pa.Array, path: Path, known: Collection[str] = (), own: Own | None = None
 ) -> dict[str, int]:
-    """Return the columns of the rows at a path of messages, without the known ones.  O(bytes).
+    """Return the columns of the rows at a path in messages, except the known ones.  O(bytes).
 
-    The value of each is the first message that has it.
+    Maps each column to the index of the first message that has it.
+
+    >>> text = pa.array(['{"after": {"id": 1}}', '{"after": null}', '{"after": {"id": 2, "n": 1.5}}', "{"])
+    >>> find_row_columns(text, ("after",))
+    {'id': 0, 'n': 2}
     """
     if pat.is_struct(value.type):
         names = [field.name for field in find_fields_at_path(value.type, path) if field.name not in known]
@@ -69,7 +69,7 @@ def find_row_columns(
 
 
 def find_fields_at_path(kind: pa.DataType, path: Path) -> list[pa.Field]:
-    """Return the fields below a path of structs, with or without Connect's schema beside it."""
+    """Return the fields below a path in structs, with or without Connect's schema."""
     names = {field.name for field in kind} if pat.is_struct(kind) else set()
     for name in ("payload", *path) if {"schema", "payload"} <= names else path:
         if isinstance(name, int):
@@ -82,9 +82,11 @@ def find_fields_at_path(kind: pa.DataType, path: Path) -> list[pa.Field]:
 
 
 class ColumnNameLists:
-    """Lists of names, or of such lists, as JSON, of messages.  ``unknown``: by list its names that are not ``known``.
+    """Names of columns in messages, from JSON lists of names, which may be nested once.
 
-    ``rows``: the messages that have such names.  O(messages), and O(bytes) of lists that differ."""
+    ``unknown``: the names of each distinct list that are not ``known``.  ``rows``: the messages with unknown names.
+    O(messages + bytes of distinct lists).
+    """
 
     def __init__(self, texts: pa.Array, known: Collection[str]) -> None:
         told = texts.dictionary_encode()
@@ -96,7 +98,7 @@ class ColumnNameLists:
         self.rows: Ints = np.flatnonzero(np.array([*map(bool, self.unknown), False])[self.codes])
 
     def find_first_rows(self, rows: Ints) -> dict[str, int]:
-        """Return the unknown names in some messages, each with the first message that has it."""
+        """Return the unknown names in messages, each with the first message that has it."""
         codes, at = np.unique(self.codes[rows], return_index=True)
         found = dict[str, int]()
         for row, code in sorted(zip(rows[at].tolist(), codes.tolist(), strict=True)):
@@ -127,7 +129,7 @@ def _note_first_row_of_columns(found: dict[str, int], names: Iterable[str], row:
 
 
 def format_json_path(path: Path) -> str:
-    """Format a path for DuckDB.
+    """Format a path in DuckDB's syntax.
 
     >>> format_json_path(("data", 0))
     '$."data"[0]'
@@ -136,7 +138,7 @@ def format_json_path(path: Path) -> str:
 
 
 def filter_messages_with_values(value: pa.Array, path: Path, names: Sequence[str]) -> pa.Array:
-    """Return the messages that may show the type of one of some columns, by a value or a schema.  O(bytes).
+    """Return the messages with a value for a named column; all messages if some have a schema.  O(bytes).
 
     >>> filter_messages_with_values(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', "5"]), (), ["n"]).to_pylist()
     ['{"n": 1.5}']
@@ -154,9 +156,12 @@ def _escape_json_pointer_step(step: str | int) -> str:
 
 
 def guess_column_types(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.DataType]:
-    """Guess the types of the named columns of JSON rows, if they have values.  O(bytes).
+    """Guess the types of the named columns in JSON rows, except columns without values.  O(bytes).
 
-    ``what``: the input for messages.  Raises `SchemaMismatch` if no type fits all values.
+    ``what``: the name of the input in errors.  Raises `SchemaMismatch` if no type fits all values.
+
+    >>> guess_column_types(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', '{"on": null}']), ["n", "on"], "'t'")
+    {'n': DataType(double)}
     """
     out = dict[str, pa.DataType]()
     for name in names:
@@ -175,7 +180,7 @@ def guess_column_types(rows: pa.Array, names: Iterable[str], what: str) -> dict[
 
 
 def guess_schema(rows: Iterable[str], types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """Guess the columns of JSON rows as of a file, except some ``types``.  Raises as `open_files`."""
+    """Guess the schema of JSON rows like that for a file; ``types`` override guesses.  Raises as `open_files`."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
         file.writelines(f"{row}\n" for row in rows)
         file.flush()
@@ -204,14 +209,14 @@ _MOST: Final = 38
 
 
 class ExampleRows(NamedTuple):
-    """``rows``: objects as JSON text.  ``types``: of columns that a schema tells."""
+    """Example rows as JSON text (``rows``), and the column types that a schema determines (``types``)."""
 
     rows: pa.Array
     types: dict[str, pa.DataType]
 
 
 def find_example_rows(values: pa.Array, paths: Sequence[str], within: Sequence[str] = ()) -> ExampleRows:
-    """Return the first object at one of some ``paths`` of each message, with or without Connect's schema.
+    """Return from each message the object at the first matching path, with or without Connect's schema.
 
     ``within``: the path of the row's fields in the schema.  O(bytes).
 
@@ -233,7 +238,7 @@ def find_example_rows(values: pa.Array, paths: Sequence[str], within: Sequence[s
     rows, wrong = evaluate_sql_on_json(values, sql)
     rows = (
         evaluate_sql_keeping_digits(values.filter(pa.array(~wrong)), sql) if wrong.size else rows
-    )  # a type is guessed from all digits
+    )  # a guess needs all digits
     types = dict[str, pa.DataType]()
     for _, schema in group_by_schema(values.filter(pc.starts_with(pc.utf8_trim_whitespace(values), '{"schema"'))):
         for field in get_fields_at_path(schema, within):
@@ -243,7 +248,7 @@ def find_example_rows(values: pa.Array, paths: Sequence[str], within: Sequence[s
 
 
 def find_kafka_connect_type(field: Mapping[str, Any]) -> pa.DataType | None:
-    """Return the type of a field of a schema of Connect; None if it is unknown.  O(fields within).
+    """Return the type of a field in Connect's schema; None if it is unknown.  O(nested fields).
 
     >>> find_kafka_connect_type({"type": "int64", "name": "io.debezium.time.MicroTimestamp"})
     TimestampType(timestamp[us])
@@ -286,7 +291,7 @@ _DIGITS: Final = re.compile(r"(?:numeric|decimal)\((\d+),\s*(\d+)\)")
 
 
 def parse_sql_type(text: str) -> pa.DataType:
-    """Return the type that holds the values of a column of Postgres or MySQL.  O(length)."""
+    """Return the type that holds the values of a Postgres or MySQL type.  O(length)."""
     lower = text.strip().lower()
     if match := _DIGITS.fullmatch(lower):
         digits, scale = int(match[1]), int(match[2])

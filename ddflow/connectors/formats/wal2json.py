@@ -1,20 +1,10 @@
-"""Messages of wal2json, versions 1 and 2: a transaction of Postgres each, or a change each.
+"""Decode wal2json's messages: a transaction of Postgres in each (version 1), or a change in each (version 2).
 
-Invariant: names and values stand beside each other in lists, and columns are found by name in each; a column that an
-update does not name was not written (an unchanged TOAST value), and is no null. ``oldkeys`` or ``identity`` tells the
-key that a row had, and all of it where the replica identity is full: what was not written is taken from there. Order is
-``lsn`` (``include-lsn``) or ``nextlsn`` with the place in the message, else the offset. Messages of begin, commit and
-of users say nothing.
+Column names and values are in parallel lists. A column that an update does not name is an unchanged TOAST value, not a
+null. ``oldkeys`` or ``identity`` has the old key of a row, or the whole old row with full replica identity;
+values that were not written come from there. Begin, commit and user messages have no effect.
 
->>> from ddflow.connectors.formats.base import decode_messages, build_events_schema
->>> format, columns = wal2json(), pa.schema({"id": pa.int64(), "v": pa.string()})
->>> target = MessageTarget("'o'", columns, ("id",), (), True, build_events_schema(format, columns, True))
->>> cells = '[{"name": "id", "value": 1}, {"name": "v", "value": "x"}]'
->>> two = f'{{"action": "I", "table": "o", "lsn": "0/A", "columns": {cells}}}'
->>> gone = '{"kind": "delete", "table": "o", "oldkeys": {"keynames": ["id"], "keyvalues": [1]}}'
->>> one = f'{{"nextlsn": "0/B", "change": [{gone}]}}'
->>> decode_messages(format, pa.table({"value": [two, one]}), target).rows.to_pylist()[1]
-{'id': 1, 'v': None, '_position': 11, '_row': 0, '_deleted': True}
+Order: ``lsn`` (``include-lsn``) or ``nextlsn`` with the index in the message, else the offset.
 """
 
 import json
@@ -63,7 +53,7 @@ _CODES: Final = {
 }
 _VALUE: Final = r'[^{}]*"value"\s*:\s*'
 _OTHER: Final = r'"columnvalues"|"value"\s*:[^{}]*"name"'
-"""Of a message whose values may be elsewhere: of version 1, or in another order."""
+"""Pattern for messages with their values in another position: version 1, or another order of members."""
 _CELL: Final = {"name": TEXT, "value": LOOSE}
 _CHANGE: Final = {
     **{"kind": TEXT, "schema": TEXT, "table": TEXT, "columnnames": [TEXT], "columnvalues": [LOOSE]},
@@ -77,7 +67,7 @@ _NAMES: Final = tuple(
     f"to_json(json_extract(v, {quote_sql_literal(path)}))::varchar"
     for path in ("$.columns[*].name", "$.change[*].columnnames")
 )
-"""The names of columns in a message, of any table, by version."""
+"""Expressions for the column names in a message, for version 2 and version 1."""
 _COLUMNS: Final = """
     case when json_exists(v, '$.change')
     then to_json(list_distinct(list_transform(json_extract(v, '$.change[*]'), lambda c:
@@ -85,25 +75,25 @@ _COLUMNS: Final = """
     when len(json_extract(v, '$.columns[*].name')) > 0
     then to_json([[v->'$.schema', v->'$.table', to_json(json_extract(v, '$.columns[*].name')),
         to_json(list_transform(json_extract(v, '$.columns[*]'), lambda c: c->'$.type'))]])::varchar end"""
-"""The schema, table, names and types of columns in a message."""
+"""Expression for the schema, table, names and types of the columns in a message."""
 _LSN: Final = (
     "cast('0x' || split_part(v, '/', 1) as bigint) * 4294967296 + cast('0x' || split_part(v, '/', 2) as bigint)"
 )
 
 
 _PLACE: Final = re.compile("[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
-"""A position in Postgres's log."""
+"""Log position of Postgres."""
 
 
 class NamedValues(NamedTuple):
-    """Names and values in lists, an event each, laid out flat: the event, the name and the value of each."""
+    """Flattened lists of names and values: the event (``of``), the name and the value of each element."""
 
     of: Ints
     names: pa.Array
     values: pa.Array
 
     def get_values(self, name: str, rows: int) -> tuple[pa.Array, Bools]:
-        """Return the values of a name, as JSON, and mark the events that have it."""
+        """Return the values of a column as JSON, and mark the events that have it."""
         at = np.full(rows, -1)
         here = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(self.names, name), False)))
         at[self.of[here]] = here
@@ -115,17 +105,17 @@ class NamedValues(NamedTuple):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class wal2json(Enveloped):
-    """Messages of wal2json: one for each transaction (version 1), or for each change (2).
+    """Format of wal2json's messages, one for each transaction (version 1) or each change (version 2).
 
     Parameters
     ----------
     table, unavailable, on_bad
-        As of `debezium`: a column that an update does not name was not written.
+        As in `debezium`.  A column that an update does not name is unavailable.
 
     Raises
     ------
     SpecError
-        For an option that is none.
+        For an invalid option.
 
     Notes
     -----
@@ -135,6 +125,16 @@ class wal2json(Enveloped):
     --------
     >>> wal2json(unavailable=True)
     dd.formats.wal2json(unavailable=True)
+
+    >>> from ddflow.connectors.formats.base import decode_messages, build_events_schema
+    >>> format, columns = wal2json(), pa.schema({"id": pa.int64(), "v": pa.string()})
+    >>> target = MessageTarget("'o'", columns, ("id",), (), True, build_events_schema(format, columns, True))
+    >>> cells = '[{"name": "id", "value": 1}, {"name": "v", "value": "x"}]'
+    >>> two = f'{{"action": "I", "table": "o", "lsn": "0/A", "columns": {cells}}}'
+    >>> gone = '{"kind": "delete", "table": "o", "oldkeys": {"keynames": ["id"], "keyvalues": [1]}}'
+    >>> one = f'{{"nextlsn": "0/B", "change": [{gone}]}}'
+    >>> decode_messages(format, pa.table({"value": [two, one]}), target).rows.to_pylist()[1]
+    {'id': 1, 'v': None, '_position': 11, '_row': 0, '_deleted': True}
     """
 
     unavailable: bool = False
@@ -147,11 +147,11 @@ class wal2json(Enveloped):
 
     @property
     def leaves_out(self) -> bool:
-        """Whether a column that was not written keeps its stored value."""
+        """Whether an unavailable column keeps its stored value."""
         return self.unavailable
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
-        """See `Format`."""
+        """Return the columns of the rows, by the names in the messages.  See `Format`."""
         if not is_text(messages.value.type):
             return {}
         value, found, left = messages.value, list[Ints](), np.arange(messages.rows)
@@ -164,7 +164,7 @@ class wal2json(Enveloped):
         return {name: int(rows[row]) for name, (row, _) in told.items() if name not in known}
 
     def place(self, value: Any) -> str | None:
-        """See `Format`: in the log of Postgres."""
+        """Describe the log position of a message.  See `Format`."""
         try:
             said = json.loads(value)
             lsn = said.get("lsn") or said.get("nextlsn")
@@ -173,12 +173,12 @@ class wal2json(Enveloped):
         return f"{lsn} of the log" if isinstance(lsn, str) and _PLACE.fullmatch(lsn) else None
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """See `Format`: as Postgres calls them."""
+        """Return the types of columns from their Postgres types in the messages.  See `Format`."""
         told = self._find_column_types(messages.value)
         return {name: parse_sql_type(told[name][1]) for name in names}
 
     def _find_column_types(self, value: pa.Array) -> dict[str, tuple[int, str]]:
-        """Map each column to the first message that has it, and its type there."""
+        """Map each column to the first message that has it, and to its type there."""
         found = dict[str, tuple[int, str]]()
         texts = evaluate_sql_on_json(value, _COLUMNS)[0]
         for text in pc.unique(texts.drop_null()).to_pylist():
@@ -194,7 +194,7 @@ class wal2json(Enveloped):
         return found
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
-        """See `Enveloped`."""
+        """Read the events of messages.  See `Enveloped`."""
         value, exact = messages.value, np.broadcast_to(messages.exact, messages.rows)
         whole = parse_messages(value, _SHAPE, exact)
         of, changes = _unnest_changes(whole)
@@ -220,7 +220,7 @@ class wal2json(Enveloped):
         for field in target.columns:
             cells, there = now.get_values(field.name, of.size)
             if (unwritten := ~there & update).any():
-                old, known = had.get_values(field.name, of.size)  # replica identity full has what was not written again
+                old, known = had.get_values(field.name, of.size)  # full replica identity has unwritten values
                 cells, unwritten = pc.if_else(pa.array(unwritten), old, cells), unwritten & ~known
             if unwritten.any():
                 absent[field.name] = unwritten
@@ -250,9 +250,9 @@ _NONE: Final = NamedValues(np.empty(0, np.int64), pa.array([], pa.string()), pa.
 
 
 def _mark_rounded_messages(cells: pa.Array, field: pa.Field, of: Ints, value: pa.Array, exact: Bools) -> Bools:
-    """Mark the messages with a number that may have lost digits in a column that keeps them.
+    """Mark the messages with a number that may have lost required digits, except exactly parsed ones.
 
-    Skips messages that are read exactly.  ``of``: the message of each cell.
+    ``of``: the message of each cell.
     """
     kind = build_json_shape(field.type)
     out: Bools = np.zeros(len(value), np.bool_)
@@ -263,7 +263,7 @@ def _mark_rounded_messages(cells: pa.Array, field: pa.Field, of: Ints, value: pa
 
 
 def _unnest_changes(whole: ParsedMessages) -> tuple[Ints, pa.Array]:
-    """Return the message of each event, and its change if the message is a transaction."""
+    """Return the message of each event, and the change of events in transactions."""
     lists = whole.get_cells("change")
     sizes = np.maximum(np.asarray(pc.fill_null(pc.list_value_length(lists), 1)).astype(np.int64), 1)
     of = np.repeat(np.arange(sizes.size), sizes)

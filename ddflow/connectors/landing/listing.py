@@ -1,9 +1,8 @@
-"""Where files land: a folder of this machine, or objects of a bucket below a prefix; what is there, and how it looks.
+"""List the files that match a pattern, in a local folder or below a prefix of a bucket, with size and time.
 
-Invariant: a pattern means the same in both: `*` and `?` stay within a name, `**` stands for any folders, names with a
-dot in front are hidden. What is there is listed whole each time, because a late name may be any name: in a bucket that
-is a request for each thousand objects below the prefix, every five seconds. An object is put whole, so what is listed
-is settled. Keys of a bucket come from the environment, and no address with a password is taken.
+A pattern means the same in both: `*` and `?` match within a name, `**` matches any folders, and names with a leading
+dot are hidden. Each look lists all files, because a late file may have any name. Objects appear complete, so they need
+no wait. Credentials of a bucket come from the environment, and addresses with a password are refused.
 
 >>> matches_pattern("2026/**/*.gz".split("/"), "2026/11/25/10/a.gz".split("/"))
 True
@@ -35,19 +34,19 @@ _BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/.+")
 
 
 class FileStamp(NamedTuple):
-    """Size of a file in bytes, and time of its last write in nanoseconds; of objects in whole seconds."""
+    """Size of a file in bytes, and time of its last write in nanoseconds; objects have whole seconds."""
 
     size: int
     mtime: int
 
 
 class FileListing(ABC):
-    """``target``: the pattern, whole.  Names of files are relative to the ``folder`` in front of the pattern."""
+    """Files that match the pattern ``target``.  Their names are relative to ``folder``, the part before wildcards."""
 
     every: ClassVar[float]
-    """Seconds between two looks."""
+    """Seconds between two lists."""
     settled: ClassVar[bool]
-    """Whether what is listed is whole."""
+    """Whether a listed file is always complete."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -55,7 +54,7 @@ class FileListing(ABC):
     @property
     @abstractmethod
     def folder(self) -> str:
-        """That in front of the pattern."""
+        """Folder before the first wildcard."""
 
     @abstractmethod
     def list_files(self) -> dict[str, FileStamp]:
@@ -67,10 +66,10 @@ class FileListing(ABC):
 
     @abstractmethod
     def build_file_location(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FileLocation:
-        """Return the place to read a file from."""
+        """Return the location to read a file from."""
 
     def relative_name(self, other: "FileListing", file: str) -> str:
-        """Return the name here of a file from another pattern of this machine or bucket.
+        """Return the name of a file from another listing, relative to the folder of this one.
 
         >>> build_listing("/in/a/*.csv").relative_name(build_listing("/in/b/*.tsv"), "1.tsv")
         '../b/1.tsv'
@@ -83,7 +82,7 @@ class FileListing(ABC):
         """Raise `MissingExtra` if a library is not installed."""
 
     def open_stream(self, file: str, stamp: FileStamp) -> pa.NativeFile:
-        """Open a file and decompress it by its first bytes, whatever its name."""
+        """Open a file, and decompress it if its first bytes show gzip or zstd, whatever its name."""
         raw = self.build_file_location(file, stamp).open()
         first = raw.read(4)
         raw.seek(0)
@@ -92,20 +91,20 @@ class FileListing(ABC):
 
 
 class FolderListing(FileListing):
-    """A folder of this machine."""
+    """Listing of a local folder."""
 
     every, settled = 0.2, False
 
     @property
     def folder(self) -> str:
-        """That in front of the pattern."""
+        """Folder before the first wildcard; the target if it is a folder."""
         if os.path.isdir(self.target):
             return self.target
         match = _WILD.search(self.target)
         return os.path.dirname(self.target[: match.start()] if match else self.target)
 
     def list_files(self) -> dict[str, FileStamp]:
-        """List the files that match."""
+        """List the files that match the pattern."""
         pattern = os.path.join(self.target, "*") if os.path.isdir(self.target) else self.target
         there = dict[str, FileStamp]()
         for path in glob.glob(pattern, recursive=True):
@@ -113,7 +112,7 @@ class FolderListing(FileListing):
                 file = os.path.relpath(path, self.folder)
                 try:
                     there[file] = self.read_file_stamp(file)
-                except FileNotFoundError:  # gone since
+                except FileNotFoundError:  # deleted meanwhile
                     continue
         return there
 
@@ -123,23 +122,23 @@ class FolderListing(FileListing):
         return FileStamp(stat.st_size, stat.st_mtime_ns)
 
     def build_file_location(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FileLocation:
-        """Return the file."""
+        """Return the local file."""
         return LocalFile(self._full_path(file), kind)
 
     def relative_name(self, other: FileListing, file: str) -> str:
-        """See `Landing.relative_name`.  Raises `UnreadableInput` if it is not clear whether this is a folder."""
+        """Return the relative name of a file.  Raises `UnreadableInput` if the target may be a file or a folder."""
         if other is not self and not _WILD.search(self.target) and not os.path.exists(self.target):
             found = "there is no such file or folder, and the names of all files are relative to it"
             raise UnreadableInput(self.target, found, "make it, or give a pattern with * in its place")
         return super().relative_name(other, file)
 
     def _full_path(self, file: str) -> str:
-        # A folder may be a link, so only the text can say what is beside it.
+        # The folder may be a symbolic link, so ".." must be resolved in the text.
         return os.path.normpath(os.path.join(self.folder, file))
 
 
 class BucketListing(FileListing):
-    """Objects of a bucket."""
+    """Listing of objects in a bucket, with one request for each 1,000 objects below the prefix."""
 
     every, settled = 5.0, True
 
@@ -148,23 +147,23 @@ class BucketListing(FileListing):
         return self._call_bucket(Bucket, "/".join(self.target.split("/")[:3]))  # type: ignore[no-any-return]
 
     def needs(self) -> None:
-        """Import the library of object stores."""
+        """Import the library for object stores."""
         self._call_bucket(import_obstore)
 
     @cached_property
     def _pattern_parts(self) -> tuple[list[str], list[str]]:
-        """The folders in front of the pattern, and its parts."""
+        """Folders before the first wildcard, and the parts of the pattern after them."""
         *folders, last = self.target.split("/")[3:]
         wild = next((at for at, part in enumerate(folders) if _WILD.search(part)), len(folders))
         return folders[:wild], [*folders[wild:], last or "*"]
 
     @property
     def folder(self) -> str:
-        """That in front of the pattern, in the bucket."""
+        """Folder in the bucket before the first wildcard."""
         return "/".join(self._pattern_parts[0])
 
     def list_files(self) -> dict[str, FileStamp]:
-        """List the objects below the prefix that match."""
+        """List the objects below the prefix that match the pattern."""
         folder, pattern = self._pattern_parts
         found = self._call_bucket(self._bucket.list_objects, self.folder or None)
         names = ((each, each.key.split("/")[len(folder) :]) for each in found)
@@ -178,7 +177,7 @@ class BucketListing(FileListing):
             raise SourceFailed(f"read {self.target}", error.found, "see to the network and the bucket") from None
 
     def build_file_location(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FileLocation:
-        """Return the object."""
+        """Return the object in the bucket."""
         return BucketObject(self._bucket, self._object_key(file), stamp.size, kind, self._call_bucket)
 
     def _object_key(self, file: str) -> str:
@@ -191,12 +190,12 @@ class BucketListing(FileListing):
 
 
 def _build_object_stamp(found: Any) -> FileStamp:
-    """Return the stamp of an object in whole seconds, in which a listing and an answer to HEAD agree."""
+    """Return the stamp of an object in whole seconds, because listings and HEAD requests agree only on seconds."""
     return FileStamp(found.length, int(found.written) * 10**9)
 
 
 def matches_pattern(pattern: Sequence[str], names: Sequence[str]) -> bool:
-    """Return whether the parts of a name match a pattern.  O(parts), for each ``**`` as many times."""
+    """Return whether the parts of a name match a pattern.  O(parts), times the parts for each ``**``."""
     if not pattern:
         return not names
     if pattern[0] == "**":
@@ -207,7 +206,7 @@ def matches_pattern(pattern: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def build_listing(pattern: str) -> FileListing:
-    """Return the place of a pattern without any request.  Raises `SpecError` for an address that is not read."""
+    """Return the listing for a pattern, without a request.  Raises `SpecError` for an unsupported address."""
     if "://" not in pattern:
         return FolderListing(os.path.abspath(pattern))
     if not _BUCKET.fullmatch(pattern):

@@ -1,24 +1,14 @@
-"""Files that land in a folder or a bucket, followed: how COPY, Firehose and Debezium Server deliver.
+"""Follow files that arrive in a folder or a bucket, as COPY, Firehose and Debezium Server deliver them.
 
-Invariant: a file's rows are taken once. Finished files are remembered as (name, size, time of the last write), so one
-that comes late is taken whatever its name, and one that changed after it was read is an error; one that is gone is
-forgotten. A file is read when nobody writes to it any more: it was last written, or seen to change, at least ``settle``
-seconds ago; an object is put whole, and read at once. Without ``follow`` what is there at the beginning is all. Files
-that are there together are taken in the order of their names; a large one over several epochs. A ``full`` file is all
-that its input holds: it is taken at once, as one replacement. One without rows is refused, and so
-is one that comes behind a later name.
+Guarantees: the rows of a file are taken once. The position records finished files by name, size and write time, so a
+late file is taken whatever its name, and a file that changed after reading raises `SourceChanged`. Deleted files are
+forgotten. New files are read in the order of their names, and a large file may take several epochs.
 
-The position: ``{"done": {name: [size, mtime]}, "at": None or [name, size, mtime, rows], "before": rows}``, the last of
-all finished files, so that the offsets of messages ascend over files; names are relative to the folder in front of the
-first pattern, so that a landing folder may be moved.  Each pattern has a dialect of its own.
+A local file is read when it was last written, or seen to change, at least ``settle`` seconds ago. Objects are read at
+once. Without ``follow``, only the files of the first list are read.
 
->>> import pathlib, tempfile
->>> with tempfile.TemporaryDirectory() as folder:
-...     _ = (pathlib.Path(folder) / "1.csv").write_text("id,city\\n1,Bern\\n")
-...     opened = LandingSource(((f"{folder}/*.csv", PLAIN),)).open({"people": pa.schema({"id": pa.int64()})}, None)
-...     taken = opened.poll(1 << 20)
-...     [batch.to_pylist() for batch in taken.rows["people"]], list(taken.position["done"]), opened.ended
-([[{'id': 1}]], ['1.csv'], True)
+A ``full`` file replaces all rows of its input in one epoch. It is refused without rows, and if a file with a later name
+was read before. Each pattern has its own dialect.
 """
 
 import shlex
@@ -45,7 +35,12 @@ from ddflow.errors import ErrorText, Option, SourceChanged, SpecError, Unreadabl
 
 
 class LandingPosition(TypedDict):
-    """See the header."""
+    """Position in the files of a source.
+
+    ``done``: size and write time of finished files by name.  ``at``: name, size, write time and rows taken of the
+    current file, or None.  ``before``: the rows of all finished files, so that offsets of messages ascend over files.
+    Names are relative to the folder of the first pattern, so the folder may be moved.
+    """
 
     done: dict[str, tuple[int, int]]
     at: tuple[str, int, int, int] | None
@@ -53,8 +48,11 @@ class LandingPosition(TypedDict):
 
 
 class FileRows(NamedTuple):
-    """Some rows of a file.  ``after``: how many it has up to their end.  ``spot``: where they stand, None of messages,
-    which say that themselves."""
+    """Consecutive rows of a file.
+
+    ``after``: the number of rows up to their end.  ``spot``: the position of their first row; None for messages, which
+    have their own columns for it.
+    """
 
     rows: pa.RecordBatch
     after: int
@@ -63,7 +61,16 @@ class FileRows(NamedTuple):
 
 @dataclass(frozen=True)
 class LandingSource(Source):
-    """See `dd.sources.files`."""
+    """Source of arriving files.  `dd.sources.files` creates it and describes the options.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (pathlib.Path(folder) / "1.csv").write_text("id,city\\n1,Bern\\n")
+    ...     opened = LandingSource(((f"{folder}/*.csv", PLAIN),)).open({"people": pa.schema({"id": pa.int64()})}, None)
+    ...     taken = opened.poll(1 << 20)
+    ...     [batch.to_pylist() for batch in taken.rows["people"]], list(taken.position["done"]), opened.ended
+    ([[{'id': 1}]], ['1.csv'], True)
+    """
 
     patterns: tuple[tuple[str, Dialect], ...]
     follow: bool = False
@@ -104,37 +111,37 @@ class LandingSource(Source):
 
     @property
     def listings(self) -> list[tuple[FileListing, Dialect]]:
-        """The place of each pattern, and how its files are written."""
+        """Listing and dialect of each pattern."""
         return [(build_listing(pattern), dialect) for pattern, dialect in self.patterns]
 
     @property
     def target(self) -> str:
-        """The patterns."""
+        """Patterns of the source, for messages."""
         return ", ".join(each.target for each, _ in self.listings)
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """Describe the last file by name, the number of files, and the row within an unfinished file."""
+        """Describe a position: the last file by name, the number of files, and the row of an unfinished file."""
         done, at = position["done"], position["at"]
         parts = [f"{max(done)} ({len(done):,} files)" if len(done) > 1 else max(done)] if done else []
         return ", and ".join([*parts, *([f"row {at[3]:,} of {at[0]}"] if at else [])]) or "no file"
 
     def inputs(self, name: str) -> Sequence[str]:
-        """Return the inputs of its tables."""
+        """Return the inputs that its tables feed, or the only input."""
         return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))
 
     def needs(self) -> None:
-        """Import the libraries for its place."""
+        """Import the libraries for its folder or bucket."""
         self.listings[0][0].needs()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "LandingReader":
-        """Begin to read."""
+        """Open a reader after a position."""
         name, schema = next(iter(inputs.items()))
         return LandingReader(self, name, schema, position)
 
 
 class LandingReader(OpenSource):
-    """``of``: what is followed, for an input of a ``name`` and a ``schema``."""
+    """Reader of the source ``of``, for the input ``name`` with a ``schema``."""
 
     def __init__(self, of: LandingSource, name: str, schema: pa.Schema, position: Any) -> None:
         self.of, self.name, self.schema = of, name, schema
@@ -154,20 +161,20 @@ class LandingReader(OpenSource):
         self._looked, self._first = -inf, True
         self._landings, self._there = of.listings, of.listings[0][0]
         self._written: dict[str, Dialect] = {}
-        """How the files are written that were listed."""
+        """Dialects of the listed files."""
         self._guessed: Collection[str] = ()
 
     @property
     def ended(self) -> bool:
-        """Whether it read all files of its first look."""
+        """Whether it has read all files of its first list, without ``follow``."""
         return not self.of.follow and not self._first and self._at is None and not self._ready
 
     def lag(self) -> int | None:
-        """Count the files that are ready."""
+        """Count the files that wait to be read; None before the first list."""
         return None if self._first else len(self._ready) + (self._at is not None)
 
     def poll(self, room: int) -> Polled | None:
-        """Return batches of as many files as there is room for."""
+        """Return batches of up to about ``room`` bytes, from one or more files."""
         if self._at is None and not self._ready and not self.ended:
             self._find_new_files()
         if self.of.full:
@@ -176,7 +183,7 @@ class LandingReader(OpenSource):
         beside = None
         while size < room and self._open_next_file():
             if pieces and beside is not None and self._beside.keys() != beside.keys():
-                break  # what is told of these rows is not true of the next
+                break  # the next file has other undeclared columns
             beside, piece = self._beside, self._read_next_rows()
             if piece is not None and piece.rows.num_rows:
                 pieces.append(piece)
@@ -195,7 +202,7 @@ class LandingReader(OpenSource):
         )
 
     def _read_full_file(self) -> Polled:
-        """Read a whole file as the contents of the input.  O(rows) of memory."""
+        """Read a whole file as the new contents of the input.  Needs memory for all its rows."""
         assert self._at is not None
         path, pieces = self._format_file_name(self._at[0]), list[FileRows]()
         while self._at is not None:
@@ -213,7 +220,7 @@ class LandingReader(OpenSource):
         return Polled({self.name: rows}, self._build_position(), frozenset([self.name]), beside, spots)
 
     def close(self) -> None:
-        """Let go of the file that is being read."""
+        """Drop the current file."""
         self._reading = None
 
     def _build_position(self) -> dict[str, Any]:
@@ -221,10 +228,10 @@ class LandingReader(OpenSource):
         return {"done": {file: list(stamp) for file, stamp in self.done.items()}, "at": at, "before": self._before}
 
     def _open_next_file(self) -> bool:
-        """Begin the next file unless one is being read.  Return whether one is."""
+        """Open the next file unless one is open.  Return whether a file is open."""
         while self._at is None and self._ready:
             file = self._ready.pop(0)
-            with suppress(FileNotFoundError):  # gone since, before a row of it was taken
+            with suppress(FileNotFoundError):  # deleted before its first row was read
                 self._at = file, self._there.read_file_stamp(file), 0
                 self.reached = self._at[1].mtime / 1e9
         if self._at is not None and self._reading is None:
@@ -233,7 +240,7 @@ class LandingReader(OpenSource):
         return self._at is not None
 
     def _read_next_rows(self) -> FileRows | None:
-        """Return the next rows of the current file; finish the file after its last row."""
+        """Return the next rows of the current file.  After the last row, finish the file and return None."""
         assert self._at is not None and self._reading is not None
         file, stamp, rows = self._at
         self._check_file_unchanged(file, stamp)
@@ -246,7 +253,7 @@ class LandingReader(OpenSource):
         return None
 
     def _read_rows(self, file: str, stamp: FileStamp, rows: int) -> Iterator[FileRows]:
-        """Read a file after its first ``rows`` rows; sets the columns beside it."""
+        """Read a file after its first ``rows`` rows, and record its undeclared columns."""
         self._beside = {}
         if self.of.lines:
             read = _read_message_lines(
@@ -254,7 +261,7 @@ class LandingReader(OpenSource):
             )
             if DELETED in self.schema.names:
                 return read
-            # Without a format lines are rows, which have no place for where they stand.
+            # Without a format, lines are rows, which have no columns for their position.
             return (piece._replace(rows=piece.rows.select(["value", "offset"])) for piece in read)
         if not stamp.size:
             return iter(())
@@ -274,7 +281,7 @@ class LandingReader(OpenSource):
         return _read_file_columns(source, [name for name in self.schema.names if name in there.names], place.name, rows)
 
     def _find_new_files(self) -> None:
-        """Find settled files that are not finished yet.  Raises `SourceChanged` if a finished one changed."""
+        """Find complete files that are not finished.  Raises `SourceChanged` if a finished file changed."""
         if monotonic() - self._looked < self._there.every:
             return
         self._looked, now, there = monotonic(), time(), self._list_files()
@@ -303,7 +310,7 @@ class LandingReader(OpenSource):
         self._first = False
 
     def _list_files(self) -> dict[str, FileStamp]:
-        """List the files by name.  A file of several patterns belongs to the first."""
+        """List the files by name.  A file that matches several patterns belongs to the first."""
         there, self._written = dict[str, FileStamp](), {}
         for each, dialect in reversed(self._landings):
             found = {self._there.relative_name(each, file): stamp for file, stamp in each.list_files().items()}
@@ -312,11 +319,11 @@ class LandingReader(OpenSource):
         return there
 
     def note_guesses(self, columns: Mapping[str, Collection[str]]) -> None:
-        """See `OpenSource.note_guesses`."""
+        """Record the columns with guessed types.  See `OpenSource.note_guesses`."""
         self._guessed = columns[self.name]
 
     def _format_file_name(self, file: str) -> str:
-        """Return the name of a file for messages."""
+        """Return the full name of a file, for messages and for the order."""
         return self._there.build_file_location(file, FileStamp(0, 0)).name
 
     def _check_file_unchanged(self, file: str, stamp: FileStamp) -> None:
@@ -346,7 +353,7 @@ def _list_batch_starts(pieces: Sequence[FileRows]) -> list[BatchStart]:
 
 
 def _read_file_columns(source: MultiFileReader, names: list[str], path: str, rows: int) -> Iterator[FileRows]:
-    """Read some columns of a file after its first ``rows`` rows."""
+    """Read the named columns of a file after its first ``rows`` rows."""
     with closing(source):
         for batch, position in source.batches(FilePosition(path, rows) if rows else None):
             if batch.num_rows:
@@ -357,7 +364,7 @@ def _read_file_columns(source: MultiFileReader, names: list[str], path: str, row
 
 
 def _read_message_lines(opened: Callable[[], pa.NativeFile], path: str, rows: int, before: int) -> Iterator[FileRows]:
-    """Read the lines of a file as messages, after the first ``rows``.  ``before``: added to their numbers."""
+    """Read the lines of a file after its first ``rows`` as messages.  ``before``: added to their offsets."""
     try:
         with opened() as file:
             for number, lines in read_line_blocks(file):

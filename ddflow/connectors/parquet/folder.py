@@ -1,6 +1,6 @@
-"""The folder of a Parquet sink: its owner, the folders of its outputs, and a sink that adds one file an epoch.
+"""Own a folder of outputs, and write a sink with one Parquet file for each epoch.
 
-Guarantees: a folder belongs to one state, and a sink of another state is refused. An epoch is recorded beside its file,
+`OwnedFolder` claims a folder for one state and refuses other states. `ParquetSink` records each epoch next to its file,
 so an epoch that was written before a crash is not written again.
 
 >>> import os, tempfile
@@ -37,9 +37,9 @@ from ddflow.storage.protocol import missing_file_error
 
 MARK: Final = "outputs.json"
 MARK_BYTES: Final = 1 << 24
-"""Bytes that it may have at most."""
+"""Maximum bytes of ``outputs.json``."""
 READABLE: Final = 40
-"""Characters of an output's name that its folder's has, at most."""
+"""Maximum characters of an output's name in the name of its folder."""
 AGAIN: Final = (
     "restore it from a copy; or, if the folder is of this state and no other, delete that file, and open "
     "the state with outputs= again, which writes it anew"
@@ -48,17 +48,17 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
 
 
 def build_folder_name(name: str) -> str:
-    """Return the folder name of an output: the safe part of its name, and 16 hex digits of its hash."""
-    # One that begins with a dot or an underscore is passed over by those who read such folders.
+    """Return the folder name of an output: the safe characters of its name, and 16 hex digits of its hash."""
+    # Readers of such folders ignore names with a leading dot or underscore.
     readable = _UNSAFE.sub("_", name)[:READABLE].strip("._")
     digest = xxhash.xxh3_64_hexdigest(name.encode("utf-8", "surrogatepass"))
     return f"{readable}-{digest}" if readable else digest
 
 
 class OwnerRecord(StrictRecord, frozen=True):
-    """Content of ``outputs.json``: the id of the ``state`` that owns the folder, and the folders of its ``outputs``.
+    """Content of ``outputs.json``: the id of the owning ``state``, and the folders of its ``outputs`` by name.
 
-    ``at``: the address of the state at its last claim, since a copy of the state has the same id.
+    ``at``: the address of the state at its last claim, because a copy of the state has the same id.
     """
 
     state: Hex
@@ -70,18 +70,19 @@ _DECODER: Final = Decoder(OwnerRecord)
 
 
 class OwnedFolder:
-    """``site``: the folder.  ``nonce``: of the writer.  ``numbers``: of the files that he makes.
+    """Folder that belongs to one state.
 
-    Every method raises `StorageFailed` when the disk fails.
+    ``site``: the folder.  ``nonce``: the nonce of the writer.  ``numbers``: a counter for the names of its files.
+    Every method raises `StorageFailed` if the disk fails.
     """
 
     def __init__(self, site: ManagedFolder, nonce: str) -> None:
         self.site, self.nonce, self.numbers = site, nonce, itertools.count()
 
     def check_folder(self, state: str | None) -> None:
-        """Raise `StateRefused` unless a state's outputs may go here; nothing is made.  O(1).
+        """Raise `StateRefused` unless a state may write its outputs here; create nothing.  O(1).
 
-        ``state``: its id, None for one that is yet to be made.  Raises `CorruptState` for a damaged ``outputs.json``.
+        ``state``: the id of the state, None for a new state.  Raises `CorruptState` for a damaged ``outputs.json``.
         """
         with self.site.translate_disk_errors("open it", opening=True):
             self.site.path = self.site.disk.resolve_path(self.site.path)
@@ -90,10 +91,10 @@ class OwnedFolder:
                 self._check_owner(state, self.read_record())
 
     def claim(self, state: str, at: str, names: Iterable[str]) -> None:
-        """Claim the folder for a state, and create its missing parts, durably.  O(names).
+        """Claim the folder for a state, and durably create its missing parts.  O(names).
 
-        ``at``: the address of the state.  If several states claim it at once, one gets it.  Raises as `check_folder`
-        does, and `StateRefused` for a name that is no UTF-8, `StorageFull`.
+        ``at``: the address of the state.  If several states claim the folder at once, one succeeds.  Raises the errors
+        of `check_folder`, `StateRefused` for a name that is not UTF-8, and `StorageFull`.
         """
         wanted = {name: build_folder_name(name) for name in sorted(names)}
         try:
@@ -114,7 +115,7 @@ class OwnedFolder:
             if found != (now := OwnerRecord(state, at, wanted | found.outputs)):
                 self.site.disk.rename(self._write_record_file(now), self.site.child_path(MARK))
             self.site.remove_stale_temporaries(self.site.path)
-            # Whoever made any of it may have died before he did.
+            # A crashed process may have created parts without this sync.
             self.site.disk.sync_dir(self.site.path)
             self.site.sync_parent_folder(self.site.path)
 
@@ -136,7 +137,7 @@ class OwnedFolder:
             )
 
     def _write_first_record(self, mark: OwnerRecord) -> OwnerRecord:
-        """Say whose the folder is, where nothing says it yet; what is said there then."""
+        """Write the first owner record; return the existing one if another process wrote it first."""
         temporary = self._write_record_file(mark)
         try:
             self.site.disk.link(temporary, self.site.child_path(MARK))
@@ -147,7 +148,7 @@ class OwnedFolder:
         return mark
 
     def _write_record_file(self, mark: OwnerRecord) -> str:
-        """Write the mark to a new file that is durable except for its name, and return the path."""
+        """Write the record to a temporary file with durable bytes, and return its path."""
         data = msgspec.json.format(encode_record(mark), indent=1)
         path = self.site.child_path(f".{self.nonce}-{next(self.numbers)}.part")
         self.site.write_file(path, f"write {MARK}", lambda sink: sink.write(data))
@@ -156,12 +157,12 @@ class OwnedFolder:
 
 RECORDS: Final = "_written"
 OURS: Final = b"ddflow"
-"""The metadata of a file that was written here: its record."""
+"""Metadata key for the record of the epoch, in files that the sink wrote."""
 
 
 @dataclass(frozen=True)
 class ParquetSink(TableSink):
-    """See `dd.sinks.parquet`.
+    """Sink that writes one Parquet file for each epoch.  `dd.sinks.parquet` creates it and describes the options.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -183,39 +184,39 @@ class ParquetSink(TableSink):
 
     @property
     def target(self) -> str:
-        """The folder."""
+        """Absolute path of the folder."""
         return os.path.abspath(self.folder)
 
     def open(self, shape: TableShape) -> OpenSink:
-        """Return the folder; makes nothing yet."""
+        """Return the folder, without creating it."""
         return FragmentFolder(LocalPath(self.target), shape)
 
 
 class FragmentFolder(OpenSink):
-    """``folder``: with a file an epoch."""
+    """Folder with one Parquet file for each epoch, and records of the epochs in ``_written``."""
 
     def __init__(self, folder: LocalPath, shape: TableShape) -> None:
         self.folder, self.shape = folder, shape
 
     def written(self) -> TargetRecord | None:
-        """Read the greatest record."""
+        """Read the record of the last epoch; None without one."""
         with self._translate_errors("ask"):
             names = self._list_file_names(RECORDS, ".json")
             return TargetRecord(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
 
     def missing(self) -> bool:
-        """Return whether there is no such folder."""
+        """Return whether the folder is missing."""
         return not self.folder.exists()
 
     def occupied(self) -> bool:
-        """Return whether there are records, or files that are not ours."""
+        """Return whether the folder has records, or Parquet files that the sink did not write."""
         with self._translate_errors("ask"):
             return bool(self._list_file_names(RECORDS, ".json")) or len(self._list_file_names("", ".parquet")) > len(
                 self._list_unrecorded_files()
             )
 
     def prepare(self) -> None:
-        """Make the folder, or compare the columns of its last file, which may be fewer than ours."""
+        """Create the folder, or check the columns of its last file, which may lack new columns."""
         place = str(self.folder)
         with self._translate_errors("prepare"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
@@ -223,7 +224,7 @@ class FragmentFolder(OpenSink):
                 find_new_columns(self.shape, pq.ParquetFile(self.folder / name).schema_arrow, self.shape.schema, place)
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
-        """Take an epoch."""
+        """Write an epoch, unless its record exists."""
         if before is not None and self.missing():
             raise build_dropped_table_error(now.output, str(self.folder), before.epoch)
         if is_written(self.written(), now, before, str(self.folder)):
@@ -250,18 +251,18 @@ class FragmentFolder(OpenSink):
             _sync_to_disk(self.folder / RECORDS)
 
     def read(self) -> pa.Table:
-        """Read the rows of all epochs that have a record."""
+        """Read the rows of all recorded epochs."""
         with self._translate_errors("read"):
             stems = [LocalPath(name).stem for name in self._list_file_names(RECORDS, ".json")]
             files = [path for stem in stems if (path := self.folder / f"{stem}.parquet").exists()]
-            # What may be null in one epoch's file may be declared otherwise in another's.
+            # The files of two epochs may declare a column with different nullability.
             schema = pa.schema([field.with_nullable(True) for field in self.shape.schema])
             tables = [pq.read_table(path) for path in files]
             tables = [each.cast(pa.schema([f.with_nullable(True) for f in each.schema])) for each in tables]
             return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
 
     def _list_unrecorded_files(self) -> list[LocalPath]:
-        """List our files that have no record."""
+        """List the files that the sink wrote without a record, before a crash."""
         recorded = {LocalPath(name).stem for name in self._list_file_names(RECORDS, ".json")}
         files = [
             self.folder / name for name in self._list_file_names("", ".parquet") if LocalPath(name).stem not in recorded

@@ -1,11 +1,13 @@
-"""The folder of a state's outputs: Parquet files that stay hidden until their epoch is committed.
+"""Write the outputs of a state as Parquet files that stay hidden until their epoch is committed.
 
-An epoch goes there in two moves, as in Trino's connectors: tasks `put` fragments, which are durable and hidden; after
-the manifest that names them is published, `finish` shows them. A crash in between leaves fragments that no manifest
-names, which are collected (`list_hidden_fragments`, `discard`), or a committed epoch that is hidden, which the next
-process that opens the state finishes.
+An epoch is written in two steps, as in Trino's connectors. Tasks write durable, hidden files (`write_fragment`). After
+the manifest with their names is published, `publish_epoch` renames them to visible names.
 
-Guarantees: what is shown is of committed epochs, each once; finishing an epoch again changes nothing.
+A crash between the steps leaves hidden files. Garbage collection deletes those without a manifest
+(`list_hidden_fragments`, `delete_leftovers`). If their epoch is committed, the next process that opens the state
+publishes it.
+
+Guarantees: visible files belong to committed epochs, each once. Publishing an epoch again changes nothing.
 """
 
 import io
@@ -29,19 +31,19 @@ COPY: Final = ErrorText("restore it from a copy, or go back with ", CommandFix("
 SHOWN: Final = re.compile(r"(?P<epoch>[0-9]{12,})-(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)")
 HIDDEN: Final = re.compile(r"\.(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)\.hidden")
 PLACE: Final = re.compile(rf"(?:[A-Za-z0-9][A-Za-z0-9._]{{0,{READABLE - 1}}}-)?[0-9a-f]{{16}}")
-"""What the folder of an output is called."""
+"""Pattern for the folder names of outputs."""
 _DISK: Final = Disk()
 
 
 class Fragment(NamedTuple):
-    """Gain of one ``output`` from one call or task: the ``blob`` by its name in a manifest."""
+    """File of one ``output`` from one call or task: the ``blob`` as its manifest names it."""
 
     output: str
     blob: Blob
 
 
 class FolderOwner(NamedTuple):
-    """Owner of a folder: the id of the ``state``, and its address ``at`` the claim, since a copy has the same id."""
+    """Owner of a folder: the id of the ``state``, and its address ``at`` the claim, because a copy has the same id."""
 
     state: str
     at: str
@@ -50,10 +52,11 @@ class FolderOwner(NamedTuple):
 class LeftoverFragment(NamedTuple):
     """Fragment that may belong to no committed epoch.
 
-    It may belong to a running commit, in this process or another. Only its age shows that, so both times must be true.
+    It may also belong to a running commit in this or another process. Only its age shows that, so ``written`` and
+    ``age`` must be accurate.
 
-    ``place``: for messages.  ``name``: of its blob.  ``written``: unix seconds.  ``age``: seconds since then, by the
-    folder's clock.
+    ``place``: the path of the file.  ``name``: the name of its blob.  ``written``: Unix seconds.  ``age``: seconds
+    since then, by the folder's clock.
     """
 
     place: str
@@ -63,19 +66,19 @@ class LeftoverFragment(NamedTuple):
 
 
 class OutputFolder:
-    """``nonce``: of the writer.  ``trust``: as a state's.
+    """Folder with the outputs of a state.  ``nonce``: the nonce of the writer.  ``trust``: as for a state.
 
     The constructor reads and creates nothing.  Raises `StateRefused` for an invalid path.  Every method raises
-    `StorageFailed` if the disk fails.  The calls of a life, in their order:
+    `StorageFailed` if the disk fails.  The order of calls:
 
-    1. `check`, then `claim`: by the driver, when a state is opened.  `finish`: for all epochs that its newest manifest
-       can give again.
-    2. `put`: by an engine for each call, by each task for its part.  `sync`: before the writer names the fragments.
-    3. The manifest is published.  `finish`: for its epoch.  `sync`: before the next manifest is published.
-    4. `size`, `read`: for epochs that are given again, and by readers of the state elsewhere.
-    5. `owner`, `list_hidden_fragments`, `discard`: by a collection of garbage.  `owner`, `list_published_after`,
-    `hide`, `sync`:
-       by a rollback.
+    1. The driver opens a state: `check_claim`, `claim`, and `publish_epoch` for all epochs that its newest manifest can
+       return again.
+    2. An engine calls `write_fragment` in each call, and each task for its part; then `sync`, before the writer names
+       the fragments in a manifest.
+    3. The writer publishes the manifest and calls `publish_epoch`; then `sync`, before it publishes the next manifest.
+    4. Repeated epochs, and other readers of the state, use `find_fragment_size` and `read_fragment`.
+    5. Garbage collection uses `read_owner`, `list_hidden_fragments` and `delete_leftovers`.
+    6. A rollback uses `read_owner`, `list_published_after`, `hide_fragments` and `sync`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -100,13 +103,13 @@ class OutputFolder:
 
     @property
     def target(self) -> str:
-        """The folder."""
+        """Path of the folder."""
         return self.site.path
 
     def check_claim(self, state: str | None, schemas: Mapping[str, pa.Schema]) -> None:
-        """Check that a state's outputs can go here, before anything is made.  O(columns).
+        """Check that a state can write its outputs here, before anything is created.  O(columns).
 
-        ``state``: its id, None for one that is yet to be made.  ``schemas``: by output, of its updates.  Raises
+        ``state``: the id of the state, None for a new state.  ``schemas``: the schemas of updates by output.  Raises
         `SpecError` for rows that Parquet cannot hold, `StateRefused` for a folder of another state, and `CorruptState`
         for an unreadable ``outputs.json``.
         """
@@ -122,29 +125,31 @@ class OutputFolder:
                 ) from None
 
     def claim(self, state: str, at: str, names: Iterable[str]) -> None:
-        """Claim the folder for the state with an id at an address, and create its missing parts, durably.  O(names).
+        """Claim the folder for a state, and durably create its missing parts.  O(names).
 
-        May be repeated with more ``names`` of outputs.  Of several states that claim it at once, one gets it.  Raises
-        `StateRefused`, also for a name that is no UTF-8, `CorruptState`, `StorageFull`.
+        ``state``: the id of the state.  ``at``: its address.  You may repeat the call with more ``names`` of outputs.
+        If several states claim the folder at once, one succeeds.  Raises `StateRefused`, also for a name that is not
+        UTF-8, `CorruptState` and `StorageFull`.
         """
         self.location.claim(state, at, names)
 
     def read_owner(self) -> FolderOwner | None:
-        """Return the owner; None if it has none.  O(1).  Raises `CorruptState` for an unreadable record."""
+        """Return the owner; None without one.  O(1).  Raises `CorruptState` for an unreadable record."""
         mark = self.location.read_record()
         return None if mark is None else FolderOwner(mark.state, mark.at)
 
     @property
     def record_path(self) -> str:
-        """The path of ``outputs.json``."""
+        """Path of ``outputs.json``."""
         return f"{self.target}/{MARK}"
 
     def write_fragment(self, name: str, table: pa.Table) -> Blob:
-        """Write updates of an output, one at least, to a hidden file.  O(rows).
+        """Write at least one update of an output to a hidden file.  O(rows).
 
-        The bytes are durable, the name is after `sync`.  A task may run twice, so the file may never be finished.
+        The bytes are durable, and the name is durable after `sync`.  A task may run twice, so the file may never be
+        published.
 
-        Raises `StorageFull`; `StateRefused` where the output's folder is not there.
+        Raises `StorageFull`, and `StateRefused` if the folder of the output is missing.
         """
         called = f"{self.location.nonce}-{next(self.location.numbers)}.parquet"
         path = self._hidden_path(name, called)
@@ -160,14 +165,14 @@ class OutputFolder:
         return Blob(called, sink.size, sink.state.digest())
 
     def sync(self) -> None:
-        """Make durable what files are called now.  O(outputs), a sync each."""
+        """Make the names of files durable.  O(outputs), with one sync for each."""
         with self.site.translate_disk_errors("sync the outputs"):
             for path in sorted(self._unsynced):
                 self.site.disk.sync_dir(path)
         self._unsynced.clear()
 
     def publish_epoch(self, epoch: int, fragments: Iterable[Fragment]) -> None:
-        """Show the files of a committed epoch; one that is shown stays so.  O(files); durable after `sync`.
+        """Make the files of a committed epoch visible; visible files stay so.  O(files); durable after `sync`.
 
         Call it after the manifest is durable, in the order of epochs, with all ``fragments`` of the epoch.
         """
@@ -185,11 +190,11 @@ class OutputFolder:
             except FileNotFoundError:
                 if not self.site.is_existing_path(os.path.dirname(shown)):
                     return
-            # Also where another has shown it, who may have died before it was durable.
+            # Also if another process renamed it, since that process may have crashed before its sync.
             self._unsynced.add(os.path.dirname(shown))
 
     def find_fragment_size(self, epoch: int, fragment: Fragment) -> int | None:
-        """Return the bytes of a file, shown or hidden; None if it is missing.  O(1)."""
+        """Return the size of a file in bytes, visible or hidden; None if it is missing.  O(1)."""
         with self.site.translate_disk_errors("look at an output"):
             for path in (
                 self._hidden_path(fragment.output, fragment.blob.name),
@@ -200,14 +205,13 @@ class OutputFolder:
         return None
 
     def read_fragment(self, epoch: int, fragment: Fragment, schema: pa.Schema) -> pa.Table:
-        """Read the rows of a file, shown or hidden, in a schema of updates.  O(bytes).  Raises `CorruptState`."""
-        # In this thread: one of Arrow's may let go of our bytes while Python ends, for which it needs Python, and then
-        # it takes the process with it.
+        """Read the rows of a file, visible or hidden, in a schema of updates.  O(bytes).  Raises `CorruptState`."""
+        # Only in this thread: a thread of Arrow that frees our bytes while Python ends crashes the process.
         file = pq.ParquetFile(pa.BufferReader(self._read_verified_bytes(epoch, fragment)), pre_buffer=False)
         return file.read(use_threads=False).cast(schema)
 
     def count_rows(self, epoch: int, fragment: Fragment) -> int:
-        """Count the rows of a file after comparing all its bytes.  O(bytes).  Raises `CorruptState`."""
+        """Verify all bytes of a file and count its rows.  O(bytes).  Raises `CorruptState`."""
         return int(pq.ParquetFile(pa.BufferReader(self._read_verified_bytes(epoch, fragment))).metadata.num_rows)
 
     def _read_verified_bytes(self, epoch: int, fragment: Fragment) -> bytes:
@@ -218,13 +222,13 @@ class OutputFolder:
             fragment.blob,
         )
         with self.site.translate_read_errors(f"file {blob.name}", missing_file_error(shown, self.target), COPY):
-            for path in (shown, hidden, shown):  # it may be shown meanwhile
+            for path in (shown, hidden, shown):  # another process may publish it meanwhile
                 with suppress(FileNotFoundError):
                     return bytes(verify_bytes(self.site.disk.read(path, blob.length), blob, self.target))
         raise missing_file_error(shown, self.target)
 
     def build_fragment_path(self, epoch: int, fragment: Fragment) -> str:
-        """Return the path of a file once its epoch is committed."""
+        """Return the visible path of a file, after its epoch is committed."""
         return self.site.child_path(build_folder_name(fragment.output), f"{epoch:012}-{fragment.blob.name}")
 
     def list_hidden_fragments(self) -> list[LeftoverFragment]:
@@ -232,12 +236,12 @@ class OutputFolder:
         return [found for match, found in self._find_matching_leftovers(HIDDEN)]
 
     def delete_leftovers(self, leftovers: Iterable[LeftoverFragment]) -> None:
-        """Delete such files; one that cannot be deleted stays.  O(files)."""
+        """Delete the files; a file that cannot be deleted stays.  O(files)."""
         for each in leftovers:
             self.site.try_unlink(each.place)
 
     def find_published_folder(self, name: str, epoch: int) -> str | None:
-        """Return the output's folder if it shows files of an epoch up to this one, else None.  O(files)."""
+        """Return the folder of an output if it has visible files of epochs up to ``epoch``, else None.  O(files)."""
         place = self.site.child_path(build_folder_name(name))
         with self.site.translate_disk_errors("look for files of an output"):
             there = self.site.disk.names(place) if self.site.is_existing_path(place) else ()
@@ -245,11 +249,11 @@ class OutputFolder:
         return place if any(int(match["epoch"]) <= epoch for match in shown) else None
 
     def list_published_after(self, epoch: int) -> list[LeftoverFragment]:
-        """List the shown files of epochs after this one.  O(files)."""
+        """List the visible files of epochs after ``epoch``.  O(files)."""
         return [found for match, found in self._find_matching_leftovers(SHOWN) if int(match["epoch"]) > epoch]
 
     def hide_fragments(self, leftovers: Iterable[LeftoverFragment]) -> None:
-        """Hide the files again; one that is not there is hidden.  O(files); durable after `sync`."""
+        """Hide the files again; a missing file counts as hidden.  O(files); durable after `sync`."""
         for each in leftovers:
             folder = os.path.dirname(each.place)
             with self.site.translate_disk_errors("hide an output"), suppress(FileNotFoundError):
@@ -258,11 +262,11 @@ class OutputFolder:
                 self._unsynced.add(folder)
 
     def _hidden_path(self, name: str, called: str) -> str:
-        """Return the path of a file before its epoch is committed.  ``called``: its name in a manifest."""
+        """Return the hidden path of a file.  ``called``: its name in a manifest."""
         return self.site.child_path(build_folder_name(name), f".{called}.hidden")
 
     def _find_matching_leftovers(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], LeftoverFragment]]:
-        """Yield the files of a pattern in the outputs' folders."""
+        """Yield the files in the folders of outputs that match a pattern."""
         disk = self.site.disk
         with self.site.translate_disk_errors("look for leftovers"):
             for name in disk.names(self.target) if self.site.is_existing_path(self.target) else ():
@@ -272,7 +276,7 @@ class OutputFolder:
                         path = f"{there}/{match[0]}"
                         try:
                             changed = disk.status(path).changed
-                        except OSError:  # shown or hidden meanwhile
+                        except OSError:  # renamed meanwhile
                             continue
                         yield match, LeftoverFragment(path, match["name"], changed, disk.read_clock() - changed)
 
@@ -285,11 +289,11 @@ def check_outputs_path(given: Any) -> None:
 def open_output_folder(
     target: str | os.PathLike[str], store: Store | None = None, trust: str = "owner"
 ) -> OutputFolder:
-    """Return the folder of outputs at a path; it reads and creates nothing yet.
+    """Return the folder of outputs at a path, without reading or creating anything.
 
-    ``store``: the state's, which gives this writer's nonce; without one nothing can be put.  ``trust``: as a state's.
-    Raises `StateRefused` for an invalid target.
+    ``store``: the store of the state, which provides the nonce of this writer.  Without a store, do not write
+    fragments.  ``trust``: as for a state.  Raises `StateRefused` for an invalid target.
     """
     nonce = "0" * 16 if store is None else store.nonce
-    # The disk of a state's own folder, or this machine's.
+    # A state in a folder has its own disk object; other states use the local disk.
     return OutputFolder(target, nonce, trust, getattr(store, "disk", Disk()))
