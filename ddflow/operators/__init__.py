@@ -1,7 +1,7 @@
-"""Operators: updates in, updates out, one operator a file.
+"""Run the operators of a plan: each one maps the updates of its inputs to updates of its output.
 
-``base`` has the protocol. A new operator is one file here, and a method in `ddflow.plan.verbs`; every file is loaded
-with the room, so that it is in the registry. ``upsert`` makes the updates of inputs, and is no operator on updates.
+``base`` defines the protocol. Importing this package loads every operator file, so that each operator registers itself.
+The subpackage ``upsert`` turns the events of inputs into updates.
 """
 
 from importlib import import_module

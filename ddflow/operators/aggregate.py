@@ -1,10 +1,4 @@
-"""Agg: aggregates of each group, as differences.
-
-Invariant: a group is there while its rows' multiplicities do not add up to zero. When one of its results changes, the
-old row leaves and the new one enters. The arrangement holds one row a group, whose payload is how many rows it has and
-the states of its parts (`ddflow.operators.aggregates`), and whose value word is a hash of those; a group that has no
-rows but a state, after rows left that had not come, is held and not shown. An aggregate of ``count(*)`` alone is a
-`Count`.
+"""Compute aggregates such as sums and averages of each group, as differences; see `RunningAggregate`.
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.updates import narrow_ints, ints
@@ -49,12 +43,12 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, Batch
 
 TALLY: Final = "_rows"
-"""The column of how many rows a group has, beside its columns; those of other parts are numbered."""
+"""The state column with the number of a group's rows.  The columns of other parts are numbered."""
 
 
 @register_operator
 class Agg(GroupOperator):
-    """See `GroupOperator.agg`.  ``by``: the group columns.  ``aggregates``: in the order of their columns."""
+    """The operator of `Collection.agg`.  ``by``: the group columns.  ``aggregates``: in the order of the results."""
 
     verb, keeps = "agg", True
 
@@ -81,7 +75,7 @@ class Agg(GroupOperator):
         return inputs[0].group_by(*record.read_texts("by")).agg(**texts)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: the same parts and the same results."""
+        """See `Collection.find_widening_obstacles`: the parts and the results must stay the same."""
         for mine, its in zip(self.aggregates, narrow.aggregates, strict=True):
             yield from mine.list_incompatibilities(its)
             for expression in mine.arguments.values():
@@ -96,7 +90,7 @@ class Agg(GroupOperator):
         return ", ".join([f"by={record.read_texts('by')}", *texts])
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """Return the columns that are read: the groups and the arguments of aggregates."""
+        """Return the group columns and the columns of the aggregates' arguments."""
         read = set(self.by)
         for aggregate in self.aggregates:
             for each in aggregate.arguments.values():
@@ -120,25 +114,36 @@ def _render_aggregate(record: JsonRecord) -> str:
 
 
 def build_result_schema(groups: pa.Schema, aggregates: Sequence[FoldedAggregate]) -> pa.Schema:
-    """Return the columns of groups and results."""
+    """Return the schema of the group and result columns."""
     return pa.schema([*groups, *(pa.field(e.call.name, e.type, nullable=e.nullable) for e in aggregates)])
 
 
 class GroupedUpdates(NamedTuple):
-    """The groups of a step, and its cells."""
+    """The updates of a step by group, divided into cells of one group and time each."""
 
     updates: Updates
     by: SortedRows
     prior: Prior
     folding: UpdatesByGroup
     ranks: Any
-    """int32[c]: of the cells' times."""
+    """int32[c]: the time ranks of the cells."""
     before: Ints
-    """int64[c]: where the state before each cell stands among those that groups had, then those after cells; or -1."""
+    """int64[c]: the index of the state before each cell, or -1.
+
+    Prior states of groups come first, then the states after cells.
+    """
 
 
 class RunningAggregate(RunningOperator):
-    """``groups``: the group columns, possibly none.  State: one row a group."""
+    """A running aggregate.  State: one row for each group.  ``groups``: the group columns, possibly none.
+
+    A group's output exists while the sum of its rows' multiplicities is not zero. When a result changes, the step
+    retracts the old row and inserts the new one.
+
+    The payload of a group is its number of rows and the states of its parts (`ddflow.operators.aggregates`), and the
+    value word is a hash of these. A group may have a state but zero rows, after retractions of rows that never arrived.
+    Such a group is stored but has no output. An aggregate of only ``count(*)`` is a `Count` instead.
+    """
 
     def __init__(self, groups: pa.Schema, aggregates: Sequence[FoldedAggregate], secret: Secret) -> None:
         self.groups, self.aggregates, self.secret = groups, aggregates, secret
@@ -158,9 +163,9 @@ class RunningAggregate(RunningOperator):
         self.identified = groups
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
-        """See `RunningOperator.compute`.  O(updates), and for each group and time what its states take.
+        """See `RunningOperator.compute`.  O(updates), plus the cost of the states of each group and time.
 
-        Raises `AggregateOverflow`, and what arguments raise.
+        Raises `AggregateOverflow`, and the errors of arguments.
         """
         step = self._group_updates(inputs[0])
         held = gather_table(
@@ -198,7 +203,7 @@ class RunningAggregate(RunningOperator):
         )
 
     def _fold_parts(self, step: GroupedUpdates, held: Sequence[pa.Array]) -> list[pa.Array]:
-        """Fold each part, and return its states as a column: the prior ones of groups, then one after each cell."""
+        """Fold each part.  Return its states as a column: prior states of groups, then the state after each cell."""
         rows = step.updates.rows
         read = set[str]().union(*(each.columns or () for each in self.arguments.values()))
         names = [name for name in rows.schema.names if name in read] or rows.schema.names[:1]
@@ -216,7 +221,10 @@ class RunningAggregate(RunningOperator):
         return out
 
     def _compute_results(self, states: Sequence[pa.Array]) -> tuple[Any, list[pa.Array], tuple[int, str] | None]:
-        """Which states have rows, their results, and the first one beyond its type: its place, and its text."""
+        """Mark the states with rows, and compute their results.
+
+        Also return the position and the text of the first result that leaves its type, or None.
+        """
         kept = dict(zip(self.parts, states, strict=True))
         there, out = kept[ROWS].to_numpy() != 0, []
         for each in self.aggregates:
@@ -255,7 +263,7 @@ class RunningAggregate(RunningOperator):
         A cell makes a version if its state differs from the one before.
         """
         by, cells, prior, lived = step.by, step.folding.cells, step.prior, step.folding.lived.size
-        # Of times that need not be kept apart, the last one of each group.
+        # At times up to since, only the last version of each group is needed.
         since_rank = np.searchsorted(step.updates.times, since, side="right") - 1
         early = step.ranks <= since_rank
         following = np.append(early[1:] & (step.folding.of[1:] == step.folding.of[:-1]), False)
@@ -292,14 +300,14 @@ class RunningAggregate(RunningOperator):
         return self.values.compute_value_hashes(states, len(states[0]))
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `RunningOperator.hash_rows`.  The hash is that of the states."""
+        """See `RunningOperator.hash_rows`.  The value hash covers the states."""
         return *self.keys.identify_rows(rows), self._hash_states(column_arrays(rows, self.state.names))
 
     def cast_state_rows(
         self, narrow: Self, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any
     ) -> pa.RecordBatch:
         """See `RunningOperator.cast_state_rows`: sums keep their values in other units, results are cast."""
-        # What a deletion has is nobody's.
+        # The states of deletions are arbitrary.
         none = {pa.int64(): pa.scalar(0), BYTES: pa.scalar(b"", BYTES)}
         states = [
             pc.if_else(pa.array(live), each, none[each.type]) if each.type in none else each
@@ -315,7 +323,7 @@ class RunningAggregate(RunningOperator):
         return conform_to_wider_schema(pa.Table.from_arrays([*groups, *states], names=self.schema.names), schema)
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """See `ReadableNode.to_output_rows`: the results of groups that have rows."""
+        """See `ReadableNode.to_output_rows`: the results of groups with rows."""
         there, results, _ = self._compute_results(column_arrays(arranged, self.state.names))
         columns = [*column_arrays(arranged, self.groups.names), *results]
         return as_updates(pa.Table.from_arrays(columns, schema=self.shown)).take(np.flatnonzero(there))

@@ -1,7 +1,7 @@
-"""Arrange: a collection's rows, kept by some of their columns, for joins to look up; its updates are passed on.
+"""Arrange a collection by some of its columns for joins, and pass its updates on.
 
-Invariant: whoever needs the same rows by the same columns uses the same node, so they are held once. It is a collection
-like its input, row for row. Rows may be there several times, or less than zero times, unless that is refused.
+Equal requests share one node, so their rows are stored once. The output equals the input row for row. Rows may have any
+multiplicity, also a negative one unless a verb refuses it.
 
 >>> import ddflow as dd
 >>> orders = dd.Flow().upserts("orders", {"id": int, "city": str}, dd.Upsert(key="id"))
@@ -27,7 +27,10 @@ from ddflow.trace.batch import ArrangementChange
 
 @register_operator
 class Arrange(RowPreservingOperator):
-    """See `Collection.arrange`.  ``by``: the columns.  ``refuses``: what cannot do with less than zero, "" for none."""
+    """The operator of `Collection.arrange`.  ``by``: the columns.
+
+    ``refuses``: the verb that refuses negative multiplicities, or "" for none.
+    """
 
     verb, keeps = "arrange", True
 
@@ -59,7 +62,7 @@ class Arrange(RowPreservingOperator):
         return [self.by]
 
     def find_pushdown_columns(self, at: int) -> dict[str, str]:
-        """See `Collection.find_pushdown_columns`: all, because it holds the same rows."""
+        """See `Collection.find_pushdown_columns`: all columns, because it holds the same rows."""
         return {name: name for name in self.schema.names}
 
     def find_lookup_columns(self) -> Columns | None:
@@ -67,7 +70,7 @@ class Arrange(RowPreservingOperator):
         return self.by
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: those of its input."""
+        """See `Collection.unique_by`: the keys of its input."""
         return self.inputs[0].unique_by()
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -76,7 +79,7 @@ class Arrange(RowPreservingOperator):
 
 
 class RunningArrange(RunningOrderedRows):
-    """State: each row, beside how often it is there."""
+    """A running arrange.  State: each row with its multiplicity."""
 
     def __init__(self, node: Arrange, context: OperatorContext) -> None:
         super().__init__(node.schema, node.by, [], context.secret)
@@ -91,7 +94,7 @@ class RunningArrange(RunningOrderedRows):
 
 
 def refuse_negative_counts(folded: RowChanges, updates: Updates, asked: str) -> None:
-    """Raise `NegativeMultiplicity`, naming the row, where one is there less than zero times after some time."""
+    """Raise `NegativeMultiplicity` for a row with a negative multiplicity after some time.  The error names the row."""
     below = np.flatnonzero(folded.counts < 0)
     if below.size:
         at = int(below[0])

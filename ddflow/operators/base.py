@@ -1,11 +1,11 @@
-"""The operator protocol: what a plan holds of an operator, and what an opened plan holds of it.
+"""Define the operator protocol: `Operator` for a node of a plan, `RunningOperator` for its state in an opened plan.
 
-Invariant: an `Operator` is immutable and knows no rows. A `RunningOperator` changes in `RunningOperator.apply` alone,
-so a refused step leaves everything as it was. Nothing outside this room asks which operator it has: graph, step, codec,
-checkpoint, stages and tools go by these methods.
+To add an operator, write one file. It holds a subclass of `Operator` with a ``verb``, marked `register_operator`, and
+the `RunningOperator` that its ``open`` returns. An operator without state returns a `StatelessRunningOperator`.
 
-An operator is a file: a subclass of `Operator` with a ``verb``, marked `register_operator`, and the `RunningOperator`
-that its ``open`` gives. An operator without state gives a `StatelessRunningOperator`.
+Guarantees: an `Operator` is immutable and holds no rows. A `RunningOperator` changes only in `RunningOperator.apply`,
+so a refused step leaves its state unchanged. Code outside this package never tests for a kind of operator. It calls
+these methods.
 
 >>> doubled = StatelessRunningOperator(lambda given: given._replace(diffs=2 * given.diffs))
 >>> updates = Updates(pa.table({"v": ["oz"]}), narrow_ints(0), ints(1), ints(3))
@@ -48,76 +48,79 @@ __all__ = [
 ]
 
 Hashes = tuple[Words, Words, Words] | tuple[Words, Words, Words, Ints]
-"""Of rows: their identities, high and low words, and a hash of what counts in "did it change"; of rows of ordered
-arrangements the words beyond two, where all columns are there."""
+"""Hashes of rows: high identity words, low identity words, and a hash of the columns that count in "did it change".
+
+The fourth array holds the identity words after the first two, for rows of ordered arrangements with all columns.
+"""
 
 
 class OperatorContext(NamedTuple):
-    """What an operator is opened in."""
+    """The environment that an operator is opened in."""
 
     secret: Secret
-    """For identities."""
+    """The key of the identity hashes."""
     time_type: pa.DataType
-    """Of the plan's times."""
+    """The type of the plan's times."""
     wanted: frozenset[str]
-    """The columns of its output that somebody reads in a step."""
+    """The output columns that a later operator or an output reads in a step."""
     threads: Threads = ALONE
     """The threads that share the work."""
     inputs: tuple[Any, ...] = ()
-    """What is opened of its inputs, each a `ReadableNode`."""
+    """The opened inputs of the operator, each a `ReadableNode`."""
 
 
 class ReadableNode:
-    """What can be asked of an input or an operator of an opened plan."""
+    """An input or an operator of an opened plan, with methods that read its state."""
 
     tracked: Sequence[str] | None = None
-    """Of what is kept by key: the columns that count in "did it change"; None for what has no key."""
+    """The columns that count in "did it change", for state by key; None if the rows have no key."""
 
     arrangements: tuple[Arrangement, ...] = ()
-    """The state that lasts; the first is that of its own output, where it is arranged."""
+    """The arrangements that hold the state.  The first one holds the node's output, if that is arranged."""
 
     @property
     def output_arrangement(self) -> Arrangement:
-        """The arrangement of its own output."""
+        """The arrangement of the node's output."""
         return self.arrangements[0]
 
     identified: pa.Schema = pa.schema([])
-    """The columns that versions of its arrangements are identified by."""
+    """The columns that identify the versions of the arrangements."""
 
     keys: RowHasher
-    """The columns that rows of its own output are found by, where it is arranged, and how they are hashed."""
+    """The columns that find rows of the output in its arrangement, and their hashing."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory of all its state."""
+        """Bytes of memory that the state takes."""
         return sum(each.nbytes for each in self.arrangements)
 
     def iterate_rows(self, as_of: int | None) -> Iterable[Updates]:
-        """Yield the rows of its output as of a time, by default now, piece by piece.  O(rows)."""
+        """Yield the rows of the output as of a time, by default now, in pieces.  O(rows)."""
         return (self.to_output_rows(table) for table in self.output_arrangement.iterate_rows(as_of))
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """Convert rows of its arrangement to rows of its output; more columns may come along.  O(rows)."""
+        """Convert rows of the arrangement to rows of the output.  Extra columns may remain.  O(rows)."""
         return as_updates(arranged)
 
     def look_up_groups(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
-        """Look up the rows of groups by the words of their identities, ascending.
+        """Look up the rows of groups by their identity words, which ascend.
 
-        References point into the arrangement.  ``most``: of each group, at most.  O(groups) expected.
+        The references point into the arrangement.  ``most``: the maximal number of rows of each group.  O(groups)
+        expected.
         """
         arranged = self.output_arrangement
         prior = arranged.look_up_keys(high, low if arranged.index.wide else NONE, np.arange(high.size, dtype=np.int32))
         live = prior.reference & LIVE != 0
         if not arranged.index.wide:
-            live &= low == 0  # null, which no row of it has
+            live &= low == 0  # a null key, which no stored row has
         begins = np.concatenate([ints(0), np.cumsum(live)])
         references = prior.reference[live] & (LIVE - 1) & ~OCCUPIED
         return RowsByGroup(references, np.ones(references.size, np.int64), begins)
 
     def find_group(self, columns: Sequence[pa.Array], as_of: int | None) -> Iterable[Updates]:
-        """Yield the rows of its output as of a time for one key, or for the group that the key is found by.
+        """Yield the output rows of one key as of a time, or of the whole group that contains the key.
 
-        ``columns``: one value each, those of `keys`.  O(rows of the group) now; O(runs log rows) at an older time.
+        ``columns``: one value for each column of `keys`.  O(rows of the group) now; O(runs log rows) at an older time.
         """
         arranged, (high, low) = self.output_arrangement, self.keys.compute_identities(columns, 1)
         found = None
@@ -128,7 +131,7 @@ class ReadableNode:
         return one.iterate_rows(as_of)
 
     def clear_state(self) -> None:
-        """Hold nothing any more: as it was opened."""
+        """Replace the state with empty arrangements."""
         fresh = [each.make_empty() for each in self.arrangements]
         for each, old in zip(fresh, self.arrangements, strict=True):
             if old.lapse is not None:
@@ -136,96 +139,108 @@ class ReadableNode:
         self.arrangements = tuple(fresh)
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """Compute the hashes that its arrangement keeps with these rows.  O(rows).
+        """Compute the hashes that the arrangement stores for these rows.  O(rows).
 
-        For a live version all three are those it keeps; for a deletion, whose row may be filler, they may be any.
+        For a live version all three equal the stored hashes.  The row of a deletion may be a filler, so its hashes may
+        differ.
         """
         raise NotImplementedError
 
     def to_output_table(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
-        """Convert the result of `read` to the table of an output.  O(rows)."""
+        """Convert rows that were read from the node to the table of an output.  O(rows)."""
         return consolidate(made, secret).to_table(schema, time_type)
 
 
 class RunningOperator(ReadableNode):
-    """What an opened plan holds of one operator."""
+    """An operator of an opened plan: its state and its step."""
 
     @abstractmethod
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
-        """Compute the updates of its output, and the change to apply, None for none; nothing changes.
+        """Compute the updates of the output and the change for `apply`.  Leave the state unchanged.
 
-        ``inputs``: updates of each input, of one list of times; all of a step, or all of some identities of the columns
-        that `Collection.exchange` names.  ``since``: what it will be after the step.
+        The change is None if there is nothing to apply.  ``inputs``: the updates of each input, with one shared list of
+        times. They are all updates of the step, or all updates of some identities of the columns that
+        `Collection.exchange` names. ``since``: its value after the step.
         """
 
     def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:
-        """Take in the changes of a step, each of other identities.  Amortised O(updates)."""
+        """Apply the changes of a step, each with other identities.  Amortised O(updates)."""
         for each in self.arrangements:
             each.apply_changes(changes, upper, since)
 
     def store_change(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
-        """Return a change that outlives its piece of a step.  ``keep``: moves an arrangement's change to files."""
+        """Return a change that stays valid after its part of the step.
+
+        ``keep``: moves the change of an arrangement to files.
+        """
         return keep(self.arrangements[0], change)
 
     def cast_state_rows(
         self, narrow: Any, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any
     ) -> pa.RecordBatch:
-        """Rows of an arrangement of ``narrow``, the same operator on narrower columns, in the columns of its own.
+        """Cast rows of an arrangement of ``narrow`` to the columns of this operator's arrangement.
 
-        ``live``: bool[n]; the row of a deletion may be any.  O(bytes).  Raises `InexactValue`.
+        ``narrow``: the same operator on narrower columns.  ``live``: bool[n]; the row of a deletion may hold any
+        values. O(bytes).  Raises `InexactValue`.
         """
         return conform_to_wider_schema(rows, schema)
 
     def compute_initial_change(self, inputs: Sequence[Updates], since: int) -> Any:
-        """Compute the change that fills state without files from the ``inputs`` at the last time.  O(rows)."""
+        """Compute the change that fills empty state from the ``inputs`` at the last time.  O(rows).
+
+        A plan uses it if no files hold the state.
+        """
         return self.compute(inputs, since)[1]
 
     def compute_initial_updates(self, inputs: Sequence[Updates]) -> Updates:
-        """Of an operator that keeps nothing: the updates of its output where its inputs came to hold this.  O(rows)."""
+        """Compute the output updates of an operator without state from the rows that its inputs hold.  O(rows)."""
         return self.compute(inputs, 0)[0]
 
     def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
-        """Its output where its inputs hold this.  O(rows)."""
+        """Compute the output rows from the rows that the inputs hold.  O(rows)."""
         return self.compute(inputs, 0)[0]
 
 
 class Operator(Collection):
-    """A collection that is computed from others."""
+    """A collection that is computed from other collections."""
 
     @abstractmethod
     def open(self, context: OperatorContext) -> RunningOperator:
-        """Its state, new, and its step."""
+        """Create the operator's empty state and its step."""
 
 
 class RowPreservingOperator(Operator):
-    """An operator whose rows are rows of its inputs, with the same values in the columns that it has."""
+    """An operator whose output rows are input rows, with unchanged values in the kept columns."""
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the same rows, of each input those that it has."""
+        """See `Collection.find_contributing_rows`: the equal rows of each input."""
         return [alike.select_matches(each, wanted, self.schema.names) for each in given]
 
 
 class GroupOperator(Operator):
-    """An operator that has a row for each group.  ``by``: the columns of groups."""
+    """An operator with one output row for each group.  ``by``: the group columns."""
 
     by: Sequence[str]
 
     def exchange(self) -> list[Columns | None]:
-        """See `Collection.exchange`: the groups."""
+        """See `Collection.exchange`: the group columns."""
         return [tuple(self.by)]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the groups."""
+        """See `Collection.unique_by`: the group columns."""
         return [tuple(self.by)]
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: all rows of their groups."""
+        """See `Collection.find_contributing_rows`: all rows of the wanted groups."""
         return [alike.select_matches(given[0], wanted, self.by)]
 
 
 class RunningCountedRows(RunningOperator):
-    """What keeps rows of a step with numbers, such as counts.  ``given``: holds the columns of the updates at hand, as
-    number 0; ``fields``: their fields, in whose schema null may not be meant."""
+    """An operator that stores rows of a step with a number each, such as a count.
+
+    ``given``: a pool with the columns of the current updates as batch 0.  ``fields``: the nullable fields of these
+    columns, because the fields of the schema may exclude null.
+    """
 
     given: RowPool
     fields: list[pa.Field]
@@ -233,10 +248,9 @@ class RunningCountedRows(RunningOperator):
     def _build_change(
         self, updates: Updates, by: SortedRows, order: Ints | None, prior: Prior, place: Ints, versions: list[Any]
     ) -> ArrangementChange:
-        """Build the versions, in the order of identities, then times, and mark the last one of each.
+        """Build the versions in the order of identities, then times, and mark the last version of each identity.
 
-        ``order``: the other words of identities, None where they have none.  ``place``: by number, where it is in
-        ``by``.
+        ``order``: the identity words after the first two, or None.  ``place``: the position in ``by`` of each number.
         """
         ranks, rows, values, numbers = versions
         at = place.take(numbers).astype(np.int32, copy=False)
@@ -262,19 +276,19 @@ class RunningCountedRows(RunningOperator):
         )
 
     def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """Gather some rows of the step, and append their numbers."""
+        """Gather some rows of the step, and append their numbers as a column."""
         column = ColumnBuffers(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
         return [*gather_buffers(self.given, rows, self.fields), column]
 
 
 class StatelessRunningOperator(RunningOperator):
-    """An operator that keeps nothing: ``step`` makes its output's updates of its inputs', and rows of rows."""
+    """An operator without state: ``step`` maps the updates or rows of the inputs to updates or rows of the output."""
 
     def __init__(self, step: Callable[..., Updates]) -> None:
         self.step = step
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
-        """See `RunningOperator.compute`.  op(a + b) = op(a) + op(b)."""
+        """See `RunningOperator.compute`.  ``step`` is linear: op(a + b) = op(a) + op(b)."""
         return self.step(*inputs), None
 
     def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
@@ -283,6 +297,6 @@ class StatelessRunningOperator(RunningOperator):
 
 
 def as_updates(table: pa.Table) -> Updates:
-    """Rows that are held once each, as updates of one time, whichever."""
+    """Convert rows to updates of diff 1 at time 0."""
     n = table.num_rows
     return Updates(table, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))

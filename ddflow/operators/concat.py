@@ -1,4 +1,4 @@
-"""Concat: the rows of several collections, multiplicities added."""
+"""Concatenate collections and add the multiplicities of equal rows, like UNION ALL."""
 
 import pyarrow as pa
 
@@ -16,7 +16,7 @@ from ddflow.plan.verbs.rows import check_compatible_sides
 
 @register_operator
 class Concat(RowPreservingOperator):
-    """See `Collection.concat`."""
+    """The operator of `Collection.concat`."""
 
     verb = "concat"
 
@@ -31,7 +31,7 @@ class Concat(RowPreservingOperator):
         return StatelessRunningOperator(self._concat_inputs)
 
     def _concat_inputs(self, *inputs: Updates) -> Updates:
-        """All updates.  The inputs may differ in what may be null."""
+        """Concatenate the updates of the inputs, whose columns may differ in nullability."""
         some = [each for each in inputs if each.diffs.size] or inputs[:1]
         if len(some) > 1:
             return concat(some)

@@ -1,4 +1,4 @@
-"""Consolidate: the same collection, the diffs of equal rows of a time added up, and zeros dropped."""
+"""Sum the diffs of equal rows at each time, and drop sums of 0."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from ddflow.plan.collection import Collection, Columns
 
 @register_operator
 class Consolidate(RowPreservingOperator):
-    """See `Collection.consolidate`."""
+    """The operator of `Collection.consolidate`."""
 
     verb, transparent = "consolidate", True
 
@@ -23,11 +23,11 @@ class Consolidate(RowPreservingOperator):
         super().__init__(of.flow, of.schema, [of], True)
 
     def exchange(self) -> list[Columns | None]:
-        """Equal rows."""
+        """Return all columns, so that equal rows meet."""
         return [tuple(self.schema.names)]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: those of its input."""
+        """See `Collection.unique_by`: the keys of its input."""
         return self.inputs[0].unique_by()
 
     def open(self, context: OperatorContext) -> RunningOperator:

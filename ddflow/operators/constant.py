@@ -1,23 +1,13 @@
-"""Constant: rows that a query writes down, there from the first time at which an input has an event.
+"""Provide constant rows, such as VALUES in a query, from the first event of an input on.
 
-Invariant: the rows are asserted once, at the least time of the first step in which one of the inputs has an event,
-whatever becomes of that event; before that the collection is empty, and they never leave. So VALUES, and the one row of
-an aggregate without groups, are collections like others: they change at a time. Rows differ from each other.
+The first step with an event in an input inserts the rows, at the least time of such an event. The verdict on the event
+does not matter. Before that time the collection is empty, and the rows never leave. A query uses it for VALUES and for
+the one row of an aggregate without groups.
 
-It is told of events, and not of rows: of partitions each tells at which times it has some, and one has the rows.
+The operator reads times of events, not rows. On partitions, each partition reports its event times, and one partition
+holds the rows.
 
->>> from ddflow.columns.hashing import Secret
->>> from ddflow.operators.updates import narrow_ints, ints
->>> constant = RunningConstant(pa.table({"n": [1, 2]}), Secret(1, 2))
->>> out, change = constant.compute([Updates(pa.table({}), narrow_ints(), ints(), ints(4, 5))], 5)
->>> out.diffs.size
-0
->>> out, change = constant.compute([Updates(pa.table({}), narrow_ints(1), ints(1), ints(4, 5))], 5)
->>> constant.apply([change], upper=6, since=5)
->>> out.to_table(constant.groups, pa.int64()).to_pylist()
-[{'n': 1, '_time': 5, '_diff': 1}, {'n': 2, '_time': 5, '_diff': 1}]
->>> constant.compute([Updates(pa.table({}), narrow_ints(0), ints(1), ints(6))], 6)[0].diffs.size
-0
+Limits: the rows must be distinct.
 """
 
 from collections.abc import Sequence
@@ -40,7 +30,11 @@ from ddflow.trace.batch import ArrangementChange
 
 @register_operator
 class Constant(Operator):
-    """``rows``: SQL without columns, a list for each row, of one type a column.  ``inputs``: whose events count."""
+    """An operator with constant rows.
+
+    ``rows``: one list of SQL expressions without columns for each row, of one type a column.  ``inputs``: the inputs
+    whose events start the collection.
+    """
 
     verb, keeps, of_events = "constant", True, True
 
@@ -69,19 +63,19 @@ class Constant(Operator):
         return ", ".join(f"({', '.join(each.read_texts('cells'))})" for each in record.read_records("rows"))
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """None: events are counted, not read."""
+        """Return no columns, because it reads only the times of events."""
         return [set[str]() for _ in self.inputs]
 
     def exchange(self) -> list[Columns | None]:
-        """All events meet."""
+        """Send all events to one partition."""
         return [() for _ in self.inputs]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: no column, where it is one row."""
+        """See `Collection.unique_by`: no column is needed if there is at most one row."""
         return [()] if self.table.num_rows < 2 else super().unique_by()
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: none, because they stand in the plan."""
+        """See `Collection.find_contributing_rows`: no rows, because the plan itself holds the values."""
         return [each.slice(0, 0) for each in given]
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -90,7 +84,21 @@ class Constant(Operator):
 
 
 class RunningConstant(RunningCount):
-    """``table``: the rows.  State: these rows, once they are there."""
+    """A running constant.  ``table``: the rows.  State: these rows, once they are inserted.
+
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.operators.updates import narrow_ints, ints
+    >>> constant = RunningConstant(pa.table({"n": [1, 2]}), Secret(1, 2))
+    >>> out, change = constant.compute([Updates(pa.table({}), narrow_ints(), ints(), ints(4, 5))], 5)
+    >>> out.diffs.size
+    0
+    >>> out, change = constant.compute([Updates(pa.table({}), narrow_ints(1), ints(1), ints(4, 5))], 5)
+    >>> constant.apply([change], upper=6, since=5)
+    >>> out.to_table(constant.groups, pa.int64()).to_pylist()
+    [{'n': 1, '_time': 5, '_diff': 1}, {'n': 2, '_time': 5, '_diff': 1}]
+    >>> constant.compute([Updates(pa.table({}), narrow_ints(0), ints(1), ints(6))], 6)[0].diffs.size
+    0
+    """
 
     def __init__(self, table: pa.Table, secret: Secret) -> None:
         super().__init__(table.schema, TIMES, secret)

@@ -1,20 +1,14 @@
-"""Count: how many rows each group has, as differences.
+"""Count the rows of each group, and emit the changes as differences.
 
-Invariant: when a group's count changes, the old count leaves (if it was not zero) and the new one enters (if it is not
-zero). The arrangement holds one live (group, count) a group, so it is an upsert arrangement like any other, and the
-value word of an entry is the count itself. Counts may be negative, after ``negate``. Input need not be consolidated.
-Sums are checked for overflow. The group columns of a retraction are taken from the update that caused it, which equal
-the stored ones by canonical equality. (McSherry, "Upserts in differential dataflow", Counting.)
+When a group's count changes, the step retracts the old count and inserts the new one. A count of 0 has no row. The
+arrangement holds one live (group, count) for each group, like any upsert arrangement. The value word of its index entry
+is the count itself. (McSherry, "Upserts in differential dataflow", Counting.)
 
->>> import pyarrow as pa
->>> from ddflow.operators.updates import narrow_ints, ints
->>> count = RunningCount(pa.schema({"v": pa.string()}), "count", Secret(1, 2))
->>> out, change = count.compute([Updates(pa.table({"v": ["a", "a", "b"]}), narrow_ints(0, 0, 0), ints(1, 1, 1),
-...     ints(5))], 5)
->>> count.apply([change], upper=6, since=5)
->>> out, _ = count.compute([Updates(pa.table({"v": ["a"]}), narrow_ints(0), ints(-1), ints(6))], 6)
->>> out.to_table(count.schema, pa.int64()).to_pylist()
-[{'v': 'a', 'count': 2, '_time': 6, '_diff': -1}, {'v': 'a', 'count': 1, '_time': 6, '_diff': 1}]
+A retraction takes its group columns from the update that caused it. They equal the stored columns by canonical
+equality.
+
+Guarantees: the input need not be consolidated, counts may be negative (after ``negate``), and sums are checked for
+overflow.
 """
 
 from collections.abc import Sequence
@@ -50,7 +44,7 @@ from ddflow.trace.batch import ArrangementChange
 
 @register_operator
 class Count(GroupOperator):
-    """See `Collection.count`.  ``by``: the group columns."""
+    """The operator of `Collection.count`.  ``by``: the group columns."""
 
     verb, keeps = "count", True
 
@@ -78,16 +72,16 @@ class Count(GroupOperator):
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Render the groups as text, and the name unless it is the usual one."""
+        """Render the groups as text, and the name unless it is the default."""
         named = "" if record.read_text("name") == "count" else f", name={record.read_text('name')!r}"
         return f"by={record.read_texts('by')}{named}"
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """Return the groups."""
+        """Return the group columns."""
         return [set(self.by)]
 
     def find_lookup_columns(self) -> Columns | None:
-        """See `Collection.find_lookup_columns`: the groups."""
+        """See `Collection.find_lookup_columns`: the group columns."""
         return tuple(self.by)
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -96,7 +90,20 @@ class Count(GroupOperator):
 
 
 class RunningCount(RunningCountedRows):
-    """``groups``: the group columns, possibly none.  ``name``: of the count's column.  State: one row a group."""
+    """A running count.  State: one row for each group.
+
+    ``groups``: the group columns, possibly none.  ``name``: the name of the count column.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.operators.updates import narrow_ints, ints
+    >>> count = RunningCount(pa.schema({"v": pa.string()}), "count", Secret(1, 2))
+    >>> out, change = count.compute([Updates(pa.table({"v": ["a", "a", "b"]}), narrow_ints(0, 0, 0), ints(1, 1, 1),
+    ...     ints(5))], 5)
+    >>> count.apply([change], upper=6, since=5)
+    >>> out, _ = count.compute([Updates(pa.table({"v": ["a"]}), narrow_ints(0), ints(-1), ints(6))], 6)
+    >>> out.to_table(count.schema, pa.int64()).to_pylist()
+    [{'v': 'a', 'count': 2, '_time': 6, '_diff': -1}, {'v': 'a', 'count': 1, '_time': 6, '_diff': 1}]
+    """
 
     def __init__(self, groups: pa.Schema, name: str, secret: Secret) -> None:
         self.groups, self.name, self.secret = groups, name, secret
@@ -104,12 +111,12 @@ class RunningCount(RunningCountedRows):
         self.arrangements, self.arena = (Arrangement(self.schema, has_two_word_identities(groups), 0),), Arena()
         self.tracked, self.keys, self.identified = [name], RowHasher(groups, secret), groups
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
-        """The groups of the updates at hand, as number 0, and their columns, in whose schema null may not be meant."""
+        """The groups of the current updates as batch 0, and their fields, nullable even if the schema excludes null."""
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  O(updates).  Raises `CountOverflow`."""
         updates, n, arena, arranged = inputs[0], inputs[0].diffs.size, self.arena, self.output_arrangement
-        # Not cast: the types agree, only what may be null does not; and Arrow's cast breaks lists of nulls.
+        # No cast: the types agree except for nullability, and Arrow's cast breaks lists of nulls.
         groups = column_arrays(updates.rows, self.given.shape.names)
         self.given.set_batch(0, Rows.from_columns(groups, self.given.shape, n))
         arena.reset()

@@ -1,4 +1,4 @@
-"""Filter: the rows for which a condition is true.
+"""Keep the rows that satisfy a condition.
 
 >>> import pyarrow.compute as pc
 >>> from ddflow.operators.updates import narrow_ints, ints
@@ -32,14 +32,14 @@ from ddflow.plan.verbs.rows import Formula
 
 @register_operator
 class Filter(RowPreservingOperator):
-    """See `Collection.filter`.  ``predicate``: compiled."""
+    """The operator of `Collection.filter`.  ``predicate``: the compiled condition."""
 
     verb = "filter"
 
     def __init__(self, of: Collection, predicate: Formula) -> None:
         self.predicate = compile_expression(predicate, of.schema, boolean=True, what="filter")
-        read = self.predicate.columns  # the others are not even gathered for rows that do not pass
-        # A predicate that reads none still has to be told how many rows there are.
+        read = self.predicate.columns  # other columns are not gathered for rows that fail
+        # A predicate without columns still needs the number of rows.
         names = of.schema.names if read is None else list(read) or of.schema.names[:1]
         self.read = pa.schema([of.schema.field(name) for name in names])
         super().__init__(of.flow, of.schema, [of], of.consolidated)
@@ -59,7 +59,7 @@ class Filter(RowPreservingOperator):
         return inputs[0].filter(self.predicate.given)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: its condition must say the same."""
+        """See `Collection.find_widening_obstacles`: the condition must mean the same."""
         return find_formula_objections(self.predicate, narrow.inputs[0].schema, self.inputs[0].schema)
 
     @classmethod
@@ -72,7 +72,7 @@ class Filter(RowPreservingOperator):
         return [wanted | set(self.read.names)]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: those of its input."""
+        """See `Collection.unique_by`: the keys of its input."""
         return self.inputs[0].unique_by()
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -81,7 +81,7 @@ class Filter(RowPreservingOperator):
 
 
 def select_passing_rows(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array], read: pa.Schema) -> Updates:
-    """Select the updates whose row passes; null does not.  ``read``: the columns that ``predicate`` gets.  O(n)."""
+    """Select the updates whose row satisfies the predicate.  Null fails.  ``read``: the predicate's columns.  O(n)."""
     if not updates.diffs.size:
         return updates
     shown = pa.RecordBatch.from_arrays(column_arrays(updates.rows, read.names), schema=read)

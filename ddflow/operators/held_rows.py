@@ -1,10 +1,4 @@
-"""The rows that a collection's keys hold, several a key if need be, and how they change with a step of updates.
-
-Invariant: a chain of cells hangs on each key that holds a row: one cell for each different row, with its multiplicity,
-which is never 0. A lookup reads one entry of an index, then the chain, and no other key. An arrangement has one live
-row a key; this structure is for operators that must find out whether that is so. Rows stay in the batches in which they
-came, until these are many or half of their rows are gone; then the live rows are gathered into one. Which row of a key
-shows, or may be there, is decided in ``upserting``.
+"""Store the rows of each key, several for a key if needed, and apply steps of updates to them; see `RowStore`.
 
 >>> from ddflow.columns.hashing import Secret, compute_identities
 >>> from ddflow.columns.sorting import sort_by_identity
@@ -35,17 +29,20 @@ from ddflow.kernels.resolve import LIVE
 from ddflow.trace.index import Index, IndexWrite
 
 STEP, NULLS, FIRST = 0, 1, 2
-"""Numbers of `RowPool`: the rows of the step, one row of nulls, and the first batch of rows that are held."""
+"""Batch numbers in the `RowPool`: the step's rows, one row of nulls, and the first batch of stored rows."""
 BATCHES = 256
-"""Batches above which the rows held are made one: a reference has room for more, a small gather has not."""
+"""The number of batches above which the store gathers all rows into one batch.
+
+A reference can number more batches, but small gathers slow down.
+"""
 SLACK = 4096
-"""Rows that may be gone before anything is gathered."""
+"""The number of dead rows that the store tolerates before it gathers."""
 CELL = 4 * 8 + 40
-"""Bytes that a row held takes beside its own: its cell, and its key's entry in an index that is not full."""
+"""Bytes for each stored row besides its values: its cell and its key's entry in a partly filled index."""
 
 
 class StepKeys(NamedTuple):
-    """The keys of a step: the first cell of each, -1 for none, and where it stands in the index numbered ``built``."""
+    """The keys of a step: the first cell of each key (-1: none), and its place in index table ``built``."""
 
     heads: Ints
     place: Ints
@@ -53,7 +50,10 @@ class StepKeys(NamedTuple):
 
 
 class CandidateRows(NamedTuple):
-    """The rows of a step's keys, held or touched, as ``kernels.upserts`` has them; ``of`` each update, by place."""
+    """The stored and the touched rows of a step's keys, in the layout of ``kernels.upserts``.
+
+    ``of``: int32[n], the candidate of each update, by position.
+    """
 
     first: Ints
     cell: Ints
@@ -64,39 +64,50 @@ class CandidateRows(NamedTuple):
 
 
 class RowStoreChange(NamedTuple):
-    """What a step changes, computed and not kept yet: m candidates of g keys, and the ``rows`` that come in."""
+    """A computed but not yet applied change of a step: m candidates of g keys, and the new ``rows``."""
 
     first: Ints
     cell: Ints
     counts: Ints
     hashed: Ints
     new: Ints
-    """Which candidates the rows are of."""
+    """The candidates that ``rows`` belong to."""
     rows: pa.Table
     keys: StepKeys
     high: Words
     low: Words
 
     def copy_out(self) -> Self:
-        """Copy the change out of the arena, which the next step reuses.  O(candidates)."""
+        """Copy the change out of the arena, because the next step reuses it.  O(candidates)."""
         first, cell, counts, hashed = (each.copy() for each in self[:4])
         keys = self.keys._replace(heads=self.keys.heads.copy(), place=self.keys.place.copy())
         return self._replace(first=first, cell=cell, counts=counts, hashed=hashed, keys=keys)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that keeping it will add."""
+        """Bytes of memory that the change will add to the store."""
         return int(self.rows.nbytes) + self.new.size * CELL
 
 
 Ranked = Callable[[CandidateRows, RowPool], CandidateRows]
-"""Brings the candidates of each key into an order."""
+"""A function that sorts the candidates of each key."""
 
 
 class RowStore:
-    """``row``: the columns.  ``wide``: whether identities of keys are two words.
+    """A store of rows by key, with multiplicities.
 
-    ``rows``, ``keys``: how many are held."""
+    An arrangement allows one live row for each key. `ToUpserts` needs this store because its input may break that rule.
+    ``upserts.py`` decides which row of a key becomes visible.
+
+    The store keeps one cell for each distinct row, with its multiplicity, and chains the cells of a key. A lookup reads
+    one index entry, then the chain. Rows stay in the batches of their steps. When the batches are too many or half of
+    their rows are dead, the store gathers the live rows into one batch.
+
+    Guarantees: no multiplicity is 0, and a lookup never reads another key.
+
+    ``row``: the columns.  ``wide``: whether key identities have two words.  ``rows``, ``keys``: the stored numbers of
+    both.
+    """
 
     def __init__(self, row: pa.Schema, wide: bool) -> None:
         self.index = Index(wide, 0, keeps=False)
@@ -113,9 +124,9 @@ class RowStore:
     def list_candidates(
         self, keys: StepKeys, by: SortedRows, hashes: Ints, arena: Arena | None = None
     ) -> CandidateRows:
-        """All rows of the keys, those held and those of a step; ``hashes``: int64[n], of the step's values.
+        """List all rows of the keys: the stored rows and the rows of the step.
 
-        O(rows of the step, and rows that its keys hold) expected.
+        ``hashes``: int64[n], of the step's values.  O(rows of the step and stored rows of its keys) expected.
         """
         n = by.permutation.size
         m = kernels.count_chained_cells(self.cells, keys.heads) + n
@@ -129,14 +140,14 @@ class RowStore:
         return CandidateRows(first, cell[:m], row[:m], count[:m], hashed[:m], of)
 
     def find_references(self, found: CandidateRows, which: Ints) -> Ints:
-        """int64[which]: where the rows of some candidates are.  O(which)."""
+        """Return int64[which]: references to the rows of some candidates.  O(which)."""
         cell = found.cell.take(which)
         return np.where(cell >= 0, self.cells[np.maximum(cell, 0), kernels.REF], found.row.take(which))
 
     def compute_change(self, found: CandidateRows, pool: RowPool, by: SortedRows, keys: StepKeys) -> RowStoreChange:
-        """Compute the change that makes `keep` hold the candidates' counts.  Nothing changes.
+        """Compute the change for `apply_changes` that stores the counts of the candidates.  The store stays unchanged.
 
-        ``pool``: these with the step's rows beside.  O(candidates).
+        ``pool``: the stored rows, with the step's rows as batch 0.  O(candidates).
         """
         new, starts = np.flatnonzero((found.cell < 0) & (found.counts > 0)), by.starts[:-1]
         rows = gather_table(pool, found.row[new], self.pool.schema)
@@ -146,16 +157,17 @@ class RowStore:
         )
 
     def insert_rows(self, rows: pa.Table, by: SortedRows, hashes: Ints, counts: Ints, ranked: Ranked) -> None:
-        """Hold rows, all different, as often as said, of keys that hold none.  O(rows).
+        """Store distinct rows with the given ``counts``.  Their keys must hold no rows yet.  O(rows).
 
-        ``by``, ``hashes``: int64[n], of these rows, as in `list_candidates`.  ``ranked``: orders those of a key.
+        ``by``, ``hashes``: int64[n], of these rows, as in `list_candidates`.  ``ranked``: sorts the candidates of each
+        key.
         """
         keys, pool = self.seek(by), self.pool.with_events(Rows(rows))
         found = ranked(self.list_candidates(keys, by, hashes), pool)
         self.apply_changes(self.compute_change(found._replace(counts=counts.take(found.row)), pool, by, keys))
 
     def apply_changes(self, *changes: RowStoreChange) -> None:
-        """Hold what the changes of a step say, which are of other keys each.  Amortised O(candidates)."""
+        """Apply the changes of a step, each for other keys.  Amortised O(candidates)."""
         self.index.reserve_entries(sum(change.keys.heads.size for change in changes))
         for change in changes:
             self._apply_change(change)
@@ -184,12 +196,12 @@ class RowStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the index, the cells and the rows, those that are gone and not gathered yet too.  O(batches)."""
+        """Bytes of the index, the cells and the rows, including dead rows that still take memory.  O(batches)."""
         rows = sum(each.nbytes for each in self.pool.rows if each is not None)
         return self.index.nbytes + int(self.cells.nbytes) + rows
 
     def _compact_rows(self) -> None:
-        """Make the rows that are held one batch, without those that went.  O(rows held)."""
+        """Gather the live rows into one batch.  O(stored rows)."""
         live = np.flatnonzero(self.cells[: self.used, kernels.COUNT] > 0)
         rows = Rows(gather_table(self.pool, self.cells[live, kernels.REF], self.pool.schema))
         self.pool = self._empty_pool(self.pool.schema)
@@ -198,14 +210,14 @@ class RowStore:
         self.stored = live.size
 
     def _empty_pool(self, schema: pa.Schema) -> RowPool:
-        """Without batches, but for the row of nulls."""
+        """Build a pool that holds only the row of nulls."""
         out = RowPool(schema)
         out.set_batch(NULLS, Rows(pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)))
         return out
 
     def _check_invariants(self) -> None:
-        """Assert the invariant."""
-        # Each cell in use is in one chain, or among the free ones.
+        """Assert the invariants."""
+        # Each used cell is in exactly one chain, or in the free list.
         _, places = self.index.list_entries(live=True)
         heads = [int(value) for value in self.index.read_entries(places)[2].view(np.int64)]
         seen, counted = set(), 0
@@ -213,7 +225,7 @@ class RowStore:
             at = start
             while at >= 0:
                 assert at not in seen and at < self.used, (at, self.used)
-                # A row that is held has a multiplicity, a free cell none.
+                # A stored row has a positive multiplicity, a free cell has 0.
                 assert (self.cells[at, kernels.COUNT] > 0) == (start != self.free), at
                 counted += start != self.free
                 seen.add(at)

@@ -1,8 +1,8 @@
-"""Inputs of an opened plan, and the input of differences, whose admitted rows are updates.
+"""Open the inputs of a plan, and run inputs of differences.
 
-Guarantees: graph, step, checkpoint and tools ask all kinds of inputs by the same methods. A kind is a binding in
-``ddflow/plan`` and what runs it here: one line of `KINDS`. An event of differences is an update, so nothing is looked
-up; with ``keep=True`` its rows are arranged with their multiplicities.
+Graph, step, checkpoint and tools call the same methods on every kind of input. A kind is a binding in ``ddflow/plan``
+and one line of `KINDS`, with its running class. An event of differences already is an update, so nothing is looked up.
+With ``keep=True`` an input of differences arranges its rows with their multiplicities.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.bind import bind_upserts
@@ -35,16 +35,16 @@ from ddflow.trace.batch import ArrangementChange
 
 @dataclass
 class ResolvedDifferences:
-    """The resolved events of one input of differences, all of which are applied; asked like `Resolved`."""
+    """The resolved events of one input of differences, with the methods of `Resolved`.  All events are applied."""
 
     bound: BoundDifferences
     events: Events
     received_positions: Ints
-    """The events, by place."""
+    """The positions of the events."""
     counts: Ints
     """int64[8]: events by verdict."""
     made: Updates
-    """Of all columns of the row; those of diff 0 are gone."""
+    """The updates, with all columns of the row and without diffs of 0."""
     changes: list[ArrangementChange] = field(default_factory=list)
     expiry: ExpiryChange = field(default_factory=ExpiryChange)
 
@@ -58,12 +58,14 @@ class ResolvedDifferences:
         return np.full(self.received_positions.size, APPLIED, np.uint8)
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
-        """No columns: there is no order."""
+        """Return no columns, because differences have no order."""
         return []
 
 
 class RunningDifferences(RunningThreshold):
-    """``bound``: the input's spec and schema.  State: the multiplicity of each row, where it is kept.
+    """An opened input of differences.  State: the multiplicity of each row, if the input keeps rows.
+
+    ``bound``: the input's spec and schema.
 
     >>> import pyarrow as pa
     >>> from ddflow.plan.inputs.differences import Differences, bind_differences
@@ -78,7 +80,7 @@ class RunningDifferences(RunningThreshold):
     expiring: Any = None
     hidden: frozenset[str] = frozenset()
     unfed = True
-    """Whether no event ever came, as far as a state tells: then what is not kept is known to be nothing."""
+    """Whether the state shows that the input never had an event.  It then has no rows, even if it keeps none."""
 
     def __init__(self, bound: BoundDifferences, secret: Secret, threads: Threads = ALONE) -> None:
         super().__init__(bound.row_schema, lambda batch: batch.column("n"), secret)
@@ -86,14 +88,14 @@ class RunningDifferences(RunningThreshold):
         self.output_arrangement.set_threads(threads)
 
     def require_keys(self, asked: str, error: type[DdflowError] = SpecError) -> NoReturn:
-        """Raise ``error`` for what is asked of keys."""
+        """Raise ``error``, because an input of differences has no keys."""
         found = f"{self.bound.name!r} is an input of differences, which has no keys"
         raise error(asked, found, "ask it of an input of upserts: flow.upserts(...)")
 
     def resolve(self, events: Events, times: Ints, since: int, winners: bool = True) -> ResolvedDifferences:
-        """Compute the outcome of events; nothing changes.  ``times``, ``since``: as of an upsert's.  O(n) expected.
+        """Compute the outcome of events, without a change of state.  O(n) expected.
 
-        Raises `CountOverflow` where a multiplicity that is kept leaves int64.
+        ``times``, ``since``: as for upserts.  Raises `CountOverflow` if a stored multiplicity leaves int64.
         """
         n = events.times.size
         ranks = np.searchsorted(times, events.times).astype(np.int32)

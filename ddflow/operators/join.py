@@ -1,20 +1,11 @@
-"""Join: pairs of rows of two collections that agree in some columns, multiplicities multiplied.
+"""Join two collections on equal columns, and multiply the multiplicities.
 
-Invariant: of the updates of a step L and R, and of what was held before it L0 and R0, the step puts out L x R0 + L0 x R
-+ L x R, each pair at the later of its two times. It holds nothing: it looks groups up in what is opened of its inputs,
-which are arranged by the columns that meet, and which do not change until the whole step is computed. Only pairs of
-references are made; a column is gathered when somebody reads it. A null meets nothing, unless ``nulls``. All other
-kinds of joins are made of this one (`ddflow.plan.verbs.joins`).
+Let L and R be the updates of a step, and L0 and R0 the rows before it. The step emits L x R0 + L0 x R + L x R, and each
+pair has the later of its two times. The operator has no state. It looks groups up in the arrangements of its inputs,
+which stay unchanged until the whole step is computed.
 
->>> import ddflow as dd
->>> flow = dd.Flow()
->>> orders = flow.upserts("orders", {"id": int, "customer": int}, dd.Upsert(key="id"))
->>> customers = flow.upserts("customers", {"customer": int, "city": str}, dd.Upsert(key="customer"))
->>> _ = flow.output("out", orders.join(customers, on="customer").project(["id", "city"]))
->>> with flow.open() as engine:
-...     _ = engine.step({"orders": pa.table({"id": [1, 2], "customer": [7, 8]})}, time=1)
-...     engine.step({"customers": pa.table({"customer": [7], "city": ["Bern"]})}, time=2)["out"].to_pylist()
-[{'id': 1, 'city': 'Bern', '_time': 2, '_diff': 1}]
+The kernel makes pairs of references. A column is gathered when it is first read. Null equals nothing unless ``nulls``
+is set. All other kinds of joins are built from this one (`ddflow.plan.verbs.joins`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,15 +33,28 @@ from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.ordered_index import RowsByGroup
 
 MOST_KEYS: Final = 8
-"""Of the pairs of keys that identify the rows of a join, as many are known."""
+"""The maximal number of identifying column sets that a join derives from its sides."""
 
 
 @register_operator
 class Join(Operator):
-    """``on``: columns of the left and the right that meet.  ``columns``: of the result.  ``nulls``: whether they meet.
-    ``whole``: the sides whose every column is shown, so that columns that they get later are, too.
+    """The operator of an inner join.
 
-    Both sides are arranged by these columns, in this order, or hold at most one row a key of them."""
+    ``on``: pairs of equal columns of the left and the right.  ``columns``: the result columns.  ``nulls``: whether
+    nulls are equal.  ``whole``: the sides with all columns in the result, including columns that they get later.
+
+    Each side must be arranged by its columns of ``on``, in this order, or hold at most one row for each key.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> orders = flow.upserts("orders", {"id": int, "customer": int}, dd.Upsert(key="id"))
+    >>> customers = flow.upserts("customers", {"customer": int, "city": str}, dd.Upsert(key="customer"))
+    >>> _ = flow.output("out", orders.join(customers, on="customer").project(["id", "city"]))
+    >>> with flow.open() as engine:
+    ...     _ = engine.step({"orders": pa.table({"id": [1, 2], "customer": [7, 8]})}, time=1)
+    ...     engine.step({"customers": pa.table({"customer": [7], "city": ["Bern"]})}, time=2)["out"].to_pylist()
+    [{'id': 1, 'city': 'Bern', '_time': 2, '_diff': 1}]
+    """
 
     verb, looks = "join", (0, 1)
 
@@ -71,7 +75,7 @@ class Join(Operator):
         check_column_names([name for name, _, _ in self.columns], self.verb)
         refuse_forgetting_inputs(self.verb, "their pairs would stay for ever", left, right)
         met = [{pair[side] for pair in self.on if pair[1 - side] in shown[1 - side]} for side in (0, 1)]
-        # No two pairs are one row.
+        # Whether distinct pairs always give distinct rows.
         whole_rows = all(of.told_by({*shown[at], *met[at]}) for at, of in enumerate(sides))
         super().__init__(left.flow, pa.schema(fields), sides, whole_rows and left.consolidated and right.consolidated)
         meeting = {frozenset([shown[0][a], shown[1][b]]) for a, b in self.on if a in shown[0] and b in shown[1]}
@@ -119,12 +123,12 @@ class Join(Operator):
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
     def find_pushdown_columns(self, at: int) -> dict[str, str]:
-        """See `Collection.find_pushdown_columns`: a side's own columns, and those equal to a column of the other."""
+        """See `Collection.find_pushdown_columns`: a side's columns, and its join columns by the other side's names."""
         mine, other = ({of: name for name, side, of in self.columns if side == each} for each in (at, 1 - at))
         return {pair[at]: other[pair[1 - at]] for pair in self.on if pair[1 - at] in other} | mine
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: those of a side whose rows meet one row at most, else of both, a few of many."""
+        """See `Collection.unique_by`: keys of a side whose rows have at most one partner, then keys of both sides."""
         if self.proven is not None:
             return [self.proven]
         keys, shown = [of.unique_by() for of in self.inputs], [self.find_pushdown_columns(side) for side in (0, 1)]
@@ -136,11 +140,11 @@ class Join(Operator):
         return list(found)[:MOST_KEYS]
 
     def find_never_null_columns(self) -> frozenset[str]:
-        """See `Collection.find_never_null_columns`: what is so on a side."""
+        """See `Collection.find_never_null_columns`: the never-null columns of each side."""
         return super().find_never_null_columns() | self._find_never_null_of_input(0) | self._find_never_null_of_input(1)
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: both rows of each pair that is one of these."""
+        """See `Collection.find_contributing_rows`: both rows of each wanted pair."""
         shown = [[column for column in self.columns if column[1] == side] for side in (0, 1)]
         met = alike.assign_row_numbers(*((given[side], [pair[side] for pair in self.on]) for side in (0, 1)))
         asked, sides = dict[str, Ints](), list[pa.Table]()
@@ -163,13 +167,15 @@ class Join(Operator):
 
 
 def normalize_columns(columns: Sequence[Sequence[Any]]) -> list[Chosen]:
-    """Columns as they stand in JSON."""
+    """Convert columns from JSON to tuples."""
     return [(str(name), int(side), str(of)) for name, side, of in columns]
 
 
 def columns_to_json(columns: Sequence[Chosen], whole: Sequence[int], inputs: Sequence[Collection]) -> list[Any]:
-    """Columns as they stand in JSON: those of a side that is shown whole by what is left out, so that columns that it
-    gets change nothing."""
+    """Write the columns of a join as JSON.
+
+    A side with all its columns is written as the columns to leave out, so that new columns do not change the JSON.
+    """
     out: list[Any] = []
     left_out = {side: [*inputs[side].schema.names] for side in whole}
     for name, side, of in columns:
@@ -184,7 +190,7 @@ def columns_to_json(columns: Sequence[Chosen], whole: Sequence[int], inputs: Seq
 
 
 def columns_from_json(written: Sequence[Any], inputs: Sequence[Collection]) -> list[Chosen]:
-    """Parse the columns of a join as `columns_to_json` writes them."""
+    """Parse the columns of a join from the JSON of `columns_to_json`."""
     out: list[Chosen] = []
     for each in written:
         if isinstance(each, Mapping):
@@ -196,17 +202,17 @@ def columns_from_json(written: Sequence[Any], inputs: Sequence[Collection]) -> l
 
 
 class SideUpdates(NamedTuple):
-    """Updates of one side, by group: those whose key is not null, their numbers, and their places by group."""
+    """The updates of one side by group, without null keys: with group numbers, and positions by group."""
 
     updates: Updates
     number: Narrow
     begins: Ints
-    """int64[g + 1]: where each group's begin in ``places``."""
+    """int64[g + 1]: the beginnings of groups in ``places``."""
     places: Ints
 
 
 class JoinedPairs(NamedTuple):
-    """Some pairs: ranks, references into the left and the right, products, numbers of groups."""
+    """Joined pairs: time ranks, left and right references, products of diffs, and group numbers."""
 
     ranks: Narrow
     left: Ints
@@ -215,19 +221,19 @@ class JoinedPairs(NamedTuple):
     groups: Narrow
 
     def take_pairs(self, places: Ints) -> "JoinedPairs":
-        """Those at some places."""
+        """Take the pairs at some positions."""
         columns: Any = [each.take(places) for each in self]
         return JoinedPairs(*columns)
 
     @staticmethod
     def concat_pairs(every: "Sequence[JoinedPairs]") -> "JoinedPairs":
-        """All of them."""
+        """Concatenate pairs."""
         columns: Any = [np.concatenate(each) for each in zip(*every, strict=True)]
         return JoinedPairs(*columns)
 
 
 class RunningJoin(RunningOperator):
-    """It holds nothing.  ``sides``: what is opened of its inputs."""
+    """A running join without state.  ``sides``: the opened inputs."""
 
     def __init__(self, node: Join, context: OperatorContext) -> None:
         self.node, self.sides, self.secret, self.arena = node, context.inputs, context.secret, Arena()
@@ -243,7 +249,7 @@ class RunningJoin(RunningOperator):
         return list(zip(node.inputs, node.exchange(), strict=True))
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, None]:
-        """See `RunningOperator.compute`.  O(n + pairs), and a look-up a key.  Raises `CountOverflow`."""
+        """See `RunningOperator.compute`.  O(n + pairs), and a lookup for each key.  Raises `CountOverflow`."""
         pools = [
             add_step_rows(side.output_arrangement.slots.pool, each)
             for side, each in zip(self.sides, inputs, strict=True)
@@ -257,14 +263,14 @@ class RunningJoin(RunningOperator):
             ),
             self._pair_updates(left, right.begins, right.places, right.updates.diffs, right.updates.ranks),
         ]
-        # Pairs cancel each other only where both sides of a group change.
+        # Pairs can cancel only in groups with updates on both sides.
         both = (np.diff(left.begins) > 0) & (np.diff(right.begins) > 0) if self.node.consolidated else None
         return self._build_updates(every, pools, inputs[0].times, self.wanted, both), None
 
     def compute_output_rows(
         self, inputs: Sequence[Updates], as_of: int | None, columns: Sequence[Chosen] | None = None
     ) -> Updates:
-        """See `RunningOperator.compute_output_rows`.  ``columns``: by default all."""
+        """See `RunningOperator.compute_output_rows`.  ``columns``: by default all columns."""
         pools = [RowPool(each.rows.schema, [Rows(each.rows.select(each.rows.schema.names))]) for each in inputs]
         (left, right), _, _ = self._group_updates(inputs)
         made = self._pair_updates(left, right.begins, right.places, right.updates.diffs, right.updates.ranks)
@@ -275,7 +281,7 @@ class RunningJoin(RunningOperator):
         return self.compute_output_rows(inputs, None, self.wanted)
 
     def _group_updates(self, inputs: Sequence[Updates]) -> tuple[list[SideUpdates], Words, Words]:
-        """Group the updates of both sides, and return the words of the groups, ascending."""
+        """Group the updates of both sides.  Return them with the ascending identity words of the groups."""
         words, some = [], []
         for keys, each in zip(self.key_hashes, inputs, strict=True):
             columns, n = column_arrays(each.rows, keys.names), each.diffs.size
@@ -296,14 +302,14 @@ class RunningJoin(RunningOperator):
             begins = np.concatenate([ints(0), np.cumsum(np.bincount(own, minlength=first.size))])
             places = np.empty(own.size, np.int64)
             order_by_rank(own, NONE.view(np.int64), np.int64(first.size), places)
-            # Of each group, in the order of updates.
+            # Within a group, updates keep their order.
             ranks, diffs = each.ranks.take(rows).take(places), each.diffs.take(rows).take(places)
             updates = Updates(each.rows, ranks, diffs, each.times)
             made.append(SideUpdates(updates, own.take(places), begins, rows.take(places)))
         return made, by.high.copy(), by.low.copy()
 
     def _look_up_groups(self, side: ReadableNode, other: SideUpdates, high: Words, low: Words) -> RowsByGroup:
-        """Look up the rows that a side held before the step, of the groups that the other side updates."""
+        """Look up the rows of a side before the step, for the groups that the other side updates."""
         which = np.flatnonzero(np.diff(other.begins))
         found = side.look_up_groups(high.take(which), low.take(which))
         sizes = np.zeros(high.size + 1, np.int64)
@@ -313,7 +319,7 @@ class RunningJoin(RunningOperator):
     def _pair_updates(
         self, mine: SideUpdates, begins: Ints, references: Ints, times: Ints, theirs: Narrow
     ) -> JoinedPairs:
-        """Pair the updates of a side with the rows of their groups on the other."""
+        """Pair the updates of a side with the other side's rows of the same group."""
         n = int(np.diff(begins).take(mine.number).sum())
         out = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         given = mine.number, mine.updates.ranks, mine.updates.diffs, begins, references, times, theirs
@@ -327,7 +333,7 @@ class RunningJoin(RunningOperator):
 
     @staticmethod
     def _swap_sides(pairs: JoinedPairs) -> JoinedPairs:
-        """Swap the left and the right of pairs."""
+        """Swap the left and the right references of pairs."""
         return pairs._replace(left=pairs.right, right=pairs.left)
 
     def _build_updates(
@@ -338,9 +344,9 @@ class RunningJoin(RunningOperator):
         columns: Sequence[Chosen],
         both: Any = None,
     ) -> Updates:
-        """All pairs in the order of times, as updates; within a time, retractions first.
+        """Combine all pairs to updates in the order of times, with retractions first within a time.
 
-        ``both``: bool[groups], in which ones pairs may cancel each other, so that these are consolidated.
+        ``both``: bool[groups], the groups with pairs that may cancel.  Their pairs are consolidated.
         """
         pairs = JoinedPairs.concat_pairs(every)
         pairs = pairs.take_pairs(sort_retractions_first(pairs.ranks, pairs.diffs, times.size))
@@ -357,7 +363,7 @@ class RunningJoin(RunningOperator):
     def _view_pairs_as_updates(
         self, pairs: JoinedPairs, pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]
     ) -> Updates:
-        """Pairs as updates: nothing is gathered."""
+        """Present pairs as updates, without gathering a column."""
         sides = [
             RowView(pool, references, of.schema)
             for pool, references, of in zip(pools, (pairs.left, pairs.right), self.node.inputs, strict=True)

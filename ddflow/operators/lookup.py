@@ -1,20 +1,11 @@
-"""Lookup: each row of the left beside what the right held of its key when it came, which stays as it was found.
+"""Join each left row to the right row of its key when the left row arrives, and keep that result.
 
-Invariant: what a row was given is looked up at the time at which it comes to be there, with all changes of the right up
-to that time, and is kept beside the row: later changes of the right do not touch it, and a retraction takes back what
-was given. Equal rows are one, with a multiplicity, until none is left. The state is the left's rows by key, each beside
-its multiplicity and what it found; the right is looked up in the arrangement that it has.
+A lookup uses the time of the left row's arrival, and sees all right changes up to that time. The result stays with the
+row: later changes of the right do not affect it, and a retraction takes back the stored result. Equal left rows share
+one result until none is left.
 
->>> import ddflow as dd
->>> flow = dd.Flow()
->>> bids = flow.updates("bids", {"auction": int, "price": int})
->>> names = flow.upserts("names", {"auction": int, "name": str}, dd.Upsert(key="auction"))
->>> _ = flow.output("named", bids.lookup(names, on="auction"))
->>> with flow.open() as engine:
-...     _ = engine.step({"bids": {"auction": [7], "price": [5]}, "names": {"auction": [7], "name": ["oz"]}})
-...     rows = {"bids": {"auction": [7], "price": [6]}, "names": {"auction": [7], "name": ["ox"]}}
-...     engine.step(rows)["named"].to_pylist()
-[{'auction': 7, 'price': 6, 'name': 'ox', '_time': 2, '_diff': 1}]
+The state holds the left rows by key, each with its multiplicity and its result. The right rows are read from the
+right's arrangement.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,15 +34,29 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
 
 FOUND = "_found"
-"""The column that says whether a row of the state found one."""
+"""The state column that says whether a row found a right row."""
 
 
 @register_operator
 class LookUp(Operator):
-    """``on``: columns of the left and the right that meet.  ``shown``: those of the right, by their names here; None
-    for all but those of ``without``, also such as it gets later.  ``how``: whether rows that find nothing are shown.
+    """The operator of `Collection.lookup`.
 
-    The right is arranged by these columns, in this order, or holds at most one row a key of them."""
+    ``on``: pairs of equal columns of the left and the right.  ``shown``: right columns by their output names, or None
+    for all columns except ``without``, including later ones.  ``how``: "inner" hides rows without a result.
+
+    The right must be arranged by its columns of ``on``, in this order, or hold at most one row for each key.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> bids = flow.updates("bids", {"auction": int, "price": int})
+    >>> names = flow.upserts("names", {"auction": int, "name": str}, dd.Upsert(key="auction"))
+    >>> _ = flow.output("named", bids.lookup(names, on="auction"))
+    >>> with flow.open() as engine:
+    ...     _ = engine.step({"bids": {"auction": [7], "price": [5]}, "names": {"auction": [7], "name": ["oz"]}})
+    ...     rows = {"bids": {"auction": [7], "price": [6]}, "names": {"auction": [7], "name": ["ox"]}}
+    ...     engine.step(rows)["named"].to_pylist()
+    [{'auction': 7, 'price': 6, 'name': 'ox', '_time': 2, '_diff': 1}]
+    """
 
     verb, keeps, looks, as_it_came = "lookup", True, (1,), True
 
@@ -94,13 +99,13 @@ class LookUp(Operator):
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Render the other side and the join columns as text, and the kind unless it is the usual one."""
+        """Render the other side, the join columns, and a kind that is not the default as text."""
         on = {str(one): str(other) for one, other in record.read_list("on")}
         how = [] if record.read_text("how") == "left" else [f"how={record.read_text('how')!r}"]
         return ", ".join([*inputs, f"on={on}", *how])
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """All of the left, and of the right what meets and what is kept."""
+        """Return all left columns, and the right's join columns and result columns."""
         return [set(self.inputs[0].schema.names), {other for _, other in self.on} | {of for _, of in self.columns}]
 
     def exchange(self) -> list[Columns | None]:
@@ -108,11 +113,11 @@ class LookUp(Operator):
         return [tuple(each[side] for each in self.on) for side in (0, 1)]
 
     def find_pushdown_columns(self, at: int) -> dict[str, str]:
-        """See `Collection.find_pushdown_columns`: what meets."""
+        """See `Collection.find_pushdown_columns`: the join columns."""
         return {pair[at]: pair[0] for pair in self.on}
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: all of the left; those found in the right, if still there."""
+        """See `Collection.find_contributing_rows`: all such left rows, and their right rows if those still exist."""
         return [
             alike.select_matches(given[0], wanted, self.inputs[0].schema.names),
             alike.select_matches(
@@ -126,18 +131,18 @@ class LookUp(Operator):
 
 
 class LookupResults(NamedTuple):
-    """What c changes of rows are given: each row's together and ascending in time."""
+    """The results for c changes of rows, grouped by row and ascending in time."""
 
     order: Ints
-    """int64[c]: the changes, by place."""
+    """int64[c]: the positions of the changes."""
     diffs: Ints
-    """int64[c]: how often the row comes, or goes, with what it was given."""
+    """int64[c]: the change in multiplicity of the row with its result."""
     found: pa.Table
-    """What was found, with `FOUND`."""
+    """The right values, with the column `FOUND`."""
 
 
 class RunningLookup(RunningOrderedRows):
-    """State: each row of the left by its key, beside how often it is there, and what it found."""
+    """A running lookup.  State: each left row by its key, with its multiplicity and its result."""
 
     def __init__(self, node: LookUp, context: OperatorContext) -> None:
         row, right = node.inputs[0].schema, node.inputs[1].schema
@@ -159,7 +164,7 @@ class RunningLookup(RunningOrderedRows):
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `NotUnique`, `CountOverflow`.
 
-        O(n log n), and a look-up for each key of rows that come to be there, for n updates of both sides.
+        O(n log n) for n updates of both sides, and a lookup for each key of new rows.
         """
         left, right = inputs
         folded = self.fold_updates(left, since)
@@ -182,14 +187,17 @@ class RunningLookup(RunningOrderedRows):
         return Updates(made, ranks[shown], diffs[shown], left.times), change
 
     def compute_initial_change(self, inputs: Sequence[Updates], since: int) -> Any:
-        """See `RunningOperator.compute_initial_change`: as of now, which is how the right is held, if not elsewhere."""
+        """See `RunningOperator.compute_initial_change`: left rows look up the right as of now.
+
+        If the right's arrangement already holds rows, its input rows are ignored, so that none counts twice.
+        """
         left, right = inputs
         if self.sides[1].output_arrangement.keys:
             right = Updates(empty_table(right.rows.schema), narrow_ints(), ints(), left.times)
         return super().compute_initial_change([left, right], since)
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """See `ReadableNode.to_output_rows`: each row with what it found."""
+        """See `ReadableNode.to_output_rows`: each row with its result."""
         if self.node.how == "inner":
             arranged = arranged.filter(arranged.column(FOUND))
         (times,) = column_arrays(arranged, [TIMES])
@@ -198,12 +206,12 @@ class RunningLookup(RunningOrderedRows):
         return as_updates(rows)._replace(diffs=times.to_numpy())
 
     def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """See `RunningCountedRows._lay_out_columns`; what is found is put in later."""
+        """See `RunningCountedRows._lay_out_columns`.  The results are nulls here and filled later."""
         *mine, times = super()._lay_out_columns(rows, counts)
         return [*mine, *(pa.nulls(counts.size, field.type) for field in self.kept), times]
 
     def _find_change_values(self, folded: RowChanges, left: Updates, right: Updates) -> LookupResults:
-        """Return the values for each change: stored ones, or values looked up if the change adds a new row."""
+        """Return the results of each change: stored ones, or looked-up ones if the change adds a new row."""
         c = folded.numbers.size
         order = np.empty(c, np.int64)
         order_by_rank(folded.numbers.astype(np.int32), NONE.view(np.int64), np.int64(folded.prior.size), order)
@@ -220,7 +228,7 @@ class RunningLookup(RunningOrderedRows):
         by, which = folded.by, numbers[asked]
         given = order[asked]
         found = self._look_up_right(by.high[which], by.low[which], folded.ranks[given], right, left, folded.rows[given])
-        # What the row was given last: where it came, else what is kept.
+        # The row's latest result: from its last arrival in this step, else from the state.
         latest = np.maximum.accumulate(np.where(before == 0, np.arange(c), -1))
         begun = np.flatnonzero(first)[np.cumsum(first) - 1] if c else ints()
         kept = latest < begun
@@ -237,7 +245,7 @@ class RunningLookup(RunningOrderedRows):
     def _look_up_right(
         self, high: Words, low: Words, ranks: Narrow, right: Updates, left: Updates, rows: Ints
     ) -> pa.Table:
-        """Look up keys, ascending, on the right at the times of some ranks.  ``rows``: of the left, for an error."""
+        """Look up ascending keys on the right at some time ranks.  ``rows``: the left rows, for an error message."""
         n, heads = high.size, mark_first_of_keys(high, low)
         group, size = np.cumsum(heads) - 1, int(heads.sum())
         held = self.sides[1].look_up_groups(high[heads], low[heads])
@@ -270,7 +278,10 @@ class RunningLookup(RunningOrderedRows):
         return pa.Table.from_arrays([*columns, pa.array(found >= 0)], schema=self.kept)
 
     def _find_first_equal_rows(self, pool: RowPool, references: Ints, held: Ints, changes: Ints) -> Ints:
-        """Of rows held and then of changes, the first place of an equal row; ``held``, ``changes``: begins by group."""
+        """Return the first position of an equal row, for stored rows followed by changes.
+
+        ``held``, ``changes``: int64[g + 1], the beginnings of groups in both.
+        """
         out = np.arange(references.size)
         mixed = np.repeat(np.diff(changes) > 0, np.diff(held))
         some = np.append(np.flatnonzero(mixed), out[mixed.size :])
@@ -282,7 +293,7 @@ class RunningLookup(RunningOrderedRows):
         return out
 
     def _add_looked_up_values(self, folded: RowChanges, left: Updates, given: LookupResults) -> ArrangementChange:
-        """Add to each version of the change the values that its row was given."""
+        """Add to each version of the change the result of its row."""
         change, batch = folded.change, folded.change.batch
         there = np.flatnonzero(change.last >= 0)
         numbers = there[np.searchsorted(change.last[there], np.arange(len(batch)))]

@@ -1,4 +1,4 @@
-"""Negate: the same rows with multiplicities negated."""
+"""Negate the multiplicities of rows."""
 
 from ddflow.operators.base import (
     OperatorContext,
@@ -13,7 +13,7 @@ from ddflow.plan.collection import Collection
 
 @register_operator
 class Negate(RowPreservingOperator):
-    """See `Collection.negate`."""
+    """The operator of `Collection.negate`."""
 
     verb = "negate"
 

@@ -1,23 +1,11 @@
-"""Ordered agg: what rows at the ends of groups hold, in an order, and what all rows of a group do, as differences.
+"""Compute first, last, extreme and list aggregates of each group, as differences.
 
-Invariant: a group is there while it has rows. Its state is its rows in an order, beside their multiplicities, and
-nothing else: a step reads one or two rows from an end of a group, and more where it touches these, so the row after an
-extreme that leaves is found in O(log rows). A list reads its group. Of the rows that are skipped, those in which one
-column is null, a group holds one at most (`ddflow.plan.verbs.groups` sees to that), so few are passed by.
+A group exists while it has rows. The state is the group's rows in an order, with their multiplicities. A step reads one
+or two rows from an end of a group, and more if it touches these. So it finds the row after a departing extreme in O(log
+rows). A list aggregate reads its whole group.
 
->>> from ddflow.columns.hashing import Secret
->>> from ddflow.operators.updates import narrow_ints, ints
->>> from ddflow.plan.plan import Plan
->>> from ddflow.plan.inputs.spec import Upsert
->>> sales = Plan().upserts("sales", {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}, Upsert(key="id"))
->>> node = OrderedAgg(sales.project(["city", "n"]), ["city"], ["n nulls last"], [("most", "last", "n")], "n")
->>> running = node.open(OperatorContext(Secret(1, 2), pa.int64(), frozenset()))
->>> rows = pa.table({"city": ["Bern", "Bern", "Chur"], "n": [5, 7, 1]})
->>> out, change = running.compute([Updates(rows, narrow_ints(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
->>> running.apply([change], upper=6, since=5)
->>> out, _ = running.compute([Updates(rows.slice(1, 1), narrow_ints(0), ints(-1), ints(6))], 6)
->>> out.rows.to_pylist(), out.diffs.tolist()
-([{'city': 'Bern', 'most': 7}, {'city': 'Bern', 'most': 5}], [-1, 1])
+Results ignore rows with a null in the column ``skips``. A group holds at most one such row, because
+`ddflow.plan.verbs.groups` builds the input that way.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,17 +42,17 @@ from ddflow.trace.group_rows import gather_identities
 from ddflow.trace.ordered_index import ALL
 
 WAYS: Final = ("first", "last", "all")
-"""What a result is: the value of the first or the last row, or a list of all."""
+"""The kinds of results: the value of the first row, of the last row, or a list of all values."""
 MOST_VALUES: Final = 2**31 - 1
-"""In the lists of one step."""
+"""The maximal number of values in the lists of one step."""
 
 
 @register_operator
 class OrderedAgg(GroupOperator):
-    """Results of each group, in an order of its rows.
+    """Aggregates that depend on an order of a group's rows.
 
-    ``by``: the group columns.  ``order``: as of `Collection.top`.  ``results``: name, one of `WAYS`, and the column.
-    ``skips``: the column that is null in rows that are passed by, "" for none.
+    ``by``: the group columns.  ``order``: as in `Collection.top`.  ``results``: name, kind (see `WAYS`) and column of
+    each result.  ``skips``: results ignore rows with a null in this column; "" for none.
     """
 
     verb, keeps = "ordered_agg", True
@@ -85,7 +73,7 @@ class OrderedAgg(GroupOperator):
         self.grows = False
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """All of it."""
+        """Write the groups, the order, the results and the ignored column as JSON."""
         results = [list(each) for each in self.results]
         return {"by": list(self.by), "order": format_order_columns(self.order), "results": results, "skips": self.skips}
 
@@ -98,7 +86,7 @@ class OrderedAgg(GroupOperator):
         )
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: which rows come first must not change."""
+        """See `Collection.find_widening_obstacles`: the order of rows must not change."""
         for name, kind in find_reordered_columns(self.inputs[0].schema, narrow.inputs[0].schema):
             if name not in self.by:
                 yield f"agg(...) compares its column {name!r}, whose values as {kind} have another order"
@@ -115,26 +103,41 @@ class OrderedAgg(GroupOperator):
 
 
 class GroupCells(NamedTuple):
-    """The changes of the g groups of a step, by group and time: c cells."""
+    """The changes of a step's g groups, divided into c cells of one group and time each."""
 
     cells: Ints
-    """int64[g + 1]: where the cells of groups begin."""
+    """int64[g + 1]: the beginnings of groups among the cells."""
     begins: Ints
-    """int64[c + 1]: where the changes of cells begin."""
+    """int64[c + 1]: the beginnings of cells among the changes."""
     numbers: Ints
-    """Of each change: which row of the step it is of, and the multiplicity from then on."""
+    """The number of the changed row, by change; ``counts``: its multiplicity from then on."""
     counts: Ints
 
     @property
     def state_order(self) -> Ints:
-        """int64[g + c]: of states by group, those before the step, then those after cells."""
+        """int64[g + c]: the order of states, first those before the step, then those after each cell."""
         groups = self.cells.size - 1
         of = np.repeat(np.arange(groups), np.diff(self.cells))
         return np.concatenate([self.cells[:-1] + np.arange(groups), np.arange(of.size) + of + 1])
 
 
 class RunningOrderedAgg(RunningOrderedGroups):
-    """State: all rows of the input, by group and order."""
+    """A running ordered aggregate.  State: all input rows, by group and order.
+
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.operators.updates import narrow_ints, ints
+    >>> from ddflow.plan.plan import Plan
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> sales = Plan().upserts("sales", {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}, Upsert(key="id"))
+    >>> node = OrderedAgg(sales.project(["city", "n"]), ["city"], ["n nulls last"], [("most", "last", "n")], "n")
+    >>> running = node.open(OperatorContext(Secret(1, 2), pa.int64(), frozenset()))
+    >>> rows = pa.table({"city": ["Bern", "Bern", "Chur"], "n": [5, 7, 1]})
+    >>> out, change = running.compute([Updates(rows, narrow_ints(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
+    >>> running.apply([change], upper=6, since=5)
+    >>> out, _ = running.compute([Updates(rows.slice(1, 1), narrow_ints(0), ints(-1), ints(6))], 6)
+    >>> out.rows.to_pylist(), out.diffs.tolist()
+    ([{'city': 'Bern', 'most': 7}, {'city': 'Bern', 'most': 5}], [-1, 1])
+    """
 
     def __init__(self, node: OrderedAgg, context: OperatorContext) -> None:
         row = node.inputs[0].schema
@@ -146,7 +149,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
 
-        O(u log rows) for u updates; where there are lists, O(rows of the groups that change) for each of their times.
+        O(u log rows) for u updates.  With lists, each time of a changed group costs O(rows of the group).
         """
         updates = inputs[0]
         folded = self.fold_updates(updates, since)
@@ -166,7 +169,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
             else np.zeros(1, np.int64)
         )
         ends = {way: self._find_result_rows(way, folded, first, pool) for way in {way for _, way, _ in self.results}}
-        # Rows behind those that were read change nothing.
+        # Rows after the read rows cannot change a result.
         near = np.logical_or.reduce([end.place >= 0 for end in ends.values()])
         order = np.flatnonzero(near[folded.numbers])
         group = np.repeat(np.arange(first.size - 1, dtype=np.int32), np.diff(first))[folded.numbers[order]]
@@ -207,7 +210,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
     def _compute_results(
         self, ends: dict[str, FirstRows], changes: GroupCells, pool: RowPool
     ) -> tuple[Flags, list[pa.Array]]:
-        """Which states of groups are there, and the results of all, those before the step first."""
+        """Mark the states with rows, and compute the results of all states, first those before the step."""
         order, made = changes.state_order, dict[str, tuple[Ints, Ints]]()
         there, stops = np.empty(order.size, np.uint8), np.empty(order.size + 1, np.int64)
         for way, (references, held, bounds, place) in ends.items():
@@ -241,7 +244,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
         return there[order], columns
 
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
-        """Compute the results of rows in the order of identities, all of some groups."""
+        """Compute the results of rows in the order of identities.  Each group must be complete."""
         pool = arranged.slots.pool
         high, low, order = gather_identities(arranged, references)
         heads, tied = mark_first_of_keys(high, low), mark_first_of_keys(high, low, order[:, : self.ways.tied])

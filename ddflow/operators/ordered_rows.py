@@ -1,20 +1,11 @@
-"""Rows with multiplicities, arranged by the columns of a group and in an order within it: the fold of a step over them.
+"""Arrange rows with multiplicities by group, and sorted within each group.
 
-Invariant: the arrangement holds each row beside its multiplicity, positive or not, once. A row's identity is 128 bits
-of its group, the words of its order, if any, and 128 bits of the row, unless its order says all; so the rows of a group
-stand side by side, in order. Nulls are a group like any other value, and equal keys of other columns, or of other
-widths, are the same words. Nothing changes until the arrangement takes the change in. Joins look groups up in it, tops
-and extremes read them from the front.
+The arrangement holds each row once, with its multiplicity, positive or negative. A row's identity is 128 bits of its
+group, the words of its order, if any, and 128 bits of the row unless the order identifies it. So the rows of a group
+are adjacent and sorted. Joins look groups up here. Tops and extremes read groups from the front.
 
->>> from ddflow.operators.updates import narrow_ints, ints
->>> schema = pa.schema({"city": pa.string(), "id": pa.int64()})
->>> rows = RunningOrderedRows(schema, ["city"], [OrderColumn("id", False, True)], Secret(1, 2))
->>> table = pa.table({"city": ["Bern", "Bern"], "id": [7, 3]}, schema=schema)
->>> folded = rows.fold_updates(Updates(table, narrow_ints(0, 0), ints(1, 2), ints(5)), since=5)
->>> rows.apply([folded.change], upper=6, since=5)
->>> found = rows.look_up_groups(*rows.hash_groups([pa.array(["Bern"])], 1))
->>> rows.gather_rows(found.references).to_pylist(), found.values.tolist()
-([{'city': 'Bern', 'id': 3}, {'city': 'Bern', 'id': 7}], [2, 1])
+Guarantees: null is a group like any other value. Equal keys have equal words, also in other columns or widths. A fold
+changes no state until the arrangement applies its change.
 """
 
 from abc import abstractmethod
@@ -43,44 +34,54 @@ from ddflow.trace.group_rows import find_group_rows
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
 KINDS: Any = (np.int32, np.int64, np.int64, np.int64)
-"""Of the columns that the fold writes: ranks, rows, multiplicities, numbers."""
+"""The types of the columns that the fold writes: ranks, rows, multiplicities, numbers."""
 
 
 class RowChanges(NamedTuple):
-    """What a step does to rows: m distinct rows, in the order of identities, and how their multiplicities change."""
+    """The effect of a step on m distinct rows, in the order of identities, and the changes of their multiplicities."""
 
     change: ArrangementChange
-    """To apply."""
+    """The change to apply."""
     by: SortedRows
-    """The distinct rows' groups and where identities begin; ``permutation``: their numbers."""
+    """The groups of the distinct rows, and the beginnings of identities.  ``permutation``: the numbers of the rows."""
     order: Ints
-    """int64[m, w]: the other words of their identities."""
+    """int64[m, w]: the identity words after the first two."""
     rows: Ints
-    """int64[c]: for each (row, time) whose multiplicity changed, an update of the step with that row; ascending in
-    time."""
+    """int64[c]: one update of the step for each (row, time) with a changed multiplicity, ascending in time."""
     ranks: Narrow
-    """int32[c]: of the times."""
+    """int32[c]: the ranks of the times."""
     counts: Ints
-    """int64[c]: the multiplicities from then on, 0 for none."""
+    """int64[c]: the multiplicities from that time on, 0 for none."""
     numbers: Ints
-    """int64[c]: which row it is, by its place in ``by``."""
+    """int64[c]: the row, by its position in ``by``."""
     prior: Ints
-    """int64[m]: the multiplicities before the step, by place in ``by``."""
+    """int64[m]: the multiplicities before the step, by position in ``by``."""
     references: Ints
-    """int64[m]: where the rows are that were there before."""
+    """int64[m]: references to the rows that existed before the step."""
 
 
 class RunningOrderedRows(RunningCountedRows):
-    """``row``: the columns, of which ``by`` are the group's, possibly none.  ``order``: what decides within a group.
+    """An operator whose state is rows with multiplicities, by group and in an order.
 
-    ``whole``: whether no two rows of a group have the words of one order.
+    ``row``: the columns.  ``by``: the group columns, possibly none.  ``order``: the order within a group.  ``whole``:
+    whether the order words identify a row within its group.
+
+    >>> from ddflow.operators.updates import narrow_ints, ints
+    >>> schema = pa.schema({"city": pa.string(), "id": pa.int64()})
+    >>> rows = RunningOrderedRows(schema, ["city"], [OrderColumn("id", False, True)], Secret(1, 2))
+    >>> table = pa.table({"city": ["Bern", "Bern"], "id": [7, 3]}, schema=schema)
+    >>> folded = rows.fold_updates(Updates(table, narrow_ints(0, 0), ints(1, 2), ints(5)), since=5)
+    >>> rows.apply([folded.change], upper=6, since=5)
+    >>> found = rows.look_up_groups(*rows.hash_groups([pa.array(["Bern"])], 1))
+    >>> rows.gather_rows(found.references).to_pylist(), found.values.tolist()
+    ([{'city': 'Bern', 'id': 3}, {'city': 'Bern', 'id': 7}], [2, 1])
     """
 
     def __init__(
         self, row: pa.Schema, by: Sequence[str], order: Sequence[OrderColumn], secret: Secret, whole: bool = False
     ) -> None:
         self.row, self.by, self.order, self.secret, self.hashed = row, list(by), list(order), secret, not whole
-        # Of any nullability: then keys take two words, and those of two collections are the same.
+        # Nullable fields give keys of two words, so the keys of two collections agree.
         loose = pa.schema([field.with_nullable(True) for field in row])
         self.keys = RowHasher(pa.schema([loose.field(name) for name in by]), secret)
         self.whole, self.schema = RowHasher(loose, secret), pa.schema([*row, pa.field(TIMES, pa.int64(), False)])
@@ -90,7 +91,7 @@ class RunningOrderedRows(RunningCountedRows):
         self.given, self.fields, self.identified = RowPool(row), list(loose), row
 
     def hash_groups(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
-        """uint64[n], twice: the first words of identities, of the columns of groups.  O(n)."""
+        """Hash group columns to uint64[n], twice: the first two identity words.  O(n)."""
         return self.keys.compute_identities(columns, n)
 
     def look_up_groups(
@@ -110,7 +111,7 @@ class RunningOrderedRows(RunningCountedRows):
         return gather_table(self.output_arrangement.slots.pool, references, self.row)
 
     def fold_updates(self, updates: Updates, since: int) -> RowChanges:
-        """Fold the updates of a step over what is held.  O(n log n).  Raises `CountOverflow`; nothing changes."""
+        """Fold the updates of a step over the state, which stays unchanged.  O(n log n).  Raises `CountOverflow`."""
         n, arena, arranged = updates.diffs.size, self.arena, self.output_arrangement
         columns = column_arrays(updates.rows, self.row.names)
         table = pa.Table.from_arrays(columns, schema=pa.schema(self.fields))
@@ -137,7 +138,7 @@ class RunningOrderedRows(RunningCountedRows):
         change = self._build_change(updates, by, order, prior, place, [column[:versions] for column in down])
         change = change._replace(live_added=int(np.count_nonzero(counts)) - int(np.count_nonzero(before)))
         ranks, rows, times, diffs = (column[:changed] for column in up)
-        # A retraction that an assertion follows is one change of the multiplicity; else it has become none.
+        # A retraction before an insertion is one change of the multiplicity; a lone retraction sets it to 0.
         same = np.zeros(changed, bool)
         same[:-1] = (diffs[:-1] < 0) & (diffs[1:] > 0) & (rows[:-1] == rows[1:])
         kept = np.flatnonzero(~same)
@@ -148,20 +149,23 @@ class RunningOrderedRows(RunningCountedRows):
         return RowChanges(change, by, order, rows[kept], ranks[kept], times, numbers, before, held)
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `ReadableNode.hash_rows`: the words of groups, multiplicities, and, of whole rows, all other words."""
+        """See `ReadableNode.hash_rows`: group words and multiplicities.
+
+        The other identity words follow if no column is missing.
+        """
         high, low = self.keys.identify_rows(rows)
         times = np.asarray(rows.column(TIMES).fill_null(0)).view(np.uint64)
         if not set(self.row.names) <= set(rows.schema.names):
-            return high, low, times  # of a file that was written before there were more columns
+            return high, low, times  # a file from before the row got more columns
         return high, low, times, self._compute_identity_words(rows, *self.whole.identify_rows(rows))
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """See `ReadableNode.to_output_rows`: each row as often as it is there."""
+        """See `ReadableNode.to_output_rows`: each row with its multiplicity."""
         (times,) = column_arrays(arranged, [TIMES])
         return as_updates(arranged)._replace(diffs=times.to_numpy())
 
     def _compute_identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
-        """int64[n, w]: the other words of rows whose own two are these."""
+        """Compute int64[n, w]: the identity words after the first two.  ``high``, ``low``: the two words of the row."""
         ordered = self.ordered
         words = compute_order_words(rows.select(ordered.names).cast(ordered), self.order) if self.order else None
         if not self.hashed and words is not None:
@@ -172,9 +176,9 @@ class RunningOrderedRows(RunningCountedRows):
     def _sort_distinct_rows(
         self, table: pa.Table, high: Words, low: Words, first: Ints, n: int
     ) -> tuple[SortedRows, Ints]:
-        """Distinct rows by their identities, of which ``high`` and ``low`` are the last words."""
+        """Sort the distinct rows by identity.  ``high``, ``low``: the last two words of the identities."""
         words = self._compute_identity_words(table, high, low)
-        # By one word this is three times as fast as by several, within groups.
+        # Presorting by one word is faster than sorting by several words within groups.
         before = np.argsort(words[:, 0].view(np.uint64).take(first))
         rows = first.take(before)
         groups = [each.take(rows) for each in self.keys.compute_identities(column_arrays(table, self.by), n)]
@@ -185,21 +189,24 @@ class RunningOrderedRows(RunningCountedRows):
 
 
 class RunningOrderedGroups(RunningOrderedRows):
-    """What shows something else of groups than the rows that it holds."""
+    """An operator whose output for a group differs from its stored rows."""
 
     def iterate_rows(self, as_of: int | None) -> Iterator[Updates]:
-        """See `ReadableNode.iterate_rows`.  O(rows held)."""
+        """See `ReadableNode.iterate_rows`.  O(stored rows)."""
         for arranged in self.output_arrangement.partitions:
             for references in arranged.iterate_live_references(as_of):
                 yield self._compute_group_output(arranged, references)
 
     @abstractmethod
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
-        """Compute the output of rows in the order of identities, all of some groups."""
+        """Compute the output of rows in the order of identities.  Each group must be complete."""
 
 
 def number_identities(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
-    """Count off distinct identities: return each row's number and the first row of each number.  O(n) expected."""
+    """Assign numbers to distinct identities.  O(n) expected.
+
+    Return each row's number and the first row of each number.
+    """
     n = high.size
     bits, empty = max(n.bit_length() + 1, 2), arena.choose_allocator(n)
     table, number, first = empty(1 << bits, np.int32), empty(n, np.int32), empty(n, np.int64)
@@ -209,7 +216,7 @@ def number_identities(high: Words, low: Words, arena: Arena) -> tuple[Narrow, In
 
 
 def add_step_rows(pool: RowPool, updates: Updates) -> RowPool:
-    """Extend the pool by a step's updates, as batch 0, with nulls for missing columns.  O(columns)."""
+    """Add a step's updates to the pool as batch 0, with nulls for missing columns.  O(columns)."""
     there, n = set(updates.rows.schema.names), updates.diffs.size
     columns = [
         column_arrays(updates.rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type)
@@ -219,7 +226,7 @@ def add_step_rows(pool: RowPool, updates: Updates) -> RowPool:
 
 
 def find_order_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type whose words order values: int64 for narrower integers, so that widening keeps the words.
+    """Return the type of the order words: int64 for narrower integers, so that widening keeps the words.
 
     >>> find_order_type(pa.int32()), find_order_type(pa.float32())
     (DataType(int64), DataType(float))

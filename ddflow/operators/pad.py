@@ -1,4 +1,4 @@
-"""Pad: rows of one side of a join, and nulls in the place of the other's columns, for outer joins.
+"""Extend rows of one side of a join with nulls for the other side's columns, for outer joins.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -32,8 +32,11 @@ from ddflow.storage.fields import MEND
 
 @register_operator
 class Pad(Operator):
-    """``side``: whose rows, 0 for the left's.  ``columns``, ``whole``: of the join.  ``keys``: columns of the left's
-    in ``columns`` that the right has under the same names, and gives where the rows are its."""
+    """An operator that pads the rows of one side of a join with nulls.
+
+    ``side``: the side of the rows, 0 for left.  ``columns``, ``whole``: as in the join.  ``keys``: columns of the left
+    in ``columns`` that the right has under the same names.  Rows of the right fill them.
+    """
 
     verb = "pad"
 
@@ -82,16 +85,16 @@ class Pad(Operator):
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Whose rows, and the other."""
+        """Render the other input and the side of the rows as text."""
         return ", ".join([*inputs, f"rows of the {'right' if record.read_text('side') == '1' else 'left'}"])
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """Of the rows, what is wanted; of the other, nothing."""
+        """Return the wanted columns of the rows' side, and no columns of the other side."""
         mine = {of for name, of in self._map_columns().items() if name in wanted}
         return [mine if at == self.side else set() for at in (0, 1)]
 
     def map_input_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_input_columns`: columns of the rows."""
+        """See `Collection.map_input_columns`: columns of the rows' side."""
         names = {of: name for name, of in reversed(self._map_columns().items())}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
@@ -110,7 +113,7 @@ class Pad(Operator):
 
 
 class RunningPad(StatelessRunningOperator):
-    """``wanted``: the columns that are read in a step; a read makes all."""
+    """A running pad.  ``wanted``: the columns of a step.  A read makes all columns."""
 
     def __init__(self, node: Pad, wanted: Sequence[pa.Field]) -> None:
         super().__init__(lambda *inputs: self._pad_rows(inputs[node.side], wanted))
@@ -121,7 +124,7 @@ class RunningPad(StatelessRunningOperator):
         return self._pad_rows(inputs[self.node.side], list(self.node.schema))
 
     def _pad_rows(self, of: Updates, fields: Sequence[pa.Field]) -> Updates:
-        """Add null columns to the rows.  O(n)."""
+        """Add the null columns to the rows.  O(n)."""
         n, own = of.diffs.size, self.own
         columns = [of.rows.column(own[f.name]) if f.name in own else pa.nulls(n, f.type) for f in fields]
         return of._replace(rows=pa.Table.from_arrays(columns, schema=pa.schema(fields)))

@@ -1,4 +1,6 @@
-"""Project: the rows mapped to other columns, by name or by expression; multiplicities stay, and add up downstream.
+"""Map rows to other columns, by name or by expression.
+
+Each output row keeps the multiplicity of its input row. Rows that become equal add up downstream.
 
 >>> import pyarrow.compute as pc
 >>> from ddflow.operators.updates import narrow_ints, ints
@@ -36,8 +38,11 @@ from ddflow.plan.verbs.rows import Formula
 
 @register_operator
 class Project(Operator):
-    """See `Collection.project`.  ``columns``: a name or a compiled expression for each column of the schema.
-    ``rests``: what is passed on besides the columns that are named, see `ddflow.plan.verbs.rest_columns`."""
+    """The operator of `Collection.project`.
+
+    ``columns``: a name or a compiled expression for each column of the schema.  ``rests``: the columns that it passes
+    on unnamed, see `ddflow.plan.verbs.rest_columns`.
+    """
 
     verb = "project"
 
@@ -99,7 +104,7 @@ class Project(Operator):
         return inputs[0]._apply_verb(self.verb, columns, self.rests)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: its formulas must say the same, or that in a wider type."""
+        """See `Collection.find_widening_obstacles`: the formulas must give the same values, possibly in wider types."""
         for column, field in zip(self.columns, self.schema, strict=True):
             if not isinstance(column, str):
                 schemas = narrow.inputs[0].schema, self.inputs[0].schema
@@ -134,18 +139,18 @@ class Project(Operator):
 
     def renames(self) -> dict[str, str] | None:
         """See `Collection.renames`."""
-        if self.rests:  # a join of what is behind would show the columns that are named only
+        if self.rests:  # without this, a join on the input would show the named columns only
             return None
         names = {field.name: c for field, c in zip(self.schema, self.columns, strict=True) if isinstance(c, str)}
         return names if len(names) == len(self.columns) else None
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: those of its input that are here."""
+        """See `Collection.unique_by`: the keys of its input that it keeps."""
         carried = map(self.map_input_columns, self.inputs[0].unique_by())
         return [each for each in carried if each is not None]
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the rows that are mapped to these."""
+        """See `Collection.find_contributing_rows`: the rows that it maps to the wanted rows."""
         columns = [each if isinstance(each, str) else partial(_compute_or_null, each) for each in self.columns]
         made = project_rows(as_updates(given[0].drop_columns([DIFF])), self.schema, columns)
         return [given[0].take(pa.array(np.flatnonzero(alike.mark_matches(made.rows, wanted, self.schema.names))))]
@@ -156,7 +161,10 @@ class Project(Operator):
 
 
 class RunningProject(StatelessRunningOperator):
-    """A projection: a step computes the columns that are wanted; a read computes all, and null for one that fails."""
+    """A running projection: a step computes the wanted columns, a read computes all columns.
+
+    In a read, a failing expression gives null if no step needs it.
+    """
 
     def __init__(self, node: Project, wanted: frozenset[str]) -> None:
         here = [i for i, field in enumerate(node.schema) if field.name in wanted]
@@ -174,7 +182,7 @@ class RunningProject(StatelessRunningOperator):
 
 
 def _compute_or_null(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
-    """Compute an expression that no step needs; nulls if it fails."""
+    """Compute an expression that no step needs, or nulls if it fails."""
     try:
         return expression(batch)
     except ExpressionError:
@@ -184,7 +192,7 @@ def _compute_or_null(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
 def project_rows(
     updates: Updates, schema: pa.Schema, columns: Sequence[str | Callable[[pa.RecordBatch], pa.Array]]
 ) -> Updates:
-    """Map the rows to ``schema``, a column name or expression each.  O(n) for expressions, O(1) for names."""
+    """Map the rows to ``schema`` by a name or an expression for each column.  O(n) for expressions, O(1) for names."""
     batch: Any = to_batch(updates.rows) if any(map(callable, columns)) else None
     out = [c(batch) if callable(c) else updates.rows.column(c) for c in columns]
     return updates._replace(rows=pa.Table.from_arrays(out, schema=schema))

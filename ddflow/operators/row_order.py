@@ -1,9 +1,8 @@
-"""An order of rows: as texts say it, completed by the remaining columns; and the first rows of groups in it.
+"""Sort rows by texts such as ``"amount desc nulls last"``, and find the first rows of groups.
 
-Guarantees: the order is total. Words decide as far as they are short and exact, up to `MOST` of them and up to the
-first
-column of text or binary; rows that tie by words are compared by their values. A type without an order is compared by
-hashes and may not be in ``by``. The first rows of a group are right whatever the times of a step do to its rows.
+The remaining columns break ties, so the order is total. Order words decide first: at most `MOST` words, and none after
+the first text or binary column. Rows with equal words are then compared by value. A type without an order is compared
+by hash, and may not be in ``by``. The first rows of a group are right at each time of a step.
 
 >>> schema = pa.schema({"city": pa.string(), "n": pa.int64(), "note": pa.string()})
 >>> parse_order_columns(["n desc nulls first", "`city`"], schema, "top")
@@ -33,16 +32,16 @@ from ddflow.operators.ordered_rows import RowChanges, RunningOrderedRows, find_o
 from ddflow.trace.ordered_index import RowsByGroup
 
 MOST: Final = 8
-"""Words of an order, at most; those of the first column that is asked for in any case."""
+"""The maximal number of order words.  The first column of ``by`` always gets its words."""
 _WRITTEN: Final = re.compile(
     r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*", re.IGNORECASE
 )
 
 
 def parse_order_columns(by: Any, schema: pa.Schema, asked: str) -> list[OrderColumn]:
-    """Texts such as ``"amount desc nulls last"``, one or several, as columns.  Raises `SpecError`.
+    """Parse one or several texts such as ``"amount desc nulls last"`` to columns.  Raises `SpecError`.
 
-    A name that is no word stands in backticks.  Nulls are first ascending and last descending, as in Spark.
+    A name that is not a word needs backticks.  Nulls are first in ascending and last in descending order, as in Spark.
     """
     texts = [by] if isinstance(by, str) else list(by) if isinstance(by, Iterable) else [by]
     if not all(isinstance(text, str) for text in texts):
@@ -64,22 +63,24 @@ def parse_order_columns(by: Any, schema: pa.Schema, asked: str) -> list[OrderCol
         count_order_words(schema.field(name).type, name)
         descending = (found[3] or "asc").lower() == "desc"
         first = not descending if found[4] is None else found[4].lower() == "first"
-        if name not in [each.name for each in out]:  # the second time it says nothing
+        if name not in [each.name for each in out]:  # a repeated column has no effect
             out.append(OrderColumn(name, descending, first))
     return out
 
 
 def format_order_columns(by: Sequence[OrderColumn]) -> list[str]:
-    """Columns as texts, which `parse_order_columns` reads."""
+    """Format columns as texts for `parse_order_columns`."""
     ways = "asc", "desc"
     nulls = "last", "first"
     return [f"`{n.replace('`', '``')}` {ways[descending]} nulls {nulls[first]}" for n, descending, first in by]
 
 
 class RowOrder:
-    """``row``: the columns.  ``group``: those that are equal where rows are compared.  ``by``: what decides first.
+    """A total order of rows.
 
-    ``most``: how many words there may be; 0 for those of the first column of ``by`` alone."""
+    ``row``: the columns.  ``group``: the columns that are equal in all compared rows.  ``by``: the columns that decide
+    first.  ``most``: the maximal number of order words, see `MOST`.
+    """
 
     def __init__(
         self, row: pa.Schema, group: Sequence[str], by: Sequence[OrderColumn], secret: Secret, most: int = MOST
@@ -110,7 +111,10 @@ class RowOrder:
         return bool(self.words) and not self.values
 
     def sort_rows(self, rows: pa.Table, classes: Ints) -> Ints:
-        """Sort rows by values.  ``classes``: int64[n], ascending, equal for those that tie.  O(n log n)."""
+        """Sort rows by value within each class.  O(n log n).
+
+        ``classes``: int64[n], ascending; rows with equal words share a class.
+        """
         keys: list[Any] = [classes]
         for each in self.values:
             column, kind = (
@@ -130,9 +134,10 @@ class RowOrder:
         return np.lexsort([key for key in reversed(keys) if key.size])
 
     def sort_ties(self, pool: RowPool, references: Ints, ties: Flags) -> Ints | None:
-        """Sort rows by values if their words tie; return None if no words tie.  O(tied rows).
+        """Sort rows by value if their words tie; return None if no words tie.  O(tied rows).
 
-        ``ties``: uint8[n], 1 where the words of a row are those of the one before."""
+        ``ties``: uint8[n], 1 if a row has the same words as the row before it.
+        """
         again = np.flatnonzero(ties)
         if not again.size:
             return None
@@ -145,7 +150,7 @@ class RowOrder:
 
 
 def argsort_rows(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
-    """Where the rows of a table stand in an order, those that tie by their other columns.  O(n log n).
+    """Compute the permutation that sorts a table's rows.  The other columns break ties.  O(n log n).
 
     >>> rows = pa.table({"id": [1, 2, 3], "n": [7.5, None, float("nan")]})
     >>> argsort_rows(rows, parse_order_columns("n desc nulls first", rows.schema, "ORDER BY")).tolist()
@@ -167,25 +172,25 @@ def find_reordered_columns(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[
     for name in list_changed_types(narrow, row):
         was, now = narrow.field(name).type, row.field(name).type
         hashed = not is_flat_type(normalize_type(now)) and find_widening(was, now) != "read"
-        # Words of integers are those of int64, but for uint64.
+        # Integers share the order words of int64, except uint64.
         if hashed or pa.types.is_uint64(now) or not keeps_order(was, now):
             yield name, now
 
 
 MORE: Final = 4
-"""So many times the rows are read where the step touches too many."""
+"""The growth factor of the rows read from a group, if the step touches too many of its first rows."""
 
 
 class FirstRows(NamedTuple):
-    """n rows, in order: group by group."""
+    """n rows in order, group by group."""
 
     references: Ints
     held: Ints
     """Multiplicities before the step."""
     ends: Ints
-    """int64[g + 1]: where groups begin."""
+    """int64[g + 1]: the beginnings of groups."""
     place: Ints
-    """int64[m]: where the rows of the step stand, -1 for behind all of these."""
+    """int64[m]: the positions of the step's rows here, -1 if a row comes after all of these."""
 
 
 class StepRows(NamedTuple):
@@ -206,10 +211,10 @@ def find_first_rows(
     most: int | np.int64,
     back: bool = False,
 ) -> FirstRows:
-    """Find the rows that are among the first ``most`` of their group before the step or at one of its times.
+    """Find the rows that are among the first ``most`` of their group before the step or at any time of it.
 
-    ``first``: where the groups of the step's rows begin.  ``pool``: what references point into.  ``back``: groups are
-    read from their ends.  O(m + groups log rows + rows read).
+    ``first``: the beginnings of groups among the step's rows.  ``pool``: the rows behind the references.  ``back``:
+    read groups from their ends.  O(m + groups log rows + rows read).
 
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.operators.row_order import parse_order_columns
@@ -226,7 +231,7 @@ def find_first_rows(
     """
     m, heads, turned = folded.prior.size, first[:-1], None
     step = StepRows(first, folded.order, folded.prior, folded.change.last)
-    if back:  # the words turned over, so that they ascend
+    if back:  # inverted words, so that they ascend
         turned = np.repeat(heads + first[1:] - 1, np.diff(first)) - np.arange(m)
         step = StepRows(first, *(each.take(turned, 0) for each in step[1:]))
         step = step._replace(order=~step.order)
@@ -259,7 +264,7 @@ def find_first_rows(
 def _merge_step_rows(
     step: StepRows, found: RowsByGroup, many: Ints, tied: int, back: bool
 ) -> tuple[Ints, Ints, Flags, Ints, Ints]:
-    """Merge the rows of the step into the found ones: references, multiplicities, ties, places, ends of groups."""
+    """Merge the step's rows into the found rows: references, multiplicities, ties, positions, ends of groups."""
     order, words = (np.ascontiguousarray(each) for each in (step.order, ~found.order if back else found.order))
     m, n = step.prior.size, step.prior.size + found.values.size
     merged, held, place = (np.empty(size, np.int64) for size in (n, n, m))

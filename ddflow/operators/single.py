@@ -1,8 +1,7 @@
-"""Single: what a subquery gives where one value is asked for: at most one row a key.
+"""Check that a scalar subquery gives at most one row for each key, and drop its count column.
 
-Invariant: a row whose count is above one fails, as by an expression: it refuses the step if it is there at the end of
-a time, and nothing changes. A query has it above the join with the rows that ask. The count is not a column of the
-output.
+If a row's count exceeds 1 at the end of a time, the step is refused like one with a failing expression. Queries apply
+this operator after the join with the outer rows.
 
 >>> from ddflow.operators.updates import narrow_ints, ints
 >>> rows = pa.table({"city": ["Bern", "Basel"], "rows": [1, 2]})
@@ -41,7 +40,7 @@ from ddflow.plan.text.formulas import JsonRecord
 
 @register_operator
 class Single(RowPreservingOperator):
-    """See `Collection.single`.  ``counts``: the column of counts.  ``keys``: what messages name."""
+    """The operator of `Collection.single`.  ``counts``: the count column.  ``keys``: the columns for error messages."""
 
     verb = "single"
 
@@ -75,11 +74,11 @@ class Single(RowPreservingOperator):
         return [{*wanted, self.counts, *self.keys}]
 
     def map_input_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_input_columns`: all but the counts."""
+        """See `Collection.map_input_columns`: all columns except the count."""
         return None if by is not None and self.counts in by else by
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: those of its input that are here."""
+        """See `Collection.unique_by`: the keys of its input without the count column."""
         return [each for each in self.inputs[0].unique_by() if self.counts not in each]
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -88,7 +87,7 @@ class Single(RowPreservingOperator):
 
 
 def drop_counts(updates: Updates, count: str, keys: Sequence[str] = ()) -> Updates:
-    """Drop the counts from the updates.  O(n).  Raises `NotSingle` with the first key that has several rows."""
+    """Drop the count column.  O(n).  Raises `NotSingle` for the first key with several rows."""
     counts = np.asarray(pc.fill_null(column_arrays(updates.rows, [count])[0], 0))
     several = np.flatnonzero(counts > 1)
     if several.size:

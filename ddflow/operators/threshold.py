@@ -1,8 +1,7 @@
-"""Threshold: each row with another multiplicity, a function of the one it has.
+"""Replace the multiplicity of each row by a function of it.
 
-Invariant: the arrangement holds each row beside its multiplicity, positive or not, so it is that of a count of all
-columns. A change of it from m to n gives the row ``f(n) - f(m)`` times, at each time of a step. ``f(0)`` is 0, because
-a row that is nowhere cannot come out.
+The arrangement holds the multiplicity of each row, like a count of all columns. A change from m to n emits the row
+``f(n) - f(m)`` times, at each time of a step. ``f(0)`` must be 0, so that absent rows stay absent.
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.updates import narrow_ints, ints
@@ -35,13 +34,13 @@ from ddflow.plan.verbs.rows import POSITIVE, Formula
 from ddflow.trace.batch import ArrangementChange
 
 GIVEN: Final = pa.schema([pa.field("n", pa.int64(), nullable=False)])
-"""What the function of a threshold reads."""
+"""The schema that the function reads."""
 LEAST: Final = np.iinfo(np.int64).min
 
 
 @register_operator
 class Threshold(RowPreservingOperator):
-    """See `Collection.threshold`.  ``formula``: compiled over `GIVEN`."""
+    """The operator of `Collection.threshold`.  ``formula``: compiled over `GIVEN`."""
 
     verb, keeps = "threshold", True
 
@@ -72,7 +71,7 @@ class Threshold(RowPreservingOperator):
         return write_formula(record.read_record("formula"))
 
     def exchange(self) -> list[Columns | None]:
-        """Equal rows."""
+        """Return all columns, so that equal rows meet."""
         return [tuple(self.schema.names)]
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -82,7 +81,7 @@ class Threshold(RowPreservingOperator):
 
 @register_operator
 class Distinct(Threshold):
-    """See `Collection.distinct`."""
+    """The operator of `Collection.distinct`."""
 
     verb = "distinct"
 
@@ -91,11 +90,11 @@ class Distinct(Threshold):
         self.unique = self.positive = True
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: those of its input, else all columns."""
+        """See `Collection.unique_by`: the keys of its input, else all columns."""
         return super().unique_by() or self.inputs[0].unique_by() or [tuple(self.schema.names)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Nothing: its function is always the same."""
+        """Write nothing, because the function is always the same."""
         return {}
 
     @classmethod
@@ -109,18 +108,18 @@ class Distinct(Threshold):
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Nothing."""
+        """Render no arguments."""
         return ""
 
 
 def _mark_positive_counts(batch: pa.RecordBatch) -> Ints:
-    """1 for what is positive."""
+    """Return 1 for positive multiplicities, else 0."""
     once: Ints = np.clip(batch.column("n").to_numpy(), 0, 1)
     return once
 
 
 def _compile_threshold(formula: Formula) -> Expression:
-    """Compile the function of a threshold.  Raises `ExpressionError` unless it gives integers, and 0 for 0."""
+    """Compile the function.  Raises `ExpressionError` unless its results are integers, and 0 for 0."""
     made = compile_expression(formula, GIVEN, what="threshold")
     if not pat.is_integer(made.type):
         raise ExpressionError(
@@ -134,23 +133,26 @@ def _compile_threshold(formula: Formula) -> Expression:
 
 
 class RunningThreshold(RunningCount):
-    """``schema``: of the rows.  ``formula``: over `GIVEN`.  State: the multiplicity of each row, positive or not."""
+    """A running threshold.  State: the multiplicity of each row, positive or negative.
+
+    ``schema``: of the rows.  ``formula``: a function over `GIVEN`.
+    """
 
     def __init__(self, schema: pa.Schema, formula: Callable[[pa.RecordBatch], Any], secret: Secret) -> None:
         super().__init__(schema, TIMES, secret)
         self.formula, self.tracked = formula, None
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
-        """See `RunningOperator.compute`.  O(updates).  Raises `CountOverflow`, and what the function raises."""
+        """See `RunningOperator.compute`.  O(updates).  Raises `CountOverflow`, and the errors of the function."""
         counted, change = super().compute(inputs, since)
         times = self._apply_threshold(counted.rows)
-        if (beyond := np.flatnonzero(times == LEAST)).size:  # which has no opposite
+        if (beyond := np.flatnonzero(times == LEAST)).size:  # its negation leaves int64
             raise build_count_overflow(counted.rows, int(beyond[0]))
         there = counted._replace(diffs=counted.diffs * times).take(np.flatnonzero(times))
         return consolidate(there._replace(rows=there.rows.select(self.groups.names)), self.secret), change
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """See `ReadableNode.to_output_rows`: each row as often as the function says."""
+        """See `ReadableNode.to_output_rows`: each row with the multiplicity that the function gives."""
         times = self._apply_threshold(arranged)
         return super().to_output_rows(arranged)._replace(diffs=times).take(np.flatnonzero(times))
 

@@ -1,9 +1,7 @@
-"""To upserts: a collection's updates as upserts, one operator of a flow among others.
+"""Turn a collection's updates into upserts, as the last operator before an output.
 
-Invariant: it is the last: only an output can be made of it, because operators work on differences. As a collection its
-rows are what keys show, each once. As an output its columns are those of upserts, with ``_deleted`` and without
-``_diff``. It holds what its input holds, arranged by the key. Of a step it takes out the rows of the keys that are
-touched; what these show, then and after each time, is the business of ``upserting``.
+No other operator can follow, because operators work on differences. The output has ``_deleted`` instead of ``_diff``.
+The state is the input's rows by key. A step reads the rows of touched keys, and ``upserts.py`` resolves them.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan
@@ -41,9 +39,9 @@ from ddflow.trace.batch import ArrangementChange
 
 @register_operator
 class AsUpserts(Operator):
-    """See `Collection.to_upserts`.  ``key``, ``on_conflict``: as of `ddflow.ToUpserts`.
+    """The operator of `Collection.to_upserts`.  ``key``, ``on_conflict``: as in `ddflow.ToUpserts`.
 
-    Raises `SpecError`, `SchemaMismatch`.
+    Read as a collection, it holds the visible row of each key, once.  Raises `SpecError`, `SchemaMismatch`.
     """
 
     verb, keeps = "to_upserts", True
@@ -55,7 +53,7 @@ class AsUpserts(Operator):
         check_column_names([*of.schema.names, TIMES], f"to_upserts({list(made.key)})")
         made.declare(of.updates_schema(of.time_type))
         self.key, self.on_conflict, self._out = made.key, on_conflict, made.schema.out
-        # What may be null in a row may be null where it shows; only of a deleted key everything may.
+        # Visible rows keep their nullability; only the upsert of a deleted key has nulls in all other columns.
         row, shown = made.schema.row, [field for field in made.schema.shown if field.name != DELETED]
         if on_conflict != "all":
             shown = [row.field(field.name) for field in shown]
@@ -66,7 +64,7 @@ class AsUpserts(Operator):
         return self._out
 
     def operand(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise `SpecError`: no operator is applied to it."""
+        """Raise `SpecError`, because no operator can follow."""
         raise SpecError(
             f"an operator on to_upserts({list(self.key)})",
             "operators work on differences, and these are upserts",
@@ -74,7 +72,7 @@ class AsUpserts(Operator):
         )
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the key, where it shows one row."""
+        """See `Collection.unique_by`: the key, if a key has one visible row."""
         return [] if self.on_conflict == "all" else [tuple(self.key)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
@@ -88,7 +86,7 @@ class AsUpserts(Operator):
         return inputs[0].to_upserts(record.read_texts("key"), rule)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: which row is greatest must not change."""
+        """See `Collection.find_widening_obstacles`: the greatest row of a key must stay the same."""
         for name in (
             list_changed_types(narrow.inputs[0].schema, self.inputs[0].schema) if self.on_conflict == "greatest" else ()
         ):
@@ -106,7 +104,7 @@ class AsUpserts(Operator):
         return [self.key]
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: all rows of their keys."""
+        """See `Collection.find_contributing_rows`: all rows of the wanted keys."""
         return [alike.select_matches(given[0], wanted, self.key)]
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -117,7 +115,10 @@ class AsUpserts(Operator):
 
 
 class RunningToUpserts(RunningOrderedRows):
-    """State: each row of the input, by its key, beside how often it is there.  ``told``: knows the rule."""
+    """A running conversion to upserts.  State: each input row by its key, with its multiplicity.
+
+    ``told``: a `ToUpserts` that applies the rule.
+    """
 
     def __init__(self, schema: pa.Schema, node: AsUpserts, time_type: pa.DataType, secret: Secret) -> None:
         self.told = ToUpserts(node.key, node.on_conflict, secret=secret)
@@ -125,9 +126,9 @@ class RunningToUpserts(RunningOrderedRows):
         super().__init__(self.told.schema.row, node.key, [], secret)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange | None]:
-        """Compute the upserts, as shown rows with ``_deleted``, and the change to apply.
+        """Compute the upserts, as visible rows with ``_deleted``, and the change to apply.
 
-        O(updates, and the rows that their keys hold) expected.  Raises `NotUnique`, `NotHeld`, `CountOverflow`.
+        O(updates, and the stored rows of their keys) expected.  Raises `NotUnique`, `NotHeld`, `CountOverflow`.
         """
         updates, told = self._conform_rows(inputs[0]), copy(self.told)
         n = updates.diffs.size
@@ -144,13 +145,16 @@ class RunningToUpserts(RunningOrderedRows):
         return told.resolve(updates)[0], self.fold_updates(updates, since).change
 
     def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
-        """Compute the rows that keys show if the input holds these; store nothing.  O(rows).  Raises as `compute`."""
+        """Compute the visible rows of keys from the rows of the input, without a change of state.  O(rows).
+
+        Raises the errors of `compute`.
+        """
         told = copy(self.told)
         told.held_rows = self._build_empty_store()
         return told.resolve(self._conform_rows(inputs[0]))[0]
 
     def iterate_rows(self, as_of: int | None) -> Iterator[Updates]:
-        """See `ReadableNode.iterate_rows`: what all keys show.  O(rows), in memory."""
+        """See `ReadableNode.iterate_rows`: the visible rows of all keys.  O(rows), in memory."""
         every = [self.to_output_rows(table) for table in self.output_arrangement.iterate_rows(as_of)]
         if every:
             rows = pa.concat_tables([each.rows for each in every])
@@ -158,7 +162,7 @@ class RunningToUpserts(RunningOrderedRows):
             yield self.compute_output_rows([whole], as_of)
 
     def to_output_table(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
-        """See `RunningOperator.output`: upserts."""
+        """See `ReadableNode.to_output_table`: a table of upserts."""
         shown = [made.rows.column(name) for name in schema.names]
         there = pa.array(np.zeros(made.diffs.size, bool))
         table = pa.Table.from_arrays([*shown, there], schema=self.told.schema.shown)
@@ -168,7 +172,7 @@ class RunningToUpserts(RunningOrderedRows):
         return RowStore(self.row, has_two_word_identities(pa.schema([self.row.field(name) for name in self.by])))
 
     def _conform_rows(self, updates: Updates) -> Updates:
-        """Conform the columns to the declared ones: nullability, and perhaps the encoding, differ between pieces."""
+        """Cast the columns to the declared types.  Nullability and encoding may differ between parts of a step."""
         columns = column_arrays(updates.rows, self.row.names)
         if all(column.type == field.type for column, field in zip(columns, self.row, strict=True)):
             return updates._replace(rows=pa.Table.from_arrays(columns, schema=self.row))

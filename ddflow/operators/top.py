@@ -1,26 +1,11 @@
-"""Top: the first k rows of each group, in an order, as differences.
+"""Emit the first k rows of each group, in an order, as differences.
 
-Invariant: a row of multiplicity m takes m places, and is shown as often as it has places from ``offset`` up to
-``offset + k``; so a row may be cut. Ties are decided by the remaining columns (`row_order`), so what is shown depends
-on the rows alone. Its state is every row by group and order, beside its multiplicity: nothing is held of what is shown.
+A row of multiplicity m takes m places. Its output multiplicity is the number of its places from ``offset`` to ``offset
++ k``, so a row may be cut. The remaining columns break ties (`row_order`), so the output depends on the rows alone. The
+state is every row by group and order, with its multiplicity. The output is not stored.
 
-A step reads, of the groups that it touches and no others, the first rows: as many as there are places, and more
-where it touches some of these. A row that ties with the last of these is read as well, where words do not decide.
-
->>> from ddflow.columns.hashing import Secret
->>> from ddflow.plan.plan import Plan
->>> from ddflow.plan.inputs.spec import Upsert
->>> from ddflow.operators.updates import narrow_ints, ints
->>> plan = Plan()
->>> sales = plan.upserts("sales", {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}, Upsert(key="id"))
->>> best = sales.top(1, by=["n desc"], partition_by=["city"])
->>> top = best.open(OperatorContext(Secret(1, 2), pa.int64(), frozenset(["city", "n"])))
->>> rows = pa.table({"id": [1, 2, 3], "city": ["Bern", "Bern", "Chur"], "n": [5, 7, 1]}, schema=sales.schema)
->>> out, change = top.compute([Updates(rows, narrow_ints(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
->>> top.apply([change], upper=6, since=5)
->>> out, _ = top.compute([Updates(rows.slice(1, 1), narrow_ints(0), ints(-1), ints(6))], 6)
->>> out.rows.to_pylist(), out.diffs.tolist()
-([{'city': 'Bern', 'n': 7}, {'city': 'Bern', 'n': 5}], [-1, 1])
+Cost: a step reads only groups that it touches, and only their first ``offset + k`` rows. It reads more rows if it
+touches some of these, or if rows tie by their order words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,14 +49,14 @@ from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
 from ddflow.trace.group_rows import gather_identities
 
 MOST: Final = 10_000
-"""The greatest k."""
+"""The maximal k."""
 FARTHEST: Final = 2**31
-"""Offsets are below it."""
+"""The upper limit of offsets, exclusive."""
 
 
 @register_operator
 class Top(Operator):
-    """See `Collection.top`."""
+    """The operator of `Collection.top`."""
 
     verb, keeps = "top", True
 
@@ -104,7 +89,7 @@ class Top(Operator):
         self.unique, self.positive = of.unique or bool(ranks), True
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """All of it; the rank's name where there is one."""
+        """Write all options as JSON, and the rank's name if it has one."""
         told = {
             "k": self.k,
             "by": format_order_columns(self.by),
@@ -121,7 +106,7 @@ class Top(Operator):
         return inputs[0].top(record.read_integer("k"), record.read_texts("by"), groups, offset, rank)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: which rows come first must not change."""
+        """See `Collection.find_widening_obstacles`: the order of rows must not change."""
         for name, kind in find_reordered_columns(self.inputs[0].schema, narrow.inputs[0].schema):
             if name not in self.partition_by:
                 yield f"top(...) compares its column {name!r}, whose values as {kind} have another order"
@@ -136,11 +121,11 @@ class Top(Operator):
         return ", ".join(told)
 
     def exchange(self) -> list[Columns | None]:
-        """Return the groups."""
+        """Return the group columns."""
         return [self.partition_by]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: those of its input; the groups, with the place where there are several."""
+        """See `Collection.unique_by`: the keys of its input, and the groups, with the rank if k > 1."""
         found = self.inputs[0].unique_by()
         if self.k == 1:
             found = [*found, self.partition_by]
@@ -149,17 +134,17 @@ class Top(Operator):
         return list(dict.fromkeys(found))
 
     def find_never_null_columns(self) -> frozenset[str]:
-        """See `Collection.find_never_null_columns`: those of the rows, which it gives as they are."""
+        """See `Collection.find_never_null_columns`: the never-null columns of its input."""
         return super().find_never_null_columns() | (self.inputs[0].find_never_null_columns() & {*self.schema.names})
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the rows themselves, and those before them if places matter."""
+        """See `Collection.find_contributing_rows`: the rows themselves, and the rows before them if places matter."""
         same = alike.select_matches(given[0], wanted, self.inputs[0].schema.names)
         cut = pc.sum(same.column(DIFF)) != pc.sum(wanted.column(DIFF))
         return [self._select_preceding_rows(given[0], wanted, alike) if self.rank_name or self.offset or cut else same]
 
     def _select_preceding_rows(self, rows: pa.Table, wanted: pa.Table, alike: RowMatcher) -> pa.Table:
-        """Select the rows of the wanted ones' groups, up to the last wanted row of each.  O(rows)."""
+        """Select the rows of the wanted groups, up to the last wanted row of each.  O(rows)."""
         every = copy(self)
         every.k, every.offset, every.rank_name = self.k + self.offset, 0, self.rank_name or TIMES
         mine = alike.select_matches(rows, wanted, self.partition_by)
@@ -188,7 +173,23 @@ def _check_row_count(value: Any, name: str, least: int, most: int) -> int:
 
 
 class RunningTop(RunningOrderedGroups):
-    """State: all rows of the input, by group and order."""
+    """A running top.  State: all input rows, by group and order.
+
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.plan.plan import Plan
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> from ddflow.operators.updates import narrow_ints, ints
+    >>> plan = Plan()
+    >>> sales = plan.upserts("sales", {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}, Upsert(key="id"))
+    >>> best = sales.top(1, by=["n desc"], partition_by=["city"])
+    >>> top = best.open(OperatorContext(Secret(1, 2), pa.int64(), frozenset(["city", "n"])))
+    >>> rows = pa.table({"id": [1, 2, 3], "city": ["Bern", "Bern", "Chur"], "n": [5, 7, 1]}, schema=sales.schema)
+    >>> out, change = top.compute([Updates(rows, narrow_ints(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
+    >>> top.apply([change], upper=6, since=5)
+    >>> out, _ = top.compute([Updates(rows.slice(1, 1), narrow_ints(0), ints(-1), ints(6))], 6)
+    >>> out.rows.to_pylist(), out.diffs.tolist()
+    ([{'city': 'Bern', 'n': 7}, {'city': 'Bern', 'n': 5}], [-1, 1])
+    """
 
     def __init__(self, node: Top, context: OperatorContext) -> None:
         row, self.rank_name = node.inputs[0].schema, node.rank_name
@@ -200,8 +201,8 @@ class RunningTop(RunningOrderedGroups):
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
 
-        For u updates in g groups, and k the places of interest: O(u log rows + g k) where each group has few times, and
-        O(k) more for each time at which a group's first rows change.
+        Let k be the number of places up to ``offset + k``.  O(u log rows + g k) for u updates in g groups, if each
+        group has few times.  Each time that changes a group's first rows adds O(k).
         """
         updates = inputs[0]
         folded = self.fold_updates(updates, since)
@@ -243,13 +244,16 @@ class RunningTop(RunningOrderedGroups):
         return Updates(shown, ranks[order], diffs[order], times)
 
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
-        """See `RunningOrderedGroups._compute_group_output`.  Rows that are shown, or tie with these, are gathered."""
+        """See `RunningOrderedGroups._compute_group_output`.
+
+        Gathers the visible rows and the rows that tie with them.
+        """
         pool = arranged.slots.pool
         high, low, order = gather_identities(arranged, references)
         heads, first = mark_first_of_keys(high, low), mark_first_of_keys(high, low, order[:, : self.ways.tied])
         times = gather_table(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0)
         held = np.minimum(np.asarray(times), self.limit)
-        # Those that tie with the first row of a class may stand where it does.
+        # Rows that tie with the first row of a class may take its place.
         kept = np.flatnonzero(_count_places_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
         references, held, heads = references[kept], held[kept], heads[kept]
         if (places := self.ways.sort_ties(pool, references, (~first[kept]).astype(np.uint8))) is not None:
@@ -265,7 +269,7 @@ class RunningTop(RunningOrderedGroups):
         return as_updates(self._gather_output(pool, references[rows], self.row, places))
 
     def _gather_output(self, pool: RowPool, references: Ints, row: pa.Schema, places: Ints) -> pa.Table:
-        """Rows of the output.  ``row``: the columns wanted.  ``places``: counted from 0."""
+        """Gather the output rows.  ``row``: the wanted columns.  ``places``: counted from 0."""
         columns = gather_arrays(pool, references, row)
         if self.rank_name is None:
             return pa.Table.from_arrays(columns, schema=row)
@@ -274,7 +278,7 @@ class RunningTop(RunningOrderedGroups):
 
 
 def _count_places_before(held: Ints, heads: Any) -> Ints:
-    """How many places are before each row; ``heads``: bool[n], where groups begin."""
+    """Count the places before each row.  ``heads``: bool[n], true at the first row of a group."""
     ends = np.cumsum(held)
     before: Ints = ends - held
     before -= before[heads][np.cumsum(heads) - 1]

@@ -1,9 +1,8 @@
-"""Unnest: a row for each element of a column of lists.
+"""Make a row for each element of a list column.
 
-Invariant: it is linear. A row with a list of n elements gives n rows of the same multiplicity, with the element, or the
-fields of a struct, in the place of the list. A list that is empty or null gives none. Equal elements of one row add up.
-An element that stays while its list changes is retracted and asserted; consolidation, which every output has, cancels
-the two.
+A row with a list of n elements gives n rows of the same multiplicity. The element, or the fields of a struct, replace
+the list. An empty or null list gives no rows, and equal elements of one row add up. The operator is linear. If a list
+changes, its unchanged elements are retracted and inserted; consolidation of the output cancels the two.
 
 >>> from ddflow.operators.updates import narrow_ints, ints
 >>> updates = Updates(pa.table({"id": [7], "tag": [["a", "b"]]}), narrow_ints(0), ints(1), ints(3))
@@ -38,7 +37,7 @@ from ddflow.plan.text.formulas import JsonRecord
 
 @register_operator
 class Unnest(Operator):
-    """See `Collection.unnest`.  ``column``: of lists.  Raises `SpecError`."""
+    """The operator of `Collection.unnest`.  ``column``: the list column.  Raises `SpecError`."""
 
     verb = "unnest"
 
@@ -77,7 +76,7 @@ class Unnest(Operator):
         return by if self.column not in (by or ()) else None
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the rows in whose lists these are."""
+        """See `Collection.find_contributing_rows`: the rows whose lists contain the wanted elements."""
         n, place = given[0].num_rows, "_place"
         rows = given[0].drop_columns([DIFF]).append_column(place, pa.array(np.arange(n)))
         every = Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))
@@ -91,7 +90,7 @@ class Unnest(Operator):
 
 
 def unnest_rows(updates: Updates, schema: pa.Schema, column: str) -> Updates:
-    """Make a row for each element of a column of lists, in the columns of ``schema``.  O(elements) a column."""
+    """Make a row for each element of a list column, with the columns of ``schema``.  O(elements) a column."""
     (lists,) = column_arrays(updates.rows, [column])
     sizes = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
     parent, elements = np.repeat(np.arange(updates.diffs.size), sizes), lists.flatten()

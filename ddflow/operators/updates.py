@@ -1,8 +1,10 @@
-"""Updates in flight: rows, the rank of the time of each, and its diff.
+"""Represent updates in flight: rows, the rank of each row's time, and each row's diff.
 
-Guarantees: updates are in the order of their times. ``times`` are the distinct times of the step, the same list for all
-operators, so a rank means the same time everywhere. Rows may repeat and cancel until they are `consolidated`. An
-expression may fail only for a row that is present at the end of a time, so it is evaluated again on net rows.
+Updates are in the order of their times. ``times`` holds the distinct times of the step. All operators share this list,
+so a rank means the same time everywhere. Rows may repeat and cancel until they are `consolidated`.
+
+An expression may fail only for a row that is present at the end of a time. If it fails, ddflow evaluates it again on
+net rows.
 
 >>> import pyarrow as pa
 >>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), narrow_ints(0, 0, 1), ints(1, -1, 2), ints(5, 9))
@@ -43,10 +45,10 @@ def narrow_ints(*values: int) -> Narrow:
 
 
 class Updates(NamedTuple):
-    """n updates; see the header."""
+    """The n updates of a step; see the header."""
 
     rows: Any
-    """A table, or a `ddflow.columns.rows.RowView` that gathers its columns when they are read."""
+    """A table, or a `ddflow.columns.rows.RowView`, which gathers a column when it is first read."""
     ranks: Narrow
     """int32[n], ascending."""
     diffs: Ints
@@ -56,7 +58,7 @@ class Updates(NamedTuple):
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Updates:
-        """Read updates from a table with ``_time`` and ``_diff``, with times in any order.  O(n log n)."""
+        """Read updates from a table with ``_time`` and ``_diff``, whose times may be in any order.  O(n log n)."""
         column = to_array(table.column(TIME))
         if column.type != pa.int64():
             column = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
@@ -71,9 +73,9 @@ class Updates(NamedTuple):
         return cls(table.drop_columns([TIME, DIFF]), ranks, diffs, stamps[new])
 
     def to_table(self, schema: pa.Schema, time_type: pa.DataType | None, shown: pa.Schema | None = None) -> pa.Table:
-        """Build a table of the rows, then ``_time`` (unless None) and ``_diff``.  O(n) for the two; no copy of rows.
+        """Build a table of the rows, ``_time`` (unless its type is None) and ``_diff``, without a copy of the rows.
 
-        ``shown``: the schema of the table, if it is known.
+        ``shown``: the schema of the table, if it is known.  O(n) for ``_time`` and ``_diff``.
         """
         names = schema.names
         columns = (
@@ -84,7 +86,7 @@ class Updates(NamedTuple):
             if self.times.size == 1:
                 stamps.fill(self.times[0])
             else:
-                map_ranks_to_times(make_writable(self.ranks), self.times, stamps)  # they may be mapped
+                map_ranks_to_times(make_writable(self.ranks), self.times, stamps)  # mapped ranks are read-only
             columns.append(build_time_column(stamps, time_type))
         columns.append(pa.Array.from_buffers(INT64, self.diffs.size, [None, pa.py_buffer(self.diffs)], 0))
         if shown is None:
@@ -93,7 +95,7 @@ class Updates(NamedTuple):
         return pa.Table.from_arrays(columns, schema=shown)
 
     def slice_rows(self, begin: int, end: int) -> Updates:
-        """Slice the updates [begin, end), without a copy.  They need not be in the order of times."""
+        """Slice the updates [begin, end) without a copy.  The updates may be in any order of times."""
         return Updates(self.rows.slice(begin, end - begin), self.ranks[begin:end], self.diffs[begin:end], self.times)
 
     def take(self, places: Ints) -> Updates:
@@ -102,15 +104,15 @@ class Updates(NamedTuple):
 
 
 def build_time_column(times: Ints, kind: pa.DataType) -> pa.Array:
-    """int64 times in the type of the column they came from."""
+    """Convert int64 times to the type of the time column."""
     values = times.astype(np.int32) if kind.bit_width == 32 else np.ascontiguousarray(times)
     return pa.Array.from_buffers(kind, times.size, [None, pa.py_buffer(values)], 0)
 
 
 def consolidate(updates: Updates, secret: Secret) -> Updates:
-    """Add up equal updates: no (row, time) twice and no diff 0; within a time, retractions first.
+    """Sum the diffs of equal rows at each time and drop sums of 0.  Within a time, put retractions first.
 
-    O(n).  Raises `CountOverflow` when a sum leaves int64.
+    O(n).  Raises `CountOverflow` if a sum leaves int64.
     """
     if not updates.diffs.size:
         return updates
@@ -120,9 +122,10 @@ def consolidate(updates: Updates, secret: Secret) -> Updates:
 
 
 def compute_net_updates(updates: Updates, secret: Secret) -> tuple[Narrow, Ints, Ints]:
-    """For each (row, time) whose diffs do not add up to 0: the time's rank, one of its updates, and the sum.
+    """Sum the diffs of each (row, time).  Return time ranks, row positions and sums, without sums of 0.
 
-    Updates are in the order of times.  O(n).  Raises `CountOverflow` when a sum leaves int64.
+    Each row position points to one summed update.  The updates must be in the order of times. O(n).  Raises
+    `CountOverflow` if a sum leaves int64.
     """
     n = updates.diffs.size
     by = sort_by_identity(*compute_identities(updates.rows, secret, n))
@@ -134,14 +137,14 @@ def compute_net_updates(updates: Updates, secret: Secret) -> tuple[Narrow, Ints,
 
 
 def sort_retractions_first(ranks: Narrow, diffs: Ints, times: int) -> Ints:
-    """Sort by time, retractions first within a time, and keep the order otherwise.  O(n)."""
+    """Return a stable order by time, with retractions first within a time.  O(n)."""
     order = np.empty(ranks.size, np.int64)
     order_by_rank(ranks, (diffs > 0).astype(np.int64), np.int64(times), order)
     return order
 
 
 def build_count_overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:
-    """Build the error for a sum of diffs that leaves int64, naming the row."""
+    """Build the error for a sum of diffs that leaves int64.  It names the row."""
     return CountOverflow(
         "adding up diffs",
         f"the sum for {row_values(rows, row)} leaves int64",
@@ -150,9 +153,9 @@ def build_count_overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOver
 
 
 def negate(updates: Updates) -> Updates:
-    """Turn the sign of every diff; within a time, the new retractions come first.  O(n).
+    """Negate every diff, and move the new retractions to the front of their time.  O(n).
 
-    Raises `CountOverflow` for the one diff that has no opposite.
+    Raises `CountOverflow` for the least int64, because its opposite leaves int64.
     """
     least = np.flatnonzero(updates.diffs == np.iinfo(np.int64).min)
     if least.size:
@@ -162,10 +165,10 @@ def negate(updates: Updates) -> Updates:
 
 
 def concat(parts: Sequence[Updates]) -> Updates:
-    """All updates of all parts, in the order of their times.  O(n)."""
+    """Concatenate updates, in the order of their times.  O(n)."""
     ranks = np.concatenate([p.ranks for p in parts])
     times, order = parts[0].times, np.empty(ranks.size, np.int64)
-    # The parts may differ in what may be null; then every column that may be in one may be in all.
+    # A column is nullable if any part allows null in it.
     fields = [f.with_nullable(any(p.rows.schema.field(f.name).nullable for p in parts)) for f in parts[0].rows.schema]
     tables = [pa.Table.from_arrays(p.rows.columns, schema=pa.schema(fields)) for p in parts]
     rows = pa.concat_tables(tables).combine_chunks()
@@ -175,13 +178,13 @@ def concat(parts: Sequence[Updates]) -> Updates:
 
 Made = TypeVar("Made")
 FAILURES: Final = (ExpressionError, NotSingle, AggregateFailed, pa.ArrowException, ArithmeticError)
-"""Errors of expressions; the last two are those of a user's function."""
+"""The errors of expressions.  A user's function can also raise the last two."""
 
 
 def compute_with_net_retry(
     compute: Callable[[Sequence[Updates]], Made], inputs: Sequence[Updates], secret: Secret
 ) -> Made:
-    """Compute something of updates; of net updates if an expression fails.  Raises what fails then.
+    """Compute a value from updates, and retry on net updates if an expression fails.  Raises the error of the retry.
 
     >>> import pyarrow.compute as pc
     >>> from ddflow.operators.updates import narrow_ints, ints
@@ -201,9 +204,11 @@ def compute_with_net_retry(
 def compute_without_failing_rows(
     compute: Callable[[Updates], Updates], updates: Updates, by: Sequence[str], secret: Secret
 ) -> tuple[Updates, Ints]:
-    """Compute a linear operator of all rows that it succeeds for.  Return its output and the places of other rows.
+    """Run a linear operator on the rows that do not fail.
 
-    ``by``: the columns that decide whether it fails.  O(n), and O(log n) runs for each failing value of these.
+    Return its output and the positions of the failing rows.
+    ``by``: the columns that decide whether a row fails.  O(n), and O(log n) runs for each failing value of these
+    columns.
     """
     high, low = compute_identities(updates.rows.select(list(by)), secret, updates.diffs.size)
     _, first, number = np.unique(np.stack([high, low]), axis=1, return_index=True, return_inverse=True)

@@ -1,9 +1,11 @@
-"""Differences back to upserts: at most one a key and time, which says what the key holds from then on.
+"""Turn differences back into upserts, at most one for each key and time.
 
-Guarantees: after each time, the last upserts of all keys, without deleted ones, are the sum of the updates. Several
-rows of a key are an error that names them, unless ``on_conflict`` says which one shows. The columns of upserts follow
-from the schema of the updates, the key and the rule. All live rows are held with their multiplicities, because a row
-that a greater one hides must show again.
+An upsert holds the row of its key from its time on. The schema of upserts follows from the schema of the updates, the
+key and the rule. All live rows are stored with their multiplicities, because a row hidden by a greater one must
+reappear.
+
+Guarantees: after each time, the latest upserts of all keys, without deleted ones, equal the sum of the updates. Several
+rows of a key raise an error that names them, unless ``on_conflict`` selects the visible row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,7 +49,7 @@ Conflicts = Literal["error", "greatest", "all"]
 
 
 def check_step_schema(given: pa.Schema, key: Sequence[str], on_conflict: Conflicts) -> pa.Schema:
-    """Check the schema of updates, and return that of every step.  Raises `SchemaMismatch`, `SpecError`.
+    """Check the schema of updates and return the schema of every step.  Raises `SchemaMismatch`, `SpecError`.
 
     >>> updates = pa.schema([pa.field("id", pa.int64(), False), ("city", pa.string()), ("_time", pa.int64()),
     ...                      ("_diff", pa.int64())])
@@ -83,10 +85,10 @@ def check_step_schema(given: pa.Schema, key: Sequence[str], on_conflict: Conflic
 
 
 class UpsertsSchema:
-    """The columns of updates, of the rows in them, and of the upserts that are made of them.
+    """The schemas of updates, of their rows, and of the upserts made from them.
 
-    ``row``: of a row, without time and diff.  ``beside``: of a row beside the key; all may be null.  ``shown``: of what
-    a key shows, and ``_deleted``.  ``out``: of a table of upserts.
+    ``row``: a row's columns, without time and diff.  ``beside``: its nullable columns besides the key.  ``shown``: the
+    visible columns of a key, and ``_deleted``.  ``out``: a table of upserts.
     """
 
     def __init__(self, updates: pa.Schema, key: Sequence[str], on_conflict: Conflicts) -> None:
@@ -104,10 +106,10 @@ class UpsertsSchema:
         self.out = pa.schema([*fields, pa.field(TIME, self.time_type, False), deleted])
 
     def gather_rows(self, upserts: Ints, shown: Any, pool: RowPool) -> pa.Table:
-        """Gather the rows that keys show, and ``_deleted``.  O(upserts).
+        """Gather the visible rows of keys, and ``_deleted``.  O(upserts).
 
-        ``upserts``: the first update of each.  ``shown``: references to rows, -1 for none; under "all" the lists:
-        sizes, references and multiplicities.
+        ``upserts``: the first update of each upsert.  ``shown``: references to rows, -1 for none; under "all" the
+        lists: sizes, references and multiplicities.
         """
         columns = {name: gather_column(pool, upserts, self.row.field(name)) for name in self.key}
         if self.on_conflict == "all":
@@ -131,9 +133,9 @@ class UpsertsSchema:
 
 
 UPDATES = "updates"
-"""The input, as messages call it."""
+"""The name of the input in messages."""
 NO_SECRET = Secret(0, 0)
-"""For an order that must be the same for all, and need not be safe from crafted rows."""
+"""The hash key for an order that is equal in all processes.  It does not protect against crafted rows."""
 
 
 def to_upserts(
@@ -144,9 +146,9 @@ def to_upserts(
     Parameters
     ----------
     diffs : table or iterable of tables
-        Updates: anything that speaks Arrow, or an iterable of these, step after step.
+        Updates: an object that exports Arrow data, or an iterable of such objects, one for each step.
     key, on_conflict, secret
-        As of `ToUpserts`.
+        See `ToUpserts`.
 
     Returns
     -------
@@ -158,7 +160,7 @@ def to_upserts(
     NotArrow
         If there is no step at all.
     DdflowError
-        What `ToUpserts.step` raises.
+        The errors of `ToUpserts.step`.
 
     Notes
     -----
@@ -191,19 +193,20 @@ def to_upserts(
 class ToUpserts:
     """Turn a stream of updates, step after step, into upserts by ``key``.
 
-    Holds all live rows: O(n) memory, some 70 bytes beside a row's own.  A wrong key or rule is a `SpecError`.
+    It stores all live rows: O(n) memory, about 70 bytes besides each row's values.  A wrong key or rule is a
+    `SpecError`.
 
     Parameters
     ----------
     key : str or sequence of str
         The columns of the key.
     on_conflict : {"error", "greatest", "all"}
-        What a key shows that holds more than one row, or one more than once.  "error" refuses the step.  "greatest"
-        shows the greatest row, column by column (null smallest, NaN largest), and what it hides when it goes.  "all"
-        gives the key's columns and ``rows``, a list of all rows of the key: structs of the other columns and ``_diff``,
-        how often each is there.
+        The rule for a key with several rows, or with one row several times.  "error" refuses the step.  "greatest"
+        shows the greatest row, compared column by column (null smallest, NaN largest); a hidden row reappears when the
+        greater row leaves.  "all" shows the key's columns and ``rows``, a list of all rows of the key: structs of the
+        other columns and ``_diff``, the multiplicity.
     secret : Secret, optional
-        What rows are identified with, by default a fresh one.  No result depends on it.
+        The secret for row identities, by default a fresh one.  No result depends on it.
     """
 
     def __init__(
@@ -224,7 +227,7 @@ class ToUpserts:
         self.last: int | None = None
 
     def __len__(self) -> int:
-        """How many rows are held, hidden ones too, each once."""
+        """Return the number of stored rows, including hidden ones, each counted once."""
         return self.held_rows.rows if self.opened else 0
 
     def step(self, diffs: Any) -> pa.Table:
@@ -233,30 +236,32 @@ class ToUpserts:
         Parameters
         ----------
         diffs : table
-            The row's columns, ``_time`` and ``_diff``, in any order, consolidated or not.  The times are above those of
-            the step before.  Give all updates there ever were: a step may be what a collection held at first.
+            The row's columns, ``_time`` and ``_diff``, in any order, consolidated or not.  All times must be greater
+            than the times of the step before.  Give all updates from the beginning: the first step may be the initial
+            contents of a collection.
 
         Returns
         -------
         pyarrow.Table
-            The row's columns (under "all" the key's and ``rows``), ``_time``, ``_deleted`` (boolean).  Of a deleted
-            key, all but the key is null.
+            The row's columns (under "all" the key's and ``rows``), ``_time``, ``_deleted`` (boolean).  For a deleted
+            key, all columns but the key are null.
 
         Raises
         ------
         NotUnique, NotHeld
-            If a key holds several rows; if a row is retracted that is not there.
+            If a key has several rows; if an absent row is retracted.
         TimeWentBack
-            If a time is not above those of the step before.
+            If a time is not greater than the times of the step before.
         SchemaMismatch, SpecError, NotArrow
-            For columns that are others, for a type, and for what does not speak Arrow.
+            If columns are missing, reserved or changed; if a type is not supported; if ``diffs`` does not export Arrow
+            data.
         CountOverflow, TooLarge
             If a multiplicity does not fit int64; if a text column would exceed 2 GiB.
 
         Notes
         -----
-        O(n + h) expected, for n updates and the h rows that their keys hold; O(log) of these more where rows are
-        compared.  Nothing has changed when it raises.
+        O(n + h) expected, for n updates and the h stored rows of their keys.  Comparisons of rows add a logarithmic
+        factor. After an error the state is unchanged.
         """
         table = to_table(diffs, UPDATES, pa.schema([]))
         declared = self.schema.updates if self.opened else check_step_schema(table.schema, self.key, self.on_conflict)
@@ -272,16 +277,18 @@ class ToUpserts:
         return self.told(upserts)
 
     def declare(self, given: pa.Schema) -> None:
-        """Say what the updates of every step look like, before the first.  Raises as `step`: `SchemaMismatch` etc."""
+        """Declare the schema of updates before the first step.  Raises the same schema errors as `step`."""
         self._set_schema(check_step_schema(given, self.key, self.on_conflict))
 
     def resolve(self, updates: Updates) -> tuple[Updates, RowStoreChange | None]:
-        """Compute the upserts of some updates, and the change for `keep`; nothing changes.  Raises as `step`.
+        """Compute the upserts of some updates and the change for `keep`, without a change of state.
 
-        ``updates``: with the declared columns, ranks ascending within a key; of each time, all updates of some keys at
-        least. Returns rows of the shown columns and ``_deleted``, each with diff 1, by ascending ranks; the change is
-        None if there are no updates. The change is good until the next is resolved, its `RowStoreChange.copy_out`
-        until it is kept.
+        ``updates``: in the declared columns, with ascending ranks within a key.  For each of its keys it holds all
+        updates of a time.
+
+        Return rows of the visible columns and ``_deleted``, each with diff 1, by ascending ranks.  The change is None
+        without updates.  It is valid until the next `resolve`; its `RowStoreChange.copy_out` is valid until it is kept.
+        Raises the errors of `step`.
         """
         if not updates.diffs.size:
             return Updates(empty_table(self.schema.shown), narrow_ints(), ints(), updates.times), None
@@ -300,22 +307,22 @@ class ToUpserts:
         return made, self.held_rows.compute_change(found, pool, by, keys)
 
     def keep(self, *changes: RowStoreChange) -> None:
-        """Take in what was resolved of a step.  Amortised O(updates, and the rows that their keys held)."""
+        """Apply the changes of a resolved step.  Amortised O(updates, and the stored rows of their keys)."""
         self.held_rows.apply_changes(*changes)
 
     def told(self, upserts: Updates) -> pa.Table:
-        """Build a table of resolved upserts: the shown columns, ``_time``, ``_deleted``.  O(upserts)."""
+        """Build a table of resolved upserts: the visible columns, ``_time``, ``_deleted``.  O(upserts)."""
         return upserts.to_table(self.schema.shown, self.schema.time_type).select(self.schema.out.names)
 
     def _set_schema(self, declared: pa.Schema) -> None:
-        """Take the columns of the first step."""
+        """Set the schema from the first step or a declaration."""
         self.schema, self.opened = UpsertsSchema(declared, self.key, self.on_conflict), True
         self.held_rows = RowStore(
             self.schema.row, has_two_word_identities(pa.schema([self.schema.row.field(name) for name in self.key]))
         )
 
     def _check_times(self, updates: Updates, kind: pa.DataType) -> None:
-        """Raise `TimeWentBack` if a time is not above those of the step before."""
+        """Raise `TimeWentBack` if a time is not greater than the times of the step before."""
         if updates.times.size and self.last is not None and updates.times[0] <= self.last:
             raise TimeWentBack(
                 f"a step with updates at {format_time(int(updates.times[0]), kind)}",
@@ -326,7 +333,7 @@ class ToUpserts:
     def _rank_candidates(self, found: CandidateRows, pool: RowPool) -> CandidateRows:
         """Sort each key's candidates by their rows, ascending.
 
-        Columns without an order decide last, by a hash that is the same in every process.
+        Columns without an order come last, and compare by a hash that is equal in every process.
         """
         n = found.cell.size
         rows = gather_table(pool, self.held_rows.find_references(found, np.arange(n)), self.schema.beside)
@@ -346,9 +353,9 @@ class ToUpserts:
     def _compute_shown_rows(
         self, found: CandidateRows, pool: RowPool, by: SortedRows, ranks: Narrow, diffs: Ints, times: Ints
     ) -> tuple[CandidateRows, Ints, Any]:
-        """Compute the candidates with their new counts, the first update of each upsert, and the row that it shows.
+        """Compute the candidates with their new counts, the first update of each upsert, and its visible row.
 
-        The row is a reference, or -1 for none; under "all" it is the lists: sizes, references and multiplicities.
+        The row is a reference, or -1 for none.  Under "all" it is the lists: sizes, references and multiplicities.
         """
         n = diffs.size
         given = by.permutation, by.starts, ranks, diffs
@@ -365,7 +372,7 @@ class ToUpserts:
         net, heap, entered = arena.empty(m, np.int64), arena.empty(m + n, np.int64), arena.empty(n, np.int32)
         row, shown = arena.empty(n, np.int64), arena.empty(n, np.int64)
         count = found.counts.copy()
-        # Where no key holds two rows none must be compared, whatever the rule is; and mostly none does.
+        # Try without comparing rows first, because usually no key has two rows.
         written, why, where, place = settle(True)
         if why == kernels.SEVERAL and self.on_conflict == "greatest":
             found = self._rank_candidates(found, pool)
@@ -413,7 +420,7 @@ class ToUpserts:
         row, size = row[:written], size[:written]
         order = self._sort_upserts(row, n)
         begins = np.cumsum(size) - size
-        # Where in the lists as they were made each value of the lists as they will stand is.
+        # Index of each output list value in the lists as computed, which are in key order.
         sizes = size[order]
         at = np.arange(needed) + np.repeat(begins[order] - (np.cumsum(sizes) - sizes), sizes)
         return found, row[order], (sizes, self.held_rows.find_references(found, listed[at]), counted[at])
@@ -427,7 +434,7 @@ class ToUpserts:
     def _build_refusal_error(
         self, why: int, group: int, row: int, found: CandidateRows, pool: RowPool, times: Ints, ranks: Narrow
     ) -> DdflowError:
-        """Build the error for the first update that is refused."""
+        """Build the error for the first refused update."""
         updates = pool.rows[STEP]
         assert updates is not None
         time = format_time(int(times[ranks[row]]), self.schema.time_type)

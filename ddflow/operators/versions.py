@@ -1,21 +1,11 @@
-"""Versions: type-2 history. Each row is what its key held from its order on, until the next; the differences of that.
+"""Turn rows into type-2 history: each row is valid from its order value until the next row of its key.
 
-Invariant: what is shown depends on the rows that are there, not on when they came, so a late row moves the ends of its
-neighbours. Rows of one key and order are one event, which shows the greatest of them, a delete below any. Its state is
-every row by key and order, with a word that is 0 for a delete and else a hash of what counts in "is it the same": so
-neighbours are compared in the index. Rows that tie in key and order are gathered and compared by their values.
+The output depends on the rows, not on their arrival, so a late row changes the ends of its neighbours. Rows of one key
+and order are one event, and the greatest row represents it. A delete is less than any row.
 
->>> import ddflow as dd
->>> flow = dd.Flow()
->>> prices = flow.updates("prices", {"id": int, "at": int, "price": int})
->>> _ = flow.output("history", prices.versions("id", "at"))
->>> with flow.open() as engine:
-...     _ = engine.step({"prices": {"id": [1, 1], "at": [10, 30], "price": [5, 7]}})
-...     for row in engine.step({"prices": {"id": [1], "at": [20], "price": [6]}})["history"].to_pylist():
-...         print(*row.values())
-1 10 5 10 30 2 -1
-1 10 5 10 20 2 1
-1 20 6 20 30 2 1
+The state is every row by key and order, with a content word. The word is 0 for a delete, else a hash of the columns
+that count in "is it the same". So the index alone compares neighbours. Rows that tie in key and order are gathered and
+compared by value.
 """
 
 import warnings
@@ -54,7 +44,20 @@ from ddflow.trace.group_rows import find_window_rows, gather_identities
 
 @register_operator
 class AsVersions(Operator):
-    """See `Collection.versions`."""
+    """The operator of `Collection.versions`.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> prices = flow.updates("prices", {"id": int, "at": int, "price": int})
+    >>> _ = flow.output("history", prices.versions("id", "at"))
+    >>> with flow.open() as engine:
+    ...     _ = engine.step({"prices": {"id": [1, 1], "at": [10, 30], "price": [5, 7]}})
+    ...     for row in engine.step({"prices": {"id": [1], "at": [20], "price": [6]}})["history"].to_pylist():
+    ...         print(*row.values())
+    1 10 5 10 30 2 -1
+    1 10 5 10 20 2 1
+    1 20 6 20 30 2 1
+    """
 
     verb, keeps = "versions", True
 
@@ -119,18 +122,18 @@ class AsVersions(Operator):
         order = row.field(self.order_by[0])
         shown += [order.with_name(valid_from), order.with_name(valid_to).with_nullable(True)]
         check_column_names([*(field.name for field in shown), TIMES], asked)
-        # Two rows that differ in a column that is not shown may leave and come as one, and so may two ends.
+        # Output rows can cancel if a column is hidden, or if valid_to shows only the first of several order columns.
         super().__init__(of.flow, pa.schema(shown), [of], hidden is None and len(self.order_by) == 1)
         self.unique = self.positive = True
         self.equal = frozenset([frozenset([order.name, valid_from])])
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: one row shows of each key and order."""
+        """See `Collection.unique_by`: each key and order has one output row."""
         more = self.order_by[1:]
         return [(*self.key, self.names[0], *more), (*self.key, *self.order_by)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """All of it; the delete where there is one."""
+        """Write all options as JSON, and the delete condition if it has one."""
         order = self.order_by[0] if len(self.order_by) == 1 else list(self.order_by)
         told: dict[str, Any] = {"key": list(self.key), "order_by": order, "ignore": list(self.ignore)}
         told |= dict(zip(("valid_from", "valid_to"), self.names, strict=True))
@@ -158,7 +161,7 @@ class AsVersions(Operator):
         return inputs[0].versions(self.key, self.order_by, delete, self.ignore, *self.names)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: what is greatest, and what deletes, must not change."""
+        """See `Collection.find_widening_obstacles`: the order and the delete condition must not change."""
         rows = narrow.inputs[0].schema, self.inputs[0].schema
         for name, kind in find_reordered_columns(rows[1], rows[0]):
             if name not in self.key:
@@ -178,11 +181,11 @@ class AsVersions(Operator):
         return ", ".join(told)
 
     def exchange(self) -> list[Columns | None]:
-        """Return the key."""
+        """Return the key columns."""
         return [self.key]
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the rows of its key where it begins and where it ends."""
+        """See `Collection.find_contributing_rows`: the key's rows at the beginning and the end of the version."""
         key, (begun, ended) = {name: name for name in self.key}, self.names
         orders = {name: name for name in self.order_by} | {self.order_by[0]: begun}, {self.order_by[0]: ended}
         found = [alike.mark_matches(given[0], wanted, key | order) for order in orders]
@@ -203,9 +206,10 @@ def _decode_order_columns(record: JsonRecord) -> str | list[str]:
 
 
 def _check_versions_input(of: Collection, made: AsVersions, *, ends: bool) -> str | None:
-    """Refuse an input without versions, and orders that end rows lack.  Raises `SpecError`.
+    """Refuse an input with one row for each key, and order columns that end rows lack.  Raises `SpecError`.
 
-    ``ends``: whether there is a delete=.  Return the input whose messages must say their place, if there is one.
+    ``ends``: whether delete= is set.  Return the name of the input whose messages must carry their log position, or
+    None.
     """
     key, order, node = list(made.key), list(made.order_by), of
     while len(node.inputs) == 1:
@@ -244,21 +248,21 @@ def _format_condition(tombstone: Tombstone, row: pa.Schema) -> str:
 
 
 class KeyRows(NamedTuple):
-    """n rows of some keys, or of parts of keys, in order: one part after the other."""
+    """n sorted rows of some keys, or of parts of keys, one part after the other."""
 
     references: Ints
     held: Ints
-    """Multiplicities."""
+    """The multiplicities of the rows."""
     ends: Ints
-    """int64[g + 1]: where parts begin."""
+    """int64[g + 1]: the beginnings of parts."""
     event: Ints
-    """int64[n]: the number of each one's event, ascending."""
+    """int64[n]: the event number of each row, ascending."""
     content: Words
-    """uint64[n]: 0 for a delete."""
+    """uint64[n]: the content words, 0 for a delete."""
 
 
 class RunningVersions(RunningOrderedGroups):
-    """State: all rows of the input, by key and order."""
+    """Running versions.  State: all input rows, by key and order."""
 
     def __init__(self, node: AsVersions, context: OperatorContext) -> None:
         row, self.order_by, self.delete, self.names = node.inputs[0].schema, node.order_by, node.delete, node.names
@@ -272,7 +276,7 @@ class RunningVersions(RunningOrderedGroups):
             Arrangement(self.schema, wide=True, words=self.output_arrangement.words + 1, ordered=True),
         )
         self.tied = self.output_arrangement.words - 3
-        """Words of the order: those beyond are of the content, and of the row."""
+        """The number of order words.  The content word and the row's two words follow them."""
         self.exact = has_exact_words(find_order_type(row.field(self.order_by[-1]).type))
         self.whole_row = [field for field in node.schema if field.name not in self.names]
         self.wanted, self.placed = context.wanted, node.placed
@@ -280,8 +284,9 @@ class RunningVersions(RunningOrderedGroups):
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`, `BadMessage`.
 
-        For u updates: O(u log rows), and O(r log r) for the r rows around them, from the version before to the second
-        after, or of their keys where there are rows on disk; at each time, what stands between what changes then.
+        O(u log rows) for u updates, and O(r log r) for the r rows around them.  These range from the version before an
+        update to the second version after it, or over the whole key if rows are on disk.  Each time of a step also
+        costs the rows between its changes.
         """
         updates = inputs[0]
         if self.placed is not None and (none := column_arrays(updates.rows, [self.order[0].name])[0].null_count):
@@ -293,7 +298,10 @@ class RunningVersions(RunningOrderedGroups):
         return self._compute_updates(folded, updates), folded.change
 
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
-        """See `RunningOrderedGroups._compute_group_output`.  Rows that are shown, or tie with others, are gathered."""
+        """See `RunningOrderedGroups._compute_group_output`.
+
+        Gathers the visible rows and the rows that tie with others.
+        """
         high, low, order = gather_identities(arranged, references)
         held = np.ones(references.size, np.int64)
         rows, _ = self._sort_rows(arranged.slots.pool, references, held, high, low, order)
@@ -303,7 +311,7 @@ class RunningVersions(RunningOrderedGroups):
         return as_updates(self._build_table(arranged.slots.pool, rows, at, until[at], None))
 
     def _compute_identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
-        """See `RunningOrderedRows._compute_identity_words`: the content stands before the row's own two."""
+        """See `RunningOrderedRows._compute_identity_words`: the content word comes before the row's own two words."""
         names = self.counting.names
         content = self.counting.compute_value_hashes(column_arrays(rows, names), rows.num_rows) | np.uint64(1)
         if self.delete is not None:
@@ -340,7 +348,10 @@ class RunningVersions(RunningOrderedGroups):
     def _merge_held_rows(
         self, pool: RowPool, mine: Ints, prior: Ints, high: Words, low: Words, order: Ints
     ) -> tuple[KeyRows, Ints]:
-        """Rows of a step, in the order of identities, among what their keys hold around them; and where these stand."""
+        """Merge a step's rows, in the order of identities, with the stored rows around them.
+
+        Return the merged rows and the positions of the step's rows.
+        """
         begun = mark_first_of_keys(high, low, order[:, : self.tied])
         head = np.flatnonzero(begun)
         found, window = find_window_rows(
@@ -350,7 +361,7 @@ class RunningVersions(RunningOrderedGroups):
         words = np.concatenate([order, found.order.reshape(found.values.size, order.shape[1])])
         every = np.concatenate(windows).astype(np.uint64)
         both = sort_by_words(every, np.zeros(every.size, np.uint64), words)
-        # Of a row that is held and changes, the step's stands for both.
+        # The step's copy of a row replaces the stored copy.
         chosen = np.minimum.reduceat(both.permutation, both.starts[:-1]) if mine.size else both.permutation
         places = both.starts[:-1]
         references, held = np.concatenate([mine, found.references]), np.concatenate([prior, found.values])
@@ -364,8 +375,10 @@ class RunningVersions(RunningOrderedGroups):
     def _sort_rows(
         self, pool: RowPool, references: Ints, held: Ints, high: Words, low: Words, order: Ints
     ) -> tuple[KeyRows, Ints]:
-        """Rows in the order of identities, all of some keys, or around places of them, in that of events; and the order
-        that these had before."""
+        """Sort rows from the order of identities to the order of events.  Return them with the permutation.
+
+        The rows are whole keys, or windows of keys.
+        """
         content = order[:, self.tied].view(np.uint64)
         begun = mark_first_of_keys(high, low, order[:, : self.tied])
         at, number = np.arange(references.size), np.cumsum(begun) - 1
@@ -389,7 +402,7 @@ class RunningVersions(RunningOrderedGroups):
         return KeyRows(references[at], held[at], ends, number, content[at]), at
 
     def _build_table(self, pool: RowPool, rows: KeyRows, at: Ints, until: Ints, wanted: Any) -> pa.Table:
-        """Versions as rows of the output.  ``wanted``: its columns, None for all."""
+        """Build a table of versions.  ``wanted``: its columns, or None for all."""
         fields = [field for field in self.whole_row if wanted is None or field.name in wanted]
         columns = gather_arrays(pool, rows.references[at], fields)
         order, ended = self.row.field(self.order_by[0]), until >= 0

@@ -1,5 +1,5 @@
-"""Aggregates: what is kept of a group's values, and the results that are made of it.
+"""Fold the values of each group into states, and compute aggregate results from these.
 
-``parts`` has what is kept: a column of states each. ``results`` has what an aggregate is in terms of those, by name in
-`results.FUNCTIONS`. Several aggregates may share a part.
+A part (``parts``) is one column of states, such as an exact sum. An aggregate (``results``) combines the states of its
+parts, and is found by name in `results.FUNCTIONS`. Several aggregates may share a part.
 """

@@ -1,7 +1,4 @@
-"""What is kept of a group's values: a state for each group, folded cell by cell.
-
-Invariant: a state depends on the rows that are there, not on the order in which they came or on rows that left; of no
-rows it is nothing (0, or empty). So a group without rows leaves nothing behind.
+"""Keep a state for each group, such as an exact sum, and fold it cell by cell; see `StatePart`.
 
 >>> from ddflow.kernels.accumulate import GroupTimeCells
 >>> ints = lambda *v: np.array(v, np.int64)
@@ -31,11 +28,11 @@ from ddflow.kernels.exact_results import LEAST
 BYTES: Final = pa.large_binary()
 INT64: Final = np.dtype(np.int64)
 FAR: Final = 1 << 61
-"""Counts below it have differences that can be added."""
+"""Counts below this bound can be subtracted and added without overflow."""
 
 
 class ValueOverflow(Exception):
-    """A value leaves its type.  ``place``: that of the state it is made of."""
+    """A value leaves its type.  ``place``: the position of its state."""
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
@@ -47,19 +44,23 @@ class UpdatesByGroup(NamedTuple):
 
     cells: GroupTimeCells
     diffs: Ints
-    """int64[n], by row."""
+    """int64[n]: the diffs, by row."""
     lived: Ints
-    """The groups that had a state, ascending."""
+    """The groups with a prior state, ascending."""
     groups: int
-    """How many there are."""
+    """The number of groups."""
     of: Ints
-    """int64[c]: the groups of cells."""
+    """int64[c]: the group of each cell."""
     shared: pa.Array | None
-    """How many rows groups had, then had after cells, once that is known."""
+    """The row counts of groups before the step, then after each cell; None until they are known."""
 
 
 class StatePart:
-    """What is kept of the values of one argument.  ``kind``: the type of states."""
+    """One kind of state for the values of one argument.  ``kind``: the type of states.
+
+    Guarantees: a state depends only on the current rows, not on their order of arrival or on departed rows. Without
+    rows it is 0 or empty, so an empty group leaves nothing behind.
+    """
 
     kind: pa.DataType
 
@@ -67,25 +68,25 @@ class StatePart:
     def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
         """Return the states after each cell.  O(updates).  Raises `ValueOverflow`.
 
-        ``held``: prior states of live groups.
+        ``held``: the prior states of live groups.
         """
 
     @abstractmethod
     def mark_nonempty(self, states: pa.Array) -> Any:
-        """bool[n]: which states are not those of no rows."""
+        """Return bool[n]: the states that differ from the state without rows."""
 
     def widen_states(self, states: pa.Array, narrow: Any) -> pa.Array:
-        """States of the same part of narrower values, ``narrow``, as its own.  O(bytes)."""
+        """Convert states of ``narrow``, the same part over narrower values, to states of this part.  O(bytes)."""
         return states
 
 
 class CountPart(StatePart):
-    """How many values are not null."""
+    """The number of values that are not null."""
 
     kind = pa.int64()
 
     def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
-        """See `StatePart.fold`.  ``values``: None where every row counts."""
+        """See `StatePart.fold_updates`.  ``values``: None if every row counts."""
         before, had, n = np.zeros(folding.groups, np.int64), view_values(held, INT64), len(held)
         if values is not None and not values.null_count and folding.shared is not None:
             rows = view_values(folding.shared, INT64)
@@ -106,13 +107,13 @@ class CountPart(StatePart):
 
 
 FRACTION: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
-"""The digits of a second that a unit of time has."""
+"""The number of decimal digits of a second in each time unit."""
 
 
 class ExactSumPart(StatePart):
-    """The exact sum of values of a type, or of their squares; see `kernels.exact`.
+    """The exact sum of the values of a type, or of their squares; see `kernels.exact`.
 
-    ``unit``, ``scale``: its unit is 2 to the one, by 10 to the other.  Of durations: what they count, of a second.
+    ``unit``, ``scale``: a state counts multiples of 2**unit / 10**scale, in seconds for durations.
 
     >>> narrow, wide = ExactSumPart(pa.int32()), ExactSumPart(pa.decimal128(12, 2))
     >>> decode_sums(wide.widen_states(pa.array([encode_sum(-7), b""], BYTES), narrow))
@@ -134,7 +135,7 @@ class ExactSumPart(StatePart):
         )
 
     def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
-        """See `StatePart.fold`."""
+        """See `StatePart.fold_updates`."""
         cells, values = folding.cells, values.cast(self.word)
         size = 2 * len(values) if self.how == exact.DECIMAL else len(values)
         at = np.dtype(np.uint64)
@@ -163,16 +164,16 @@ class ExactSumPart(StatePart):
         return ends[1:] != ends[:-1]
 
     def widen_states(self, states: pa.Array, narrow: Any) -> pa.Array:
-        """See `StatePart.widen_states`: the same sums, in a unit that is a part of the narrower one."""
+        """See `StatePart.widen_states`: the same sums, in a unit that divides the narrower one."""
         times = 10 ** (self.scale - narrow.scale) << (narrow.unit - self.unit)
         if times == 1:
             return states
-        # Doubles, of which NaN may be counted, have no other unit.
+        # Only doubles count NaN, and all doubles share one unit.
         return pa.array([encode_sum(times * each) for each in decode_sums(states) if each is not None], BYTES)
 
 
 def _lay_out_prior_states(folding: UpdatesByGroup, held: pa.Array) -> tuple[Ints, Any]:
-    """Lay out the prior states of all groups one after the other: return their ends, and their address."""
+    """Lay out the prior states of all groups one after the other.  Return their ends and their address."""
     ends, at = find_state_ends(held)
     sizes = np.zeros(folding.groups + 1, np.int64)
     sizes[folding.lived + 1] = ends[1:] - ends[:-1]
@@ -180,7 +181,7 @@ def _lay_out_prior_states(folding: UpdatesByGroup, held: pa.Array) -> tuple[Ints
 
 
 def find_state_ends(states: pa.Array) -> tuple[Ints, Any]:
-    """Where states end in their bytes, int64[n + 1], and the address of those."""
+    """Return the ends of states in their bytes, int64[n + 1], and the address of these bytes."""
     buffers = states.buffers()
     if not len(states):
         return np.zeros(1, np.int64), np.uint64(0)
@@ -189,12 +190,12 @@ def find_state_ends(states: pa.Array) -> tuple[Ints, Any]:
 
 
 def decode_sums(states: pa.Array) -> list[int | None]:
-    """Exact sums as numbers of their unit; None where NaN or infinities are counted.  O(bytes)."""
+    """Decode exact sums to multiples of their unit; None if a sum includes NaN or infinities.  O(bytes)."""
     return [_decode_sum(state) for state in states.to_pylist()]
 
 
 def encode_sum(number: int) -> bytes:
-    """Encode a number of units as a state; see `kernels.exact`."""
+    """Encode a multiple of the unit as a state; see `kernels.exact`."""
     if not number:
         return b""
     place = ((number & -number).bit_length() - 1) // 32

@@ -1,7 +1,8 @@
-"""Aggregates as results of parts: what each keeps, of which type it is, and how it is made; those of users, too.
+"""Define the aggregates of SQL and of users: their parts, their result types, and their results.
 
-Guarantees: a result is rounded once, from exact parts. Of no value but nulls it is null; a count is 0. A group without
-rows leaves no state behind, if the functions of a user's aggregate keep their law.
+Guarantees: a result is rounded once, from exact parts. If all values are null, a count is 0 and other results are null.
+A group without rows leaves no state behind. For a user's aggregate this requires that ``retract`` undoes ``add``
+exactly.
 
 >>> call = parse_aggregate("mean", "avg(x)")
 >>> aggregate = FUNCTIONS["avg"](call, pa.schema({"x": pa.int64()}))
@@ -36,23 +37,23 @@ from ddflow.operators.aggregates.parts import (
 from ddflow.plan.aggregates import Aggregate, AggregateCall, AppliedAggregate, parse_aggregate
 
 Key = tuple[str, str]
-"""Of a part: what it keeps, and of which argument."""
+"""The name of a part: its kind and its argument."""
 ROWS: Final[Key] = "rows", ""
-"""How many rows there are, which is kept for every group."""
+"""The part for the number of rows, present in every group."""
 DOUBLE = pa.float64()
 
 
 class FoldedAggregate:
-    """An aggregate of a plan.  ``type``: of its results.
+    """An aggregate of a plan.  ``type``: the type of its results.
 
-    ``parts``: what it keeps, by what names it, so that equal parts of several aggregates are one. ``arguments``: by
-    text, the expressions of the parts.
+    ``parts``: its parts by name, so that several aggregates share equal parts.  ``arguments``: the expressions of the
+    parts, by text.
     """
 
     type: pa.DataType
     nullable = True
     given: Any
-    """What it was asked for by."""
+    """The text or object that asked for the aggregate."""
 
     def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         self.call, self.schema, self.given = call, schema, call.text
@@ -63,13 +64,13 @@ class FoldedAggregate:
             raise call.build_error(f"{call.function} takes no {what}", "leave it out")
 
     def compile_argument(self, text: str) -> pa.DataType:
-        """Compile an argument; its type.  Raises `ExpressionError`."""
+        """Compile an argument and return its type.  Raises `ExpressionError`."""
         what = f"{self.call.function} of {self.call.name!r}"
         self.arguments[text] = compile_expression(text, self.schema, what=what)
         return self.arguments[text].type
 
     def add_count_part(self, text: str) -> Key:
-        """Keep how many values of an argument are not null."""
+        """Add a part that counts the non-null values of an argument."""
         self.parts["count", text] = CountPart()
         return "count", text
 
@@ -78,17 +79,20 @@ class FoldedAggregate:
         return {}
 
     def compute_results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """Compute results from states of its parts.  ``there``: bool[n], the wanted ones.  Raises `ValueOverflow`."""
+        """Compute results from states of the parts.  ``there``: bool[n], the wanted ones.  Raises `ValueOverflow`."""
         raise NotImplementedError
 
     def list_incompatibilities(self, narrow: Any) -> Iterator[str]:
-        """Why its results are not those of ``narrow``, itself over narrower columns, in a wider type."""
+        """Yield reasons why results differ from ``narrow``, the same aggregate over narrower columns.
+
+        A wider result type alone is no difference.
+        """
         if self.type != narrow.type and find_widening(narrow.type, self.type) is None:
             yield f"{self.call.text!r} was {narrow.type}, and would be {self.type}"
 
 
 class CountAggregate(FoldedAggregate):
-    """Rows, or values that are not null."""
+    """A count of rows, or of non-null values."""
 
     type, nullable = pa.int64(), False
 
@@ -97,7 +101,7 @@ class CountAggregate(FoldedAggregate):
         if not call.arguments:
             self.parts[ROWS] = CountPart()
         else:
-            # Of several arguments, the rows in which none is null.
+            # With several arguments, count rows without a null in any of them.
             text = call.arguments[0]
             if len(call.arguments) > 1:
                 tests = " AND ".join(f"({each}) IS NOT NULL" for each in call.arguments)
@@ -111,7 +115,7 @@ class CountAggregate(FoldedAggregate):
 
 
 class BooleanAggregate(FoldedAggregate):
-    """Whether all, or some, of the values are true."""
+    """Whether all values, or some values, are true."""
 
     type = pa.bool_()
 
@@ -127,14 +131,14 @@ class BooleanAggregate(FoldedAggregate):
             self.add_count_part(test)
 
     def compute_results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """See `FoldedAggregate.compute_results`.  A multiplicity below zero is none."""
+        """See `FoldedAggregate.compute_results`.  A negative count is treated as 0."""
         trues, falses = (view_values(each, INT64) > 0 for each in states)
         found = ~falses if self.call.function == "bool_and" else trues
         return pa.array(found, mask=~(trues | falses))
 
 
 class NumericAggregate(FoldedAggregate):
-    """Something of the exact sum of numbers.  ``of_time``: or of durations, which is one."""
+    """An aggregate of an exact sum of numbers.  ``of_time``: whether it also takes durations, and returns one."""
 
     of_time: ClassVar[bool] = False
 
@@ -154,7 +158,7 @@ class NumericAggregate(FoldedAggregate):
 
 
 class SumAggregate(NumericAggregate):
-    """The sum."""
+    """The sum of the values."""
 
     of_time = True
 
@@ -184,7 +188,7 @@ class SumAggregate(NumericAggregate):
 
 
 class AverageAggregate(NumericAggregate):
-    """The sum by how many values there are."""
+    """The sum of the values divided by their number."""
 
     of_time = True
 
@@ -207,7 +211,7 @@ class AverageAggregate(NumericAggregate):
         for place, (total, n) in enumerate(zip(decode_sums(states[1]), counts.tolist(), strict=True)):
             assert total is not None
             up, by = (2 * abs(total) * more + abs(n), 2 * abs(n)) if n else (0, 1)
-            found = up // by if (total < 0) == (n < 0) else -(up // by)  # half goes away from zero
+            found = up // by if (total < 0) == (n < 0) else -(up // by)  # rounds half away from zero
             if abs(found) >= most and there[place]:
                 raise ValueOverflow(place)
             out.append(found if abs(found) < most else 0)
@@ -216,7 +220,7 @@ class AverageAggregate(NumericAggregate):
         return given.take(_number_non_nulls(none, np.arange(none.size)))
 
     def list_incompatibilities(self, narrow: Any) -> Iterator[str]:
-        """See `FoldedAggregate.list_incompatibilities`: doubles and decimals round at other digits."""
+        """See `FoldedAggregate.list_incompatibilities`: other scales or time units round to other digits."""
         yield from super().list_incompatibilities(narrow)
         if pat.is_duration(self.type) and pat.is_duration(narrow.type) and self.type != narrow.type:
             yield f"{self.call.text!r} was rounded to {narrow.type.unit}, and would be to {self.type.unit}"
@@ -226,7 +230,7 @@ class AverageAggregate(NumericAggregate):
 
 
 class VarianceAggregate(NumericAggregate):
-    """A variance, or its root.  Null of one value where it is that of a sample."""
+    """A variance or standard deviation.  The sample forms are null for a single value."""
 
     type = DOUBLE
 
@@ -262,13 +266,13 @@ FUNCTIONS: Final[dict[str, type[FoldedAggregate]]] = {
 
 
 def bind_sql_aggregate(name: str, text: Any, schema: pa.Schema) -> FoldedAggregate:
-    """Bind the aggregate that a text names, with these columns.  O(text).  Raises `ExpressionError`."""
+    """Bind the aggregate in a text to the columns of a schema.  O(text).  Raises `ExpressionError`."""
     call = parse_aggregate(name, text, schema.names)
     return FUNCTIONS[call.function](call, schema)
 
 
 def set_nulls(values: Any, none: Any) -> pa.Array:
-    """Numbers, null where there is ``none``; nobody else writes to them."""
+    """Build an array from numbers, with nulls marked by ``none``.  The caller must not change ``values`` later."""
     return pa.array(np.ascontiguousarray(values), mask=none if none.any() else None)
 
 
@@ -279,12 +283,12 @@ def _check_results_fit(fits: Any, there: Any) -> None:
 
 
 def _number_non_nulls(none: Any, at: Ints | None = None) -> pa.Array:
-    """Where each value stands among those that are not null, or at some places; null where there is none."""
+    """Return each value's index among the non-null values, or ``at``; null for null values."""
     return pa.array(np.cumsum(~none) - 1 if at is None else at, mask=none)
 
 
 def _divide_sums(states: pa.Array, counts: Ints, unit: int) -> Any:
-    """Exact sums divided by counts, rounded once; of a count of 0 any."""
+    """Divide exact sums by counts, rounded once.  A count of 0 gives an arbitrary value."""
     out = np.empty(counts.size)
     if kernels.write_quotients(*find_state_ends(states), counts, unit, out) >= 0:
         for place in np.flatnonzero(np.abs(counts) >= 1 << 32).tolist():
@@ -295,7 +299,7 @@ def _divide_sums(states: pa.Array, counts: Ints, unit: int) -> Any:
 
 
 def _round_quotient(over: int, under: int) -> float:
-    """Round a quotient to the nearest double; infinite beyond the largest."""
+    """Round a quotient to the nearest double, or to infinity beyond the largest double."""
     try:
         return over / under
     except OverflowError:
@@ -305,7 +309,7 @@ def _round_quotient(over: int, under: int) -> float:
 def _round_root(over: int, under: int) -> float:
     """Round the root of a quotient to the nearest double.
 
-    The integer root has at least 64 bits, and its last bit says whether a remainder was cut off.
+    The integer root has at least 64 bits.  Its last bit is set if there was a remainder.
     """
     if over < 0:
         return math.nan
@@ -316,7 +320,7 @@ def _round_root(over: int, under: int) -> float:
 
 
 class UserStatePart(StatePart):
-    """The states of an aggregate of the user's own.  ``of``: the type of its values.
+    """The states of a user's aggregate.  ``of``: the type of its values.
 
     >>> from ddflow.plan.aggregates import Aggregate
     >>> from ddflow.kernels.accumulate import GroupTimeCells
@@ -340,7 +344,7 @@ class UserStatePart(StatePart):
         self.zero: Ints = np.concatenate(zero)
 
     def view_state_words(self, states: pa.Array) -> Ints:
-        """int64[n, width]: the words of states."""
+        """Return int64[n, width]: the words of states."""
         n, size = len(states), self.kind.byte_width
         if not n:
             return np.empty((0, self.width), np.int64)
@@ -349,7 +353,7 @@ class UserStatePart(StatePart):
         return words
 
     def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
-        """See `StatePart.fold`.  As many calls as values come or go."""
+        """See `StatePart.fold_updates`.  Calls a user function once for each added or retracted value."""
         rows, starts, firsts = folding.cells
         before = np.tile(self.zero, (folding.groups, 1))
         before[folding.lived] = self.view_state_words(held)
@@ -361,7 +365,7 @@ class UserStatePart(StatePart):
         return pa.Array.from_buffers(self.kind, starts.size - 1, [None, pa.py_buffer(out)])
 
     def compute_results(self, states: pa.Array, wanted: Any) -> Any:
-        """Compute the results of the states that `wanted` marks."""
+        """Compute the results of the states that ``wanted`` marks."""
         words, kind = self.view_state_words(states), self.aggregate.type
         out = np.zeros(wanted.size, np.float64 if pat.is_floating(kind) else np.int64)
         self._run_loop(self.loops.results, words, words.view(np.float64), wanted.view(np.uint8), out)
@@ -381,7 +385,7 @@ class UserStatePart(StatePart):
 
 
 class UserAggregate(FoldedAggregate):
-    """An aggregate of the user's own, of a plan."""
+    """A user's aggregate, bound in a plan."""
 
     def __init__(self, name: str, given: AppliedAggregate, schema: pa.Schema) -> None:
         call = AggregateCall(name, given.sql, "own", [given.sql], False, [], False, "")

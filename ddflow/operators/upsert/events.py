@@ -1,8 +1,9 @@
-"""Events: rows of one input with the bookkeeping of each, in the order of their times, and the same by key.
+"""Hold the events of one input with their bookkeeping, in the order of times, and the same events by key.
 
-Guarantees: events of several parts are joined in the order of times and, within a time, of arrival. An event that
-nobody
-gave (a key that full contents do not name, or that is forgotten) deletes its key and is among the others.
+ddflow generates events for expired keys, and for keys absent from full contents. Such an event deletes its key, and is
+stored among the other events.
+
+Guarantees: merged chunks of events are in the order of times, and of arrival within a time.
 
 >>> import pyarrow as pa
 >>> late, early = (Events(pa.record_batch({"k": [k]}), *(np.array([n]) for n in (t, t, a)))
@@ -23,7 +24,7 @@ from ddflow.columns.sorting import SortedRows
 from ddflow.kernels.resolve import Prior
 
 FEW: Final = 512
-"""Below so many events one sort of two columns is cheaper than the setting up of another."""
+"""The number of events below which one sort of two columns is cheaper than packing them into one."""
 
 
 class Events(NamedTuple):
@@ -31,16 +32,18 @@ class Events(NamedTuple):
 
     rows: pa.RecordBatch
     times: Ints
-    """int64[n]: the time each is stamped with."""
+    """int64[n]: the time stamp of each event."""
     original: Ints
-    """int64[n]: its own time, by which it is resolved; less than the stamp for an advanced one.  Where no event is
-    advanced this is the same array as ``times``."""
+    """int64[n]: the event's own time, which resolves it.  It is less than the stamp for an advanced event.
+
+    If no event is advanced, this is the same array as ``times``.
+    """
     arrival: Ints
-    """int64[n]: its number among all events of the input."""
+    """int64[n]: the event's number among all events of the input."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of these rows and their bookkeeping; what else lies in the same buffers is not counted.  O(columns)."""
+        """Bytes of these rows and their bookkeeping, without other data in the same buffers.  O(columns)."""
         return int(self.rows.nbytes) + self.bookkeeping_bytes
 
     @property
@@ -61,7 +64,7 @@ class Events(NamedTuple):
         return Events(pa.concat_batches([self.rows]), times, original, self.arrival.copy())
 
     def sort_by_time(self) -> Events:
-        """Sort the events by time, arrival kept within a time.  O(n), or O(n log n) if they were not sorted."""
+        """Sort the events by time, with arrival order within a time.  O(n), or O(n log n) if they are unsorted."""
         order = argsort_times(self.times)
         return self if order is None else self.take(order)
 
@@ -73,7 +76,7 @@ class Events(NamedTuple):
 
 
 def argsort_times(times: Ints) -> Ints | None:
-    """Compute the order that sorts ``times`` stably; None if they are sorted.  O(n log n)."""
+    """Compute the permutation that sorts ``times`` stably; None if they are sorted.  O(n log n)."""
     n = times.size
     if n < 2 or bool((times[1:] >= times[:-1]).all()):
         return None
@@ -90,7 +93,7 @@ def argsort_times(times: Ints) -> Ints | None:
 
 
 def merge_events(parts: list[Events]) -> Events:
-    """Several chunks as one, in the order of times, then of arrival.  ``parts``: each in that order.  O(n log n)."""
+    """Merge chunks of events in the order of times, then of arrival.  ``parts``: chunks in this order.  O(n log n)."""
     if len(parts) == 1:
         return parts[0]
     parts = sorted(parts, key=lambda part: int(part.arrival[0]))
@@ -100,7 +103,7 @@ def merge_events(parts: list[Events]) -> Events:
     both = Events(rows, times, times if shared else np.concatenate([part.original for part in parts]), arrival)
     order = argsort_times(times)
     if not _is_in_arrival_order(both, order):
-        # Parts that were cut from, or merged of, the same pushes may interleave in arrival within a time.
+        # Parts of the same pushes may interleave in arrival within a time.
         order = np.argsort(arrival)
         if (then := argsort_times(times[order])) is not None:
             order = order[then]
@@ -108,60 +111,60 @@ def merge_events(parts: list[Events]) -> Events:
 
 
 def _is_in_arrival_order(events: Events, order: Ints | None) -> bool:
-    """Whether events that are in the order of times are also in that of arrival within a time."""
+    """Return whether events in the order of times are also in arrival order within a time."""
     times, arrival = (a if order is None else a[order] for a in (events.times, events.arrival))
     return bool(((arrival[1:] > arrival[:-1]) | (times[1:] > times[:-1])).all())
 
 
 class ExpiryChange(NamedTuple):
-    """What a step changes in the expiry of an input.
+    """The change of an input's expiry in a step.
 
     >>> ExpiryChange(3, 1).plus(ExpiryChange(None, 2))
     ExpiryChange(greatest=3, forgotten=3, useless=0)
     """
 
     greatest: int | None = None
-    """The word of the greatest order among its events, None where there is none."""
+    """The word of the greatest order among the events, or None."""
     forgotten: int = 0
-    """How many live keys it forgot."""
+    """The number of live keys that expired."""
     useless: int = 0
-    """How many more deletions than before need not be known."""
+    """The increase in tombstones that are no longer needed."""
 
     def plus(self, other: ExpiryChange) -> ExpiryChange:
-        """Add up two pieces of a step."""
+        """Add up the changes of two parts of a step."""
         both = [each for each in (self.greatest, other.greatest) if each is not None]
         return ExpiryChange(max(both, default=None), self.forgotten + other.forgotten, self.useless + other.useless)
 
 
 class KeyedEvents(NamedTuple):
-    """n events of g keys, sorted by key, beside what the keys hold."""
+    """n events of g keys, sorted by key, with the stored state of the keys."""
 
     events: Events
     columns: dict[str, pa.Array]
-    """Those of the events, by name."""
+    """The columns of the events, by name."""
     times: Ints
     """int64: the step's distinct times, ascending."""
     settled: bool
-    """Whether all of them are at or before ``since``, where one time does for all versions."""
+    """Whether all times are at or before ``since``, so that one time serves all versions."""
     by: SortedRows
     prior: Prior
-    """What each of the g keys holds."""
+    """The stored state of each of the g keys."""
     built: int
-    """The number of the index's table in which they were looked up."""
+    """The number of the index table that was searched."""
     gone: Flags
-    """uint8[n]: which events delete."""
+    """uint8[n]: 1 for events that delete."""
     absent: Ints
-    """The events that nobody gave."""
+    """The generated events, which delete absent or expired keys."""
     mark: Narrow
-    """int32[n]: twice the rank of the event's time, and 1 more where it deletes."""
+    """int32[n]: twice the rank of the event's time, plus 1 for a delete."""
     full: int | None = None
-    """In a step of full contents: the arrival number from which on events stand for keys that are absent."""
+    """In a step of full contents, the first arrival number of the events for absent keys; else None."""
     left: Ints = np.empty(0, np.int64)
-    """The events that decide nothing: their keys are forgotten, and they come too late."""
+    """The events without effect: their keys are forgotten, and they are too old."""
     expiry: ExpiryChange = ExpiryChange()
 
     def filter_events(self, stays: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> KeyedEvents:
-        """Without the events for which ``stays`` is false, and the keys that have no others.  O(n)."""
+        """Keep the events that ``stays`` marks, and drop keys without events.  O(n)."""
         by, prior = self.by, self.prior
         here = stays[by.permutation]
         counts = np.add.reduceat(here, by.starts[:-1], dtype=np.int64)

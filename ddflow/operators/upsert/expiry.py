@@ -1,8 +1,7 @@
-"""Expiry in a step: the keys that it forgets before it resolves, and the horizons that decide which orders are too old.
+"""Expire keys before a step resolves, and compute the horizons below which orders are too old.
 
-Guarantees: expiry depends on orders of events only, never on the clock, so it does not depend on how events are cut
-into
-steps. An event older than the horizon is `forgotten`.
+Expiry depends only on orders of events, never on the clock. So it does not depend on the division of events into steps.
+An event older than the horizon gets the verdict `forgotten`.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow, spec = dd.Flow(), dd.Upsert(key="id", order_by="at", expiry=dd.Expiry(ttl=30))
@@ -43,11 +42,13 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 FLOAT = pa.field("order", pa.float64(), nullable=False)
 GREATEST = 2**63 - 1
 AHEAD = 8
-"""All orders are looked at once in so many parts of a time to live."""
+"""The number of scans of all orders for each time to live."""
 
 
 class ExpiryHorizons:
-    """Of one input.  ``greatest``: the word of the greatest order of the steps before, None before any.
+    """The expiry horizons of one input.
+
+    ``greatest``: the word of the greatest order in earlier steps, None before the first.
 
     >>> from ddflow.plan.inputs.bind import bind_upserts
     >>> from ddflow.plan.merge.expiry import Expiry
@@ -72,23 +73,23 @@ class ExpiryHorizons:
             else int(order.columns[0, 2] - order.columns[0, 1])
         )
         self.flagged, self.floats = wide == 2, pat.is_floating(self.field.type)
-        # Under versions of cells: the order of the row, and that of its latest delete.
+        # With versions of cells, a key keeps its row's order and its latest delete's order.
         self.cells = isinstance(order, MergeOrders) and order.parts > 1
         self.parts = [0, order.event_word_count] if self.cells else [0]
         self.greatest: int | None = None
 
     @property
     def row_horizon(self) -> int | None:
-        """The word below which the orders of live keys are forgotten, or None."""
+        """The order word below which live keys expire, or None."""
         return None if self.ttl is None or self.greatest is None else self.shift_order_word(self.greatest, -self.ttl)
 
     @property
     def tombstone_horizon(self) -> int | None:
-        """The word below which those of deleted keys are forgotten, and events come too late; or None."""
+        """The order word below which tombstones expire and events are too old, or None."""
         return None if self.greatest is None else self.shift_order_word(self.greatest, -self.shorter)
 
     def compute_later_horizon(self, horizon: int, ttl: int | float) -> int:
-        """Where a horizon will be after a part of its time to live."""
+        """Compute the value of a horizon after 1 / `AHEAD` of its time to live."""
         share = ttl / AHEAD if self.floats else max(int(ttl) // AHEAD, 1)
         return max(self.shift_order_word(horizon, share), LEAST + 1)
 
@@ -100,7 +101,7 @@ class ExpiryHorizons:
         return int(encode_column_words(pa.array([value], pa.float64()), FLOAT)[0][0])
 
     def compute_order_words(self, events: pa.RecordBatch) -> Ints:
-        """int64[n, w]: the orders of events, of one part.  O(n)."""
+        """Encode the orders of events as int64[n, w], for one part.  O(n)."""
         return np.stack(encode_column_words(events.column(self.field.name), self.field, self.flagged), axis=1)
 
     def decode_orders(self, order: Ints) -> pa.Array:
@@ -111,14 +112,17 @@ class ExpiryHorizons:
         return decode_column_words(words, self.field)
 
     def compute_sort_keys(self, order: Ints) -> Ints:
-        """int64[m]: one word each, by which orders of keys can be sorted; null as the smallest.  O(m)."""
+        """Return int64[m]: one sortable word for the orders of each key, null smallest.  O(m)."""
         out = self._compute_sort_key(order, 0)
         for part in self.parts[1:]:
             np.maximum(out, self._compute_sort_key(order, part), out=out)
         return out
 
     def mark_below_horizon(self, order: Ints, horizon: int | None, parts: Sequence[int] | None = None) -> Bools:
-        """bool[m]: which orders are below a horizon; null always is, none is where there is no horizon.  O(m)."""
+        """Return bool[m]: the orders below a horizon.  O(m).
+
+        Null is below any horizon.  Without a horizon, no order is below it.
+        """
         if horizon is None:
             return np.zeros(order.shape[0], np.bool_)
         out = np.ones(order.shape[0], np.bool_)
@@ -128,18 +132,18 @@ class ExpiryHorizons:
         return out
 
     def mark_expired_tombstones(self, order: Ints) -> Bools:
-        """bool[m]: which deleted keys, by their orders, are forgotten.  O(m)."""
+        """Return bool[m]: the expired tombstones, by their orders.  O(m)."""
         return self.mark_below_horizon(order, self.tombstone_horizon)
 
     def mark_expired_keys(self, prior: Prior) -> Bools:
-        """bool[g]: which keys hold what is forgotten.  O(g)."""
+        """Return bool[g]: the keys with an expired row or tombstone.  O(g)."""
         live = prior.reference & LIVE != 0
         out: Bools = self.mark_below_horizon(prior.order, self.row_horizon) & live
         out |= self.mark_expired_tombstones(prior.order) & ~live & (prior.reference != 0)
         return out
 
     def find_greatest_order(self, own: Ints) -> int | None:
-        """Return the word of the greatest order of some events; None if none of them is a point in time."""
+        """Return the word of the greatest order of some events, except nulls and infinities; None without orders."""
         word, aside = self._split_words_and_nulls(own, 0)
         if self.floats:
             least, greatest = encode_column_words(pa.array([-math.inf, math.inf]), FLOAT)[0]
@@ -152,7 +156,7 @@ class ExpiryHorizons:
         return np.where(null, LEAST, word)
 
     def _split_words_and_nulls(self, order: Ints, part: int) -> tuple[Ints, Bools]:
-        """Of order words int64[m, w]: the words that decide, and which are null, or were never set."""
+        """Return the deciding words of order words int64[m, w], and flags for orders that are null or unset."""
         word = order[:, part + self.flagged]
         if self.flagged:
             null: Bools = order[:, part] != 1
@@ -164,7 +168,10 @@ class ExpiryHorizons:
 
 
 class KeyExpiry:
-    """Of one input.  ``horizons``: what is too old.  ``forgotten``: how many live keys were, since it was opened."""
+    """The expiry of one input's keys.
+
+    ``horizons``: the limits.  ``forgotten``: the number of live keys that expired since the input was opened.
+    """
 
     def __init__(self, bound: BoundUpserts, order: Order | MergeOrders, arranged: Arrangement, keys: RowHasher) -> None:
         assert bound.spec.expiry is not None
@@ -178,7 +185,7 @@ class KeyExpiry:
         arranged.set_tombstone_expiry(self.horizons.mark_expired_tombstones)
 
     def reset_order_scan(self) -> None:
-        """Put nothing aside any more: what is held has become another.  O(1); the next step looks at all orders."""
+        """Forget the collected keys after the state was replaced.  O(1); the next step scans all orders."""
         self._until: int | None = None
         self._until_tombstones: int | None = None
         self._written = 0
@@ -188,13 +195,13 @@ class KeyExpiry:
     # Before a step
 
     def mark_expired_keys(self, high: Words, low: Words) -> Bools:
-        """bool[n]: which of some keys, ascending, hold what is forgotten.  O(n) expected."""
+        """Return bool[n]: the ascending keys with an expired row or tombstone.  O(n) expected."""
         return self.horizons.mark_expired_keys(
             self.arranged.look_up_keys(high, low, np.arange(high.size, dtype=np.int32))
         )
 
     def find_due_keys(self) -> tuple[Words, Words]:
-        """Find the identities of live keys that expire now, ascending.  O(those), amortised; nothing changes."""
+        """Find the ascending identities of live keys that expire now, without a change.  O(due keys), amortised."""
         rows, tombstones = self.horizons.row_horizon, self.horizons.tombstone_horizon
         if tombstones is None:
             return NONE, NONE
@@ -212,15 +219,16 @@ class KeyExpiry:
         return by.high[now], by.low[now] if by.low.size else NONE
 
     def _is_order_scan_due(self) -> bool:
-        """Whether deletions of no use are to be counted: where as much came in the meantime as an eighth of the keys.
+        """Return whether to count expired tombstones again: after new versions for an eighth of the keys.
 
-        Nothing depends on it but when merges drop them, and a time to live may be shorter than a step.
+        Only the time at which merges drop tombstones depends on it.  A time to live may be shorter than a step, so a
+        scan at each horizon would be too much.
         """
         came = self.arranged.written - self._written
         return self._until_tombstones is None or came * AHEAD >= self.arranged.keys
 
     def _scan_orders(self, rows: int | None, tombstones: int) -> None:
-        """Look at all orders: which keys will be due soon, and how many deletions are of no use.  O(versions)."""
+        """Scan all orders to collect the keys that expire soon and to count expired tombstones.  O(versions)."""
         horizons, self._written = self.horizons, self.arranged.written
         most = self._until_tombstones = horizons.compute_later_horizon(tombstones, horizons.shorter)
         if rows is not None and horizons.ttl is not None:
@@ -247,13 +255,13 @@ class KeyExpiry:
         self._words, self._high, self._low, self._fresh = NONE.view(np.int64), NONE, NONE, found
 
     def _count_useless_deletions(self, tombstones: int) -> int:
-        """How many deleted keys of those that are indexed need not be known any more.  O(entries)."""
+        """Count the indexed tombstones below the horizon.  O(entries)."""
         references, places = self.arranged.index.list_entries(live=False)
         dead = places[(references & LIVE == 0) & (references & (LIVE - 1) != 0)]
         return int((self.horizons.compute_sort_keys(self.arranged.index.read_entries(dead)[3]) < tombstones).sum())
 
     def _sort_due_keys(self, rows: int | None) -> int:
-        """Sort what was put aside by its orders; how many are below the horizon.  O(what is new log of it)."""
+        """Sort the collected keys by order, and count the keys below the horizon.  O(k log k) for k new keys."""
         if self._fresh:
             columns = zip((self._words, self._high, self._low), *self._fresh, strict=True)
             words, high, low = (np.concatenate(parts) for parts in columns)
@@ -265,10 +273,10 @@ class KeyExpiry:
     def add_deletions(
         self, pieces: Iterable[Events], due: tuple[Words, Words], time: int, most: int | None
     ) -> Iterator[Events]:
-        """Add to the pieces of a step an event for each key that is due, which deletes the key.
+        """Add one event for each due key to a step, which deletes the key.
 
-        ``pieces``: ranges of identities, ascending.  ``most``: the limit of such events in a piece, None for no limit.
-        O(events + keys due).
+        ``pieces``: the step's events by ascending ranges of identities.  ``most``: the maximal number of such deletions
+        in a piece, None for no limit.  O(events + due keys).
         """
         high, low = due
         for events in pieces:
@@ -295,7 +303,7 @@ class KeyExpiry:
                 yield forgotten
 
     def _build_deletion_events(self, high: Words, low: Words, time: int) -> Events:
-        """Events that delete keys by the very orders that these hold.  O(n)."""
+        """Build events that delete keys, with the orders that these keys hold.  O(n)."""
         n = high.size
         prior = self.arranged.look_up_keys(high, low, np.arange(n, dtype=np.int32))
         names = list(self.bound.spec.key)
@@ -312,9 +320,9 @@ class KeyExpiry:
     # In a step
 
     def drop_forgotten_events(self, keyed: KeyedEvents) -> KeyedEvents:
-        """Note which keys hold what is forgotten, and leave out the events that come too late.
+        """Mark the expired keys, and drop the events that are too old.  O(events).
 
-        Their verdict is ``forgotten``, or they are deletions that nobody gave, of keys that have events.  O(events).
+        A dropped event has the verdict ``forgotten``.  A generated deletion is dropped if its key has other events.
         """
         events, full = keyed.events, keyed.full
         given = events.arrival < NOBODY
@@ -333,7 +341,7 @@ class KeyExpiry:
                 group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
                 late[permutation] &= (lapsed | (prior.reference == 0))[group]
         if forgotten and permutation.size:
-            # A key that has events of its own is forgotten by those.
+            # A key's other events replace its generated deletion.
             stands = given & ~late
             some = np.add.reduceat(stands[permutation], starts[:-1]) > 0
             late[permutation] |= ~given[permutation] & np.repeat(some, np.diff(starts))
@@ -346,7 +354,7 @@ class KeyExpiry:
     # After a step
 
     def record_changes(self, changes: Sequence[ArrangementChange], expiry: ExpiryChange) -> None:
-        """Take in what a step brought, before its changes are applied.  O(versions)."""
+        """Record the changes of a step before they are applied.  O(versions)."""
         n = self._sort_due_keys(self.horizons.row_horizon)
         self._words, self._high, self._low = self._words[n:], self._high[n:], self._low[n:]
         until = LEAST if self._until is None else self._until
@@ -366,12 +374,12 @@ def _has_horizon_passed(horizon: int | None, until: int | None) -> bool:
 
 
 def _take_versions(batch: Batch, at: Ints, key: Ints, begin: int) -> tuple[Ints, Words, Words]:
-    """Take the orders and identities of some versions; ``key``: the orders of the versions from ``begin`` on."""
+    """Take the orders and identities of some versions.  ``key``: the orders of the versions from ``begin`` on."""
     return key[at - begin], batch.high[at], batch.low[at] if batch.low.size else NONE
 
 
 def _append_events(events: Events, more: Events) -> Events:
-    """Events, and behind them those that nobody gave."""
+    """Append generated events to events."""
     rows = pa.concat_batches([events.rows, more.rows])
     times = np.concatenate([events.times, more.times])
     return Events(rows, times, times, np.concatenate([events.arrival, more.arrival]))

@@ -1,8 +1,9 @@
-"""Folds: one column of merged rows, made for all keys at once from what they hold and the cells of their events.
+"""Fold one column of merged rows for all keys at once, from prior cells and the cells of events.
 
-Guarantees: a fold gives what folding event by event gives. Sums are exact: an overflow of the result is an error. A
-list after a time is what the key held and what was folded since it was cleared, in that order; null if nothing was.
-Only Arrow moves payload, once, after everything is settled on row numbers.
+A list after a time holds the key's prior elements, then the elements folded since it was last cleared. It is null if
+there are none. Folds work on row numbers, and Arrow copies the payload once at the end.
+
+Guarantees: the result equals folding event by event. Sums are exact, and a result that overflows raises an error.
 Limits: 32-bit offsets reach 2 GiB, and a list that is too long at any time refuses the step.
 """
 
@@ -51,11 +52,11 @@ from ddflow.kernels.fold import (
 from ddflow.plan.merge.strategy import LISTS, Strategy, last_non_null
 
 MOST = 2**31 - 1
-"""What 32-bit offsets reach."""
+"""The limit of 32-bit offsets."""
 
 
 def compute_validity_flags(column: pa.Array) -> Flags:
-    """uint8[n] of 1 where a value is not null; of size 0 when none is null.  A union is null where its child is."""
+    """Return uint8[n], 1 for non-null values; of size 0 if no value is null.  A union is null if its child is."""
     if not pat.is_union(column.type):
         return unpack_validity(column)
     there = unpack_booleans(column.is_valid())
@@ -63,13 +64,13 @@ def compute_validity_flags(column: pa.Array) -> Flags:
 
 
 def mark_non_null_values(held: pa.Array) -> Flags:
-    """uint8[g] of 1 where what is held is not null."""
+    """Return uint8[g], 1 for keys with a non-null prior value."""
     there = compute_validity_flags(held)
     return there if there.size else np.ones(len(held), np.uint8)
 
 
 class ListParts(NamedTuple):
-    """The cells that lists are made of; see `kernels.fold.collect_list_elements`.
+    """The cells that form the lists; see `kernels.fold.collect_list_elements`.
 
     >>> import numpy as np
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
@@ -81,13 +82,13 @@ class ListParts(NamedTuple):
     """
 
     parts: Ints
-    """int64[q]: a row of the events, or their number + the group for what was held."""
+    """int64[q]: an event's row, or the number of rows plus the group for a prior cell."""
     stretches: Ints
-    """int64[s + 1]: where in parts each stretch begins."""
+    """int64[s + 1]: the beginnings of stretches in ``parts``."""
     begins: Ints
-    """int64[m]: where in parts the list of each (key, time) begins."""
+    """int64[m]: the beginning in ``parts`` of the list of each (key, time)."""
     stops: Ints
-    """int64[m]: and where it ends; there too where there is no list."""
+    """int64[m]: the end of that list, equal to its beginning if there is no list."""
 
     @classmethod
     def from_walk(cls, walked: EventsByKey, action: Flags, column: pa.Array, held: pa.Array) -> Self:
@@ -110,16 +111,16 @@ class ListParts(NamedTuple):
 
     @property
     def mark_empty(self) -> Array:
-        """bool[m]: which (key, time) groups have no list."""
+        """bool[m]: true for (key, time) groups without a list."""
         return np.equal(self.begins, self.stops)
 
     def to_element_ranges(self, ends: Ints) -> tuple[Ints, Ints | None]:
         """Convert the lists of the (key, time) groups to ranges of elements.
 
-        ``ends``: q + 1, the elements before each part.
+        ``ends``: q + 1, the number of elements before each part.
 
-        Returns int64[m + 1], the begin of each list in the result, and the element at each place of the result. The
-        second is None if the result is all elements in their order. O(m + the result).
+        Return int64[m + 1], the beginning of each list in the result, and the element at each position of the result.
+        The second is None if the result is all elements in their order. O(m + the result).
         """
         first = ends[self.begins]
         offsets = np.zeros(self.begins.size + 1, np.int64)
@@ -145,10 +146,10 @@ def fold_lists(
     name: str,
     key: Callable[[int], str],
 ) -> pa.Array:
-    """Each key's list after each of its times: append, union and collect.
+    """Compute each key's list after each of its times, for append, union and collect.
 
-    column: the events' cells; held: what keys hold, of ``kind``, the type of the result.  ``key``: the key of a part,
-    as text.  Returns m cells of ``kind``.  Raises `ListTooLong`, `TooLarge`.  O(elements of all lists).
+    ``column``: the cells of events.  ``held``: the prior cells, of the result type ``kind``.  ``key``: formats the key
+    of a part.  Return m cells of ``kind``.  Raises `ListTooLong`, `TooLarge`.  O(elements of all lists).
     """
     first, sizes = _element_spans(column, held, strategy.name == "collect")
     ends = np.zeros(parts.parts.size + 1, np.int64)
@@ -181,7 +182,7 @@ def fold_lists(
 
 
 def _element_spans(column: pa.Array, held: pa.Array, lifts: bool) -> tuple[Ints, Ints]:
-    """Of the events' cells and then of the held ones: where their elements begin, and how many they are."""
+    """Return the beginnings and the sizes of the element ranges, first of the events' cells, then of the prior ones."""
     of_held, before = _get_list_offsets(held), 0
     if lifts:
         first, sizes, before = np.arange(len(column)), np.ones(len(column), np.int64), len(column)
@@ -201,7 +202,7 @@ def _get_list_offsets(column: pa.Array) -> Ints:
 def _check_list_limit(
     strategy: Strategy, parts: ListParts, ends: Ints, rows: int, name: str, key: Callable[[int], str]
 ) -> None:
-    """Refuse the first stretch that outgrows the limit.  One that was held so long and got nothing is as it was."""
+    """Refuse the first stretch that exceeds the limit.  A prior list that is too long may stay if nothing is added."""
     starts, limit = parts.stretches, strategy.limit
     assert limit is not None
     over = ends[starts[1:]] - ends[starts[:-1]] > limit
@@ -224,9 +225,10 @@ def _check_list_limit(
 def join_texts(
     separator: str, kind: pa.DataType, parts: ListParts, column: pa.Array, held: pa.Array, name: str
 ) -> pa.Array:
-    """Each key's texts after each of its times, joined.
+    """Compute each key's joined text after each of its times.
 
-    column, held: of ``kind``.  Returns m cells of ``kind``, null where there is no text.  Raises `TooLarge`.  O(bytes).
+    ``column``, ``held``: cells of ``kind``.  Return m cells of ``kind``, null without text.  Raises `TooLarge`.
+    O(bytes).
     """
     sizes = np.concatenate([np.diff(_get_list_offsets(column)), np.diff(_get_list_offsets(held))])[parts.parts]
     offsets, places = parts.to_element_ranges(np.arange(parts.parts.size + 1))
@@ -253,7 +255,7 @@ def _take_values(values: pa.Array, places: Ints, name: str) -> pa.Array:
 
 
 def _call_arrow(name: str, function: Callable[[Any], pa.Array], argument: Any) -> pa.Array:
-    """Call an Arrow function on sound values; it can fail only if they are too many for its offsets."""
+    """Call an Arrow function on valid values.  It can fail only if they exceed its offsets."""
     try:
         return function(argument)
     except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
@@ -271,14 +273,14 @@ def _raise_too_large(name: str, found: str) -> NoReturn:
 
 LOW = (1 << 64) - 1
 SHORT = 18
-"""Digits of a decimal whose unscaled value fits a word."""
+"""The maximal number of decimal digits whose unscaled value fits a word."""
 WIDE = Context(prec=80)
 
 
 def to_unscaled_integers(column: pa.Array) -> Ints:
-    """int64[n]: integers, durations, and decimals of up to `SHORT` digits without their scale; of nulls unspecified.
+    """Return int64[n]: integers, durations, and decimals of up to `SHORT` digits without their scale.  O(n).
 
-    It may be the column's own memory: not to be written to.  O(n).
+    Nulls have unspecified values.  The result may be the column's own memory, so do not write to it.
 
     >>> import pyarrow as pa
     >>> from decimal import Decimal
@@ -302,11 +304,11 @@ def fold_sums(
     name: str,
     named: Callable[[int], str],
 ) -> pa.Array:
-    """Each key's sum after each of its times, null where nothing was added up.
+    """Compute each key's sum after each of its times, null if nothing was added.
 
-    walked, action: as in `kernels.fold.choose_cells`.  column: the events' cells, n; held: what the g keys hold;
-    both of ``kind``.  ``name`` of the column and ``named``, of a group's key, are for the error.  Returns m cells of
-    ``kind``.  Raises `MergeOverflow`.  O(places + n + g).
+    ``walked``, ``action``: as in `kernels.fold.choose_cells`.  ``column``: the n cells of events.  ``held``: the g
+    prior cells; both of ``kind``.  ``name`` of the column and ``named``, of a group's key, are for the error.  Return m
+    cells of ``kind``.  Raises `MergeOverflow`.  O(places + n + g).
     """
     had = unpack_validity(held) if held.null_count else np.ones(len(held), np.uint8)
     there = np.empty(walked.key_times.size - 1, np.uint8)
@@ -339,7 +341,7 @@ def fold_sums(
 
 
 def set_nulls(kind: pa.DataType, values: Array, there: Flags) -> pa.Array:
-    """Build an array of a fixed-width type, null where ``there`` is 0.  O(m)."""
+    """Build an array of a fixed-width type, null if ``there`` is 0.  O(m)."""
     bits = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
     return pa.Array.from_buffers(kind, there.size, [bits, pa.py_buffer(np.ascontiguousarray(values))])
 
@@ -383,7 +385,7 @@ def _fold_wide_integers(
 
 
 def _word_pairs(column: pa.Array) -> Words:
-    """uint64[n, 2]: low words and high words."""
+    """Return uint64[n, 2]: low words and high words."""
     if pat.is_decimal(column.type):
         return view_values(column, np.dtype((np.uint64, 2)))
     out = np.zeros((len(column), 2), np.uint64)
@@ -417,15 +419,15 @@ RULES = {
     "bool_or": GREATEST,
     "bool_and": LEAST,
 }
-"""The strategies whose result is one of the cells."""
+"""The kernel rules of the strategies that choose an existing cell."""
 NO_WORDS: Ints = np.empty(0, np.int64)
 
 
 class PriorCells:
-    """What the g keys hold of a column when the step begins.
+    """The cells of a column that the g keys hold when the step begins.
 
-    ``references``: int64[g], where the row is that a key holds, without flags; NOTHING where it holds no live row.
-    ``gather``: gives the g cells, of the row's type, null where nothing is held.
+    ``references``: int64[g], to the live row of each key, without flags; NOTHING without a live row. ``gather``:
+    returns the g cells, of the row's type, null without a live row.
 
     >>> import numpy as np
     >>> from ddflow.kernels.fold import TAKE
@@ -463,14 +465,14 @@ def fold_cells(
 ) -> Ints | pa.Array:
     """Fold a column: compute its cell for each key after each of the key's times.
 
-    ``field``: the name of the column, and the type of the result: that of ``column``, or a list of it under
-    ``collect``.  ``action``: uint8[p], by place: SKIP, TAKE, CLEAR or BLANK (see `kernels.fold`).  ``column``: the
-    events' n cells, by row.  ``given``: uint8[n], by row, 1 if the batch had the column; of size 0: all had.
+    ``field``: the name of the column and the type of the result.  The type is the type of ``column``, or a list of it
+    under ``collect``.  ``action``: uint8[p], by place: SKIP, TAKE, CLEAR or BLANK (see `kernels.fold`).  ``column``:
+    the events' n cells, by row.  ``given``: uint8[n], by row, 1 if the batch had the column; of size 0: all had.
     ``named``: formats a group's key for errors.
 
-    Returns int64[m] references if the result is a choice of cell: an event's row, a held reference, or NOTHING; the
-    chosen cell may be null.  Else m cells of the field's type.  Raises `MergeOverflow`, `ListTooLong`, `TooLarge`.
-    O(p + n + g), plus the result for lists and texts, plus a sort for `max` and `min` of text.
+    Return int64[m] references if the strategy chooses a cell: an event's row, a prior reference, or NOTHING.  The
+    chosen cell may be null.  Otherwise return m cells of the field's type.  Raises `MergeOverflow`, `ListTooLong`,
+    `TooLarge`. O(p + n + g), plus the result for lists and texts, plus a sort for `max` and `min` of text.
     """
     if strategy.name in RULES:
         return _choose_cells(strategy, walked, action, column, given if strategy.name == "last" else ALL_VALID, held)
@@ -480,7 +482,7 @@ def fold_cells(
 
 
 def _gather_held_values(held: PriorCells, kind: pa.DataType) -> pa.Array:
-    """Return the held cells; gather nothing if no key is live."""
+    """Return the prior cells, without gathering if no key is live."""
     if (held.references == NOTHING).all():
         return pa.nulls(held.references.size, kind)
     return held.gather_values()
@@ -496,7 +498,7 @@ def _choose_cells(
     if name not in ("last", "first"):
         counts = compute_validity_flags(column)
     if name == "first_non_null":
-        action = np.minimum(action, np.uint8(CLEAR))  # a null that was put there is no first value
+        action = np.minimum(action, np.uint8(CLEAR))  # a null written by an event is no first value
     if name == "first_non_null" or rule >= GREATEST:
         values = _gather_held_values(held, column.type)
         had = mark_non_null_values(values)
@@ -508,10 +510,10 @@ def _choose_cells(
 
 
 def compute_rank_words(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
-    """Words whose order is that of the values: of the events' cells int64[n], of the held ones int64[g].
+    """Return words that sort like the values: int64[n] for the events' cells, int64[g] for the prior ones.
 
-    Both arrays are of one flat type.  NaN is largest, -0.0 equals 0.0; what nulls have is unspecified.  They may be
-    the columns' own memory.  O(n + g), for text, binary and long decimals O((n + g) log (n + g)).
+    Both arrays have one flat type.  NaN is largest, -0.0 equals 0.0, and nulls have unspecified words.  The words may
+    be the columns' own memory.  O(n + g), and O((n + g) log (n + g)) for text, binary and long decimals.
     """
     kind = column.type
     if is_word_type(kind):
@@ -533,7 +535,7 @@ def _fold_new_cells(
     secret: Secret,
     named: Callable[[int], str],
 ) -> pa.Array:
-    """Compute the m cells of a strategy that makes values."""
+    """Compute the m cells of a strategy that makes new values."""
     name, kind = field.name, field.type
     if strategy.name == "fields":
         return _fold_fields(strategy, field, walked, action, column, held, secret, named)
@@ -577,11 +579,11 @@ def _fold_fields(
     secret: Secret,
     named: Callable[[int], str],
 ) -> pa.Array:
-    """Fold a struct field by field; a null struct, new or held, adds to no field."""
+    """Fold a struct field by field.  A null struct, new or prior, adds to no field."""
     n, counts = len(column), compute_validity_flags(column)
     there = np.asarray(held.is_valid())
     references = np.where(there, np.arange(n, n + len(held)), NOTHING)
-    # The struct is null after a BLANK, so a field's first event is still to come.
+    # After a BLANK the struct is null, so its fields have no first event yet.
     action = np.minimum(action, np.uint8(CLEAR))
     shown = np.empty(walked.key_times.size - 1, np.int64)
     choose_cells(walked, action, counts, NO_WORDS, references, there.view(np.uint8), NO_WORDS, LAST, shown)

@@ -1,26 +1,11 @@
-"""The upsert operator over partial rows: events are folded into full rows, and those are resolved like any others.
+"""Resolve partial rows: fold the events of a step into full rows, then resolve these like any others.
 
-Invariant: for each key and time with events one full row comes out of the fold, or a deletion; it wins over what is
-held by definition, so from there on all is as with full rows: one net change, the retraction takes the stored row, a
-row that is equal is a no-op. The journey: walk (who is folded, who is skipped), fold column by column, gather each
-cell from where it is, derive, resolve. A cell may come from any event of the step or from any batch of the state,
-columns of one row from different ones; and of the events it is the last folded one that gets the row's verdict.
+The steps are: walk the events, fold column by column, gather the cells, compute derived columns, resolve. The cells of
+one row may come from several events of the step and from any batch of the state.
 
->>> import pyarrow as pa
->>> from ddflow.operators.upsert.events import Events
->>> from ddflow.plan.inputs.bind import bind_upserts
->>> from ddflow.columns.hashing import Secret
->>> from ddflow.plan.merge.merge import Merge
->>> from ddflow.plan.merge.strategy import sum
->>> from ddflow.operators.updates import ints
->>> from ddflow.operators.upsert.upsert import RunningUpsert
->>> from ddflow.plan.inputs.spec import Upsert as Spec
->>> schema = pa.schema({"k": pa.int64(), "n": pa.int64(), "city": pa.string()})
->>> upsert = RunningUpsert(bind_upserts("visits", schema, Spec("k", merge=Merge({"n": sum()}))), Secret(1, 2))
->>> events = pa.record_batch({"k": [1, 1], "n": [1, 2], "city": ["Bern", None]}, schema)
->>> merged = upsert.resolve(Events(events, ints(0, 0), ints(0, 0), ints(0, 1)), ints(0), since=0)
->>> merged.updates(schema).to_table(schema, None).to_pylist(), merged.verdict.tolist()
-([{'k': 1, 'n': 3, 'city': 'Bern', '_diff': 1}], [5, 7])
+Guarantees: the fold gives one full row or one deletion for each key and time with events. This row always wins over the
+stored row. From there on, full and merged rows behave alike: one net change, the stored row as the retraction, and a
+no-op for an equal row. The last folded event of a time gets the verdict of the row.
 """
 
 from typing import Any
@@ -46,10 +31,27 @@ from ddflow.operators.upsert.walking import WalkedEvents
 
 
 class MergedRows(WalkedEvents):
-    """The rows that a fold makes of a step's events: see `ddflow.operators.upsert.resolution.FullRows`."""
+    """The rows that a fold makes from a step's events; see `ddflow.operators.upsert.resolution.FullRows`.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.operators.upsert.events import Events
+    >>> from ddflow.plan.inputs.bind import bind_upserts
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.plan.merge.merge import Merge
+    >>> from ddflow.plan.merge.strategy import sum
+    >>> from ddflow.operators.updates import ints
+    >>> from ddflow.operators.upsert.upsert import RunningUpsert
+    >>> from ddflow.plan.inputs.spec import Upsert as Spec
+    >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64(), "city": pa.string()})
+    >>> upsert = RunningUpsert(bind_upserts("visits", schema, Spec("k", merge=Merge({"n": sum()}))), Secret(1, 2))
+    >>> events = pa.record_batch({"k": [1, 1], "n": [1, 2], "city": ["Bern", None]}, schema)
+    >>> merged = upsert.resolve(Events(events, ints(0, 0), ints(0, 0), ints(0, 1)), ints(0), since=0)
+    >>> merged.updates(schema).to_table(schema, None).to_pylist(), merged.verdict.tolist()
+    ([{'k': 1, 'n': 3, 'city': 'Bern', '_diff': 1}], [5, 7])
+    """
 
     def __init__(self, state: UpsertState, keyed: KeyedEvents, since: int) -> None:
-        """Fold the events; `by`, `mark`, `words` and `value` are of the rows that are made."""
+        """Fold the events.  ``by``, ``mark``, ``words`` and ``value`` describe the merged rows."""
         super().__init__(state, keyed)
         self._fold_rows()
         while self.times.size > 1 and not self.upsert.bound.spec.compares_all and self._skip_no_ops():
@@ -59,7 +61,7 @@ class MergedRows(WalkedEvents):
         self.rules = Rules(0, LAST, False, self.order.keeps, since, True, expiring is not None and expiring.forgets)
 
     def _fold_rows(self) -> None:
-        """Fold all columns, and put the rows together that they make."""
+        """Fold all columns, and combine them to rows."""
         arranged, merging, spec = self.upsert.output_arrangement, self.merging, self.upsert.bound.spec
         first = self.steps.permutation.take(self.steps.key_times[:-1]).astype(np.int64)
         columns: dict[str, pa.Array] = {}
@@ -90,7 +92,7 @@ class MergedRows(WalkedEvents):
         )
 
     def _compute_derived_column(self, expression: Expression, batch: pa.RecordBatch) -> pa.Array:
-        """Compute an expression over the rows that are made; a row of a deleted key does not fail."""
+        """Compute an expression over the merged rows.  Rows of deleted keys cannot fail."""
         try:
             return expression(batch)
         except ExpressionError:
@@ -99,9 +101,10 @@ class MergedRows(WalkedEvents):
         return values.take(pa.array(np.cumsum(live) - 1, mask=~live))
 
     def _skip_no_ops(self) -> bool:
-        """Skip the first time of each key at which its row is a no-op: the next one folds over what is stored.
+        """Ignore the first time of each key at which its row is a no-op.  Return whether there was one.
 
-        The folds then skip its events.  Returns whether there was one.  Only columns that do not count differ.
+        The next time then folds over the stored row, without the ignored events.  A no-op row may differ in untracked
+        columns.
         """
         steps, m = self.steps, self.places.size
         shown: Words = np.empty(m, np.uint64)
@@ -111,7 +114,7 @@ class MergedRows(WalkedEvents):
         before[1:], lived[1:] = shown[:-1], live[:-1]
         before[first], lived[first] = self.prior.value, self.status == ROW
         same = live & lived & (shown == before) & (self.taken.last >= 0)
-        same[steps.keys[1:] - 1] = False  # nothing comes after the last one of a key
+        same[steps.keys[1:] - 1] = False  # a key's last time has no successor
         key = np.repeat(np.arange(first.size), np.diff(steps.keys))
         same &= np.maximum.reduceat(self.action != SKIP, steps.key_times[:-1], axis=1).any(axis=0)
         gone = np.flatnonzero(same)
@@ -155,13 +158,16 @@ class MergedRows(WalkedEvents):
         return out
 
     def _inherit_orders(self, made: Ints, given: pa.Field, kept: pa.Field) -> pa.Array:
-        """Orders of cells, by reference; those of events as they were inherited."""
+        """Gather the orders of cells by reference.  An event without an order inherits one."""
         ours = (made >= 0) & (made < 1 << SLOT)
         mine = user_functions.fill_orders_from_prior(self, given).take(pa.array(np.where(ours, made, 0)))
         return pc.if_else(pa.array(ours), mine, self.gather_cells(np.where(ours, NOTHING, made), kept))
 
     def _find_order_setters(self, group: int, part: int, name: str) -> Ints:
-        """Find the rows that set a group's order, or its part's under versions of cells.  ``name``: the column's."""
+        """Find the rows that set the order of a group, or of a part with versions of cells.
+
+        ``name``: the order column.
+        """
         action = self.taken.action[group if not self.merging.cells else max(part - 1, 0)]
         if self.merging.cells and part < 2:
             gone = self.gone.take(self.steps.permutation) != 0
@@ -170,7 +176,7 @@ class MergedRows(WalkedEvents):
             action = self._mark_order_setters(group)
         follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
         if self.merging.cells and part > 1 and self._list_value_rules_by_column()[part - 2] != walk_cells.LATEST:
-            follows[action == CLEAR] = CLEAR  # where the first or every event counts, a delete leaves no order
+            follows[action == CLEAR] = CLEAR  # if the first or every event counts, a delete clears the order
         every = bool(group) or self.merging.cells or name.startswith("_tie_")
         counts = (
             np.empty(0, np.uint8) if every else unpack_validity(self.events.rows.column(self.find_event_column(name)))
@@ -182,7 +188,7 @@ class MergedRows(WalkedEvents):
         )
         cells = np.where(self.status != NONE, held, NOTHING) if held is not None and not self.over else None
         start, walked = cells, self.steps
-        if not self.order.keeps:  # no order is held from one time to the next
+        if not self.order.keeps:  # no order is kept from one time to the next
             walked = self.steps._replace(keys=np.arange(self.places.size + 1, dtype=np.int32))
         if start is None:
             start = np.full(walked.keys.size - 1, NOTHING)
@@ -191,19 +197,19 @@ class MergedRows(WalkedEvents):
         return out
 
     def _mark_order_setters(self, group: int) -> Flags:
-        """uint8[n], by place: TAKE for the events whose order is the one that a group runs by after their time."""
+        """Return uint8[n], by place: TAKE for events whose order is the group's running order after their time."""
         steps, span = self.steps, slice(int(self.order.spans[group, 0]), int(self.order.spans[group, 2]))
         runs = np.repeat(self.taken.running[:, span], np.diff(steps.key_times), axis=0)
         return np.where((self.own[steps.permutation, span] == runs).all(axis=1), TAKE, SKIP)
 
     def _gather_column(self, made: Ints | pa.Array, field: pa.Field) -> pa.Array:
-        """Gather a column of the made rows, in the order of times."""
+        """Gather a column of the merged rows, in the order of times."""
         if isinstance(made, np.ndarray):
             return self.gather_cells(made[self.places], field)
         return made if self.times.size < 2 else made.take(pa.array(self.places))
 
     def _replace_events(self) -> None:
-        """Let the made rows stand in the place of the events."""
+        """Replace the events by the merged rows."""
         steps, m = self.steps, self.places.size
         at = self.keyed.by.starts[:-1]
         counts = np.diff(steps.keys)
@@ -230,7 +236,10 @@ class MergedRows(WalkedEvents):
         return self.made.column(name)
 
     def count_verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
-        """Each event's own verdict: the last one folded at a time has that of the row."""
+        """Return int64[8] events by verdict, and the verdict of each event.
+
+        The last event folded at a time gets the verdict of the row.
+        """
         verdict, last = self.taken.why, self.taken.last[self.places]
         acted = last >= 0
         verdict[last[acted]] = ((outcome[acted] >> OUTCOME) & 7).astype(np.uint8)
@@ -238,7 +247,7 @@ class MergedRows(WalkedEvents):
         return own - np.bincount(verdict[self.keyed.absent], minlength=8), verdict
 
     def winner_orders(self, out: Outcomes, rows: Ints) -> list[pa.Array]:
-        """For each of some events, the values of ``order_by`` that its key runs by after that time.  O(events)."""
+        """Return the ``order_by`` values of the keys of some events after the events' times.  O(events)."""
         steps, m = self.steps, self.places.size
         key_time = np.full(self.events.times.size, -1)
         key_time[steps.permutation] = np.repeat(np.arange(m), np.diff(steps.key_times))
@@ -248,7 +257,7 @@ class MergedRows(WalkedEvents):
         at = pa.array(key_time[rows], mask=none)
         stood = pa.array(stands[key_time[rows]] if m else key_time[rows], mask=none)
         made_, running, live = [], self.taken.running, self.taken.live != 0
-        if self.merging.cells:  # of a deleted key the order of its latest delete, which stands behind that of its row
+        if self.merging.cells:  # a deleted key has the order of its latest delete, after the row's
             wide = self.order.event_word_count
             running = np.where(live[:, None], running[:, :wide], running[:, wide : 2 * wide])
         for field in self.merging.groups[0].order:
@@ -262,7 +271,7 @@ class MergedRows(WalkedEvents):
                 either = pa.array(live[self.places]), self.made.column(name), self.made.column(of_delete)
                 made_.append(pc.if_else(*either).take(stood))
                 continue
-            if name not in self.made.schema.names:  # no order is held from one time to the next
+            if name not in self.made.schema.names:  # no order is kept from one time to the next
                 set_by = self._find_order_setters(0, 0, field.name)
                 given = self.events.rows.column(field.name)
                 made_.append(given.take(pa.array(set_by, mask=set_by == NOTHING)).take(at))

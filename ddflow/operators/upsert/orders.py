@@ -1,6 +1,6 @@
-"""Orders as words: the order of events and of what keys hold, for rows and for the groups of columns of a merge.
+"""Encode the orders of events and of stored keys as words, for rows and for the column groups of a merge.
 
-Guarantees: words compare as the values do, from left to right, ties included, so a kernel needs no column.
+Guarantees: words compare like the values, from left to right and with ties, so a kernel reads no column.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.bind import bind_upserts
@@ -32,14 +32,14 @@ LEAST = np.iinfo(np.int64).min
 
 
 def needs_null_flag(field: pa.Field) -> bool:
-    """Whether null needs a word of its own: where all 64 bits may be in use."""
+    """Return whether null needs a separate word, because values may use all 64 bits."""
     return bool(field.nullable) and not pat.is_floating(field.type) and field.type.bit_width == 64
 
 
 def encode_column_words(column: pa.Array, field: pa.Field, flagged: bool | None = None) -> list[Ints]:
-    """One or two int64[n] whose lexicographic order is that of the values, null smallest.
+    """Encode values as one or two int64[n] with the same lexicographic order, null smallest.
 
-    ``flagged``: whether there are two, of which the first is 0 for null; by default where there must be.
+    ``flagged``: whether to use two words, the first 0 for null; by default only if needed.
     """
     out, present = compute_sortable_words(column), unpack_validity(column)
     if present.size:
@@ -67,8 +67,8 @@ def decode_column_words(words: list[Ints], field: pa.Field) -> pa.Array:
 class Order:
     """The order of one input's events.
 
-    ``base``: how many words decide before a tie.  ``words``: how many words an entry of the index keeps.  ``hidden``:
-    columns kept beside the payload, since they must be ranked in each step.
+    ``base``: the number of words that decide before a tie.  ``words``: the number of words in an index entry.
+    ``hidden``: columns stored next to the payload, because each step must rank them.
     """
 
     def __init__(self, bound: BoundUpserts) -> None:
@@ -78,11 +78,11 @@ class Order:
         self.ties = bool(spec.order_by) or spec.holds_back
         self.timed = spec.late == "advance"
         self.ranks_base = not all(is_word_type(f.type) for f in self.fields)
-        # Ignored columns decide nothing: a row that differs in them alone is not kept, so none could be compared to it.
+        # Ignored columns break no tie: a row that differs only in them is not stored, so nothing compares to it.
         self.rows = [f for f in bound.row_schema if f.name in bound.tracked] if self.tie == GREATEST else []
         self.ranks_rows = not all(is_word_type(f.type) for f in self.rows)
         self.ranks = self.ranks_base or self.ranks_rows
-        """Whether some words must be ranked in each step."""
+        """Whether each step must rank some words."""
         base = 1 if self.ranks_base else sum(1 + needs_null_flag(f) for f in self.fields)
         self.base = self.timed + base
         self.hidden = [f.with_name(f"_order_{f.name}") for f in self.fields] if self.ranks_base and self.keeps else []
@@ -93,9 +93,9 @@ class Order:
         self.words = self.event_word_count if self.keeps else 0
 
     def compute_words(self, events: pa.RecordBatch, original: Ints | None, gone: Flags | None) -> Ints:
-        """int64[n, width]: the words of events; those that must be ranked are 0 until `rank` writes them.
+        """Return int64[n, width]: the words of events, with 0 for words that `write_ranked_words` fills.  O(n).
 
-        ``original``: their own times, where late ones are advanced.  ``gone``: which delete (for "greatest").  O(n).
+        ``original``: the events' own times, if late ones are advanced.  ``gone``: the deletes (for "greatest").
         """
         columns: list[Ints] = [original] if self.timed and original is not None else []
         n = events.num_rows
@@ -127,10 +127,10 @@ class Order:
         prior_order: Ints,
         secret: Secret,
     ) -> None:
-        """Write the ranked words of events and of what keys hold, in place.
+        """Write the ranked words of events and of stored keys, in place.  O((n + m) log).
 
-        ``prior``: the payload of the m keys that hold an order (None where orders are not kept); ``lives``: which of
-        them are live; ``prior_order``: int64[m, width].  O((n + m) log).
+        ``prior``: the payload of the m keys that hold an order, None if orders are not kept.  ``lives``: flags of the
+        live keys.  ``prior_order``: int64[m, width].
         """
         n = events.num_rows
         if self.ranks_base:
@@ -170,20 +170,22 @@ HIDDEN = "_order_"
 
 @dataclass(frozen=True)
 class RankedWord:
-    """A word that must be ranked in each step: of an events' column, beside hidden columns of what keys hold."""
+    """A word of an event column that each step must rank, together with the hidden columns of stored keys."""
 
     word: int
     field: pa.Field
     group: int
     breaks: bool
-    """Whether it only breaks ties."""
+    """Whether the word only breaks ties."""
     hidden: tuple[tuple[int, str], ...]
-    """The held word and the hidden column that belong to it: one, or under versions of cells one for each part."""
+    """Its stored word and its hidden column: one pair, or one for each part with versions of cells."""
 
 
 class MergeOrders:
-    """``words``: how many a key keeps.  ``width``: how many an event has.  ``spans``, ``columns``: as `kernels.walk`
-    takes them.  ``hidden``: columns beside the payload.  ``base``: how many words decide before ties, in group 0.
+    """The orders of one input's events, for the row and for each column group of a merge.
+
+    ``words``: the number of words that a key keeps.  ``spans``, ``columns``: as in `kernels.walk`.  ``hidden``: columns
+    next to the payload.  ``base``: the number of words of group 0 that decide before ties.
 
     >>> import pyarrow as pa
     >>> from ddflow.plan.inputs.bind import bind_upserts
@@ -209,7 +211,7 @@ class MergeOrders:
         spans, fields = [], []
         self._ranked: list[tuple[int, pa.Field, int]] = []
         self._at: dict[str, tuple[int, int, pa.Field]] = {}
-        # Where an order may be missing, for a cell or for a row that only its groups have one for.
+        # An order may be missing for a cell, or for a row with orders in its groups only.
         self.flags = cells or spec.deletes == "group"
         for number, group in enumerate(merging.groups[:1] if cells else merging.groups):
             begin = self.event_word_count
@@ -235,14 +237,14 @@ class MergeOrders:
 
     @property
     def event_word_count(self) -> int:
-        """Words of an event."""
+        """The number of words of an event."""
         return sum(max(words, 1) for _, words, _ in self._sources)
 
     def _add_column(
         self, field: pa.Field, group: int, nullable: bool, tie: bool = False, flagged: bool = False
     ) -> None:
-        """One more column: its words, or the place of a rank."""
-        # What was never set is the least word: where a value or null may be that, too, a flag tells them apart.
+        """Add the words of a column, or a slot for its rank."""
+        # An unset order is the least word.  If a value or null may be that word, too, a flag separates them.
         may_be_least = nullable or (is_word_type(field.type) and needs_null_flag(field.with_nullable(True)))
         field, flagged = field.with_nullable(nullable), flagged and self.flags and may_be_least
         if is_word_type(field.type):
@@ -254,7 +256,7 @@ class MergeOrders:
             self._sources.append(("rank", 1, tie))
 
     def _name_hidden_columns(self, cells: bool) -> None:
-        """Name the hidden columns of what has to be ranked."""
+        """Name the hidden columns of the ranked words."""
         for word, field, group in self._ranked:
             names = []
             for part in range(self.parts if self.keeps else 0):
@@ -268,7 +270,7 @@ class MergeOrders:
             self.ranks.append(RankedWord(word, field, -1 - group if group < 0 else group, group < 0, tuple(names)))
 
     def compute_words(self, events: pa.RecordBatch, original: Ints | None, gone: Flags) -> Ints:
-        """int64[n, width]: the words of events; those that must be ranked are 0 until `rank` writes them.  O(n)."""
+        """Return int64[n, width]: the words of events, with 0 for words that `write_ranked_words` fills.  O(n)."""
         columns: list[Ints] = []
         n, here = events.num_rows, gone == 0
         for source, wide, tie in self._sources:
@@ -294,10 +296,9 @@ class MergeOrders:
     def write_ranked_words(
         self, events: pa.RecordBatch, gone: Flags, order: Ints, prior: pa.Table | None, prior_order: Ints
     ) -> None:
-        """Write the ranked words of events and of what keys hold, in place.
+        """Write the ranked words of events and of stored keys, in place.  O((n + g) log).
 
-        ``prior``: the hidden columns of all keys, null for those that hold nothing; ``prior_order``: int64[g, words].
-        O((n + g) log).
+        ``prior``: the hidden columns of all keys, null for keys without state.  ``prior_order``: int64[g, words].
         """
         for each in self.ranks:
             column = events.column(each.field.name)
@@ -305,7 +306,7 @@ class MergeOrders:
             olds = pa.concat_arrays(parts) if parts else pa.nulls(0, column.type)
             words, held_words = compute_rank_words(column, olds)
             words, held_words = _replace_nulls(words, column), _replace_nulls(held_words, olds)
-            # Two deletes are equal, whatever else is in their rows: the first tie word says which is one.
+            # All deletes are equal, whatever their rows hold.  The first tie word is 0 for a delete.
             says = int(self.spans[each.group, 1])
             order[:, each.word] = np.where(gone == 0, words, 0) if each.breaks else words
             g = prior_order.shape[0]
@@ -314,13 +315,13 @@ class MergeOrders:
                 prior_order[:, word] = np.where(prior_order[:, says] != 0, its, 0) if each.breaks else its
 
     def has_missing_orders(self, events: pa.RecordBatch) -> bool:
-        """Whether some event lacks an order column of the row.  O(1)."""
+        """Return whether some event lacks an order column of the row.  O(1)."""
         return any(events.column(field.name).null_count for field in self.merging.groups[0].order)
 
     def build_order_column(self, name: str, running: Ints) -> pa.Array | None:
         """Convert running orders, int64[m, words] of `kernels.walk`, to an order column of the row.  O(m).
 
-        None for a ranked column, which is kept next to the payload.
+        Return None for a ranked column, which is stored next to the payload.
         """
         begin, end, field = self._at[name]
         if not is_word_type(field.type):
@@ -345,7 +346,7 @@ class MergeOrders:
 
 
 def build_order(bound: BoundUpserts) -> Order | MergeOrders:
-    """Build the order of an input's events: one, or one for each group of columns.  O(columns)."""
+    """Build the order of an input's events: one order, or one for each column group.  O(columns)."""
     return Order(bound) if bound.merging is None else MergeOrders(bound)
 
 

@@ -1,20 +1,9 @@
 """Resolve one step's events of one input, and emit its updates.
 
-Invariant: nothing of the state changes here. Each row gets a verdict and each key its versions, without touching
-payload. Updates are in the order of rows. Their columns, and those of the change, are gathered when they are read.
+A pass over hashes and order words gives each row a verdict and each key its versions, without reading payload. Updates
+are in the order of rows. The columns of updates and of the change are gathered when they are first read.
 
->>> from ddflow.columns.hashing import Secret
->>> from ddflow.operators.updates import ints
->>> from ddflow.operators.upsert.events import Events
->>> from ddflow.plan.inputs.bind import bind_upserts
->>> from ddflow.plan.inputs.spec import Upsert
->>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
->>> state = UpsertState(bind_upserts("rows", schema, Upsert("k")), Secret(1, 2))
->>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
->>> keyed = state.sort_by_key(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
->>> resolved = Resolved(state, keyed, FullRows(state, keyed, 0), winners=False)
->>> resolved.updates(schema).to_table(schema, None).to_pylist()
-[{'k': 8, 'v': 'b', '_diff': 1}, {'k': 7, 'v': 'c', '_diff': 1}]
+Guarantees: resolution leaves the state unchanged. `RunningUpsert.apply` applies the changes later.
 """
 
 from functools import cached_property
@@ -55,14 +44,14 @@ from ddflow.trace.batch import ArrangementChange, Batch, repeat_value
 
 ALL: Flags = np.empty(0, np.uint8)
 EMITTED = 4
-"""Nanoseconds that the updates of an event take, about."""
+"""Approximate nanoseconds to emit the updates of one event."""
 Spans = list[tuple[int, int]]
 
 
 class FullRows:
-    """The rows of events, each in full, and by what they compete; `MergedRows` has the same for rows of a fold.
+    """The full rows of events, with their order words and hashes; `MergedRows` has the same members for folded rows.
 
-    ``words``: int64[n, words], order words.  ``value``: uint64[n], hashes of what counts in "did it change".
+    ``words``: int64[n, words], order words.  ``value``: uint64[n], hashes of the columns that count in "did it change".
 
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.operators.updates import ints
@@ -97,7 +86,7 @@ class FullRows:
         state, gone = self.state, self.keyed.gone
         columns = list(map(self.keyed.columns.__getitem__, state.given))
         shape = state.output_arrangement.slots.pool.shape
-        # A retraction may take its key from the deletion, so there a null is looked at.
+        # Ignore nulls that only deletions have, except in exact key columns: a retraction may take its key from there.
         nulls = [
             name
             for name, column in zip(shape.names, columns, strict=True)
@@ -110,16 +99,16 @@ class FullRows:
         return self.keyed.columns[name]
 
     def hidden_column(self, name: str) -> pa.Array:
-        """Return a column that is kept next to the payload."""
+        """Return a column that is stored next to the payload."""
         return self.rows.column(name[7:])
 
     def count_verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
-        """int64[8] events by verdict, and the verdict of each event; None where the rows are the events."""
+        """Return int64[8] events by verdict, and each event's verdict; None if the rows are the events."""
         absent = self.keyed.absent
         return counts - np.bincount((outcome[absent] >> OUTCOME) & 7, minlength=8) if absent.size else counts, None
 
     def winner_orders(self, out: Outcomes, rows: Ints) -> list[pa.Array]:
-        """For each of some events, the order columns' values that its key holds after that time; null for none."""
+        """Return the order columns' values of the keys of some events after the events' times; null for none."""
         order, winner, events = self.order, out.winner[rows], self.rows
         groups = np.unique(-1 - winner[(winner < 0) & (winner != NOTHING)])
         prior = self._gather_prior_rows(groups) if order.hidden and groups.size else None
@@ -141,9 +130,9 @@ class FullRows:
         return gather_table(arranged.prepare_row_pool(), self.keyed.prior.reference[groups], arranged.schema)
 
     def _rank_orders(self, order: Order) -> None:
-        """Rank what has no word of its own, among the events and what their keys hold."""
+        """Rank the values that have no order word, among the events and the stored state of their keys."""
         prior = self.keyed.prior
-        # A tombstone below the horizon has no say, and its row may be merged away.
+        # An expired tombstone does not count, and a merge may have removed its row.
         held = (prior.reference != 0) & (prior.reference & LAPSED == 0)
         groups = np.flatnonzero(held) if order.keeps else np.empty(0, np.int64)
         old = prior.order[groups] if order.keeps else np.empty((0, order.event_word_count), np.int64)
@@ -178,19 +167,31 @@ class FullRows:
 
 
 class Resolved:
-    """The resolved events of one input in one step: the verdict of each, the versions of their keys, and m updates.
+    """The resolved events of one input in one step: verdicts, the versions of keys, and m updates.
 
-    ``out``: what became of each row.  ``spans``: of keys; each was resolved on its own.  ``done``: by span, updates,
-    versions, the row refused (or -1), how many more keys live, how many more tombstones.  ``about``, ``diffs``,
-    ``ranks``: of the updates, by which row each is, its diff and the rank of its time.  ``parts``: spans of rows, and
-    of the updates that these caused.  ``counts``: int64[8], events by verdict.
+    ``out``: the outcome of each row.  ``spans``: the spans of keys that were resolved separately.  ``done``: for each
+    span, the number of updates, the number of versions, the refused row (or -1), and the growth in live keys and in
+    tombstones. ``about``, ``diffs``, ``ranks``: the row, the diff and the time rank of each update.  ``parts``: spans
+    of rows, and of their updates.  ``counts``: int64[8], events by verdict.
+
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.operators.updates import ints
+    >>> from ddflow.operators.upsert.events import Events
+    >>> from ddflow.plan.inputs.bind import bind_upserts
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
+    >>> state = UpsertState(bind_upserts("rows", schema, Upsert("k")), Secret(1, 2))
+    >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
+    >>> keyed = state.sort_by_key(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+    >>> resolved = Resolved(state, keyed, FullRows(state, keyed, 0), winners=False)
+    >>> resolved.updates(schema).to_table(schema, None).to_pylist()
+    [{'k': 8, 'v': 'b', '_diff': 1}, {'k': 7, 'v': 'c', '_diff': 1}]
     """
 
     def __init__(self, state: UpsertState, keyed: KeyedEvents, rows: FullRows | MergedRows, winners: bool) -> None:
-        """Resolve events.
+        """Resolve events.  O(n).  Raises `TieRefused`.
 
-        ``rows``: the full rows that compete.  ``winners``: whether anybody asks for `winner_orders`.  O(n).  Raises
-        `TieRefused`.
+        ``rows``: the full rows that compete.  ``winners``: whether a caller needs `winner_orders`.
         """
         self.upsert, self.bound, self.keyed, self.rows = state, state.bound, keyed, rows
         self.out, self.spans, self.done = self._resolve_keys(winners)
@@ -198,7 +199,7 @@ class Resolved:
         self.counts, self._verdict = rows.count_verdicts(self.out.outcome, counts)
 
     def _resolve_keys(self, winners: bool) -> tuple[Outcomes, Spans, list[tuple[int, int, int, int, int]]]:
-        """Resolve the keys, in spans of them where there are several threads; each writes versions of its own."""
+        """Resolve the keys, in several spans with several threads.  Each span writes separate versions."""
         state, keyed, rows, prior = self.upsert, self.keyed, self.rows, self.keyed.prior
         n, order = rows.value.size, state.order
         kept = (
@@ -249,12 +250,12 @@ class Resolved:
 
     @property
     def events(self) -> Any:
-        """The events."""
+        """The events of the step."""
         return self.keyed.events
 
     @property
     def expiry(self) -> ExpiryChange:
-        """What the step changes in the expiry of the input."""
+        """The change of the input's expiry."""
         return self.keyed.expiry
 
     @property
@@ -266,23 +267,23 @@ class Resolved:
 
     @property
     def received_positions(self) -> Ints:
-        """int64[m]: the events that somebody gave.  O(n)."""
+        """int64[m]: the positions of received events, without generated ones.  O(n)."""
         return np.delete(np.arange(self.events.times.size), self.keyed.absent)
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
-        """For each of some events, the order columns' values that its key holds after that time; null for none.
+        """Return the order columns' values of the keys of some events after the events' times; null for none.
 
         O(rows + keys) a column.
         """
         return self.rows.winner_orders(self.out, rows)
 
     def column_from_events(self, name: str) -> pa.Array | None:
-        """Build a column of the updates from the events that caused them, if these hold the very same values.
+        """Build a column of the updates from the events that caused them, if these hold exactly the same values.
 
-        None for few updates, if the values may differ, or if the type is not 64 bits wide.  O(events).
+        Return None for few updates, if the values may differ, or if the type is not 64 bits wide.  O(events).
         """
         state, hashes = self.upsert, NONE
-        # A few are gathered with the other columns, all in one kernel.
+        # A few values are gathered with the other columns, in one kernel.
         if self.diffs.size < SMALL or not (name in state.exact or self._can_unhash_column(name)):
             return None
         column = self.rows.column(name)
@@ -301,30 +302,30 @@ class Resolved:
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
 
     def _can_unhash_column(self, name: str) -> bool:
-        """Whether the hashes of rows give a column's values: no row has a null in it, which has a hash as well."""
+        """Return whether row hashes give the values of a column.  Null has a hash, too, so no row may hold null."""
         return name == self.upsert.hashed and not self.pool.holes >> self.pool.at[name] & 1
 
     @cached_property
     def pool(self) -> RowPool:
-        """What the updates' rows are gathered from."""
+        """The rows that updates refer to."""
         return self.upsert.output_arrangement.prepare_row_pool(self.rows.payload())
 
     def updates(self, schema: pa.Schema) -> Updates:
-        """Return the differences, in the order of their times; a column is gathered on its first read.  O(updates)."""
+        """Return the differences, in the order of their times.  A column is gathered on its first read.  O(updates)."""
         return Updates(
             RowView(self.pool, self.about, schema, self.column_from_events), self.ranks, self.diffs, self.keyed.times
         )
 
     @cached_property
     def changes(self) -> list[ArrangementChange]:
-        """What the state must take in, by ascending identities.  O(versions)."""
+        """The changes to apply to the state, by ascending identities.  O(versions)."""
         both = zip(self.spans, self.done, strict=True)
         return self.upsert.threads.run_in_parallel(
             self._build_change, [(*span, *done[1::2], done[4]) for span, done in both]
         )
 
     def _build_stored_columns(self, out: Outcomes) -> list[Column]:
-        """Build the rows of versions: words from their hashes if these can be reversed, the rest by reference."""
+        """Build the rows of versions.  Reversible hashes give their words; other columns are gathered by reference."""
         state, words = self.upsert, dict[str, Column]()
         if out.row.size >= SMALL:
             for name, hashes, keep in ((state.identity, out.high, ALL), (state.hashed, out.value, out.live)):
@@ -352,7 +353,7 @@ class Resolved:
         high, low, live = out.high, out.low, out.live
         time = repeat_value(int(self.keyed.times[-1]), versions, np.int64) if self.keyed.settled else out.time
         if versions < self.out.high.size // 2 // len(self.spans):
-            # Else the room of those that are not there would be kept with them.
+            # A slice would keep the memory of the unused rest.
             high, low, live = high.copy(), low.copy(), live.copy()
             time = time if self.keyed.settled else time.copy()
         batch = Batch(high, low, time, live, NONE, words, rows)

@@ -1,7 +1,7 @@
-"""The state of the upsert operator: one live row a key, with the order that it was won by.
+"""Keep the state of an upsert input: one live row for each key, with the order that won it.
 
-Guarantees: the arrangement is the collection that the updates of all steps add up to. It does not change in a step
-until all of the step is computed.
+Guarantees: the arrangement equals the sum of the updates of all steps. It stays unchanged until the whole step is
+computed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,11 +37,11 @@ from ddflow.trace.batch import mark_last_of_keys
 from ddflow.trace.merge import pick_versions_by_sorting
 
 NOBODY_ELSE: Ints = np.empty(0, np.int64)
-"""No events that nobody gave."""
+"""No generated events."""
 
 
 class UpsertState(ReadableNode):
-    """``bound``: the input's spec and schema.
+    """The state of an upsert input.  ``bound``: the input's spec and schema.
 
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.operators.updates import ints
@@ -57,16 +57,16 @@ class UpsertState(ReadableNode):
     """
 
     unfed = True
-    """Whether no event ever came, as far as a state tells."""
+    """Whether the state shows that the input never had an event."""
 
     def __init__(self, bound: BoundUpserts, secret: Secret, threads: Threads = ALONE) -> None:
         self.bound, self.secret, self.threads = bound, secret, threads
         self.order = build_order(bound)
         stored = pa.schema([*bound.row_schema, *self.order.hidden])
         self.hidden = frozenset(field.name for field in self.order.hidden)
-        """The columns of the arrangement that are not of the row."""
+        """The columns of the arrangement that the row lacks."""
         self.contents: int | None = None
-        """In a step of full contents: the arrival number from which on events stand for keys that are absent."""
+        """In a step of full contents, the first arrival number of the events for absent keys; else None."""
         self.wide, self.arena = has_two_word_identities(bound.key_schema), Arena()
         self.arrangements = (Arrangement(stored, self.wide, self.order.words, self.order.keeps),)
         self.tracked = bound.tracked
@@ -77,19 +77,19 @@ class UpsertState(ReadableNode):
         row = bound.row_schema
         self.values = RowHasher(pa.schema([row.field(name) for name in bound.tracked]), secret, threads)
         self.stored = list(row)
-        """The row's columns."""
+        """The columns of the row."""
         self.given = [*row.names, *(bound.spec.order_by if self.order.hidden else ())]
-        """The columns of events that are stored."""
-        # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.
+        """The stored columns of events."""
+        # Equal keys of these types have equal bytes, so a retraction may take its key from the event.
         exact = [n for n in bound.spec.key if is_word_type(bound.key_schema.field(n).type)]
         self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
-        # A hash that is a bijection gives the value back: the identity of a key of one word, the hash of one column.
+        # A bijective hash can be reversed: the identity of a one-word key, or the value hash of a single column.
         alone = [] if self.wide else bound.spec.key, bound.tracked if bound.merging is None else []
         self.identity, self.hashed = (self._find_word_column(row, names) for names in alone)
 
     @staticmethod
     def _find_word_column(row: pa.Schema, names: Sequence[str]) -> str | None:
-        """Return the name of a single column whose 64-bit words are equal if its values are; else None."""
+        """Return the name of a single column whose equal values have equal 64-bit words; else None."""
         kinds = [row.field(name).type for name in names]
         return (
             names[0]
@@ -102,9 +102,9 @@ class UpsertState(ReadableNode):
         return *self.keys.identify_rows(rows), compute_value_hashes(rows.select(self.bound.tracked), self.secret)
 
     def sort_by_key(self, events: Events, times: Ints, since: int) -> KeyedEvents:
-        """Sort events by key, and look up what their keys hold.  O(n) expected.
+        """Sort events by key, and look up the stored state of their keys.  O(n) expected.
 
-        ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.
+        ``times``: the step's distinct times, ascending.  ``since``: its value after the step.
         """
         arena, rows, bound = self.arena, events.rows, self.bound
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
@@ -126,9 +126,9 @@ class UpsertState(ReadableNode):
 
 
 def walk_live_keys(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
-    """Yield the identities of all live keys (high, low) and references to their rows, range by range, ascending.
+    """Yield the identities (high, low) of all live keys and references to their rows, by ascending ranges.
 
-    O(keys) in memory, O(versions) on disk; it must not change meanwhile.
+    O(keys) in memory, O(versions) on disk.  The arrangement must not change meanwhile.
 
     >>> from ddflow.plan.inputs.bind import bind_upserts
     >>> from ddflow.plan.inputs.spec import Upsert

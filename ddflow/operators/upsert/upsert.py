@@ -1,9 +1,10 @@
-"""The upsert operator: events in, differences out, against the arrangement of its own output.
+"""Run the upsert operator: turn events into differences, against the stored rows.
 
-Guarantees: what it emitted up to any time adds up to one row for each live key, the row that won. Nothing changes until
-the whole step, of all inputs, is known to succeed: `resolve` computes a `Resolved`, and `apply` takes it. Rows are
-compared by hashes and order words only, so a no-op never touches payload. (McSherry, "Upserts in differential
-dataflow"; differential-dataflow's ``arrange_from_upsert``.)
+`resolve` computes a `Resolved`, and `apply` stores it. Rows are compared by hashes and order words only, so a no-op
+never reads payload. (McSherry, "Upserts in differential dataflow"; differential-dataflow's ``arrange_from_upsert``.)
+
+Guarantees: the differences up to any time add up to one row for each live key, the winning row. No state changes until
+the whole step, of all inputs, is known to succeed.
 """
 
 from typing import Self
@@ -39,10 +40,10 @@ class RunningUpsert(UpsertState):
         return self
 
     def resolve(self, events: Events, times: Ints, since: int, winners: bool = True) -> Resolved:
-        """Compute the outcome of events; nothing changes.
+        """Compute the outcome of events, without a change of state.
 
-        ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.  ``winners``:
-        whether anybody asks for `Resolved.winner_orders`.  O(n) expected.  Raises `TieRefused` under ``tie="error"``.
+        ``times``: the step's distinct times, ascending.  ``since``: its value after the step.  ``winners``: whether a
+        caller needs `Resolved.winner_orders`.  O(n) expected.  Raises `TieRefused` under ``tie="error"``.
         """
         self.arena.reset()
         keyed = self.sort_by_key(events, times, since)
@@ -50,5 +51,5 @@ class RunningUpsert(UpsertState):
         return Resolved(self, keyed, rows, winners)
 
     def apply(self, resolved: Resolved, upper: int, since: int) -> None:
-        """Take resolved events into the state.  Amortised O(versions)."""
+        """Apply resolved events to the state.  Amortised O(versions)."""
         self.output_arrangement.apply_changes(resolved.changes, upper, since)

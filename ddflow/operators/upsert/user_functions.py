@@ -1,7 +1,8 @@
-"""User functions in a step: mergers and machines, what they are given, and the values that they make.
+"""Call user functions in a step: mergers and state machines.
 
-Guarantees: a function sees the events of a key in their order. An error in it names the key and leaves the state as it
-was.
+Mergers compute the merged columns of a row. A machine computes one column from its transitions or from a function.
+
+Guarantees: a function sees the events of a key in their order. An error names the key and leaves the state unchanged.
 """
 
 import numpy as np
@@ -36,9 +37,9 @@ from ddflow.plan.merge.user_function import (
 
 
 def compute_merged_columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
-    """Compute the merged columns by key and time: references, or cells, as `merging.folds.fold` returns them.
+    """Compute the merged columns by key and time: references, or cells, like `fold_cells`.
 
-    O(events) and what the function takes.  Raises `MergerFailed`, with nothing changed.
+    O(events) and the cost of the function.  Raises `MergerFailed`, without a change of state.
 
     >>> import pyarrow.compute as pc
     >>> from ddflow.operators.upsert.events import Events
@@ -74,7 +75,7 @@ def compute_merged_columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     ends = made.num_rows
     still = np.flatnonzero(chains.shown >= ends)
     if still.size:
-        # Moments in which nothing was folded show what their key holds.
+        # At times without a folded event, a key keeps its stored row.
         rest = _gather_held_rows(of, schema, chains.shown[still] - ends)
         chains.shown[still] = ends + np.arange(still.size)
         made = concatenate_rows([made, rest], made.schema)
@@ -82,13 +83,13 @@ def compute_merged_columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
 
 
 def _list_fixed_columns(of: WalkedEvents) -> list[str]:
-    """List the columns that no function may change: those of the key, and the order columns of the row."""
+    """List the columns that no function may change: the key columns and the order columns of the row."""
     names = [*of.upsert.bound.spec.key, *(field.name for field in of.merging.groups[0].order)]
     return [name for name in of.upsert.bound.row_schema.names if name in names]
 
 
 def _gather_held_rows(of: WalkedEvents, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
-    """Gather the rows that some keys hold; null for keys that hold none."""
+    """Gather the stored rows of some keys; null for keys without a row."""
     derived = {field.name for field, _ in of.merging.derived}
     found = [pa.nulls(keys.size, f.type) if f.name in derived else of.gather_cells(of.cells[keys], f) for f in schema]
     return pa.RecordBatch.from_arrays(found, schema=pa.schema([field.with_nullable(True) for field in schema]))
@@ -116,13 +117,13 @@ def fill_orders_from_prior(of: WalkedEvents, field: pa.Field) -> pa.Array:
         return column
     kept, cells = of.order.keeps, of.merging.cells
     begins = steps.key_times[steps.keys] if kept else steps.key_times
-    places = steps.permutation.size  # fewer than events, where some decide nothing
+    places = steps.permutation.size  # fewer than events, if some have no effect
     each = EventsByKey(steps.permutation, np.arange(places + 1, dtype=np.int32), begins)
     g, action = of.status.size, of.taken.action[0]
     known = (of.status == ROW if cells else of.status != NONE) & (not of.over)
     start = np.where(known, n + np.arange(g), NOTHING) if kept else np.full(begins.size - 1, NOTHING)
     follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
-    if cells:  # the row's order is that of live events, and goes with it
+    if cells:  # the row's order comes from live events, and a delete clears it
         gone = of.gone.take(steps.permutation) != 0
         follows = np.where(gone, np.where(action == CLEAR, CLEAR, SKIP), follows).astype(np.uint8)
     none, out = np.empty(0, np.int64), np.empty(places, np.int64)
@@ -140,7 +141,7 @@ def fill_orders_from_prior(of: WalkedEvents, field: pa.Field) -> pa.Array:
 
 
 def build_first_order_column(of: WalkedEvents, field: pa.Field) -> pa.Array:
-    """Return an order column of rows that the first event made: its order, or the inherited one.  O(events)."""
+    """Return an order column of rows made by the first event: its order, or the inherited one.  O(events)."""
     made = of.fold_column(MergedColumn(field.name, first(), field, 0))
     assert isinstance(made, np.ndarray)
     at = made[of.places]
@@ -150,7 +151,7 @@ def build_first_order_column(of: WalkedEvents, field: pa.Field) -> pa.Array:
 
 
 def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
-    """By a compiled loop; columns that records do not have are folded by ``dd.last_non_null()``."""
+    """Merge by a compiled loop.  ``dd.last_non_null()`` folds the columns that records cannot hold."""
     bound, function, steps = of.upsert.bound, of.merging.function, of.steps
     derived = {field.name for field, _ in of.merging.derived}
     asked = f"the merger {find_function_name(function)} of {bound.name!r}"
@@ -206,9 +207,10 @@ def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
 
 
 def run_state_machine(of: WalkedEvents) -> dict[str, pa.Array]:
-    """Run the machine, and return its column by key and time; write to ``of.taken.live`` which keys hold a value.
+    """Run the machine and return its column by key and time.
 
-    O(events) and what a function takes.  Raises `IllegalTransition`, `MergerFailed`, `ListTooLong`.
+    Write to ``of.taken.live`` whether each key holds a value.  O(events) and the cost of a function.  Raises
+    `IllegalTransition`, `MergerFailed`, `ListTooLong`.
 
     >>> from ddflow.plan.merge.machine import Machine
     >>> from ddflow.plan.inputs.input import bind_machine

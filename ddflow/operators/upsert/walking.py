@@ -1,10 +1,11 @@
-"""A step's events, walked: which are folded, in which order, and where their cells and the held ones are.
+"""Walk a step's events: decide for each event which column groups it changes, and find the cells to fold.
 
-Invariant: events stand by key and time, and within a (key, time) in the order of the fold. The walk has said of each
-event what it does to each group of columns, and which order words its key goes on with. Which kernel walks depends on
-the orders (of rows, groups or cells); all kernels must say the same. Words that last for one step only are ranked here,
-together with those of the keys that hold something. Cells are gathered from events, from batches of the state, and from
-a row of nulls. What becomes of the columns is decided in ``merged``.
+Events are sorted by key and time, and by the order of the fold within a (key, time). The walk gives the effect of each
+event on each column group, and the order words of its key afterwards. Several kernels can walk, for orders of rows,
+groups or cells, and all must agree. Words valid for one step only are ranked here, together with the stored orders of
+keys.
+
+Cells come from events, from batches of the state, and from a row of nulls. ``merged`` folds the columns.
 
 >>> sorted(LATER)
 ['first', 'first_non_null']
@@ -40,14 +41,17 @@ from ddflow.plan.merge.strategy import ORDER_FREE, last, last_non_null
 from ddflow.time import format_time
 
 LATER = {"first": last(), "first_non_null": last_non_null()}
-"""Under versions of cells the walk takes an earlier event, and what it takes replaces what was there."""
+"""The strategies to fold with under versions of cells.
+
+There the walk may take an earlier event after a later one, and its cell replaces the other.
+"""
 
 
 class WalkedEvents:
-    """What the fold of one step's events begins with."""
+    """The walked events of a step, before the fold."""
 
     def __init__(self, state: UpsertState, keyed: KeyedEvents) -> None:
-        """Walk the events; nothing is folded yet."""
+        """Walk the events without folding them."""
         self.upsert, self.keyed = state, keyed
         self.events, self.times, self.prior, self.gone = keyed.events, keyed.times, keyed.prior, keyed.gone
         order, merging = state.order, state.bound.merging
@@ -66,7 +70,7 @@ class WalkedEvents:
         self.cells = np.where(live, prior & ~np.int64(OCCUPIED | LIVE), NOTHING)
         self._walk_events()
         self.action = self.taken.action
-        """What folds see: the walk's, without the events that were skipped."""
+        """The effects of events for the folds: the walk's, without ignored events."""
 
     def _sort_events(self, order: MergeOrders) -> EventsByKey:
         """Sort the events by key and time, in the order of the fold."""
@@ -101,12 +105,12 @@ class WalkedEvents:
         return at[np.lexsort((*reversed(columns), key_time))]
 
     def _sort_groups_by_time(self) -> Ints:
-        """int64[m]: the (key, time) groups in the order of times, in which rows stand from now on."""
+        """Return int64[m]: the (key, time) groups in the order of times, which is the order of the merged rows."""
         rank = self.keyed.mark.take(self.steps.permutation.take(self.steps.key_times[:-1])) >> 1
         return np.argsort(rank, kind="stable") if self.times.size > 1 else np.arange(rank.size)
 
     def _walk_events(self) -> None:
-        """Who is folded, who is skipped, and by which order each key goes on."""
+        """Decide which events are folded or ignored, and the order of each key afterwards."""
         order, rows, spec = self.order, self.events.rows, self.upsert.bound.spec
         n, m = self.events.times.size, self.steps.key_times.size - 1
         groups, words = len(self.merging.groups), order.event_word_count * order.parts
@@ -173,18 +177,18 @@ class WalkedEvents:
             raise self.build_tie_error(refused)
 
     def _has_plain_cells(self, rule: WalkRules) -> bool:
-        """Whether cells are compared by one column without nulls, and only the latest of each counts."""
+        """Return whether cells compare by one column without nulls, and only the latest event of each cell counts."""
         columns, width = self.order.columns, self.order.event_word_count
         single = width == 1 or (len(columns) == 1 and width == columns[0, 2] - columns[0, 1])
         return single and rule.tie == LAST and not rule.inherits and not self._list_value_rules_by_column().any()
 
     def _list_value_rules_by_column(self) -> Ints:
-        """int64[cells]: which events give a cell its value."""
+        """Return int64[cells]: the rule that selects the events of each cell."""
         names = [column.strategy.name for column in self.merging.columns]
         return np.array([EARLIEST if name in LATER else LATEST if name in ORDER_FREE else EVERY for name in names])
 
     def _mark_cell_values(self) -> Flags:
-        """uint8[cells, n]: whether an event gives each cell a value."""
+        """Return uint8[cells, n]: 1 if an event gives the cell a value."""
         rows, out = self.events.rows, np.ones((len(self.merging.columns), self.events.times.size), np.uint8)
         for i, column in enumerate(self.merging.columns):
             had = self.merging.mark_events_with_column(rows, column.name)
@@ -216,11 +220,11 @@ class WalkedEvents:
         return out
 
     def build_prior_cells(self, column: MergedColumn) -> PriorCells:
-        """Return the cells that keys hold of a column when the step begins."""
+        """Return the cells of a column that keys hold when the step begins."""
         return PriorCells(self.cells, lambda: self.gather_cells(self.cells, column.field))
 
     def fold_column(self, column: MergedColumn) -> Ints | pa.Array:
-        """One merged column by key and time: references, or the cells."""
+        """Fold one merged column by key and time, to references or cells."""
         rows, action = self.events.rows, self.action[column.group]
         strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
         return fold_cells(
@@ -236,15 +240,15 @@ class WalkedEvents:
         )
 
     def find_event_column(self, name: str) -> str:
-        """Return the event column that a hidden column keeps."""
+        """Return the event column that a hidden column stores."""
         return next((each.field.name for each in self.order.ranks if name in [n for _, n in each.hidden]), name)
 
     def compute_prior_references(self) -> Ints:
-        """Return references to the rows that keys hold, tombstones included."""
+        """Return references to the stored rows of keys, including tombstones."""
         return self.prior.reference & ~np.int64(OCCUPIED | LIVE)
 
     def gather_hidden_columns(self) -> pa.Table | None:
-        """Gather the hidden columns of all keys; null for keys that hold nothing."""
+        """Gather the hidden columns of all keys; null for keys without state."""
         if not self.order.hidden:
             return None
         references = np.where(self.status != NONE, self.compute_prior_references(), NOTHING)
@@ -252,7 +256,7 @@ class WalkedEvents:
 
     @cached_property
     def _cell_pool(self) -> tuple[RowPool, int]:
-        """Where cells come from: the events at 0, the batches, and a row of nulls; its number."""
+        """The pool of cells: events as batch 0, stored batches, and a row of nulls; and the number of the last."""
         arranged, rows = self.upsert.output_arrangement, self.events.rows
         n, columns = rows.num_rows, []
         for field in arranged.schema:
@@ -266,7 +270,7 @@ class WalkedEvents:
         return pool, none
 
     def gather_cells(self, references: Ints, field: pa.Field) -> pa.Array:
-        """Cells by reference, NOTHING for null."""
+        """Gather cells by reference, with null for NOTHING."""
         pool, none = self._cell_pool
         return gather_column(pool, np.where(references == NOTHING, none << 40, references), field)
 
