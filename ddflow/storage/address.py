@@ -1,9 +1,9 @@
-"""An address: what a user wrote for where something of his is to live, looked at before it is taken for a folder.
+"""Parse, check and mask addresses that users write: folders, and URLs of buckets and databases.
 
-Invariant: nothing with a scheme becomes a folder: ``gs://bucket/orders`` would be one called ``gs:`` below the working
-directory, and the data would stay on one machine without a word.  What `pathlib` leaves of a URL, ``s3:/bucket``,
-counts as one.  Messages show an address by `mask_address`, without the user and password, query or fragment that it may
-carry.  It opens nothing.
+Guarantees: an address with a scheme never becomes a folder. Else ``gs://bucket/orders`` would become a folder ``gs:``
+in the working directory, and the data would silently stay on one machine. ``s3:/bucket``, which `pathlib` makes of a
+URL, counts as a scheme. `mask_address` hides user and password, query and fragment in messages.
+Limits: nothing here opens an address.
 
 >>> mask_address("s3://KEY:SEC/RET@bucket/orders?X-Amz-Signature=00ff"), mask_address("state/a@b")
 ('s3://...@bucket/orders?...', 'state/a@b')
@@ -35,19 +35,21 @@ def parse_scheme(given: Any) -> str:
 
 
 def mask_address(given: Any) -> str:
-    """Return an address without its secrets, for messages.  A key may have any sign in it, so all up to the last "@" is
-    left out.  O(length)."""
+    """Return an address without its secrets, for messages.  O(length).
+
+    A key may contain any character, so everything up to the last "@" is hidden.
+    """
     text = _address_text(given)
     private = _PRIVATE.match(text)
     if not parse_scheme(text) and private is None and mask_secrets(text) == text:
         return text
-    if (not parse_scheme(text) and private is None) or _UNCLEAR.search(text):  # of a password or a parameter
+    if (not parse_scheme(text) and private is None) or _UNCLEAR.search(text):  # "@" of a password or a parameter
         return _BEGINS.sub(r"\1...", text)
     return _BEHIND.sub(r"\1...", _PRIVATE.sub(r"\1...@", text))
 
 
 def refuse_embedded_secret(given: str, remedy: str) -> None:
-    """Raise `SpecError` for an address with a secret if the address itself is shown and kept.  O(length).
+    """Raise `SpecError` for an address with a secret, if messages and states would contain it.  O(length).
 
     >>> refuse_embedded_secret("s3://KEY:SECRET@lake/t", "give them as storage_options=")
     Traceback (most recent call last):
@@ -59,7 +61,7 @@ def refuse_embedded_secret(given: str, remedy: str) -> None:
 
 
 def check_percent_encoding(url: str, what: str) -> None:
-    """Raise `SpecError` for a password that ends early, because it has a sign with a meaning in an address.
+    """Raise `SpecError` for a password that ends early because of a character with a meaning in URLs.
 
     >>> check_percent_encoding("postgres://me:pass@db:5432/shop?user=a@b", "connect")
     >>> check_percent_encoding("postgres://me:pa/ss@db/shop", "connect")
@@ -76,7 +78,7 @@ def check_percent_encoding(url: str, what: str) -> None:
 
 
 def require_folder(given: Any, asked: str, error: type[DdflowError] = StateRefused, remedy: str = LOCAL) -> Any:
-    """Return an address unchanged if it is a folder.  Raises ``error`` for one with a scheme.  O(length)."""
+    """Return an address unchanged if it is a folder.  O(length).  Raises ``error`` for one with a scheme."""
     if found := parse_scheme(given):
         raise error(f"{asked} {mask_address(given)}", f"{found}:// is not supported", remedy)
     return given

@@ -1,24 +1,12 @@
-"""The backlog: receipts that only a sink still needs, in files of their own, so that a manifest stays short.
+"""Keep receipts for slow sinks in separate files, so that a manifest stays short.
 
-Invariant: the receipts of a version are those of its backlog and then those in its manifest, one an epoch, ascending.
-The backlog's files never change. One holds `FAN` receipts; when as many of a kind stand at the end, one more names
-them: a tree, of which a manifest names the roots, so a commit writes what is new and names the logarithm of what
-waits. At the other end, a root that is partly acknowledged is named by its children, so what a sink has goes with
-steps of `FAN` receipts. Which files a version names that others do not is told from where their trees differ
-(`Backlog.find_different_files`), and nothing else is read. What receipts say is not known here, but for the files that
-they name.
+A file of level 1 holds `FAN` receipts, and a file of a higher level names `FAN` files of the level below. A manifest
+names the roots of these trees, so a commit writes new receipts only, and a manifest names O(log receipts) files. The
+children of a partly acknowledged root replace it, so acknowledged receipts leave in steps of `FAN`.
 
->>> from ddflow.storage.memory import MemoryStore
->>> backlog, parts = Backlog(MemoryStore()), ()
->>> receipts = tuple(Epoch(number, (), None) for number in range(1, 1001))
->>> parts, receipts = backlog.move_receipts((), receipts, keep=8, taken=0)
->>> [(part.first, part.last, part.level) for part in parts[:4]], len(parts), receipts[0].epoch
-([(1, 256, 2), (257, 512, 2), (513, 768, 2), (769, 784, 1)], 17, 993)
->>> [each.epoch for each in backlog.list_receipts(parts, after=990)]
-[991, 992]
->>> parts, receipts = backlog.move_receipts(parts, receipts, keep=8, taken=300)
->>> [(part.first, part.last, part.level) for part in parts[:2]], parts[0].last
-([(289, 304, 1), (305, 320, 1)], 304)
+Guarantees: the receipts of a version are those in its backlog, then those in its manifest: one per epoch, ascending. A
+backlog file never changes. `Backlog.find_different_files` reads only files that differ between two versions.
+Limits: a backlog knows no content of a receipt except the files that it names.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,14 +22,16 @@ from ddflow.storage.inventory_text import list_state_file_names
 from ddflow.storage.protocol import Blob, BlobStore
 
 FAN: Final = 16
-"""Receipts, or files, that one file of the backlog has; and how many more receipts than needed a manifest may have."""
+"""The number of receipts, or of files, in one file of the backlog; also the most surplus receipts of a manifest."""
 HELD: Final = 64
-"""Files whose contents are held in memory."""
+"""The number of files whose contents stay in memory."""
 
 
 class BacklogFile(StrictRecord, frozen=True):
-    """A ``file`` of the backlog, with all receipts from epoch ``first`` to ``last``.  ``level``: 1 where it holds them,
-    else one more than that of the parts that it names."""
+    """A ``file`` of the backlog, with all receipts from epoch ``first`` to ``last``.
+
+    ``level``: 1 if the file holds receipts, else one more than the level of the files that it names.
+    """
 
     file: Blob
     first: Positive
@@ -52,11 +42,24 @@ class BacklogFile(StrictRecord, frozen=True):
 _RECEIPTS: Final = Decoder(tuple[Epoch, ...])
 _PARTS: Final = Decoder(tuple[BacklogFile, ...])
 Fetch = Callable[[Blob], Any]
-"""The bytes of a file, compared with its digest; raises `CorruptState`."""
+"""A function that returns the bytes of a file after a comparison with its digest; raises `CorruptState`."""
 
 
 class Backlog:
-    """Reads and writes the backlog of a state.  ``fetch``: replaces the mapping of ``store``."""
+    """A reader and writer of a state's backlog.  ``fetch``: replaces the mapping by ``store``.
+
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> backlog, parts = Backlog(MemoryStore()), ()
+    >>> receipts = tuple(Epoch(number, (), None) for number in range(1, 1001))
+    >>> parts, receipts = backlog.move_receipts((), receipts, keep=8, taken=0)
+    >>> [(part.first, part.last, part.level) for part in parts[:4]], len(parts), receipts[0].epoch
+    ([(1, 256, 2), (257, 512, 2), (513, 768, 2), (769, 784, 1)], 17, 993)
+    >>> [each.epoch for each in backlog.list_receipts(parts, after=990)]
+    [991, 992]
+    >>> parts, receipts = backlog.move_receipts(parts, receipts, keep=8, taken=300)
+    >>> [(part.first, part.last, part.level) for part in parts[:2]], parts[0].last
+    ([(289, 304, 1), (305, 320, 1)], 304)
+    """
 
     def __init__(self, store: BlobStore, fetch: Fetch | None = None) -> None:
         self.store, self.fetch = store, fetch or store.map_blob
@@ -65,11 +68,10 @@ class Backlog:
     def move_receipts(
         self, parts: tuple[BacklogFile, ...], receipts: tuple[Epoch, ...], keep: int, taken: int
     ) -> tuple[tuple[BacklogFile, ...], tuple[Epoch, ...]]:
-        """Move receipts to the backlog, and return both as the next version has them.  Writes O(new receipts); looks at
-        O(log receipts).
+        """Move receipts to the backlog, and return the parts and receipts of the next version.
 
-        ``receipts``: of the manifest; its last ``keep`` stay there.  ``taken``: the last epoch that every
-        sink has.  Raises what `BlobStore.put` does, and `CorruptState`.
+        Writes O(new receipts) and reads O(log receipts).  ``receipts``: from the manifest, where the last ``keep``
+        stay. ``taken``: the last epoch that every sink has.  Raises the errors of `BlobStore.put`, and `CorruptState`.
         """
         kept = self._find_parts_after(parts, taken) if parts and receipts else []
         over = max(0, len(receipts) - keep)
@@ -84,7 +86,7 @@ class Backlog:
         return tuple(kept), receipts
 
     def _find_parts_after(self, parts: Sequence[BacklogFile], taken: int) -> list[BacklogFile]:
-        """Return the parts with receipts after an epoch."""
+        """Return the parts that have receipts after an epoch."""
         kept = [part for part in parts if part.last > taken]
         while kept and kept[0].level > 1 and kept[0].first <= taken:
             kept[:1] = [part for part in self.read_parts(kept[0]) if part.last > taken]
@@ -150,9 +152,9 @@ class Backlog:
     def rewrite_epochs(
         self, parts: Sequence[BacklogFile], change: Callable[[Epoch], Epoch], written: list[Blob]
     ) -> tuple[BacklogFile, ...]:
-        """Change receipts, and rewrite the parts that differ; epochs stay the same.  O(receipts).
+        """Apply ``change`` to each receipt, and rewrite the parts that differ; epochs stay the same.  O(receipts).
 
-        ``written``: receives the new files.  Raises what `BlobStore.put` does, and `CorruptState`.
+        ``written``: receives the new files.  Raises the errors of `BlobStore.put`, and `CorruptState`.
         """
         out = list[BacklogFile]()
         for part in parts:
@@ -165,7 +167,7 @@ class Backlog:
         return tuple(out)
 
     def list_files(self, parts: Sequence[BacklogFile]) -> Iterator[Blob]:
-        """Yield all files of parts, and the files that their receipts name.  O(files).  Raises `CorruptState`."""
+        """Yield all files of parts, and all files that their receipts name.  O(files).  Raises `CorruptState`."""
         for part in parts:
             yield part.file
             if part.level > 1:
@@ -176,10 +178,10 @@ class Backlog:
     def find_different_files(
         self, parts: Sequence[BacklogFile], others: Sequence[BacklogFile]
     ) -> tuple[set[str], set[str]]:
-        """Return the names of files that only the parts of a version have.  Also return names that only the others
-        have; none of their other names is in the version.  O(differences).
+        """Return the file names that only ``parts`` has, and those that only ``others`` has.
 
-        ``others``: of any versions.  Raises `CorruptState`.
+        The second set contains every name of ``others`` that ``parts`` lacks, and perhaps some common names.
+        ``others``: the parts of any versions.  O(differences).  Raises `CorruptState`.
         """
         mine, theirs = {*parts} - {*others}, {*others} - {*parts}
         ours, names = set[str](), set[str]()

@@ -1,4 +1,4 @@
-"""The end of a ``with`` block: an object is closed however it ends, or something is undone where it fails."""
+"""Help with the end of a ``with`` block: close an object in any case, or undo work if the block fails."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,7 +6,9 @@ from typing import Any, Self
 
 
 class Closing:
-    """A class with a ``close`` that may be called twice; ``with`` gives the object itself.
+    """A base class for context managers: ``with`` gives the object itself, and calls its ``close`` at the end.
+
+    ``close`` may be called twice.
 
     >>> class Door(Closing):
     ...     def close(self) -> None:
@@ -30,7 +32,7 @@ class Closing:
 
 @contextmanager
 def undo_on_failure(undo: Callable[..., object], *given: Any) -> Iterator[None]:
-    """Call ``undo`` if the block fails in any way; the failure goes on.
+    """Call ``undo`` if the block fails in any way, then raise the failure again.
 
     >>> with undo_on_failure(print, "undone"):
     ...     raise ValueError("it failed")

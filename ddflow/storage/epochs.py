@@ -1,8 +1,10 @@
-"""What a manifest keeps of the last epochs: their calls, what came of each, and the files that its outputs gained.
+"""Define the records that a manifest keeps of epochs, sources and sinks.
 
-Invariant: an epoch that is given again is told from these, so a batch number must never be of another query than the
-one that feeds the state, and no file is named twice by an output. It does not know what files hold, nor who fed them;
-``manifest`` says where it stands.
+The receipt of an epoch has the calls, their results, and the files that its outputs gained. A repeated epoch is
+recognized by its receipt, so all batch numbers must come from the one query that feeds the state.
+
+Guarantees: an output names no file twice.
+Limits: a receipt knows neither what its files contain nor who fed the rows.
 
 >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, bytes(16))
 >>> call = EpochCall("step", 7, "0" * 32, 8, {"applied": 3}, {"rows": Output((blob,), 3)}, {"step": 1200})
@@ -25,23 +27,24 @@ REMEDY: Final = ErrorText(
     "go back with ", CommandFix("rollback"), ", restore it from a copy, or replay the log into a new state"
 )
 QUERY: Final = 200
-"""Characters that the name of a query may have."""
+"""The maximum characters of a query's name."""
 Name = Annotated[str, Meta(min_length=1, max_length=QUERY)]
 
 
 class Output(StrictRecord, frozen=True):
-    """The files that hold what one output gained by a call, one or more in their order; how many ``rows`` all have."""
+    """The files, one or more and in order, of the updates that one output gained by a call.  ``rows``: their total."""
 
     blobs: Annotated[tuple[Blob, ...], Meta(min_length=1)]
     rows: Natural
 
 
 class EpochCall(StrictRecord, frozen=True):
-    """One call of an epoch, and what came of it.
+    """One call of an epoch, and its result.
 
-    ``time``: of the step, or the frontier asked for; 0 for a push.  ``digest``: 32 hex digits, of the input rows.
-    ``frontier``: after it.  ``counts``: events by verdict, ``absent`` keys.  ``outputs``: by name, where not empty.
-    ``figures``: what was measured, by name.  ``origin``: the files that its rows were read from, where they were.
+    ``time``: of the step, or the frontier that the call asked for; 0 for a push.  ``digest``: 32 hex digits, of the
+    input rows.  ``frontier``: after the call.  ``counts``: events by verdict, and ``absent`` keys.  ``outputs``: by
+    name, without empty ones.  ``figures``: measurements by name.  ``origin``: the files that the rows were read from,
+    if any.
     """
 
     kind: Kind
@@ -55,9 +58,11 @@ class EpochCall(StrictRecord, frozen=True):
 
 
 class Epoch(StrictRecord, frozen=True):
-    """An epoch that was committed, call by call.  ``batch``: its number to the query that feeds the state, if any.
-    ``digest``, ``written``: of the manifest that it was committed with, and when that was, in unix milliseconds; "" and
-    None in that manifest itself."""
+    """The receipt of a committed epoch, call by call.
+
+    ``batch``: the number of the epoch in the query that feeds the state, if any.  ``digest``, ``written``: the digest
+    and the date (unix milliseconds) of the manifest that committed the epoch; "" and None in that manifest itself.
+    """
 
     epoch: Natural
     calls: tuple[EpochCall, ...]
@@ -77,9 +82,10 @@ class Epoch(StrictRecord, frozen=True):
 
 
 class PastColumns(StrictRecord, frozen=True):
-    """The columns that a plan had up to an epoch, and has no more: of ``inputs``, and of the tables of ``outputs``.
+    """The columns that a plan had up to an epoch and has no longer: of ``inputs``, and of the tables of ``outputs``.
 
-    By name, as Arrow's bytes of a schema in base64."""
+    Maps names to Arrow's serialized schemas in base64.
+    """
 
     epoch: Natural
     inputs: dict[str, str]
@@ -87,8 +93,11 @@ class PastColumns(StrictRecord, frozen=True):
 
 
 class Feed(StrictRecord, frozen=True):
-    """Who feeds a state: a ``query`` by its id, "" where it has none that is known, and its last ``batch``, from 0.
-    ``inputs``: those that it has rows for, sorted, none where that is not known."""
+    """The query that feeds a state.
+
+    ``query``: its id, "" if none is known.  ``batch``: its last batch, from 0.  ``inputs``: the inputs that it has rows
+    for, sorted; empty if they are unknown.
+    """
 
     query: Annotated[str, Meta(max_length=QUERY)]
     batch: Natural
@@ -96,10 +105,13 @@ class Feed(StrictRecord, frozen=True):
 
 
 class AttachedSource(StrictRecord, frozen=True):
-    """A source of a state.  ``kind`` and ``target``: what it is and where, without credentials.  ``position``: how far
-    it was read, as JSON that the source alone understands.  ``left_out``: by input that rows came for, the columns that
-    stood beside the first of them and are not read.  ``reached``: what was written until then was taken, in unix
-    milliseconds; None where that is not known."""
+    """A source of a state.
+
+    ``kind``, ``target``: the type of the source and its place, without credentials.  ``position``: how far it was read,
+    as JSON that only the source understands.  ``left_out``: by input, the columns that appeared with its first rows and
+    are not read.  ``reached``: all rows written before this time were read, in unix milliseconds; None if it is
+    unknown.
+    """
 
     kind: Name
     target: Path
@@ -111,10 +123,10 @@ class AttachedSource(StrictRecord, frozen=True):
 class AttachedSink(StrictRecord, frozen=True):
     """A sink of a state.
 
-    ``kind``, ``target``: as of `AttachedSource`.  ``mode``: how rows are written there.  ``epoch``: the last that needs
-    nothing more to be written.  ``written``: the last that had rows for it, with the ``digest`` of its manifest: what
-    the target itself says.  ``columns``: those that the table was given.  ``syncing``: whether a sync adds columns to
-    the table, and has not filled them yet.
+    ``kind``, ``target``: as in `AttachedSource`.  ``mode``: how the sink writes rows.  ``epoch``: the last one that
+    needs no more writes.  ``written``: the last epoch with rows for the sink, and ``digest`` of its manifest, as the
+    target itself reports them.  ``columns``: those that the table got.  ``syncing``: whether a sync adds columns to the
+    table and has not filled them yet.
     """
 
     kind: Name
@@ -128,7 +140,7 @@ class AttachedSink(StrictRecord, frozen=True):
 
 
 def refuse_duplicate_files(calls: Iterable[Mapping[str, Output]]) -> None:
-    """Raise `ValueError` if an output names a file twice.  ``calls``: the outputs of each.  O(files)."""
+    """Raise `ValueError` if an output names a file twice.  ``calls``: the outputs of each call.  O(files)."""
     for outputs in calls:
         for output in outputs.values():
             if len(output.blobs) > 1 and len({blob.name for blob in output.blobs}) < len(output.blobs):

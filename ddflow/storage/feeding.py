@@ -1,21 +1,11 @@
-"""How an input was fed, call by call: what a manifest keeps of it, so that a log can be folded as it was given.
+"""Record how the calls of a state fed each input, so that its log can be replayed in the same way.
 
-Invariant: runs of calls that were fed alike stand in the order of their calls, and with what was forgotten they are all
-calls that ever named the input.  The record is bounded, because every commit writes it: past `ROOM` the oldest runs
-are forgotten, and only how many calls of each kind they were is kept.  It does not know what rows were given.
+A `FeedHistory` is a list of runs: consecutive calls that fed the input alike, with their first and last epoch.
 
->>> fed = FeedHistory()
->>> for epoch, way in enumerate([EVENTS, EVENTS, FeedMode(FULL), FeedMode(FULL, "region = 'EU'")], 1):
-...     fed = fed.add_call(epoch, way)
->>> print(fed)
-events (epochs 1 to 2), full contents (epoch 3), full contents of the scope "region = 'EU'" (epoch 4)
->>> from ddflow.storage.fields import Decoder, decode_record, encode_record
->>> decode_record(Decoder(FeedHistory), encode_record(fed), "m") == fed
-True
->>> fed.has_only_events, FeedHistory().add_call(1, EVENTS).has_only_events
-(False, True)
->>> print(fed.remove_runs_naming_values())
-4 calls that are not kept one by one (epochs up to 4: 2 of events, 2 of full contents, 0 restated)
+Guarantees: runs follow in the order of their calls. Together with the forgotten calls they are all calls that ever
+named the input.
+Limits: every commit writes the record, so the oldest runs are forgotten past `ROOM` characters. Only their number of
+calls by kind is kept. The record does not know the rows of a call.
 """
 
 from __future__ import annotations
@@ -33,17 +23,20 @@ FULL: Final = "full"
 RESTATED: Final = "restated"
 WAYS: Final = (EVENTS_KIND, FULL, RESTATED)
 ROOM: Final = 1 << 14
-"""Characters that the runs of one input may take in a manifest: some 300 runs where scopes are short."""
+"""The maximum characters of one input's runs in a manifest: about 300 runs if scopes are short."""
 SHOWN: Final = 4
-"""Number of runs, the last ones, in a message."""
+"""The number of latest runs that a message shows."""
 
 Word = Instant | str | None
-"""A value of an order column, as `ddflow.engine.full_contents.spelled` writes it."""
+"""A value of an order column, as `ddflow.engine.full_contents.encode_order` writes it."""
 
 
 class FeedMode(NamedTuple):
-    """How a call fed an input.  ``kind``: of `WAYS`.  ``scope``: of full contents, as it was given.  ``order``: that
-    was given for the keys which they do not name, a word a column; None where none was."""
+    """The way a call fed an input.
+
+    ``kind``: a value of `WAYS`.  ``scope``: the scope of full contents, as the call gave it.  ``order``: the order that
+    the call gave for absent keys, one word a column; None if it gave none.
+    """
 
     kind: Literal["events", "full", "restated"]
     scope: str | None = None
@@ -51,7 +44,7 @@ class FeedMode(NamedTuple):
 
     @property
     def is_full_replacement(self) -> bool:
-        """Whether nothing that the input held before is held after it, unless it is given again."""
+        """Whether the call replaces all rows that the input held before."""
         return self.kind != EVENTS_KIND and self.scope is None
 
     def __str__(self) -> str:
@@ -63,7 +56,7 @@ EVENTS: Final = FeedMode(EVENTS_KIND)
 
 
 class FeedRun(NamedTuple):
-    """Calls one after the other that fed an input alike, from an epoch to another; an epoch may have several."""
+    """Consecutive calls that fed an input in one way, from epoch ``first`` to ``last``; an epoch may have several."""
 
     first: Positive
     last: Positive
@@ -72,7 +65,7 @@ class FeedRun(NamedTuple):
 
     @property
     def text_length(self) -> int:
-        """Characters that count for `ROOM`: its own, and some 50 for the three numbers."""
+        """The characters that count for `ROOM`: the texts of the run, and about 50 for its three numbers."""
         return 50 + len(self.way.scope or "") + sum(map(len, map(str, self.way.order or ())))
 
     def __str__(self) -> str:
@@ -80,8 +73,24 @@ class FeedRun(NamedTuple):
 
 
 class FeedHistory(StrictRecord, frozen=True):
-    """``runs``: the last ones, oldest first.  ``until``: the last epoch of those that were forgotten, 0 for none;
-    ``events``, ``full``, ``restated``: how many calls these were."""
+    """The record of how one input was fed.
+
+    ``runs``: the last runs, oldest first.  ``until``: the last epoch of the forgotten runs, 0 for none.  ``events``,
+    ``full``, ``restated``: the number of forgotten calls of each kind.
+
+    >>> fed = FeedHistory()
+    >>> for epoch, way in enumerate([EVENTS, EVENTS, FeedMode(FULL), FeedMode(FULL, "region = 'EU'")], 1):
+    ...     fed = fed.add_call(epoch, way)
+    >>> print(fed)
+    events (epochs 1 to 2), full contents (epoch 3), full contents of the scope "region = 'EU'" (epoch 4)
+    >>> from ddflow.storage.fields import Decoder, decode_record, encode_record
+    >>> decode_record(Decoder(FeedHistory), encode_record(fed), "m") == fed
+    True
+    >>> fed.has_only_events, FeedHistory().add_call(1, EVENTS).has_only_events
+    (False, True)
+    >>> print(fed.remove_runs_naming_values())
+    4 calls that are not kept one by one (epochs up to 4: 2 of events, 2 of full contents, 0 restated)
+    """
 
     runs: tuple[FeedRun, ...] = ()
     until: Natural = 0
@@ -90,7 +99,7 @@ class FeedHistory(StrictRecord, frozen=True):
     restated: Natural = 0
 
     def check_calls(self, epoch: int) -> None:
-        """Raise `ValueError` unless calls up to an epoch can have made this record.  O(runs)."""
+        """Raise `ValueError` if calls up to an epoch cannot have made this record.  O(runs)."""
         gone = self.events + self.full + self.restated
         if (self.until == 0) != (gone == 0):
             raise ValueError(f"it has forgotten {gone:,} calls up to epoch {self.until}")
@@ -108,12 +117,12 @@ class FeedHistory(StrictRecord, frozen=True):
 
     @property
     def has_only_events(self) -> bool:
-        """Whether no call gave anything but events: then it does not matter how they were split."""
+        """Whether all calls gave events only; then it does not matter how the events were split into calls."""
         return not (self.full or self.restated) and all(run.way == EVENTS for run in self.runs)
 
     @property
     def forgotten_call_count(self) -> int:
-        """The number of calls that are not kept one by one."""
+        """The number of calls of forgotten runs."""
         return self.events + self.full + self.restated
 
     @property
@@ -123,7 +132,7 @@ class FeedHistory(StrictRecord, frozen=True):
 
     @property
     def full_call_count(self) -> int:
-        """The number of calls that gave anything but events."""
+        """The number of calls that gave full contents or restated the input."""
         return self.full + self.restated + sum(run.calls for run in self.runs if run.way != EVENTS)
 
     def add_call(self, epoch: int, way: FeedMode) -> FeedHistory:
@@ -138,8 +147,10 @@ class FeedHistory(StrictRecord, frozen=True):
         return self._forget_runs(at, runs)
 
     def remove_runs_naming_values(self) -> FeedHistory:
-        """Return the record without the words of scopes and orders: drops each run that has such words, and all before
-        it."""
+        """Return the record without the values in scopes and orders.
+
+        Forgets each run that has such values, and all runs before it.
+        """
         worded = [n for n, run in enumerate(self.runs, 1) if run.way.scope is not None or run.way.order is not None]
         return self._forget_runs(max(worded, default=0), self.runs)
 
@@ -170,7 +181,7 @@ class FeedHistory(StrictRecord, frozen=True):
 def record_feed_call(
     known: Mapping[str, FeedHistory], names: Iterable[str], way: FeedMode, epoch: int
 ) -> dict[str, FeedHistory]:
-    """Return how inputs were fed after one more call, which fed the ``names`` in one way.  O(names + runs)."""
+    """Return the records of all inputs after one more call, which fed ``names`` in one way.  O(names + runs)."""
     return {**known} | {name: known.get(name, FeedHistory()).add_call(epoch, way) for name in names}
 
 

@@ -1,12 +1,6 @@
-"""Fields: the types of what a JSON record may hold, and how bytes from a store become a record.
+"""Define the field types of JSON records, and decode records with all checks.
 
-Invariant: a record that comes out of `decode_record` has exactly the fields of its struct, each of its type and in its
-range; anything else is `CorruptState` with the path to it. Checksums detect accidents, not intent, and what a number
-says may be allocated, sliced or mapped later. A struct bounds the depth of what it reads, so only a field of type
-``Any`` can nest as deep as the decoder allows. It does not know what fields mean.
-
-Of two fields of one name in an object the last one counts. NaN, infinity, a number beyond float64, half of a pair of
-surrogates and bytes that are no UTF-8 are refused.
+Guarantees: a decoded record has exactly the fields of its struct, each of its type and in its range.
 
 >>> class Example(StrictRecord, frozen=True):
 ...     rows: Annotated[int, Meta(ge=0, le=2)]
@@ -34,24 +28,24 @@ MEND: Final = ErrorText(
 )
 
 Natural = Annotated[int, Meta(ge=0, le=I64)]
-"""A number of things, or of a thing."""
+"""A count or a size."""
 Positive = Annotated[int, Meta(ge=1, le=I64)]
 Instant = Annotated[int, Meta(ge=NEVER, le=CLOSED)]
 """A time, or any int64."""
 INSTANTS: Final = (-62_135_596_800_000, 253_402_300_799_999)
-"""Unix milliseconds of the years 1 to 9999; a clock may well say a time before 1970."""
+"""The unix milliseconds of the years 1 to 9999; a clock may be set before 1970."""
 Moment = Annotated[int, Meta(ge=INSTANTS[0], le=INSTANTS[1])]
-"""The time of a clock, in unix milliseconds."""
+"""A clock's time, in unix milliseconds."""
 Word = Annotated[int, Meta(ge=0)]
-"""A uint64; readers check that it is less than 2**64, a bound that msgspec cannot express."""
+"""A uint64; readers check the bound 2**64, which msgspec cannot express."""
 Hex = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
-"""16 bytes, such as an xxh3-128."""
+"""A value of 16 bytes, such as an xxh3-128."""
 HexOrNone = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{32})?\Z")]
 """The same, or "" for none."""
 Nonce = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 NonceOrNone = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{16})?\Z")]
 FILE: Final = r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json|parquet)"
-"""The name of a blob: the nonce of its writer, a number, its kind."""
+"""The pattern of a blob's name: its writer's nonce, a number, its kind."""
 FileName = Annotated[str, Meta(pattern=rf"\A{FILE}\Z")]
 Path = Annotated[str, Meta(max_length=1 << 16, pattern=r"\A[^\0]*\Z")]
 
@@ -60,16 +54,26 @@ REFUSALS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class StrictRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """A record: its fields, and no others."""
+    """A record with its declared fields and no others.
+
+    A struct bounds the depth of the JSON that it reads. Only a field of type ``Any`` can nest as deep as the decoder
+    allows.
+    """
 
 
 def encode_record(record: Any) -> bytes:
-    """Encode a record as JSON text.  O(bytes).  Raises `UnicodeEncodeError` for half of a pair of surrogates."""
+    """Encode a record as JSON text.  O(bytes).  Raises `UnicodeEncodeError` for a lone surrogate."""
     return msgspec.json.encode(record)
 
 
 def decode_record(decoder: Decoder[T], data: Any, what: str, remedy: str = MEND) -> T:
-    """Decode a record from JSON text.  ``what``: its place, for messages.  O(bytes).  Raises `CorruptState`."""
+    """Decode a record from JSON text.  O(bytes).
+
+    ``what``: the place of the text, for messages.  Raises `CorruptState`, with the path to the field, for anything that
+    is not exactly such a record: a checksum detects accidents, not intent, and later code allocates, slices and maps by
+    these numbers. NaN, infinity, a number beyond float64, a lone surrogate and invalid UTF-8 are refused. If an object
+    has a name twice, the last value counts.
+    """
     try:
         return decoder.decode(data)
     except REFUSALS as error:

@@ -1,21 +1,11 @@
-"""The text of an inventory: the files that it names, and its sections, so that a commit writes only what changed.
+"""Split the text of an inventory into files, so that a commit writes only the parts that changed.
 
-Invariant: every file that a text names is found, since a file is three values in a list (`Blob`) and no text of a user
-can hold an unescaped quote. The text that `read_inventory_text` gives is the one that
-`InventorySectionWriter.write_inventory` was given, byte for byte. A file of text may have lines that name other files,
-its *sections*; each stands for the text of that section, which may have such lines itself. An inventory of `INLINE`
-files or fewer is one file without such a line. The meaning of the text is not known here.
+A file of text may have lines that name other files, its *sections*. Each such line stands for the text of its section,
+which may have sections too. An inventory of at most `INLINE` files is one file without sections.
 
->>> from ddflow.storage.memory import MemoryStore
->>> store = MemoryStore()
->>> files = [b'{"file":["00ff00ff00ff00ff-%d.arrow"]},' % n for n in range(1000)]
->>> sections = InventorySectionWriter(store)
->>> lengths = [sections.write_inventory(b"[" + b"".join(files) + b"%d]" % n).length for n in range(20)]
->>> last = sections.write_inventory(b"[" + b"".join(files) + b"]")
->>> lengths[0], last.length < 4000, 20 < len(sections.blobs) < 60
-(39893, True, True)
->>> read_inventory_text(store, last).data == b"[" + b"".join(files) + b"]"
-True
+Guarantees: `read_inventory_text` returns the bytes that `InventorySectionWriter.write_inventory` got. Every file of a
+text is found: a file is a list of three values (`Blob`), and no text of a user has an unescaped quote.
+Limits: this module does not know the meaning of the text.
 """
 
 import re
@@ -42,7 +32,7 @@ def find_file_names(inventory: Any) -> set[str]:
 
 
 def find_files(inventory: Any) -> list[Blob]:
-    """Return all files in an inventory, in their order.  O(bytes)."""
+    """Return all files in an inventory, in the order of the text.  O(bytes)."""
     return [_BLOB.decode(found[0]) for found in _BLOB_TEXT.finditer(inventory)]
 
 
@@ -62,42 +52,42 @@ def list_state_file_names(blobs: Iterable[Blob]) -> set[str]:
 
 
 INLINE: Final = 128
-"""Files, or sections, that a text names in itself."""
+"""The number of files or sections that a text may name directly."""
 EDGE: Final = 32
-"""Number of files or sections in a section, about."""
+"""The approximate number of files or sections in a section."""
 FEWEST, MOST = 8, 128
-"""The least and the greatest number of them."""
+"""The least and the greatest number of files or sections in a section."""
 FRESH: Final = 4
-"""Sections that a commit writes at most."""
+"""The maximum number of new sections that a commit writes."""
 DEEPEST: Final = 16
-"""Sections within each other: more than any text of ours has."""
+"""The maximum depth of sections within sections; no text of ddflow reaches it."""
 
 _FILE: Final = b'{"file":'
-"""The beginning of the record of a file; a text of a user would have escaped quotes."""
+"""The beginning of a file's record; a user's text would have escaped quotes."""
 _NAMED: Final = 64
-"""Bytes of a line that hold the name of its file."""
+"""The leading bytes of a line that contain the name of its file."""
 _BLOB: Final = Decoder(Blob)
 
 
 class InventoryText(NamedTuple):
-    """``data``: the text as a whole.  ``sections``: the files that it was in, but for the first."""
+    """A whole text, ``data``, and its ``sections``: all of its files but the first."""
 
     data: bytes
     sections: Sequence[Blob]
 
     @property
     def files(self) -> list[Blob]:
-        """All files that it names: its sections, then the others in their order.  O(bytes)."""
+        """All files of the text: its sections, then the files that it names, in order.  O(bytes)."""
         return [*self.sections, *find_files(self.data)]
 
     @property
     def file_names(self) -> set[str]:
-        """The names of those.  O(bytes)."""
+        """The names of these files.  O(bytes)."""
         return find_file_names(self.data).union(section.name for section in self.sections)
 
 
 Fetch = Callable[[Blob], Any]
-"""The bytes of a section, compared with its digest; raises `CorruptState`."""
+"""A function that returns the bytes of a section after a comparison with its digest; raises `CorruptState`."""
 
 
 def read_inventory_text(store: Store, blob: Blob) -> InventoryText:
@@ -111,7 +101,10 @@ def read_inventory_text(store: Store, blob: Blob) -> InventoryText:
 
 
 def load_inventory_sections(data: Any, what: str, fetch: Fetch) -> InventoryText:
-    """Put the text together that begins with ``data``.  ``what``: its place.  Raises as `read_inventory_text` does."""
+    """Replace the section lines of ``data`` by the texts of their sections.
+
+    ``what``: the place of the text, for messages.  Raises as `read_inventory_text` does.
+    """
     sections: dict[str, Blob] = {}
 
     def pieces(data: bytes, depth: int) -> Iterator[bytes]:
@@ -142,29 +135,42 @@ def _decode_section_blob(line: bytes, what: str) -> Blob:
 
 
 class InventorySectionWriter:
-    """The sections of one inventory, from one version to the next.  ``blobs``: those of the last one.  ``names``: of
-    all files that its text names.
+    """A writer of one inventory, which reuses sections from one version to the next.
 
-    The names of the files decide where a text is cut, not their places, so most of a text that has changed here and
-    there is cut as before, and a piece that is a section already is named again. Only a piece that was the same twice
-    becomes a section. The lines that are left are cut in the same way until they are few: a tree whose depth is the
-    logarithm of the files. A commit writes `FRESH` new sections at most.
+    ``blobs``: the sections of the last version.  ``names``: all files that its text names.
+
+    The text is cut by a hash of its file names, and not by position. So a local change moves only the cuts beside it,
+    and an unchanged piece that is already a section is named again. A piece becomes a section when two versions had it
+    unchanged. The remaining lines are cut in the same way until few are left, which gives a tree of depth O(log files).
+    A commit writes at most `FRESH` new sections.
+
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> store = MemoryStore()
+    >>> files = [b'{"file":["00ff00ff00ff00ff-%d.arrow"]},' % n for n in range(1000)]
+    >>> sections = InventorySectionWriter(store)
+    >>> lengths = [sections.write_inventory(b"[" + b"".join(files) + b"%d]" % n).length for n in range(20)]
+    >>> last = sections.write_inventory(b"[" + b"".join(files) + b"]")
+    >>> lengths[0], last.length < 4000, 20 < len(sections.blobs) < 60
+    (39893, True, True)
+    >>> read_inventory_text(store, last).data == b"[" + b"".join(files) + b"]"
+    True
     """
 
     def __init__(self, store: BlobStore) -> None:
         self.store, self.blobs, self.names = store, list[Blob](), set[str]()
         self._seen: dict[bytes, set[str]] = {}
-        """Names of files by the digest of their piece, for all pieces of the last text, sections or not."""
+        """The file names in each piece of the last text, section or not, by the digest of the piece."""
 
     def load_text(self, text: InventoryText) -> None:
-        """Go on from a version that was read.  O(bytes)."""
+        """Continue from a version that was read.  O(bytes)."""
         self.blobs = [*text.sections]
         self._replace_with_sections(text.data, 0)
 
     def write_inventory(self, data: bytes) -> Blob:
-        """Write a text and its new sections; return the file that it begins with.  Looks at O(bytes).
+        """Write a text and its new sections; return the file that it begins with.
 
-        Writes O(changes + log files) bytes.  Raises what `BlobStore.put` does: no more may be put then.
+        Reads O(bytes) and writes O(changes + log files) bytes.  Raises the errors of `BlobStore.put`; nothing more may
+        be put then.
         """
         return self._write_text(self._replace_with_sections(data, FRESH))
 
@@ -204,7 +210,8 @@ class InventorySectionWriter:
 def _group_lines(lines: list[bytes], level: int) -> Iterator[list[bytes]]:
     """Yield lines in groups; the hash of a line's name ends a group.  O(lines).
 
-    ``level``: of the tree, so that what ended a group does not end one above it."""
+    ``level``: the level of the tree, which seeds the hash, so that a line does not end groups on two levels.
+    """
     begin, hashed = 0, xxhash.xxh32_intdigest
     for end in [n for n, line in enumerate(lines, 1) if not hashed(line[:_NAMED], level) % EDGE] + [len(lines)]:
         for at in range(begin, end, MOST):

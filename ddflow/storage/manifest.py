@@ -1,15 +1,4 @@
-"""A manifest: what one version of a state consists of, as numbered, checksummed bytes.
-
-Invariant: `Manifest.decode` gives back what `Manifest.encode` was called on, or raises `CorruptState` with the number
-and the place; one flipped bit or one missing byte is never another manifest. A checksum tells of accidents only, so
-whatever passes it is still read with suspicion, field by field; a format of a later ddflow must be told from damage, so
-the format in the header counts in the checksum; and the newest manifest may be the one that is lost, which
-only a mark can tell: then nothing steps back to the one before by itself. A manifest names blobs; it does not read
-them, does not know what a plan says, and publishes nothing.
-
-The bytes: one line ``ddflow manifest <format> <length of body> <xxh3-128 of body, with the format as its seed>``, then
-the body, compact JSON.
-
+"""Encode one version of a state as a manifest of checksummed bytes, and decode it with all checks.
 >>> zero = "0" * 32
 >>> first = Manifest(id=zero, number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero,
 ...                  frontier=0, last=0, since=0, inventories=(), backlog=(), receipts=(), folder=None, note="created",
@@ -82,35 +71,45 @@ __all__ = [
 ]
 
 FORMAT: Final = 11
-"""The format that `Manifest.encode` writes, the only one that is read."""
+"""The format that `Manifest.encode` writes; no other is read."""
 
 DEPTH: Final = 200
-"""Objects and lists within each other, in a plan: what is nested deeper could not be read from a deep stack."""
+"""The maximum nesting of a plan: deeper JSON might be unreadable from a deep stack."""
 
 PARTITIONS: Final = 1 << 16
-"""The greatest number of partitions of a state."""
+"""The maximum number of partitions of a state."""
 
 _HEADER = re.compile(rb"ddflow manifest ([1-9][0-9]{0,5}) (0|[1-9][0-9]{0,11}) ([0-9a-f]{32})\n")
 
 
 class Manifest(StrictRecord, frozen=True, kw_only=True):
-    """One version of a state.
+    """One version of a state, as numbered and checksummed bytes.
 
-    ``id``: of the state, 32 hex digits; a copy has the same.  ``nonce``: of its writer, 16 hex digits.  ``written``:
-    unix milliseconds.  ``secret``: two uint64.  ``plan``: the flow as JSON.  ``fingerprint``: of the plan, 32 hex
-    digits.  ``frontier``, ``last`` (time of a step), ``since``: int64.  ``inventories``: a JSON blob each, stage by
-    stage: that of stage l and partition p at l * ``partitions`` + p, or one for all stages.  None is there before the
-    first commit.
-    ``receipts``: of the last epochs, ascending.  ``backlog``: files with those before them that a sink has yet to take.
-    ``folder``: where outputs are written to; None when they are blobs of the state.  ``note``: why it was written.
-    ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.  ``partitions``: how
-    many.  ``horizons``, ``greatest``: by input, the greatest order of all steps where rows expire, the greatest
-    event time there ever was; what a state of one engine keeps in its inventory.  ``feed``: who feeds it in batches.
-    ``fed``: by input that was ever named in a call, how it was fed.  ``past``: the columns that ``receipts`` were given
-    with, where the plan has others now; ascending by epoch.  ``sources``: by the name that they were attached by, with
-    the position that the rows of this epoch end at.  ``sinks``: by output.  ``added``: by input, the columns that it
-    got by itself from a source, which a flow need not declare.  ``dropped``: by output that was taken out, the last
-    epoch of it: one of its name is another since.  ``retain``: how far behind ``last`` history is kept.
+    `decode` returns the manifest that `encode` got, or raises `CorruptState` with its number and place. One flipped bit
+    or one missing byte never gives another manifest or another format. A checksum detects accidents only, so `decode`
+    checks each field too. A manifest names blobs and does not read them.
+
+    - ``id``: the id of the state, 32 hex digits; a copy has the same.
+    - ``nonce``: of its writer, 16 hex digits.
+    - ``written``: the date, in unix milliseconds.
+    - ``secret``: two uint64.
+    - ``plan``: the flow as JSON.  ``fingerprint``: of the plan, 32 hex digits.
+    - ``frontier``, ``last`` (the time of a step), ``since``: int64.
+    - ``inventories``: one JSON blob for stage l and partition p at l * ``partitions`` + p, or one for all stages; none
+      before the first commit.
+    - ``receipts``: the last epochs, ascending.  ``backlog``: files of older receipts that a sink has yet to take.
+    - ``folder``: the folder of outputs; None if outputs are blobs of the state.
+    - ``note``: the reason for this version.
+    - ``previous``: the digest of the manifest before it, 32 hex digits, "" for none.
+    - ``partitions``: the number of partitions.
+    - ``horizons``, ``greatest``: by input, the greatest order of all steps (if rows expire), and the greatest event
+      time ever. A state of one engine keeps them in its inventory.
+    - ``feed``: the query that feeds the state in batches.  ``fed``: by input of any call, how it was fed.
+    - ``past``: columns of ``receipts`` that the plan has changed since, ascending by epoch.
+    - ``sources``: by name of the attachment, with the position after the rows of this epoch.  ``sinks``: by output.
+    - ``added``: by input, columns that came from a source by themselves; a flow need not declare them.
+    - ``dropped``: by removed output, its last epoch; a later output of the same name is another one.
+    - ``retain``: how far before ``last`` history is kept.
     """
 
     id: Hex
@@ -153,12 +152,16 @@ class Manifest(StrictRecord, frozen=True, kw_only=True):
         return self.backlog[0].first if self.backlog else self.receipts[0].epoch if self.receipts else None
 
     def encode(self) -> bytes:
-        """Encode header and body.  O(bytes).  Raises `StateRefused` for a manifest that `decode` would refuse, or
-        decode differently."""
+        """Encode header and body.  O(bytes).
+
+        The header is one line, ``ddflow manifest <format> <length of body> <xxh3-128 of body, with the format as its
+        seed>``. The body is compact JSON.  Raises `StateRefused` for a manifest that `decode` would refuse or decode
+        differently.
+        """
         asked = f"write manifest {self.number}"
         try:
             body = encode_record(self)
-            # A struct checks its fields when it is read, not when it is made; and NaN would be read as null.
+            # A struct checks its fields when it is decoded, not when it is built; and NaN is decoded as null.
             if _decode_body(body) != self:
                 raise ValueError("its plan has a value that JSON has not")
         except REFUSALS as error:
@@ -170,9 +173,10 @@ class Manifest(StrictRecord, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, data: bytes, number: int, where: str) -> Manifest:
-        """Decode a manifest.  ``number``: the number it was found under; ``where``: the state.  O(bytes).
+        """Decode a manifest.  O(bytes).
 
-        Raises `CorruptState` for bytes that `encode` does not return.
+        ``number``: the number that it was found under.  ``where``: the state.  Raises `CorruptState` for bytes that
+        `encode` does not return.
         """
         what = f"manifest {number} of {where}"
         header = _HEADER.match(data[:80])
@@ -195,7 +199,7 @@ class Manifest(StrictRecord, frozen=True, kw_only=True):
                 ),
             )
         try:
-            # How deep a plan may be nested must not depend on who calls.
+            # The maximum nesting of a plan must not depend on the caller's stack.
             manifest = run_on_new_stack(lambda: _decode_body(body))
         except REFUSALS as error:
             raise damage_error(what, f"its body is no manifest: {shorten(str(error))}") from None
@@ -204,9 +208,9 @@ class Manifest(StrictRecord, frozen=True, kw_only=True):
         return manifest
 
     def _check_invariants(self) -> None:
-        # What is written can be read again.
+        # Encoded manifests decode to themselves.
         assert Manifest.decode(self.encode(), self.number, "a check") == self
-        # A receipt is of an epoch that was committed, and each epoch has one.
+        # Each receipt is of a committed epoch, and no epoch has two.
         given = [receipt.epoch for receipt in self.receipts]
         assert given == sorted(set(given)) and all(epoch <= self.epoch for epoch in given)
 
@@ -217,11 +221,11 @@ _DECODER: Final = Decoder(Manifest)
 def load_newest_manifest(store: Store) -> Manifest | None:
     """Load the manifest with the greatest number; return None if none was ever published.  O(manifests + bytes).
 
-    Raises `CorruptState` if it is damaged, or if it is marked as published and missing; also raises
-    as `Store` does.
+    Raises `CorruptState` if it is damaged. Raises it also if it is marked as published and missing, and never takes an
+    older manifest instead. Also raises the errors of `Store`.
     """
     while True:
-        # The mark first: it follows its manifest, so that whoever commits meanwhile does not look like a loss.
+        # Read the mark first: it follows its manifest, so a commit meanwhile does not look like a loss.
         marked, numbers = store.find_last_published(), store.list_manifests()
         last = numbers[-1] if numbers else -1
         if marked > last:
@@ -235,7 +239,7 @@ def load_newest_manifest(store: Store) -> Manifest | None:
         try:
             return load_manifest(store, last)
         except CorruptState:
-            # A writer that went on may have expired what was the newest a moment ago.
+            # Another writer may have committed and deleted this manifest meanwhile.
             if store.list_manifests()[-1:] <= [last]:
                 raise
 
@@ -254,7 +258,10 @@ def _unreadable_error(asked: str, found: str) -> StateRefused:
 
 
 def _compute_checksum(body: bytes, format_: int) -> str:
-    """Hash a body with its format, which the header has: one flipped bit must not make it another format."""
+    """Hash a body with its format as the seed.
+
+    The format is in the header, so one flipped bit there must not turn it into another valid format.
+    """
     return xxhash.xxh3_128_hexdigest(body, format_)
 
 

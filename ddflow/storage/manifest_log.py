@@ -1,22 +1,13 @@
-"""The manifest log of a state: its manifests, one after the other, and what may be deleted after each.
+"""Publish the manifests of a state one after the other, and delete files that no kept manifest names.
 
-Invariant: a commit publishes the manifest with the next number or nothing, and whoever is not the one who published the
-newest is `Fenced` and never writes again. Every file must be durable before the manifest that names it, and a file may
-be deleted only when no manifest that is kept names it: a manifest goes first, then what it alone named. A number whose
-manifest is gone is free again, so a writer that slept may find its next number free long after others went on: who
-publishes looks whether greater numbers are there, and unless the next one was made from his manifest
-(`Manifest.previous`), what he published is void. Manifests are kept for ``grace`` seconds after their successor, so
-that readers find the files they are opening: all of the last few, of older ones one a second or so. A manifest log does
-not know what partitions hold, but for which files they name.
+A commit syncs its files, then publishes the manifest with the next number or nothing. A number is free again when its
+manifest is deleted, so a slow writer may publish an old number. After each publication it looks for greater numbers. If
+there are any, its manifest is void, unless the next one was made from it (`Manifest.previous`).
 
->>> from ddflow.storage.memory import MemoryStore
->>> store = MemoryStore()
->>> manifest_log = ManifestLog.create(store, {}, "0" * 32, Secret(1, 2))
->>> part = store.put("json", lambda sink: sink.write(b"{}"))
->>> manifest_log.commit(manifest_log.manifest, (part,), set(), note="an example").epoch
-0
->>> ManifestLog(store, load_newest_manifest(store), set()).number, manifest_log.number
-(1, 1)
+Guarantees: a writer that did not publish the newest manifest gets `Fenced`, and never writes again. A manifest is
+deleted before the files that only it names. Manifests stay for ``grace`` seconds after their successor, for readers:
+all of the newest `LATEST`, and older ones about one per ``grace / LATEST``.
+Limits: it knows no content of partitions except the files that they name.
 """
 
 import math
@@ -40,14 +31,16 @@ from ddflow.time import NEVER
 __all__ = ["ManifestLog", "load_newest_manifest"]
 
 GRACE: Final = 60.0
-"""Seconds for which a manifest, and what it names, outlives its successor."""
+"""The default seconds for which a manifest and its files outlive its successor."""
 LATEST: Final = 64
-"""Number of newest manifests that are kept for that long, however fast they follow each other."""
+"""The number of newest manifests that stay for the whole grace, however fast they follow each other."""
 
 
 class ReplacedManifest(NamedTuple):
-    """A manifest that was replaced: its number, when it was published, and the files that it names, but for those of
-    its backlog."""
+    """A replaced manifest: its number, its backlog, and the other files that it names.
+
+    ``since``: the time when it became the current one, on the monotonic clock.
+    """
 
     number: int
     since: float
@@ -56,10 +49,19 @@ class ReplacedManifest(NamedTuple):
 
 
 class ManifestLog:
-    """``manifest``: the one that this engine's state is.  ``digest``: 32 hex digits of its bytes.  ``names``: of
-    all files that it names, but for those of its ``backlog``.
+    """The manifests of one state, with one writer.
 
-    ``grace``: see the header.
+    ``manifest``: the version of this engine.  ``digest``: 32 hex digits of its bytes.  ``names``: all files that it
+    names, except files of its ``backlog``.  ``grace``: see the header.
+
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> store = MemoryStore()
+    >>> manifest_log = ManifestLog.create(store, {}, "0" * 32, Secret(1, 2))
+    >>> part = store.put("json", lambda sink: sink.write(b"{}"))
+    >>> manifest_log.commit(manifest_log.manifest, (part,), set(), note="an example").epoch
+    0
+    >>> ManifestLog(store, load_newest_manifest(store), set()).number, manifest_log.number
+    (1, 1)
     """
 
     def __init__(self, store: Store, manifest: Manifest, names: set[str], grace: float = GRACE) -> None:
@@ -80,10 +82,10 @@ class ManifestLog:
         grace: float = GRACE,
         partitions: int = 1,
     ) -> Self:
-        """Create the manifest log of a new state with its manifest 0.  If another process creates it at the same time,
-        both get the one that is published.
+        """Create the manifest log of a new state with its manifest 0.
 
-        ``partitions``: how many.  Raises as `Store.publish` does.
+        If another process creates it at the same time, both get the manifest that was published.  ``partitions``: their
+        number. Raises as `Store.publish` does.
         """
         first = Manifest(
             id=os.urandom(16).hex(),
@@ -135,9 +137,8 @@ class ManifestLog:
     def commit(self, manifest: Manifest, inventories: tuple[Blob, ...], names: set[str], note: str) -> Manifest:
         """Publish a manifest as the next one, with a new number, writer and date.  O(files that changed).
 
-        ``names``: of the files that ``inventories`` and the manifest name.  All of them were put before.  Raises
-        `Fenced`, and what `Store.fsync_blob_names` and `Store.publish` raise; after `OutcomeUnknown` it may have
-        happened.
+        ``names``: the files that ``inventories`` and the manifest name; all were put before.  Raises `Fenced` and the
+        errors of `Store.fsync_blob_names` and `Store.publish`. After `OutcomeUnknown` the commit may have happened.
         """
         names = names | {blob.name for blob in inventories}
         self.store.fsync_blob_names()
@@ -156,7 +157,7 @@ class ManifestLog:
             raise self._fenced_error()
         self._past.append(ReplacedManifest(self.number, self._since, self.names, self.manifest.backlog))
         self.manifest, self.names, self.digest, self._since = new, names, mine, monotonic()
-        with suppress(DdflowError):  # it has happened, with a mark or without
+        with suppress(DdflowError):  # the commit has happened, even if its mark fails
             self.store.mark_published(new.number)
         return new
 
@@ -167,10 +168,10 @@ class ManifestLog:
         return tuple(every)
 
     def load_past_manifests(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
-        """Take over the manifests that others left, to sweep them when their time is over.  O(manifests).
+        """Load the manifests of earlier writers, and sweep them later.  O(manifests).
 
-        ``names_of``: returns the files that a manifest names, without its backlog.  Raises `CorruptState` for one that
-        cannot be read; none is swept then.
+        ``names_of``: returns the files that a manifest names, without its backlog.  Raises `CorruptState` for a
+        manifest that cannot be read; then none is swept.
         """
         now, past = time(), list[ReplacedManifest]()
         for number in self.store.list_manifests():
@@ -183,16 +184,16 @@ class ManifestLog:
         self._past = [*past, *self._past]
 
     def sweep_old_manifests(self, apart: float = math.inf) -> None:
-        """Delete manifests whose time is over, and then the files that only they named.  O(files deleted), amortised.
+        """Delete manifests past their grace, then the files that only they named.  O(files deleted), amortised.
 
-        ``apart``: a thread deletes more files than that; `settle` waits for it.  Never fails: what stays is
-        garbage that a later collection finds.
+        ``apart``: above this number of files, a thread deletes them; `wait_for_sweep` waits for it.  Never fails: a
+        later garbage collection finds the files that stay.
         """
         self.wait_for_sweep()
         now, over = monotonic(), list[tuple[int, set[str]]]()
         while len(self._past) > 1 and now - self._past[1].since >= self.grace:
             over.append(self._drop_manifest(0))
-        # Of those that leave the latest, one for each sixty-fourth of the grace is enough.
+        # Past the newest `LATEST`, one manifest per sixty-fourth of the grace is enough.
         at = len(self._past) - LATEST
         if at > 0 and self._past[at].since - self._past[at - 1].since < self.grace / LATEST:
             over.append(self._drop_manifest(at))
@@ -209,7 +210,7 @@ class ManifestLog:
             self._sweeping = None
 
     def _drop_manifest(self, at: int) -> tuple[int, set[str]]:
-        """Remove a manifest from the past; return its number and the files that neither of its neighbours names."""
+        """Remove a manifest from the past; return its number and the files that neither neighbour names."""
         number, _, gone, backlog = self._past.pop(at)
         now = ReplacedManifest(self.number, self._since, self.names, self.manifest.backlog)
         beside = [*self._past[max(at - 1, 0) : at], self._past[at] if at < len(self._past) else now]
@@ -218,7 +219,7 @@ class ManifestLog:
             mine, theirs = self.backlog.find_different_files(
                 backlog, [part for each in beside for part in each.backlog]
             )
-        except DdflowError:  # then they are garbage that a later collection finds
+        except DdflowError:  # a later garbage collection finds the files
             return number, set()
         return number, (gone | mine).difference(theirs, *(each.names for each in beside))
 
@@ -244,15 +245,15 @@ def hash_manifest(data: bytes) -> str:
 def publish_manifest(store: Store, new: Manifest) -> str | None:
     """Publish a manifest under its number, and return its digest; None if another writer was first.  O(bytes).
 
-    All that it names was synced before.  Raises what `Store.publish` raises; after `OutcomeUnknown` it may have
-    happened.
+    All files that it names were synced before.  Raises the errors of `Store.publish`. After `OutcomeUnknown` it may
+    have happened.
     """
     data = new.encode()
     if not store.publish(new.number, data):
         return None
     mine = hash_manifest(data)
     try:
-        # The number may have been free again since others had gone on: what is there is void then.
+        # The number may be free again because later manifests replaced it: then this manifest is void.
         void = max(store.list_manifests(), default=-1) > new.number and not _has_successor(store, new.number, mine)
     except DdflowError as error:
         raise OutcomeUnknown(
@@ -267,8 +268,10 @@ def publish_manifest(store: Store, new: Manifest) -> str | None:
 
 
 def _has_successor(store: Store, number: int, mine: str) -> bool:
-    """Return whether the next manifest was made from the one with this digest.  If it is gone, it was published long
-    ago: no."""
+    """Return whether the next manifest was made from the one with this digest.
+
+    If the next one is missing, it was published long ago and deleted: no.
+    """
     try:
         return load_manifest(store, number + 1).previous == mine
     except CorruptState:

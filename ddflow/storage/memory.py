@@ -1,9 +1,8 @@
-"""A state in memory: for tests and examples, gone with the process.
+"""Keep a state in memory, for tests and examples; it ends with the process.
 
-Invariant: all stores over the same `SharedStoreData` see the same blobs and manifests, and a manifest's number is given
-once. The same steps must run on it as on the others, so a blob that was deleted stays readable for whoever has mapped
-it, what a failed `put` wrote is gone, and every opener has a nonce of its own. It proves nothing about durability, and
-it is not for several threads.
+Guarantees: all stores over one `SharedStoreData` see the same blobs and manifests, and each number is published once. A
+mapped blob survives its deletion, a failed `put` leaves nothing, and each opener has its own nonce, like in any store.
+Limits: it proves nothing about durability, and serves one thread at a time.
 
 >>> one = MemoryStore()
 >>> other = one.reopen()
@@ -37,7 +36,7 @@ from ddflow.storage.protocol import (
 
 
 class SharedStoreData:
-    """The data that stores in memory share: blobs with the time of their put, manifests, marks."""
+    """The data that stores in memory share: blobs with the time of their `put`, manifests and the greatest mark."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, tuple[bytes, float]] = {}
@@ -46,7 +45,7 @@ class SharedStoreData:
 
 
 class MemoryStore(Store):
-    """``shared``: where things are; a new one if none is given.  See `Store`; it refuses only once closed."""
+    """A store in memory; after `close` it accepts no changes.  ``shared``: its data, new by default."""
 
     def __init__(self, shared: SharedStoreData | None = None) -> None:
         super().__init__("memory")
@@ -57,7 +56,7 @@ class MemoryStore(Store):
         return MemoryStore(self.shared)
 
     def put(self, ending: str, write: Write) -> Blob:
-        """Write a new blob.  O(bytes).  See `Store.put`."""
+        """Write a new blob, as `BlobStore.put` does.  O(bytes)."""
         name = check_blob_name(self._make_blob_name(ending))
         whole = io.BytesIO()
         sink = FileWriter(whole.write)
@@ -67,11 +66,11 @@ class MemoryStore(Store):
         return Blob(name, sink.size, sink.state.digest())
 
     def fsync_blob_names(self) -> None:
-        """Do nothing: nothing is durable in memory."""
+        """Check that the store is open; nothing is durable in memory."""
         self._check_writable()
 
     def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """Return the bytes of a blob.  O(bytes), for the checksum.  See `Store.map`."""
+        """Return the bytes of a blob, as `BlobStore.map_blob` does.  O(bytes), for the checksum."""
         if blob.name not in self.shared.blobs:
             raise missing_file_error(blob.name, self.where)
         whole = pa.py_buffer(self.shared.blobs[blob.name][0])
@@ -88,7 +87,7 @@ class MemoryStore(Store):
         return {name: len(there[name][0]) for name in names if name in there}
 
     def delete(self, name: str) -> None:
-        """Forget a blob.  O(1)."""
+        """Delete a blob.  O(1)."""
         self._check_writable()
         self.shared.blobs.pop(name, None)
 
@@ -97,7 +96,7 @@ class MemoryStore(Store):
         return sorted(self.shared.manifests)
 
     def read_manifest(self, number: int) -> bytes:
-        """Return the bytes of a manifest.  O(1).  See `Store.read_manifest`."""
+        """Return the bytes of a manifest, as `Store.read_manifest` does.  O(1)."""
         if number not in self.shared.manifests:
             raise CorruptState(
                 f"manifest {number} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
@@ -105,12 +104,12 @@ class MemoryStore(Store):
         return self.shared.manifests[number]
 
     def publish(self, number: int, data: bytes) -> bool:
-        """Publish a manifest if its number is free, and return whether it was.  O(1).  See `Store.publish`."""
+        """Publish a manifest if its number is free, as `Store.publish` does.  O(1)."""
         self._check_writable()
         return self.shared.manifests.setdefault(number, data) is data
 
     def delete_manifest(self, number: int) -> None:
-        """Forget a manifest.  O(1)."""
+        """Delete a manifest.  O(1)."""
         self._check_writable()
         self.shared.manifests.pop(number, None)
 
@@ -120,10 +119,10 @@ class MemoryStore(Store):
         self.shared.marked = max(self.shared.marked, number)
 
     def find_last_published(self) -> int:
-        """Return the greatest number marked, or -1.  O(1)."""
+        """Return the greatest marked number, or -1.  O(1)."""
         return self.shared.marked
 
     def open_scratch_store(self) -> ScratchStore:
-        """Open a scratch store as `Store.open_scratch_store` does, among the system's temporary folders."""
+        """Open a scratch store in a new temporary folder of the system."""
         self._check_writable()
         return ScratchStore(tempfile.mkdtemp(prefix="ddflow-"), whole=True)

@@ -1,12 +1,9 @@
-"""A bucket: objects by key below a prefix, over ``obstore``, with what it fails by typed as a store's errors.
+"""Access the objects below a prefix of a bucket by ``obstore``, with its failures as ddflow's errors.
 
-Invariant: `Bucket.put_if_absent` says True only when the object there is ours, and False only when it is another's for
-good. An answer may be lost, a request may arrive after its sender gave up, and a put that was tried again is refused
-because of its own first success; so after anything but a plain yes the object is read back and compared, and what stays
-unclear is `OutcomeUnknown`. That put is never repeated where we do not see it, which is why there are two clients. What
-obstore repeats by itself are requests that do no harm twice. Keys are the caller's. obstore's threads do not survive a
-fork, and who waits for them waits for ever: in a child of a process that has had a bucket every method raises
-`EngineClosed`.
+Guarantees: `Bucket.put_if_absent` returns True only if the object there is ours, and False only if it is another's. An
+answer may be lost, and a retry may be refused because the first try succeeded. So after any answer but success it reads
+the object back and compares it. It raises `OutcomeUnknown` if that decides nothing.
+Limits: obstore's threads do not survive a fork, so all methods raise `EngineClosed` in a child of their process.
 
 >>> format_error(ValueError("no answer\\n in 30 s\\n\\nDebug source:\\nGeneric {...}"))
 'no answer in 30 s'
@@ -36,23 +33,23 @@ from ddflow.errors import (
 from ddflow.storage.address import mask_address, parse_scheme
 
 PIECE: Final = 8 << 20
-"""Bytes that go over the network at once; larger objects go in pieces, `AT_ONCE` of them at a time."""
+"""The bytes of one network request; larger objects go in pieces, `AT_ONCE` at a time."""
 
 AT_ONCE: Final = 4
 LOOKS: Final = 32
-"""Number of objects in one round of requests; an answer has few bytes."""
+"""The number of parallel requests whose answers are short."""
 CLOUDS: Final = {"s3": ("S3Store", {"conditional_put": "etag", "disable_bulk_delete": True})}
 """The class in ``obstore.store`` and its configuration, by the scheme of an address."""
 _MOST_PARTS = 9_000  # S3 takes 10,000.
 _RETRIES: Mapping[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=60), "backoff": {}}
 _URL = re.compile(r"([a-z][a-z0-9]*)://[a-z0-9][a-z0-9.-]+[a-z0-9](?:/[^?#\0]*)?")
 _FULL = re.compile(r"status code: 507|QuotaExceeded|StorageFull|StorageQuota")
-_process = 0  # The one that obstore's threads are in.
-_CONFLICT = "status code: 409"  # Two at once, of which neither was judged yet.
+_process = 0  # The process of obstore's threads.
+_CONFLICT = "status code: 409"  # Two puts at once, both still undecided.
 
 
 class ObjectMetadata(NamedTuple):
-    """An object as a listing or a look gives it.  ``written``: seconds since 1970, by the server's clock."""
+    """An object in a listing or a head request.  ``written``: seconds since 1970, by the server's clock."""
 
     key: str
     length: int
@@ -60,10 +57,15 @@ class ObjectMetadata(NamedTuple):
 
 
 class Bucket:
-    """``url``: s3://bucket/prefix.  ``options``: see `ddflow.storage.s3.S3Store`.
+    """A prefix of a bucket.
 
-    Every method raises `StorageFailed` or `StorageFull` when the bucket does not do what was asked.  Raises
-    `MissingExtra` without obstore, `StateRefused` for a URL or options that cannot be; asks nothing of the network.
+    ``url``: s3://bucket/prefix.  ``options``: see `ddflow.storage.s3.S3Store`.
+
+    There are two clients. ``_many`` lets obstore repeat requests that are safe to repeat. ``_once`` never repeats, for
+    a conditional put: it may arrive after its sender gave up, so only `put_if_absent` may decide to try again.
+
+    Every method raises `StorageFailed` or `StorageFull` if the bucket does not carry out a request.  The constructor
+    uses no network.  It raises `MissingExtra` without obstore, `StateRefused` for an invalid URL or options.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -101,11 +103,11 @@ class Bucket:
         self._patience = retry["retry_timeout"].total_seconds()
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Put an object if its key is free, and return whether the object there is ours.  O(bytes), two requests or
-        more.
+        """Put an object if its key is free, and return whether the object there is ours.
 
-        No other writer may put the same ``data``.  Tried again while there is nothing, as often as any request.  Raises
-        `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have, or may yet.
+        No other writer may put the same ``data``.  O(bytes), two requests or more; while the key is free, it retries as
+        often as any request.  Raises `StorageFailed` if it did not happen, `OutcomeUnknown` if it may have happened or
+        may yet.
         """
         self._refuse_forked_process()
         doubt, began = "", time.monotonic()
@@ -115,7 +117,7 @@ class Bucket:
                 self._api.put(self._once, key, data, mode="create", use_multipart=False)
                 return True
             except self._refusals as error:
-                # Only when every earlier try was refused as well is it sure that none is still on its way.
+                # A refusal is final only if no earlier try may still arrive.
                 if not doubt:
                     raise self.build_failure(f"put {key}", error) from None
                 doubt = format_error(error)
@@ -133,7 +135,7 @@ class Bucket:
         )
 
     def prove_conditional_put(self, key: str) -> None:
-        """Raise `StateRefused` unless the second of two conditional puts is refused; the first may be long ago."""
+        """Raise `StateRefused` unless the second of two conditional puts fails; the first may be an old one."""
         self._refuse_forked_process()
         done, why = 0, ""
         for wait in (each for each in self._waits for _ in range(2)):
@@ -163,9 +165,9 @@ class Bucket:
         self._send_request(f"put {key}", self._api.put, self._many, key, data)
 
     def upload(self, key: str, path: str, length: int) -> None:
-        """Put a file as an object whose key no other writer uses.  O(bytes), at most `AT_ONCE` pieces in memory.
+        """Put a file as an object whose key no other writer uses.  O(bytes), with at most `AT_ONCE` pieces in memory.
 
-        A put in pieces takes effect at once or not at all; an object of the full length is therefore whole.
+        A put in pieces is atomic, so an object of the full length is complete.
         """
         self._refuse_forked_process()
         chunk = max(PIECE, length // _MOST_PARTS + 1)
@@ -186,16 +188,16 @@ class Bucket:
         return length, self._read_object_chunks(key, result, length)
 
     def read_range(self, key: str, begin: int, end: int) -> bytes:
-        """Read the bytes of an object from ``begin`` to before ``end``.  Raises `FileNotFoundError`."""
+        """Read the bytes of an object in [begin, end).  Raises `FileNotFoundError`."""
         return bytes(self._send_request(f"read {key}", self._api.get_range, self._many, key, start=begin, end=end))
 
     def head(self, key: str) -> ObjectMetadata:
-        """Look at an object, without its bytes.  Raises `FileNotFoundError`."""
+        """Return the metadata of an object.  Raises `FileNotFoundError`."""
         found = self._send_request(f"look at {key}", self._api.head, self._many, key)
         return ObjectMetadata(key, found["size"], found["last_modified"].timestamp())
 
     def find_object_lengths(self, keys: list[str]) -> dict[str, int]:
-        """Return the lengths of the objects that exist.  A request for each, `LOOKS` at a time."""
+        """Return the lengths of the objects that exist, with a request for each, `LOOKS` at a time."""
 
         def length(key: str) -> tuple[str, int | None]:
             with suppress(FileNotFoundError):
@@ -206,17 +208,17 @@ class Bucket:
             return {key: size for key, size in pool.map(length, keys) if size is not None}
 
     def delete(self, key: str) -> None:
-        """Delete an object; one that is not there is as good as deleted."""
+        """Delete an object; a missing one counts as deleted."""
         with suppress(FileNotFoundError):
             self._send_request(f"delete {key}", self._api.delete, self._many, key)
 
     def delete_many(self, keys: list[str]) -> None:
-        """Delete objects.  A request for each, `LOOKS` at a time."""
+        """Delete objects, with a request for each, `LOOKS` at a time."""
         with ThreadPoolExecutor(LOOKS) as pool:
             list(pool.map(self.delete, keys))
 
     def list_objects(self, folder: str | None = None, all: bool = True) -> list[ObjectMetadata]:
-        """List the objects of a folder; ``all=False``: the first 1,000.  A request for each 1,000.
+        """List the objects of a folder; ``all=False``: only the first 1,000.  A request for each 1,000.
 
         Raises `FileNotFoundError` if the bucket does not exist.
         """
@@ -304,7 +306,7 @@ def format_error(error: Exception | str) -> str:
 
 
 def _is_http_endpoint(options: Mapping[str, Any]) -> bool:
-    """Return whether the endpoint, of the options or else of the environment, uses http."""
+    """Return whether the endpoint uses http; options take precedence over the environment."""
     given = [str(options[name]) for name in options if name.lower().endswith(("endpoint", "endpoint_url"))]
     named = given or [os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")]
     return any(each.lower().startswith("http://") for each in named)

@@ -1,7 +1,7 @@
-"""Opening a store by what a user wrote: a folder, ``s3://bucket/prefix``, or a store that is open already.
+"""Open a store by an address: a folder, ``s3://bucket/prefix``, or a store that is already open.
 
-Invariant: what is opened for reading only creates, changes and proves nothing; no other scheme is taken for a folder.
-`s3` needs a package that not everybody has, and is only imported for an address that asks for it.
+Guarantees: a store that is opened for reading creates, changes and probes nothing. An address with an unknown scheme is
+refused, and never becomes a folder. The S3 client is an optional package, so `s3` is imported only for its addresses.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> store = MemoryStore()
@@ -25,19 +25,21 @@ from ddflow.storage.object_store import CLOUDS
 from ddflow.storage.protocol import Store
 
 State = str | os.PathLike[str] | Store
-"""Where a state is: its folder, ``s3://bucket/prefix``, or a store that is open."""
+"""The address of a state, or its open store; an address is a folder or ``s3://bucket/prefix``."""
 Trust = Literal["owner", "group"]
 
 
 def check_state_address(given: Any) -> str | os.PathLike[str]:
-    """Return the address of a state unchanged, without opening it.  Raises `StateRefused` for any other value.
-    O(1)."""
+    """Return the address of a state unchanged, without opening it.  O(1).
+
+    Raises `StateRefused` for any other value.
+    """
     if not isinstance(given, str | os.PathLike):
-        # What else it is may hold a password, and is not shown.
+        # The message does not show the value: it may contain a password.
         raise StateRefused("open a state", f"{type(given).__name__} is no address", address.EITHER)
     if _is_bucket_address(given):
         return given
-    if (scheme := address.parse_scheme(given).lower()) in CLOUDS:  # what pathlib makes of a URL, too
+    if (scheme := address.parse_scheme(given).lower()) in CLOUDS:  # pathlib turns a URL into s3:/bucket
         raise StateRefused(
             f"open the state {address.mask_address(given)}",
             f"it is not of the form {scheme}://bucket/prefix",
@@ -52,9 +54,10 @@ def _is_bucket_address(given: str | os.PathLike[str]) -> bool:
 
 
 def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonly: bool = False) -> Store:
-    """Open the store at an address.  ``create``: make one if there is none.  ``trust``: see `LocalStore`.
+    """Open the store at an address.
 
-    Raises `StateRefused` for a value that is no address, `MissingExtra` without the S3 client, and as the stores do.
+    ``create``: make a store if none exists.  ``trust``: see `LocalStore`.  Raises `StateRefused` for a value that is no
+    address, `MissingExtra` without the S3 client, and the errors of the stores.
     """
     if isinstance(given, Store):
         return given
@@ -68,7 +71,10 @@ def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonl
 
 @contextmanager
 def open_existing_store(given: Any, *, trust: str = "owner", readonly: bool = True) -> Iterator[Store]:
-    """Open the store of an existing state, as `open_store` does; closes it at the end unless it was given open."""
+    """Open the store of an existing state, as `open_store` does, and close it at the end.
+
+    A store that was already open stays open.
+    """
     store = open_store(given, trust=trust, create=False, readonly=readonly)
     try:
         yield store

@@ -1,11 +1,12 @@
-"""Where state lives: immutable blobs by name, and numbered manifests of which each number is published once.
+"""Define what a store is: immutable blobs by name, and numbered manifests.
 
-Invariant: a blob is never changed once it was put, and a manifest's number is given to at most one writer; so a reader
-that has a manifest sees one version exactly, and of two writers one wins. A store may fail with the answer lost, so
-every failure says whether the thing *did not happen* (`StorageFull`, `StorageFailed`) or *may have happened*
-(`OutcomeUnknown`, only from `Store.publish`). Names are made by the store, of this writer's nonce and a number:
-nothing a user wrote becomes a name. A store knows neither what blobs hold nor what manifests say; what no manifest
-names is garbage, whose collection is another's.
+A blob never changes after `put`, and at most one writer publishes a manifest under a number. So a reader of a manifest
+sees exactly one version, and of two concurrent writers only one succeeds. A store may fail after it lost the answer, so
+each failure says whether the write did not happen (`StorageFull`, `StorageFailed`) or may have happened
+(`OutcomeUnknown`, raised by `Store.publish` only). The store makes all names from its nonce and a number, never from
+user input.
+
+Limits: a store does not know the contents of blobs and manifests. It does not collect unnamed blobs.
 
 >>> Blob("00ff00ff00ff00ff-1.arrow", 4, bytes(16)).length
 4
@@ -29,24 +30,24 @@ NAME: Final = re.compile(FILE)
 """The pattern of a blob's name."""
 
 GREATEST: Final = 10**16 - 2
-"""The greatest number of a manifest: sixteen digits, and there is a number to follow it."""
+"""The greatest number of a manifest: it and its successor have sixteen digits."""
 
 MANIFEST: Final = 1 << 28
-"""Bytes that a manifest may have at most."""
+"""The maximum size of a manifest, in bytes."""
 
 RESTORE: Final = ErrorText(
     "restore it from a copy, go back with ", CommandFix("rollback"), ", or replay the log into a new state"
 )
-"""The fix for a damaged file of a state."""
+"""The remedy for a damaged file of a state."""
 
 DIGITS: Final = 16
-"""Digits in the name of a manifest, or of a mark."""
+"""The number of digits in the name of a manifest or a mark."""
 
 
 class Blob(NamedTuple):
-    """A blob as a manifest names it: ``name``, ``length`` in bytes, ``digest``: xxh3-128 of them.
+    """A blob as a manifest names it: its name, its length in bytes and the xxh3-128 ``digest`` of its bytes.
 
-    In JSON these are three values in a list, the digest in base64.
+    In JSON a blob is a list of three values, with the digest in base64.
     """
 
     name: FileName
@@ -55,7 +56,7 @@ class Blob(NamedTuple):
 
 
 class BlobEntry(NamedTuple):
-    """A blob as its store lists it.  ``age``: seconds since it was written."""
+    """A blob as its store lists it.  ``age``: the seconds since it was written."""
 
     name: str
     length: int
@@ -63,14 +64,16 @@ class BlobEntry(NamedTuple):
 
 
 Write = Callable[[Any], None]
-"""Writes a blob's bytes to the sink it is given, which has ``write(buffer) -> int``, ``tell()``, ``flush()``."""
+"""A function that writes a blob's bytes to a sink with ``write(buffer) -> int``, ``tell()`` and ``flush()``."""
 
 
 class BlobStore(ABC):
-    """Where blobs are, whether they last or are scratch.  ``where``: for messages.  ``nonce``: 16 hex digits, this
-    writer's own.  ``remedy``: what to do about a blob that is damaged.
+    """A place for blobs, lasting or scratch.
 
-    Every method raises `StorageFailed` when the place cannot be read or written, unless it says otherwise.
+    ``where``: the place, for messages.  ``nonce``: 16 hex digits, unique to this writer.  ``remedy``: the advice for a
+    damaged blob.
+
+    Every method raises `StorageFailed` if the place cannot be read or written, unless it says otherwise.
     """
 
     remedy: ClassVar[str] = RESTORE
@@ -81,42 +84,49 @@ class BlobStore(ABC):
 
     @abstractmethod
     def put(self, ending: str, write: Write) -> Blob:
-        """Write a new blob with the bytes that ``write`` writes, hashed on the way.  ``ending``: "arrow" or "json".
+        """Write a new blob and hash its bytes on the way.
 
-        Raises `StorageFull`, and whatever ``write`` raises; nothing is left then.
+        ``ending``: "arrow" or "json".  ``write``: writes the bytes.  Raises `StorageFull` and the errors of ``write``;
+        no file is left then.
         """
 
     @abstractmethod
     def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """Map the bytes of a blob, or load them; compares length and digest first.
+        """Map or load the bytes of a blob, after a comparison of its length and digest.  O(bytes).
 
-        ``check``: without, the digest need not be, and the caller does it.  O(bytes).  Raises `CorruptState` if the
-        blob is missing or has other bytes, naming it.
+        ``check``: False if the caller compares the digest; the store may still do so.  Raises `CorruptState`, naming
+        the blob, if it is missing or has other bytes.
         """
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Delete a blob; a missing one counts as deleted.  A process that has mapped it keeps its bytes."""
+        """Delete a blob; a missing one counts as deleted.
+
+        A process that has mapped the blob keeps its bytes.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Release what was opened: nothing can be put any more, mapped bytes stay.  Twice is harmless."""
+        """Release all resources; `put` fails afterwards, and mapped bytes stay valid.
+
+        A second call is harmless.
+        """
 
     @abstractmethod
     def _check_writable(self) -> None:
-        """Raise unless this store may still change what is there."""
+        """Raise an error if this store may not change its contents any more."""
 
     def _make_blob_name(self, ending: str) -> str:
-        """Return a name that no blob has or had."""
+        """Return a name that no blob has or ever had."""
         self._check_writable()
         return f"{self.prefix}{self.nonce}-{next(self._numbers)}.{ending}"
 
 
 class Store(BlobStore):
-    """Blobs that last, and the manifests that name them.  One thread at a time.
+    """A store of lasting blobs and of the manifests that name them, for one thread at a time.
 
-    The bytes of a blob are durable when `put` returns, its name is after `fsync_blob_names`.  ``readonly``: it changes
-    nothing.
+    The bytes of a blob are durable when `put` returns, and its name when `fsync_blob_names` returns.  ``readonly``:
+    whether the store refuses all changes.
     """
 
     readonly = False
@@ -124,17 +134,20 @@ class Store(BlobStore):
 
     @abstractmethod
     def fsync_blob_names(self) -> None:
-        """Make the names of all blobs durable that were put before."""
+        """Make the names of all earlier blobs durable."""
 
     def pin_blobs(self, names: Iterable[str]) -> None:
-        """Hold blobs that will be mapped, so that deleting them meanwhile does no harm, if the store can.
+        """Hold blobs that will be mapped, if the store can; then a deletion meanwhile does no harm.  O(blobs).
 
-        O(blobs); no byte is read.  Never fails: `map` does, for one that is gone.
+        Reads no bytes and never fails: `map_blob` raises the error for a blob that is missing.
         """
 
     @abstractmethod
     def list_blobs(self) -> list[BlobEntry]:
-        """List all blobs: files named like `NAME`; other files are not ours and are left out.  O(blobs)."""
+        """List all blobs: the files with names like `NAME`.  O(blobs).
+
+        Files with other names do not belong to ddflow and are left out.
+        """
 
     def find_blob_sizes(self, names: list[str]) -> dict[str, int]:
         """Return the lengths in bytes of the blobs that exist, by name.  O(names), or O(blobs) if that is cheaper."""
@@ -142,7 +155,7 @@ class Store(BlobStore):
         return {name: there[name] for name in names if name in there}
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Delete blobs, many at a time if that is faster, and from any thread.  O(names)."""
+        """Delete blobs from any thread, many at a time if that is faster.  O(names)."""
         for name in names:
             self.delete(name)
 
@@ -160,10 +173,12 @@ class Store(BlobStore):
 
     @abstractmethod
     def publish(self, number: int, data: bytes) -> bool:
-        """Publish a manifest if its number is free, and return whether it was.  It is durable when this returns True.
+        """Publish a manifest if its number is free, and return whether it was; True means that it is durable.
 
-        ``data`` holds this writer's nonce, so that a store that lost the answer to its own put can read back and tell.
-        Raises `StorageFull`, `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.
+        ``data`` contains this writer's nonce. So a store that lost the answer to its own put can read the manifest back
+        and compare.
+
+        Raises `StorageFull` or `StorageFailed` if it did not happen, `OutcomeUnknown` if it may have happened.
         """
 
     @abstractmethod
@@ -172,18 +187,18 @@ class Store(BlobStore):
 
     @abstractmethod
     def mark_published(self, number: int) -> None:
-        """Note that a manifest was published and that its writer knows; marks of smaller numbers may go.
+        """Mark a number as published; the store may delete marks of smaller numbers.
 
-        Need not be durable.  A mark whose manifest is missing tells that the newest manifest was lost.
+        A mark need not be durable. If its manifest is missing, the newest manifest was lost.
         """
 
     @abstractmethod
     def find_last_published(self) -> int:
-        """Return the greatest number marked, -1 for none."""
+        """Return the greatest marked number, -1 for none."""
 
     @abstractmethod
     def open_scratch_store(self) -> BlobStore:
-        """Open a new scratch store in a private folder on this machine; closing it removes the folder.
+        """Open a new scratch store in a private local folder, which is removed when the store closes.
 
         Raises `SpillFull`, `SpillFailed`.
         """
@@ -206,8 +221,10 @@ Bytes = TypeVar("Bytes", pa.Buffer, bytes)
 
 
 def verify_bytes(whole: Bytes, blob: Blob, where: str, remedy: str = RESTORE) -> Bytes:
-    """Return the same bytes.  Raises `CorruptState`, naming the blob, unless they are the bytes that were put.
-    O(bytes)."""
+    """Return the same bytes if they match the blob's length and digest.  O(bytes).
+
+    Raises `CorruptState`, naming the blob, if they do not.
+    """
     size = len(whole) if isinstance(whole, bytes) else whole.size
     found = xxhash.xxh3_128(whole).digest()
     if size != blob.length or found != blob.digest:
@@ -221,12 +238,12 @@ def verify_bytes(whole: Bytes, blob: Blob, where: str, remedy: str = RESTORE) ->
 
 
 def check_length(whole: pa.Buffer, blob: Blob, where: str) -> pa.Buffer:
-    """Return the same bytes, before their digest is compared.  O(1).  Raises `CorruptState` for another length."""
+    """Return the same bytes if their length is right, without a look at their digest.  O(1).  Raises `CorruptState`."""
     return whole if whole.size == blob.length else verify_bytes(whole, blob, where)
 
 
 def check_blob_name(name: str) -> str:
-    """Return the name of a blob unchanged.  Raises `ValueError` for any other, which might be a path."""
+    """Return the name of a blob unchanged.  Raises `ValueError` for any other text, which might be a path."""
     if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a blob")
     return name
@@ -242,9 +259,9 @@ def missing_file_error(name: str, where: str) -> CorruptState:
 
 
 def parse_manifest_numbers(folder: str, names: Iterable[str], where: str) -> list[int]:
-    """Parse the names of manifests, or of marks, as ascending numbers; leaves out other names.  O(names).
+    """Parse the names of manifests or marks, and return their numbers, ascending; other names are left out.  O(names).
 
-    Raises `CorruptState` for one that no manifest can have.
+    Raises `CorruptState` for a number that no manifest can have.
     """
     found = [int(name) for name in names if len(name) == DIGITS and name.isascii() and name.isdigit()]
     found.sort()

@@ -1,8 +1,7 @@
-"""A store in an object store (S3 or one that speaks like it), with a cache of blobs on the local disk.
+"""Keep a state in an object store (S3 or a compatible one), with a cache of blobs on the local disk.
 
-Guarantees: a manifest is published by put-if-absent, so one of two writers fails. A cached blob is named by its
-checksum
-and verified when it is read; the cache stays below its limit.
+Guarantees: a manifest is published by a conditional put, so one of two writers fails. The cache names each blob by its
+checksum, verifies it at each read, and stays below its size limit.
 
 >>> S3Store("s3://KEY:SECRET@bucket/orders")
 Traceback (most recent call last):
@@ -41,19 +40,21 @@ from ddflow.storage.protocol import (
 )
 
 SIZE: Final = 1 << 30
-"""Bytes that a cache holds by default."""
+"""The default maximum size of a cache, in bytes."""
 
 _WHOLE = re.compile(r"[0-9a-f]{32}")
 _PART = re.compile(r"[0-9a-f]{16}\.part")
 _ABANDONED = 86_400.0
-"""Seconds after which a half written file is taken for a crashed process's."""
+"""The seconds after which a partly written file counts as left by a crashed process."""
 
 
 class BlobCache:
-    """``path``: its folder, made when it is missing; None: `default_cache_folder`.  ``size``: most bytes; 0 keeps
+    """A cache of blobs in a local folder.
+
+    ``path``: the folder, made if it is missing; None: `default_cache_folder`.  ``size``: the maximum bytes; 0 keeps
     nothing.
 
-    Raises `StateRefused` when the folder cannot be made, belongs to somebody else or others may write to it.
+    Raises `StateRefused` if the folder cannot be made, belongs to another user, or others may write to it.
 
     >>> import tempfile, xxhash
     >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, xxhash.xxh3_128(b"wxyz").digest())
@@ -75,7 +76,7 @@ class BlobCache:
         self._evict()
 
     def map_blob(self, blob: Blob) -> pa.Buffer | None:
-        """Map and verify a blob; return None if it is not here.  O(bytes)."""
+        """Map and verify a blob; return None if it is not cached.  O(bytes)."""
         path = os.path.join(self.path, blob.digest.hex())
         try:
             if os.stat(path, follow_symlinks=False).st_size != blob.length:
@@ -91,10 +92,11 @@ class BlobCache:
         return whole
 
     def add_blob(self, blob: Blob, pieces: Iterable[bytes], where: str) -> pa.Buffer:
-        """Keep a blob whose pieces come from ``where``, and map it.  O(bytes), a piece at a time in memory.
+        """Write the pieces of a blob to the cache, and map it.  O(bytes), with one piece at a time in memory.
 
-        No more than its length is ever taken.  Raises `CorruptState` when the pieces are not the blob, and whatever
-        they raise; `StorageFull`, `StorageFailed` when the cache's disk refuses.  Nothing is left then.
+        ``where``: the origin of the pieces, for messages.  Takes at most one byte more than the blob's length.  Raises
+        `CorruptState` if the pieces are not the blob, the errors of ``pieces``, and `StorageFull` or `StorageFailed` if
+        the cache's disk refuses. No file is left then.
         """
         what = f"cache {blob.name} of {where}"
 
@@ -112,18 +114,20 @@ class BlobCache:
         return whole
 
     def write_temporary_file(self, what: str, write: Write) -> tuple[str, FileWriter]:
-        """Write a new file that only this user may read; return its path and its writer.
+        """Write a new file that only this user may read; return its path and its writer.  O(bytes).
 
-        Call `commit_temporary_file` or `delete_temporary_file` on the path.
-
-        O(bytes).  Raises as `ManagedFolder.write_file` does, for ``what``; nothing is left then.
+        Then call `commit_temporary_file` or `delete_temporary_file` on the path.  Raises as `ManagedFolder.write_file`
+        does, for ``what``; no file is left then.
         """
-        self._create_folder()  # Somebody may have cleared the caches, which is their right.
+        self._create_folder()  # The user may have cleared the cache.
         path = os.path.join(self.path, f"{os.urandom(8).hex()}.part")
         return path, self.site.write_file(path, what, write)
 
     def commit_temporary_file(self, path: str, blob: Blob) -> None:
-        """Give a file of write_part its name; it holds this blob.  Never fails: what cannot be kept is dropped."""
+        """Rename a temporary file to its cached name; it holds this blob.
+
+        Never fails: a file that cannot be kept is deleted.
+        """
         if blob.length > self.size:
             return self.delete_temporary_file(path)
         try:
@@ -135,7 +139,7 @@ class BlobCache:
             self._evict()
 
     def delete_temporary_file(self, path: str) -> None:
-        """Unlink a file of write_part; twice is harmless."""
+        """Unlink a temporary file; a second call is harmless."""
         self.site.try_unlink(path)
 
     def _create_folder(self) -> None:
@@ -161,7 +165,7 @@ class BlobCache:
             )
 
     def _evict(self) -> None:
-        """Unlink the least recently used until the rest fits, and what crashed processes left.  O(files)."""
+        """Unlink the least recently used files until the rest fits, and the files of crashed processes.  O(files)."""
         files = []
         with suppress(OSError), os.scandir(self.path) as entries:
             for entry in entries:
@@ -180,27 +184,28 @@ class BlobCache:
 
 
 def default_cache_folder() -> str:
-    """Return the folder ``ddflow/blobs`` for this user's caches, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return the folder ``ddflow/blobs`` in this user's ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     home = given if os.path.isabs(given) else os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(home, "ddflow", "blobs")
 
 
 MANY: Final = 2_000
-"""Number of blobs above which sizes come from a list of all."""
+"""The number of names above which sizes come from a list of all blobs."""
 
 _OURS = re.compile(r"(?:blobs|manifests|marks|probes)/.*")
 
 
 class S3Store(Store):
-    """``url``: s3://bucket/prefix.  ``cache``: a `BlobCache`, or its folder; None: the user's own.
+    """A state in a bucket.
 
-    ``options``: what ``obstore.store.S3Store`` is configured with, beside what it takes from the environment
-    (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...); also its ``retry_config`` and ``client_options``.  Plain http is
-    used only when the endpoint says so.  ``create=False``: there must be a state.  ``readonly``: nothing is written.
+    ``url``: s3://bucket/prefix.  ``cache``: a `BlobCache` or its folder; None: this user's cache.  ``options``: the
+    configuration of ``obstore.store.S3Store``, in addition to the environment (``AWS_ACCESS_KEY_ID``,
+    ``AWS_ENDPOINT_URL``, ...), and its ``retry_config`` and ``client_options``.  Plain http is used only if the
+    endpoint's URL says so. ``create=False``: the state must exist.  ``readonly``: the store writes nothing.
 
-    O(manifests + marks); a handful of requests.  Raises `MissingExtra` without obstore; `StateRefused` when there is no
-    such bucket or state, when something else has the prefix, or when two conditional puts of one key both succeed.
+    O(manifests + marks), in a few requests.  Raises `MissingExtra` without obstore. Raises `StateRefused` if the bucket
+    or state does not exist, if the prefix holds other objects, or if two conditional puts of one key both succeed.
     """
 
     def __init__(
@@ -222,7 +227,10 @@ class S3Store(Store):
         self.cache = cache if isinstance(cache, BlobCache) else BlobCache(cache)
 
     def put(self, ending: str, write: Write) -> Blob:
-        """Write a blob to the cache's disk, then upload it, as `Store.put`.  O(bytes); memory for a few pieces."""
+        """Write a blob to the cache's disk, then upload it, as `BlobStore.put` does.
+
+        O(bytes), with a few pieces in memory.
+        """
         name = self._make_blob_name(ending)
         what = f"write the file {name} of {self.where}"
         path, sink = self.cache.write_temporary_file(what, write)
@@ -234,22 +242,24 @@ class S3Store(Store):
         return blob
 
     def fsync_blob_names(self) -> None:
-        """Do nothing: a name is as durable as its bytes."""
+        """Do nothing: a name is durable with its bytes."""
 
     def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """Map a blob from the cache, or fetch it to the cache; always compares the digest.  O(bytes); memory for a few
-        pieces."""
+        """Map a blob from the cache, or fetch it to the cache.  O(bytes), with a few pieces in memory.
+
+        Always compares the digest.
+        """
         found = self.cache.map_blob(blob)
         return found if found is not None else self.fetch(blob)
 
     def fetch(self, blob: Blob) -> pa.Buffer:
-        """Fetch a blob from the bucket even if the cache has it, for checks of the bucket."""
+        """Fetch a blob from the bucket even if it is cached, for checks of the bucket."""
         return self.cache.add_blob(blob, self._read_blob_chunks(blob), self.where)
 
     def list_blobs(self) -> list[BlobEntry]:
-        """List all blobs, as `Store.list_blobs`; O(blobs), a request for each 1,000.
+        """List all blobs, as `Store.list_blobs` does.  O(blobs), with a request for each 1,000.
 
-        Ages are at most the true ones, by the server's clock; a reader, which may not write, uses its own clock.
+        Ages never exceed the true ones, by the server's clock. A reader may not write, so it uses its own clock.
         """
         if self.readonly:
             now = time.time()
@@ -262,28 +272,31 @@ class S3Store(Store):
         ]
 
     def find_blob_sizes(self, names: list[str]) -> dict[str, int]:
-        """Return lengths (`Store.find_blob_sizes`): a request for each name, many at once, or for each 1,000 blobs."""
+        """Return lengths as `Store.find_blob_sizes` does.
+
+        One request for each name, many at once, or one for each 1,000 blobs.
+        """
         if len(names) > MANY:
             return super().find_blob_sizes(names)
         found = self._bucket.find_object_lengths([_blob_key(name) for name in names])
         return {name: found[_blob_key(name)] for name in names if _blob_key(name) in found}
 
     def delete(self, name: str) -> None:
-        """Delete a blob, as `Store.delete`; one request."""
+        """Delete a blob, as `BlobStore.delete` does, with one request."""
         self._check_writable()
         self._bucket.delete(_blob_key(name))
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Delete blobs, as `Store.delete_many`; a request for each, many at a time."""
+        """Delete blobs, as `Store.delete_many` does, with a request for each, many at a time."""
         self._check_writable()
         self._bucket.delete_many([_blob_key(name) for name in names])
 
     def list_manifests(self) -> list[int]:
-        """List numbers as `Store.list_manifests` does; O(manifests), a request for each 1,000."""
+        """List numbers as `Store.list_manifests` does.  O(manifests), with a request for each 1,000."""
         return self._list_numbers("manifests")
 
     def is_published(self, number: int) -> bool:
-        """Return whether a manifest has this number; one request."""
+        """Return whether a manifest has this number, with one request."""
         try:
             self._bucket.head(_number_key("manifests", number))
         except FileNotFoundError:
@@ -306,7 +319,10 @@ class S3Store(Store):
             raise missing_file_error(key, self.where) from None
 
     def publish(self, number: int, data: bytes) -> bool:
-        """Publish a manifest by a conditional put; compares the object there after any answer but a plain yes."""
+        """Publish a manifest by a conditional put.
+
+        After any answer but success, compares the object there.
+        """
         self._check_writable()
         try:
             return self._bucket.put_if_absent(_number_key("manifests", number), data)
@@ -320,7 +336,7 @@ class S3Store(Store):
         self._bucket.delete(_number_key("manifests", number))
 
     def mark_published(self, number: int) -> None:
-        """Mark a number, as `Store.mark_published` does; removes smaller marks that this writer knows of."""
+        """Mark a number, as `Store.mark_published` does, and remove the smaller marks that this writer knows."""
         self._check_writable()
         self._bucket.put_object(_number_key("marks", number), b"")
         for smaller in [each for each in self._marks if each < number]:
@@ -330,12 +346,15 @@ class S3Store(Store):
         self._marks.add(number)
 
     def find_last_published(self) -> int:
-        """Return the greatest number marked, as `Store.find_last_published` does; O(marks)."""
+        """Return the greatest marked number, as `Store.find_last_published` does.  O(marks)."""
         self._marks = set(self._list_numbers("marks"))
         return max(self._marks, default=-1)
 
     def open_scratch_store(self) -> ScratchStore:
-        """Open a scratch store below the cache (`Store.open_scratch_store`).  Raises `StorageFull`, `StorageFailed`."""
+        """Open a scratch store below the cache, as `Store.open_scratch_store` does.
+
+        Also raises `StorageFull`, `StorageFailed`.
+        """
         self._check_writable()
         with self.cache.site.translate_disk_errors("make a folder to spill to"):
             spill = os.path.join(self.cache.path, "spill")
@@ -344,7 +363,7 @@ class S3Store(Store):
             return ScratchStore.create_below(spill)
 
     def _check_prefix(self, create: bool) -> None:
-        """Raise `StateRefused` unless the prefix has a state, or, to create one, is empty."""
+        """Raise `StateRefused` unless the prefix has a state, or may get one because it is empty."""
         try:
             if self.list_manifests() or self.find_last_published() >= 0:
                 return
@@ -362,7 +381,7 @@ class S3Store(Store):
                 )
 
     def _read_blob_chunks(self, blob: Blob) -> Iterator[bytes]:
-        """Yield the pieces of a blob whose length is right, each requested when it is needed."""
+        """Check the length of a blob, then yield its pieces, each requested when it is needed."""
         try:
             length, pieces = self._bucket.open_object(_blob_key(blob.name))
             if length != blob.length:

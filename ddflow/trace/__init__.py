@@ -1,6 +1,5 @@
-"""Arrangements: a collection kept indexed by key, one writer, many readers.
+"""Keep collections indexed by key, with one writer and many readers.
 
-`batch` is the immutable unit and the runs of it that steps and merges write, `index` says where each key's version is,
-`spine` keeps the runs few by merges (`merge`), `arrangement` is these together, and the only one that operators see.
-`spill` is a batch as a file that is searched, `checkpoint` an arrangement as plain values and files.
+Operators use `arrangement.Arrangement` only. It combines an index in memory, batches of versions in memory or in files,
+and merges that keep the number of runs small. `checkpoint` saves an arrangement with a commit and restores it.
 """

@@ -1,21 +1,13 @@
-"""An arrangement: a collection with at most one live row a key, kept indexed by key; one writer, many readers.
+"""Keep a collection indexed by key, with at most one live row a key, for one writer and many readers.
 
-Invariant: for every t in [since, upper) a read at t is the collection that the applied changes define; ``since`` never
-retreats. An operator uses it in two steps: ``seek`` what the keys of its step hold, and, when the whole step has been
-computed and nothing was refused, ``apply`` its changes. State is in two layers. The newer one is in memory, and a
-resident index says what is current in it; when it outgrows its share of the budget it is merged into a run of files
-on disk, range by range, and the index lets go of those keys; there they are searched. So a key is looked up in the
-index, then on disk from the newest run to the oldest. An arrangement does not resolve, and does not know its operator.
+An operator calls `look_up_keys` for the keys of a step. After the whole step has succeeded, it calls `apply_changes`.
+State has two layers. In memory, an index finds the current version of a key. When this layer outgrows its share of the
+budget, a merge moves it to files range by range, and the index drops these keys. On disk, runs are searched from the
+newest to the oldest.
 
->>> import numpy as np, pyarrow as pa
->>> from ddflow.trace.batch import Batch
->>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
->>> zero = np.array([0])
->>> batch = Batch.from_lists([5], [3], [True], pa.table({"k": [1]}))
->>> change = ArrangementChange(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
->>> arranged.apply_changes([change], upper=4, since=3)
->>> arranged.read().to_pylist(), arranged.since, arranged.upper, arranged.keys
-([{'k': 1}], 3, 4, 1)
+Guarantees: for every t in [since, upper) a read at t is the collection of the applied changes. ``since`` never
+retreats.
+Limits: an arrangement does not resolve events, and does not know its operator.
 """
 
 from __future__ import annotations
@@ -46,16 +38,30 @@ from ddflow.trace.spill import find_groups_in_batch, spill_batch
 from ddflow.trace.spine import Spine
 
 FAN = 4
-"""How many runs of about one size are merged on disk: each is one more place to search."""
+"""The number of runs of similar size that are merged on disk; a look-up searches each run."""
 PIECE = 1 << 19
-"""Versions that a read at an older time, or on disk, looks at together."""
+"""The number of versions that a read at an older time, or on disk, processes together."""
 
 
 class Arrangement:
-    """``schema``: the columns of a version's payload.  ``wide``: identities of two words.  ``words``: order words an
-    entry.  ``keeps``: whether the order of a deleted key must stay.  ``ordered``: identities have these words beyond
-    two, and a group of rows is a prefix of words (`ordered_index`).  ``is_searched``: whether index and filters tell
-    where a key is; else it is only read.  ``found``: references to all that is read of it, None: it is read whole."""
+    """A collection indexed by key.
+
+    ``schema``: the columns of a version's payload.  ``wide``: whether identities have two words.  ``words``: order
+    words an entry.  ``keeps``: whether the order of a deleted key must stay.  ``ordered``: whether the order words are
+    the identity's words beyond two, so that a group of rows is a prefix (`ordered_index`).  ``is_searched``: whether
+    index and filters find keys; else it is only read.  ``found``: references to all rows of its reads; None to read
+    all.
+
+    >>> import numpy as np, pyarrow as pa
+    >>> from ddflow.trace.batch import Batch
+    >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
+    >>> zero = np.array([0])
+    >>> batch = Batch.from_lists([5], [3], [True], pa.table({"k": [1]}))
+    >>> change = ArrangementChange(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
+    >>> arranged.apply_changes([change], upper=4, since=3)
+    >>> arranged.read().to_pylist(), arranged.since, arranged.upper, arranged.keys
+    ([{'k': 1}], 3, 4, 1)
+    """
 
     def __init__(self, schema: pa.Schema, wide: bool, words: int, keeps: bool = False, ordered: bool = False) -> None:
         self.schema, self.keeps, self.ordered, self.words = schema, keeps, ordered, words
@@ -68,12 +74,12 @@ class Arrangement:
         self.is_searched, self.found = True, cast("Ints | None", None)
 
     def make_empty(self, schema: pa.Schema | None = None, words: int | None = None) -> Arrangement:
-        """Build an empty arrangement with the same kind of identities.  ``words``: if they are others."""
+        """Build an empty arrangement with the same kind of identities.  ``words``: another number of order words."""
         words = self.words if words is None else words
         return Arrangement(schema or self.schema, self.index.wide, words, self.keeps, self.ordered)
 
     def set_threads(self, threads: Threads) -> None:
-        """Let threads share the work; results do not depend on it."""
+        """Share the work among threads; results do not depend on it."""
         self.slots.pool.threads = threads
         self.index.set_threads(threads)
 
@@ -82,8 +88,7 @@ class Arrangement:
     ) -> Prior:
         """Look up the keys that begin at ``starts`` of the sorted identities; arrays come from ``arena``.
 
-        ``order``: words of identities beyond two.  O(keys) expected in memory; about 40 ns more for each key and run on
-        disk.
+        ``order``: words of identities beyond two.  O(keys) expected in memory, and O(keys) more for each run on disk.
         """
         prior = self.index.look_up_keys(high, low, starts, arena, order)
         if self.unindexed_parts:
@@ -92,14 +97,14 @@ class Arrangement:
 
     @property
     def unindexed_parts(self) -> list[list[BatchRange]]:
-        """What is not in the index's care, newest first: runs on disk, and before them one that is on its way."""
+        """The parts outside the index, newest first: the output of a flush in progress, then runs on disk."""
         lower = [item.parts for item in reversed(self.on_disk.items)] if self.on_disk.items else []
         if self.spine.items and isinstance(flush := self.spine.items[0], RunMerge) and flush.target is not None:
             lower.insert(0, flush.output.parts)
         return lower
 
     def _look_up_keys_on_disk(self, prior: Prior, high: Words, low: Words, starts: Narrow, order: Ints | None) -> None:
-        """Fill in what is held by the keys that the index does not know."""
+        """Look up the keys that the index does not know in the runs on disk, and add the results."""
         wanted = np.flatnonzero(prior.reference == 0)
         for parts in self.unindexed_parts:
             ids = high.take(starts.take(wanted))
@@ -120,18 +125,18 @@ class Arrangement:
     def prepare_row_pool(self, events: Rows | None = None) -> RowPool:
         """Return the pool that references point into: the batches, and the step's rows at 0.
 
-        The step's rows stay there until `apply` or the next ones.
+        The step's rows stay there until `apply_changes` or the next ones.
         """
         if events is not None:
             self.slots.pool.set_batch(0, events)
         return self.slots.pool
 
     def apply_changes(self, changes: Sequence[ArrangementChange], upper: int, since: int) -> None:
-        """Take in the computed changes of a step, by ascending identities; times below ``upper`` are complete now.
+        """Apply the changes of a step, by ascending identities; times below ``upper`` are then complete.  O(versions).
 
-        O(versions).  The merging in memory that they pay for is done, what goes to files is `spill`'s.
+        Also does the merging in memory that they pay for; `spill` does the merging to files.
         """
-        # From then on nothing was written yet: the new run's description begins there.
+        # The new run's description begins at the end of the last one.
         lower = (self.spine if self.spine.items else self.on_disk).upper
         self.upper, self.since = advance_frontier(self.upper, upper), max(self.since, since)
         changes = [change for change in changes if change.batch.high.size]
@@ -152,11 +157,11 @@ class Arrangement:
         self.spine.plan_merges(
             self.index.used if self.lapse is None else self._needed_version_count, not self.unindexed_parts
         )
-        # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
+        # `spill` continues a flush: the disk may refuse it, and it is too late here to refuse a step.
         self.spine.advance_merges(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 
     def _add_batches(self, changes: list[ArrangementChange]) -> list[BatchRange]:
-        """Give the batches of some changes their slots, and the index what is in memory."""
+        """Give the batches of some changes their slots, and write the ones in memory to the index."""
         parts: list[BatchRange] = []
         writes: list[IndexWrite] = []
         for batch, value, last, place, built, *_ in changes:
@@ -172,9 +177,9 @@ class Arrangement:
         return parts
 
     def write_change(self, change: ArrangementChange, batch_store: BatchStore) -> ArrangementChange:
-        """Write the change to files, for disk at once; a `spill` with no share must precede the step.
+        """Write the change of a step to files on disk.  O(versions).  Raises `SpillFull`, `SpillFailed`.
 
-        O(versions).  Raises `SpillFull`, `SpillFailed`.
+        Call `spill` with a share of 0 before the step.
         """
         assert not self.spine.items, "what is in memory would be newer than what goes to disk"
         if not len(change.batch):
@@ -183,36 +188,36 @@ class Arrangement:
         return change._replace(batch=spill_batch(replace(change.batch, value=change.value), batch_store))
 
     def set_tombstone_expiry(self, of: Callable[[Ints], Any]) -> None:
-        """Let merges drop the deletions that ``of`` tells by their orders, as soon as nothing older is held."""
+        """Let merges drop the deletions that ``of`` selects by their orders, if no older versions exist."""
         self.lapse = self.spine.lapse = self.on_disk.lapse = TombstoneExpiry(of)
 
     def update_useless_deletions(self, deletions: int, more: bool = False) -> None:
-        """Note how many deletions merges may drop, about; ``more``: how many more."""
+        """Record about how many deletions merges may drop; ``more``: an increase."""
         if self.lapse is not None:
             self.lapse.here = max(deletions + (self.lapse.here if more else 0), 0)
 
     @property
     def tombstone_count(self) -> int:
-        """How many deleted keys hold an order; about, where some of them lapse."""
+        """The number of deleted keys with an order; approximate if some of them expire."""
         return max(self.tombstones_counted - (0 if self.lapse is None else self.lapse.gone), 0)
 
     @property
     def expired_tombstone_count(self) -> int:
-        """How many of those need not be known any more, about: merges drop them."""
+        """The approximate number of deleted keys that merges may drop."""
         return 0 if self.lapse is None else min(self.lapse.here, self.tombstone_count)
 
     @property
     def _needed_version_count(self) -> int:
-        """Versions that a merge of all would leave, about."""
+        """About the versions that a merge of all would leave."""
         return self.keys + self.tombstone_count - self.expired_tombstone_count
 
     def spill(self, batch_store: BatchStore, share: int, scratch: int = 1 << 26) -> None:
-        """Move what is in memory on disk, as far as ``share`` asks for, and go on with merges there.
+        """Move versions from memory to disk until the rest fits in ``share`` bytes, and advance the merges on disk.
 
-        ``share``: bytes that it may take in memory.  ``scratch``: bytes that a piece of a merge may take beside.
-        Beyond three quarters of the share a flush begins, which is paid for like any merge; beyond all of it the flush
-        is finished.  When a write fails nothing is lost: `SpillFull` and
-        `SpillFailed` leave all as it was, but for the pieces that were moved whole.
+        Above three quarters of the share a flush starts, and new versions pay for it like for any merge. Above the
+        whole share the flush is finished at once.  ``scratch``: the bytes that a piece of a merge may use in addition.
+        If a write fails, nothing is lost: after `SpillFull` and `SpillFailed`, all is as before, except for pieces that
+        were moved completely.
         """
         if not self.spine.items and not self.on_disk.items:
             return
@@ -225,7 +230,7 @@ class Arrangement:
         paid = self.written - self._paid_on_disk
         settled = self.latest <= self.since
         self._flush(None if self.nbytes > share else paid)
-        # What came in while a flush was under way is another's.
+        # Versions that were written during a flush belong to the next one.
         if not self._is_flushing and self.nbytes * 4 > share * 3 and self.spine.items:
             self.index.keep_deletions()
             self.spine.keeps = True
@@ -241,7 +246,7 @@ class Arrangement:
         return isinstance(item, RunMerge) and item.target is not None
 
     def _flush(self, paid: int | None) -> None:
-        """Go on with a flush that is under way, None: to its end.  Its run is on disk then, and not indexed."""
+        """Advance a flush in progress; None finishes it, and its run is then on disk and not indexed."""
         if self._is_flushing:
             self.spine.advance_merges(paid, self.slots, self.index, self.since, self.latest <= self.since, files=True)
             if isinstance(run := self.spine.items[0], Run):
@@ -249,7 +254,7 @@ class Arrangement:
                 del self.spine.items[0]
 
     def freeze(self) -> Arrangement:
-        """Return what is held now, for a reader of its own thread: batches by reference, and no index.
+        """Return a copy for a reader in another thread, with batches by reference and without an index.
 
         O(runs + columns * batches).  Its writer must not be in a call.
         """
@@ -259,10 +264,10 @@ class Arrangement:
         return out
 
     def narrow_to_group(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
-        """Return one that reads only the rows of one group: their identity begins with these words.
+        """Return a copy that reads only the rows of one group: their identity begins with these words.
 
-        ``found``: references to the live rows now, None where they are to be searched for in all runs.  It is good for
-        as long as this one does not change.  O(found), or O(runs log rows).
+        ``found``: references to the live rows now, None to search all runs.  The copy is valid until this arrangement
+        changes. O(found), or O(runs log rows).
         """
         out = copy(self)
         if found is None:
@@ -274,7 +279,7 @@ class Arrangement:
         return out
 
     def find_group_versions(self, high: Words, low: Words) -> list[BatchRange]:
-        """Return all versions whose identity begins with these words, older ones of a key before newer ones."""
+        """Return all versions whose identity begins with these words; older versions of a key come first."""
         found = list[BatchRange]()
         for slot, begin, end in self.parts:
             batch = self.slots[slot]
@@ -298,19 +303,19 @@ class Arrangement:
     def read(self, as_of: int | None = None, what: str = "a read") -> pa.Table:
         """Return the live rows as of a time, by default the last closed one, in hash order.
 
-        O(keys) now; O(versions) at an older time.  Raises `NotReadable` outside [since, upper), `CorruptState` when a
-        key has two values at one time.
+        O(keys) now; O(versions) at an older time.  Raises `NotReadable` outside [since, upper), `CorruptState` if a key
+        has two values at one time.
         """
         tables = list(self.iterate_rows(as_of, what))
         return pa.concat_tables(tables) if tables else self.schema.empty_table()
 
     def iterate_rows(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
-        """Yield the rows of `read`, range by range of identities; it must not change meanwhile."""
+        """Yield the rows of `read`, range by range of identities; the arrangement must not change meanwhile."""
         for references in self.iterate_live_references(as_of, what):
             yield gather_table(self.slots.pool, references, self.schema)
 
     def iterate_live_references(self, as_of: int | None = None, what: str = "a read") -> Iterator[Ints]:
-        """Yield references to the rows of `pieces`, in the order of identities.  O(versions)."""
+        """Yield references to the rows of `iterate_rows`, in the order of identities.  O(versions)."""
         self.check_readable(as_of, what)
         if self.found is not None:
             yield self.found
@@ -318,15 +323,15 @@ class Arrangement:
         if (as_of is None or as_of >= self.latest) and self.is_searched and not self.unindexed_parts:
             yield self.index.list_entries(live=True)[0]
             return
-        # A merge stamps what it settles with a time up to since, which may be after the latest version's.
+        # A merge may give versions a time up to since, which may be after the latest version's.
         as_of = max(self.latest, self.since) if as_of is None else as_of
         for parts in self.iterate_version_ranges():
             yield self._find_live_rows(parts, as_of)
 
     def iterate_live_ranges(self, ends: Iterable[int]) -> Iterator[pa.Table]:
-        """Yield the live rows of each range.  ``ends``: the last first words of the ranges, ascending.
+        """Yield the live rows of each range.  O(versions).
 
-        O(versions).
+        ``ends``: the last identity of each range, by its first word, ascending.
         """
         whole = [Run(BatchDescription(NEVER, NEVER, NEVER), [part]) for part in self.parts]
         for end in ends:
@@ -334,8 +339,8 @@ class Arrangement:
             yield gather_table(self.slots.pool, self._find_live_rows(parts, max(self.latest, self.since)), self.schema)
 
     def iterate_version_ranges(self) -> Iterator[list[BatchRange]]:
-        """All versions, a range of identities at a time, older ones of a key before newer ones."""
-        # Of whole runs: the largest part of one may be its last, and all that is before it would be one range.
+        """Yield all versions, a range of identities at a time; older versions of a key come first."""
+        # Cut whole runs, not parts: if a run's largest part were its last, all parts before it would be one range.
         whole = [Run(run.description, list(run.parts)) for run in (*self.on_disk.runs, *self.spine.runs)]
         while any(whole):
             left = sum(map(len, whole))
@@ -352,19 +357,19 @@ class Arrangement:
         picked = pick_versions_by_sorting(self.slots, parts, NEVER, droppable=False)
         early = picked.time <= as_of
         last = early.copy()
-        # A version is the one in force when the next of its key is not yet.
+        # A version is current at a time if the next version of its key is later.
         last[:-1] &= picked.first_of_keys[1:] | ~early[1:]
         live: Ints = picked.references[last & (picked.live != 0)]
         return live
 
     @property
     def parts(self) -> list[BatchRange]:
-        """All versions, older ones of a key before newer ones."""
+        """All versions; older versions of a key come first."""
         return [*self.on_disk.parts, *self.spine.parts]
 
     @property
     def partitions(self) -> Sequence[Arrangement]:
-        """What holds the versions, each key in one: itself, or those that were joined (``joined``)."""
+        """The arrangements that hold the versions, each key in one: this one, or the joined ones (``joined``)."""
         return (self,)
 
     @property
@@ -373,14 +378,14 @@ class Arrangement:
         return self.index.nbytes + self.slots.resident
 
     def _check_invariants(self) -> None:
-        """Assert the invariants of index and spine, and that they fit each other."""
+        """Assert the invariants of index and spine, and that they agree."""
         self.index._check_invariants()
         for batch in self.slots.batches:
             batch._check_invariants()
         parts = self.parts
         for spine in (self.spine, self.on_disk):
             spine._check_invariants(self.slots)
-        # Each batch is of one part, and slot 0 is the step's own.
+        # Each batch has one part, and slot 0 belongs to the step.
         assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.by_slot) if b is not None]
         assert self.slots.resident == sum(b.nbytes for b in self.slots.batches if b.mapped is None)
         where, alive = {part.slot: part for part in self.spine.parts}, 0
@@ -388,11 +393,11 @@ class Arrangement:
             slot, row = (int(word) >> SLOT) & ((1 << 20) - 1), int(word) & ((1 << SLOT) - 1)
             alive += bool(int(word) & LIVE)
             if slot:
-                # An entry points at a version that is live or not as it says.
+                # An entry and its version agree on whether the version is live.
                 assert slot in where and where[slot].begin <= row < where[slot].end, (slot, row)
                 assert bool(self.slots[slot].live[row]) == bool(int(word) & LIVE), (slot, row)
             else:
                 assert not int(word) & LIVE and (not self.index.keeps or self.index.tombstones)
-        # Counted as they came and went, the keys are those that a read finds.
+        # The running count of keys equals the number of rows of a read.
         assert self.keys == sum(table.num_rows for table in self.iterate_rows())
         assert self.unindexed_parts or alive == self.keys

@@ -1,10 +1,9 @@
-"""Batches of versions, the change that a step makes, and the runs that batches form.
+"""Define batches of versions, the change of a step, and the runs that consist of batches.
 
 A batch holds immutable, hash-ordered, consolidated versions of a range of identities. A run is the output of one step
-or one merge, in one batch or several. `BatchSlots` gives batches their numbers.
+or one merge, in one batch or several. `BatchSlots` numbers the batches of an arrangement.
 
-Guarantees: a batch never changes once it is made. Versions of an identity are ordered by time, and no two have one
-time.
+Guarantees: a batch never changes. Versions of an identity are in order of time, and no two have the same time.
 
 >>> import pyarrow as pa
 >>> batch = Batch.from_lists([7, 7], [1, 2], [True, False], pa.table({"k": [1, 1]}))
@@ -40,13 +39,12 @@ def repeat_value(value: int, n: int, kind: Any) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """n versions; see the header.
+    """n versions, sorted by identity, then time.
 
-    ``high``, ``low``: uint64[n], identities (low of size 0 where one word is enough).  ``time``: int64[n].
-    ``live``: uint8[n].  ``value``: uint64[n], hashes of the rows, or of size 0 where an index holds them.  ``order``:
-    int64[n, w], the order words that each version was won with; where ``ordered``, the words of identities beyond two.
-    ``rows``: n rows of payload; a deletion's payload is filler.  ``mapped``: the file the columns are in, None for
-    memory.
+    ``high``, ``low``: uint64[n], identities; ``low`` has size 0 if one word is enough.  ``time``: int64[n].  ``live``:
+    uint8[n].  ``value``: uint64[n], hashes of the rows, or size 0 if an index holds them.  ``order``: int64[n, w], the
+    order words of the event that each version comes from; with ``ordered``, the words of identities beyond two.
+    ``rows``: the payload of n rows, with filler for deletions.  ``mapped``: the file of the columns, None for memory.
     """
 
     high: Words
@@ -61,7 +59,7 @@ class Batch:
 
     @property
     def extra_identity_words(self) -> Ints | None:
-        """The words of identities beyond two, None where there are none."""
+        """The words of identities beyond two, None if there are none."""
         return self.order if self.ordered else None
 
     @classmethod
@@ -83,14 +81,14 @@ class Batch:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes held by columns and payload, in memory or in the file."""
+        """Bytes of columns and payload, in memory or in the file."""
         total = 0
         for column in (self.high, self.low, self.time, self.live, self.value, self.order):
             total += column.nbytes if 0 not in column.strides else column.itemsize
         return total + self.rows.held
 
     def _check_invariants(self) -> None:
-        """Assert the invariant; raise `CorruptState` for two values of a key at one time."""
+        """Assert the invariant; raise `CorruptState` if a key has two values at one time."""
         n = len(self)
         assert len(self.rows) == n == self.time.size == self.live.size == self.order.shape[0]
         assert self.value.size in (0, n)
@@ -115,9 +113,9 @@ class Batch:
 
 
 def mark_first_of_keys(high: Words, low: Words, more: Ints | None = None) -> Any:
-    """bool[n]: where another key begins, of identities in order (``low`` of size 0 where one word is enough).  O(n).
+    """Mark the first row of each key of sorted identities, as bool[n].  O(n).
 
-    ``more``: int64[n, w], words beyond two.
+    ``low``: of size 0 if one word is enough.  ``more``: int64[n, w], words beyond two.
 
     >>> mark_first_of_keys(np.array([1, 1, 2], np.uint64), np.empty(0, np.uint64)).tolist()
     [True, False, True]
@@ -133,12 +131,12 @@ def mark_first_of_keys(high: Words, low: Words, more: Ints | None = None) -> Any
 
 
 def mark_last_of_keys(high: Words, low: Words, more: Ints | None = None) -> Any:
-    """bool[n]: which are the last of their keys, of identities in order.  O(n)."""
+    """Mark the last row of each key of sorted identities, as bool[n].  O(n)."""
     return np.append(mark_first_of_keys(high, low, more)[1:], np.ones(min(high.size, 1), np.bool_))
 
 
 class ArrangementChange(NamedTuple):
-    """What one step does to a range of identities: its versions, and which of them are current after it.
+    """The change of a range of identities by one step: its versions, and those that are current after it.
 
     >>> import numpy as np, pyarrow as pa
     >>> zero = np.array([0])
@@ -150,28 +148,28 @@ class ArrangementChange(NamedTuple):
     batch: Batch
     """The versions, in memory or in files."""
     value: Words
-    """uint64[n]: what counts in "did it change", for the index."""
+    """uint64[n]: hashes of the columns that count as a change, for the index."""
     last: Ints
-    """int64[keys]: the place of each key's last version, ascending; -1 for a key that did not change."""
+    """int64[keys]: the position of each key's last version, ascending; -1 for an unchanged key."""
     place: Ints
-    """int64[keys]: where `Arrangement.seek` found the keys in the index."""
+    """int64[keys]: the places of the keys in the index, from `Arrangement.look_up_keys`."""
     built: int
-    """The number of the index's table at that time."""
+    """The number of the index's table at the time of that look-up."""
     live_added: int
-    """How many more keys are live than before."""
+    """The increase of the number of live keys."""
     tombstones_added: int
-    """How many more hold an order and no row."""
+    """The increase of the number of keys with an order and no row."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that taking it in will add; none of a batch in files."""
+        """Bytes of memory that the change will add; 0 for a batch in files."""
         return self.batch.nbytes if self.batch.mapped is None else 0
 
 
 END = 2**64 - 1
 """The greatest identity."""
 LASTS = 1 << 16
-"""Versions that `iterate_last_rows_of_keys` looks at together."""
+"""The number of versions that `iterate_last_rows_of_keys` reads at once."""
 
 
 class BatchRange(NamedTuple):
@@ -188,7 +186,7 @@ class BatchRange(NamedTuple):
 
 
 def iterate_last_rows_of_keys(batch: Batch, part: BatchRange) -> Iterator[Ints]:
-    """Yield the rows that are the last of their keys in a part, some at a time.  O(rows)."""
+    """Yield the rows of a part that are the last of their keys, some at a time.  O(rows)."""
     for begin in range(part.begin, part.end, LASTS):
         end = min(begin + LASTS, part.end)
         to = min(end + 1, part.end)
@@ -197,13 +195,11 @@ def iterate_last_rows_of_keys(batch: Batch, part: BatchRange) -> Iterator[Ints]:
 
 
 class BatchSlots:
-    """The batches of an arrangement by number; 0 is left to the events of the step at hand.
+    """The batches of an arrangement by number; slot 0 is for the events of the current step.
 
-    ``ordered``: whether identities have more words than two.
-
-    ``lasting``: whether commits write them to files.  ``files``: by number, those of resident ones that were written.
-    ``shapes``: the columns that payloads in files have or had; one is added where it is new, and none goes.
-    ``readers``: what `freeze` gave, as long as somebody holds it.
+    ``ordered``: whether identities have more than two words.  ``lasting``: whether commits write the batches to files.
+    ``files``: the files of resident batches, by slot.  ``shapes``: the lists of columns that payloads in files have or
+    had; it only grows.  ``readers``: the results of `freeze` that are still in use.
     """
 
     def __init__(self, schema: pa.Schema, ordered: bool = False) -> None:
@@ -229,7 +225,7 @@ class BatchSlots:
         return [batch for batch in self.by_slot if batch is not None]
 
     def add_batch(self, batch: Batch) -> BatchRange:
-        """Give a batch a number; all its rows as a part.  O(columns)."""
+        """Give a batch a slot, and return all its rows as a range.  O(columns)."""
         batch = replace(batch, ordered=True) if self.ordered else batch
         if self.free:
             slot = self.free.pop()
@@ -242,22 +238,22 @@ class BatchSlots:
         return BatchRange(slot, 0, batch.high.size)
 
     def freeze(self) -> BatchSlots:
-        """Return these as they are now, for a reader of its own thread.  O(columns * batches)."""
+        """Return a copy of the current slots, for a reader in another thread.  O(columns * batches)."""
         out = copy(self)
         out.by_slot, out.pool = self.by_slot.copy(), self.pool.copy()
-        out.pool.threads = ALONE  # the others may end while it reads
+        out.pool.threads = ALONE  # the writer's threads may end while it reads
         self.readers.add(out)
         return out
 
     @property
     def bytes_pinned(self) -> int:
-        """Bytes of memory of batches that only readers hold any more.  O(batches that readers hold)."""
+        """Bytes of memory of batches that only readers still use.  O(batches that readers hold)."""
         here = {id(batch.rows) for batch in self.batches}
         held = {id(batch.rows): batch for each in list(self.readers) for batch in each.batches if batch.mapped is None}
         return sum(batch.nbytes for rows, batch in held.items() if rows not in here)
 
     def drop_batch(self, slot: int) -> None:
-        """Let a batch go: its memory when nobody looks at it any more, its file at once."""
+        """Remove a batch: its file at once, its memory when no reader uses it."""
         batch = self[slot]
         self._count_bytes(batch, -1)
         self.by_slot[slot] = None
@@ -268,12 +264,12 @@ class BatchSlots:
             file.drop()
 
     def set_batch_file(self, slot: int, file: Any) -> None:
-        """Note that a resident batch is in a file, too; the index holds the hashes of its values."""
+        """Record the file of a resident batch, and drop its value hashes, which the index has."""
         self.files[slot] = file
         self.replace_batch(slot, replace(self[slot], value=NONE))
 
     def replace_batch(self, slot: int, batch: Batch) -> None:
-        """Put a batch of the same versions, row by row, in the place of a slot's.  O(columns)."""
+        """Replace the batch of a slot by another one with the same versions, row by row.  O(columns)."""
         self._count_bytes(self[slot], -1)
         self.by_slot[slot] = replace(batch, ordered=True) if self.ordered else batch
         self.pool.set_batch(slot, batch.rows)
@@ -286,7 +282,7 @@ class BatchSlots:
             self.mapped += sign * batch.mapped.nbytes
 
     def build_slot_mask(self, parts: list[BatchRange]) -> Flags:
-        """uint8[slots]: 1 for those that the parts are of."""
+        """Return uint8[slots], with 1 for the slots of the parts."""
         out = np.zeros(len(self.by_slot), np.uint8)
         out[[part.slot for part in parts]] = 1
         return out
@@ -295,11 +291,12 @@ class BatchSlots:
 class Run:
     """The output of one step or one merge: versions in hash order, in one batch or several.
 
-    Together its parts hold all that its description covers, less what a merge has taken: from the least identity on,
-    part by part, so memory and disk come free. References name (slot, row) and stay good in a run that is half taken,
-    because parts remember where they now begin, and rows are never renumbered.
+    A merge takes versions from the front of a run, range by range, so memory and disk become free meanwhile. References
+    name a slot and a row. They stay valid in a partly taken run, because its parts move their beginnings and rows keep
+    their numbers.
 
-    ``description``: the times it speaks for.  ``parts``: ascending ranges of identities.
+    ``description``: the times of the run.  ``parts``: ascending ranges of identities, with all versions of these times
+    except the taken ones.
 
     >>> slots = BatchSlots(pa.schema({"k": pa.int64()}))
     >>> batch = Batch.from_lists([4, 7, 9], [1, 1, 2], [True] * 3, pa.table({"k": [1, 2, 3]}))
@@ -317,18 +314,18 @@ class Run:
         return self.size
 
     def freeze(self) -> Run:
-        """Return this as it is now.  O(parts)."""
+        """Return a copy of the current run.  O(parts)."""
         return Run(self.description, self.parts.copy())
 
     def add(self, part: BatchRange) -> None:
-        """Take in the next range of identities."""
+        """Append the next range of identities."""
         self.parts.append(part)
         self.size += part.end - part.begin
 
     def split_off(self, slots: BatchSlots, last: int) -> list[BatchRange]:
-        """Take the rows with identities up to ``last`` (its first word) off, and their batches when nothing is left.
+        """Remove and return the rows with identities up to ``last``, a first word.  O(parts taken + log rows).
 
-        O(parts taken + log rows).  The batches stay readable through what the caller holds of them.
+        The caller drops their batches.
         """
         if last == END:
             taken, self.parts, self.size = self.parts, [], 0

@@ -1,21 +1,10 @@
-"""Recasting: versions whose rows get wider or more columns, and with them other hashes, or other identities.
+"""Cast the versions of an arrangement to wider types or more columns, with new hashes or identities.
 
-Invariant: the versions that come out are those that went in, cast, one for one, but for deletions of what was never
-there. Widening is injective, so groups do not meet. The identity of a group is that of its columns, so it changes with
-them, and so does its place in the order of identities; a deletion's row may be filler, so it follows a live version of
-its key. What a deletion has in a column that changes is nobody's, and becomes null.
+The identity of a group is a hash of its columns, so it may change with them, and then its place in hash order too. The
+row of a deletion may be filler, so a deletion takes the new identity of a live version of its key.
 
->>> from ddflow.columns.hashing import Secret, compute_identities
->>> def made(rows):
-...     high, low = compute_identities(rows.select(["k"]), Secret(1, 2))
-...     return high, low, high
->>> old = pa.table({"k": pa.array([7, 8], pa.int32())})
->>> high, _, _ = made(old)
->>> order = np.argsort(high)
->>> batch = replace(Batch.from_lists(high[order], [1, 1], [1, 1], old.take(pa.array(order))), low=np.zeros(2,
-...     np.uint64))
->>> sorted(cast_batch(batch, pa.schema({"k": pa.string()}), made, rekeys=True).rows.table.to_pydict()["k"])
-['7', '8']
+Guarantees: each version becomes one version, except deletions of keys without a live version. Widening is injective, so
+two groups never become one. If a column changes, deletions have null in it.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,16 +30,16 @@ from ddflow.trace.merge import pick_versions_by_sorting
 from ddflow.trace.spill import Made, spill_batch
 
 Cast = Callable[[pa.Table | pa.RecordBatch, pa.Schema, Flags], pa.RecordBatch]
-"""Gives rows in the columns of a schema; of flags, those that are live."""
+"""A function that casts rows to a schema; the flags mark the live rows."""
 
 
 def cast_rows(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Flags) -> pa.RecordBatch:
-    """Rows whose columns say what they say whatever their types are.  See `Cast`, and `conform_to_wider_schema`."""
+    """Cast rows to wider types of the same values.  See `Cast` and `conform_to_wider_schema`."""
     return conform_to_wider_schema(rows, schema)
 
 
 def has_changed_identities(old: pa.Schema, new: pa.Schema) -> bool:
-    """Whether identities by some columns change with these: there are more, or hashes are others.  O(columns)."""
+    """Return whether identities change because there are more columns or their hashes differ.  O(columns)."""
     pairs = [(f.type, new.field(f.name).type) for f in old if f.name in new.names]
     return old.names != new.names or any(a != b and find_widening(a, b) != "read" for a, b in pairs)
 
@@ -58,8 +47,20 @@ def has_changed_identities(old: pa.Schema, new: pa.Schema) -> bool:
 def cast_batch(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool, cast: Cast = cast_rows) -> Batch:
     """Cast a batch to the columns of a schema.  O(n), and O(n log n) if it ``rekeys``.
 
-    ``batch``: all versions of its keys.  ``made``: hashes rows of that schema.  ``rekeys``: whether identities change
-    with the columns.  ``cast``: casts its rows.  Raises `InexactValue`.
+    ``batch``: all versions of its keys.  ``made``: hashes rows of the new schema.  ``rekeys``: whether identities
+    change with the columns.  ``cast``: casts the rows.  Raises `InexactValue`.
+
+    >>> from ddflow.columns.hashing import Secret, compute_identities
+    >>> def made(rows):
+    ...     high, low = compute_identities(rows.select(["k"]), Secret(1, 2))
+    ...     return high, low, high
+    >>> old = pa.table({"k": pa.array([7, 8], pa.int32())})
+    >>> high, _, _ = made(old)
+    >>> order = np.argsort(high)
+    >>> batch = replace(Batch.from_lists(high[order], [1, 1], [1, 1], old.take(pa.array(order))), low=np.zeros(2,
+    ...     np.uint64))
+    >>> sorted(cast_batch(batch, pa.schema({"k": pa.string()}), made, rekeys=True).rows.table.to_pydict()["k"])
+    ['7', '8']
     """
     live, there = batch.live != 0, batch.rows.table
     if not live.all():
@@ -99,7 +100,7 @@ def cast_batch(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool, cast: 
 def cast_batches(
     old: Arrangement, schema: pa.Schema, made: Made, rekeys: bool, cast: Cast = cast_rows
 ) -> Iterable[Batch]:
-    """All versions of an arrangement, a range of the old identities at a time, recast.  O(versions)."""
+    """Cast all versions of an arrangement, one range of the old identities at a time.  O(versions)."""
     for parts in old.iterate_version_ranges():
         picked = pick_versions_by_sorting(old.slots, parts, old.since, not old.keeps)
         if picked.high.size:
@@ -109,9 +110,10 @@ def cast_batches(
 def rekey_arrangement(
     old: Arrangement, new: Arrangement, made: Made, indexed: bool, batch_store: BatchStore | None = None
 ) -> None:
-    """Put all versions of an arrangement, recast under other identities, into an empty one, as one run.  O(versions).
+    """Cast all versions of an arrangement to other identities, and put them into an empty one as one run.  O(versions).
 
-    ``indexed``: in memory, and in the index; else on disk: in files of ``batch_store``, None where it is only read.
+    ``indexed``: whether the run is in memory and in the index; else it is on disk, in files of ``batch_store``. None:
+    it stays in memory and is only read.
     """
     moved = new.make_empty()
     for batch in cast_batches(old, new.schema, made, True):
@@ -141,9 +143,9 @@ def rekey_arrangement(
 
 
 def cast_arrangement_in_place(arranged: Arrangement, schema: pa.Schema, made: Made, hashed: bool) -> None:
-    """Give an arrangement the columns of a schema, where it is.  O(rows) a column that changes.
+    """Cast the rows of an arrangement in place; identities stay.  O(rows) for each column that changes.
 
-    Identities stay.  ``made``: hashes of rows of the schema, which are others where ``hashed``; then all rows are read.
+    ``made``: hashes rows of the schema.  ``hashed``: whether hashes change; then all rows are read.
     """
     slots, table, values = arranged.slots, arranged.index.table, dict[int, Any]()
     old, slots.pool, arranged.schema = slots.pool, RowPool(schema), schema

@@ -1,28 +1,12 @@
-"""An inventory: an arrangement as plain values and files, for a commit; and an arrangement made of them again.
+"""Save an arrangement as a record of plain values and files for a commit, and restore it.
 
-Invariant: the arrangement that `restore_arrangement` gives reads, at every time, as the one given to
-`checkpoint_arrangement`, and goes on with the merges that were under way. A commit must cost what changed. So a batch
-is written once, when it is new, and named from then on. A merge half done is kept half done: the inventory says where
-the remaining parts of its inputs begin. The index is not kept. It is made again from the versions, oldest run first,
-unless there is a budget; then all runs go on disk, where they are searched. All values from a file are checked before a
-kernel sees them.
+Each batch is written once, when it is new, and only named in later commits, so a commit costs what changed. A merge in
+progress stays in progress: the record says where the remaining parts of its inputs begin. The index is not saved.
+`restore_arrangement` builds it from the versions, oldest run first, unless there is a budget; then all runs are on disk
+and are searched.
 
->>> from ddflow.storage.fields import Decoder, decode_record
->>> from ddflow.storage.memory import MemoryStore
->>> from ddflow.trace.batch import ArrangementChange
->>> batch_store, schema = BatchStore(MemoryStore()), pa.schema({"k": pa.int64()})
->>> arranged = Arrangement(schema, wide=False, words=0)
->>> arranged.slots.lasting, zero = True, np.array([0])
->>> batch = Batch.from_lists([5], [3], [True], pa.table({"k": [1]}))
->>> change = ArrangementChange(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
->>> arranged.apply_changes([change], upper=4, since=3)
->>> record = decode_record(Decoder(ArrangementRecord), encode_record(checkpoint_arrangement(arranged, batch_store)),
-...     "an example")
->>> again = Arrangement(schema, wide=False, words=0)
->>> made = lambda rows: (NONE, NONE, NONE)  # nothing is compressed
->>> restore_arrangement(again, record, "an example", batch_store, indexed=True, made=made)
->>> again.read().to_pylist(), again.upper, again.keys
-([{'k': 1}], 4, 1)
+Guarantees: a restored arrangement gives the same rows at every time, and continues the merges in progress. All values
+from a file are checked before a kernel uses them.
 """
 
 from collections.abc import Callable
@@ -63,19 +47,19 @@ from ddflow.trace.spill import (
 )
 
 ROW = (1 << SLOT) - 1
-"""The bits of a reference that are its row."""
+"""The bits of a reference for the row."""
 
 
 class ReusedBatches:
-    """Batches and runs of an arrangement before it is brought up to date, to fit its index to what it holds then.
+    """The batches and runs of an arrangement before its update from a newer inventory.
 
-    A worker that kept a part open finds that others went on with it: their inventory names files that are here, new
-    ones, and no longer some that were merged. What is here keeps its slot, so entries that point there stay right. A
-    run of later times has newer versions, which are written. Any other new run is the output of a merge: entries that
-    pointed into its inputs are pointed at it. Entries that still point into files that are gone are cleared. So the
-    work is that of the versions that came and went, not of all.
+    A worker keeps an arrangement open while other workers continue with it. Their inventory names some files that are
+    open here, and some new ones, but not those that were merged meanwhile. Open batches keep their slots, so index
+    entries that point to them stay valid. The versions of runs with later times are written to the index. Any other new
+    run is the output of a merge: entries that pointed to its inputs now point to it. Remaining entries that point to
+    missing files are cleared. So the cost depends only on the versions that were added or removed.
 
-    ``indexed``: whether it is to have an index of all versions; else what it holds on disk is kept.
+    ``indexed``: whether the arrangement gets an index of all versions; else its batches on disk are reused.
     """
 
     def __init__(self, arranged: Arrangement, indexed: bool) -> None:
@@ -90,24 +74,28 @@ class ReusedBatches:
                 self._named[file.columns.blob.name, "" if indexed else mapped.words.blob.name] = slot
 
     def find_slot(self, record: BatchRecord) -> int | None:
-        """Where the batch of a record is held, which it is asked for once; None where it is to be read.  O(1)."""
+        """Return the slot of the batch of a record, None if it must be read.  O(1).
+
+        Call it once for each record.
+        """
         bloom = "" if self.indexed or record.bloom is None else record.bloom.name
         return self._named.pop((record.file.name, bloom), None)
 
     def update_shapes(self, shapes: list[list[str]]) -> None:
-        """Take an inventory's list of the columns that payloads have or had.  O(files held) where the order is new."""
+        """Use an inventory's lists of payload columns.  O(files held) if the order is new."""
         slots = self.arranged.slots
         if shapes[: len(slots.shapes)] != slots.shapes:
-            # What was said of a file named its columns by their number.
+            # The cached records of files name their columns by number.
             for slot in self.slots:
                 if (file := slots[slot].mapped or slots.files.get(slot)) is not None:
                     file.record = None
         slots.shapes = shapes
 
     def update_index(self) -> None:
-        """Make the index fit what the arrangement holds now, and let go of what it holds no more.
+        """Update the index to the arrangement's current versions, and drop batches that it no longer has.
 
-        O(versions that came and went), and O(slots) when they outgrow the index."""
+        O(versions added or removed), and O(slots) if they outgrow the index.
+        """
         arranged, slots = self.arranged, self.arranged.slots
         for spine in (arranged.spine, arranged.on_disk):
             spine.planned = spine.fresh = 0
@@ -129,7 +117,7 @@ class ReusedBatches:
                 slots.drop_batch(slot)
 
     def _write_entries(self, floor: Ints) -> None:
-        """Point entries at all versions of runs that are new."""
+        """Point entries at all versions of new runs."""
         arranged, index, slots, here = self.arranged, self.arranged.index, self.arranged.slots, set(self.slots)
         if not here:
             versions = sum(map(len, arranged.spine.runs))
@@ -138,13 +126,13 @@ class ReusedBatches:
             Run(run.description, [part for part in run.parts if part.slot not in here]) for run in arranged.spine.runs
         ]
         later = [run for run in new if run.description.upper > self.upper or not here]
-        # Of several outputs that have a key the newest one has what the entry pointed at.
+        # If several outputs have a key, the newest one has the version that the entry pointed at.
         for run in reversed(new):
             for part in run.parts if run not in later else ():
                 self._redirect_entries(part, floor)
-        # Older runs first, so that the newest of a key stays.
+        # Older runs first, so that the newest version of a key stays.
         for run in later:
-            # Deletions that need not be kept stand in the index all the same until newer runs are told.
+            # Deletions have entries until newer runs are written, even those that need not be kept.
             index.reserve_entries(
                 sum(last.size for part in run.parts for last in iterate_last_rows_of_keys(slots[part.slot], part))
             )
@@ -154,20 +142,20 @@ class ReusedBatches:
                 slots.set_batch_file(part.slot, slots.files[part.slot])
 
     def _redirect_entries(self, part: BatchRange, floor: Ints) -> None:
-        """Point entries that point at what is gone at a merge's output."""
+        """Point entries with a lost version at the output of its merge."""
         for last in iterate_last_rows_of_keys(self.arranged.slots[part.slot], part):
             places, lost = self._find_lost_entries(part.slot, last, floor)
             self.arranged.index.repoint_entries(places[lost], last[lost] | part.slot << SLOT)
 
     def _clear_entries(self, part: BatchRange, floor: Ints) -> None:
-        """Let entries that still point at what is gone point at nothing."""
+        """Clear the references of entries with a lost version."""
         for last in iterate_last_rows_of_keys(self.arranged.slots[part.slot], part) if part.end > part.begin else ():
             places, lost = self._find_lost_entries(part.slot, last, floor)
             if lost.any():
                 self.arranged.index.drop_tombstones(places[lost])
 
     def _find_lost_entries(self, slot: int, rows: Ints, floor: Ints) -> tuple[Ints, Any]:
-        """Where the index has the keys of some rows, and bool[m]: which of these entries point at what is gone."""
+        """Return the index places of the keys of some rows, and bool[m] that marks entries with a lost version."""
         batch = self.arranged.slots[slot]
         prior = self.arranged.index.look_up_keys(
             batch.high, batch.low, rows.astype(np.int32), order=batch.extra_identity_words
@@ -177,7 +165,7 @@ class ReusedBatches:
 
 
 def index_run(arranged: Arrangement, run: Run) -> None:
-    """Write the last versions of a run's keys into the index, in which there is room.  O(versions)."""
+    """Write the last versions of a run's keys into the index, which must have enough room.  O(versions)."""
     index = arranged.index
     for part in run.parts:
         batch = arranged.slots[part.slot]
@@ -187,27 +175,47 @@ def index_run(arranged: Arrangement, run: Run) -> None:
 
 
 class WrittenBatch:
-    """The file of a resident batch.  ``names``: of its payload's columns.  ``record``: what an inventory says of it."""
+    """The file of a resident batch.
+
+    ``names``: of its payload's columns.  ``record``: its JSON in an inventory.
+    """
 
     def __init__(self, columns: StoredBlob, layout: FileLayout, names: list[str]) -> None:
         self.columns, self.layout, self.names = columns, layout, names
         self.record: Raw | None = None
 
     def drop(self) -> None:
-        """Let it go."""
+        """Drop the file."""
         self.columns.drop()
 
     def verify(self) -> None:
-        """Where the batch is over the bytes of the file, compare these with their checksum.  Raises `CorruptState`."""
+        """Compare the bytes of the file with their checksum if the batch is over them.  Raises `CorruptState`."""
         if isinstance(self.columns, StoredBatch):
             self.columns.verify()
 
 
 def checkpoint_arrangement(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
-    """Write what is in no file yet; the arrangement as a record, to be written.  O(bytes not written yet + batches).
+    """Write the batches without files, and return the arrangement as a record.  O(unwritten bytes + batches).
 
-    What it says of batches is JSON already, which is made once.  Raises `StorageFull`, `StorageFailed`; the arrangement
-    is then as before.
+    The records of batches are already JSON, which is encoded once.  Raises `StorageFull`, `StorageFailed`; the
+    arrangement is then unchanged.
+
+    >>> from ddflow.storage.fields import Decoder, decode_record
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> from ddflow.trace.batch import ArrangementChange
+    >>> batch_store, schema = BatchStore(MemoryStore()), pa.schema({"k": pa.int64()})
+    >>> arranged = Arrangement(schema, wide=False, words=0)
+    >>> arranged.slots.lasting, zero = True, np.array([0])
+    >>> batch = Batch.from_lists([5], [3], [True], pa.table({"k": [1]}))
+    >>> change = ArrangementChange(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
+    >>> arranged.apply_changes([change], upper=4, since=3)
+    >>> record = decode_record(Decoder(ArrangementRecord), encode_record(checkpoint_arrangement(arranged, batch_store)),
+    ...     "an example")
+    >>> again = Arrangement(schema, wide=False, words=0)
+    >>> made = lambda rows: (NONE, NONE, NONE)  # nothing is compressed
+    >>> restore_arrangement(again, record, "an example", batch_store, indexed=True, made=made)
+    >>> again.read().to_pylist(), again.upper, again.keys
+    ([{'k': 1}], 4, 1)
     """
     slots, by_slot, files = arranged.slots, arranged.slots.by_slot, arranged.slots.files
     items = list[RunRecord | MergeRecord]()
@@ -219,7 +227,7 @@ def checkpoint_arrangement(arranged: Arrangement, batch_store: BatchStore) -> Ar
                 file = files.get(slot) or by_slot[slot].mapped  # type: ignore[union-attr]
                 record = None if file is None else file.record
                 batches.append(_write_batch_record(slots, slot, batch_store) if record is None else record)
-            # A merge takes from the front, so no other part begins or ends within its batch.
+            # A merge takes rows from the front, so only the first part may begin within its batch.
             runs.append(RunRecord(*run.description, run.parts[0].begin if run.parts else 0, batches))
         if isinstance(item, Run):
             items += runs
@@ -263,14 +271,13 @@ def restore_arrangement(
     sieved: bool = True,
     home: BatchStore | None = None,
 ) -> None:
-    """Fill an arrangement with what an inventory says.  O(bytes that are read); every file is verified.
+    """Restore an arrangement from its record, and verify every file.  O(bytes read).
 
-    One that is not empty holds what an earlier inventory of the same arrangement said: it is brought up to date.
-    ``what``: where that stands, for messages.  ``indexed``: all runs are resident (mapped, that is, unless they are
-    compressed) and indexed; else all are on disk.  ``made``: for rows whose columns are not those they were written
-    with, or that are compressed.  ``sieved``: whether runs on disk will be searched, and not only read.  ``home``:
-    where what is compressed is written anew, to be read where it lies; None: it is held in memory.  Raises
-    `CorruptState`, and what the home raises.
+    A nonempty arrangement comes from an earlier inventory of the same arrangement and is updated.  ``what``: the place
+    of the record, for messages.  ``indexed``: all runs are resident (mapped if not compressed) and indexed; else all
+    are on disk.  ``made``: hashes rows of compressed files, or with new columns.  ``sieved``: runs on disk are
+    searched, not only read.  ``home``: stores uncompressed copies of compressed files, to read them in place; None to
+    hold them in memory. Raises `CorruptState`, and the errors of the home.
     """
     held = ReusedBatches(arranged, indexed)
     arranged.slots.lasting = True
@@ -303,7 +310,7 @@ def restore_arrangement(
 
 
 class _InventoryLoader:
-    """Runs and merges of an inventory, whose batches are loaded as they are named, where they are not ``held``."""
+    """A loader of runs and merges, which reads the batches that ``held`` does not have."""
 
     def __init__(
         self,
@@ -321,7 +328,7 @@ class _InventoryLoader:
         self.versions = 0
 
     def build_run_or_merge(self, record: RunRecord | MergeRecord) -> Run | RunMerge:
-        """Build a run, or a merge under way."""
+        """Build a run, or a merge in progress."""
         if isinstance(record, RunRecord):
             return self._load_run(record)
         inputs, output = [self._load_run(each) for each in record.inputs], self._load_run(record.output)
@@ -330,7 +337,7 @@ class _InventoryLoader:
             raise _make_corrupt_error(self.what, "a merge speaks of other times than its inputs")
         self._check_times_meet([run.description for run in inputs])
         merge = RunMerge(inputs, record.whole, self.target)
-        # A piece may be larger than what was paid for, so that the credit is less than nothing.
+        # A piece may be larger than the credit, so the credit may be negative.
         merge.output, merge.first, merge.credit = output, record.first, record.credit
         return merge
 
@@ -374,7 +381,7 @@ class _InventoryLoader:
             raise _make_corrupt_error(self.what, "its runs leave out times, or overlap")
 
     def check_time_coverage(self) -> None:
-        """Raise `CorruptState` unless every time is spoken of once."""
+        """Raise `CorruptState` unless the descriptions cover each time once."""
         items = self.arranged.spine.items or self.arranged.on_disk.items
         self._check_times_meet([(each if isinstance(each, Run) else each.output).description for each in items])
 
@@ -413,7 +420,7 @@ def _load_batch(
     file = WrittenBatch(kept, layout, [f.name for f in fields])
     batch = decode_batch(kept.batch, layout)
     if layout.compressed:
-        # What lies in the file is not what is held.
+        # The batch in memory differs from the compressed file.
         batch, file.columns = (
             fill_hashes(batch, made(_add_null_columns(batch, arranged.schema))[:3]),
             StoredBlob(batch_store, kept.blob, True),

@@ -1,9 +1,10 @@
-"""The rows of groups of an ordered arrangement, wherever they live.
+"""Find the rows of groups in an ordered arrangement, in memory and on disk.
 
-Invariant: the rows of a group are those that a read of all would give with its words first, in the order of identities.
-In memory the index has them side by side. Where runs lie on disk, each has the rows of a group side by side, and what a
-newer layer says of an identity holds. Of each layer the first rows are read; what they say is known up to the least
-identity at which a layer was left. Where that is too little, more is read.
+The index and each run on disk keep the rows of a group together. A search reads the first rows of each layer, and the
+newest layer decides about each identity. The result is certain only up to the least identity at the end of a partly
+read layer. If the result is too short, the search reads more.
+
+Guarantees: the rows are the same as in a full read, in the order of identities.
 
 >>> import pyarrow as pa
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=True, words=1, ordered=True)
@@ -26,9 +27,9 @@ from ddflow.trace.ordered_index import ALL, OrderedIndex, RowsByGroup
 from ddflow.trace.spill import find_identity_ranges
 
 AHEAD = 16
-"""So many rows more than are asked for are read of a layer: some were deleted."""
+"""The extra rows that are read of each layer, since some rows are deleted."""
 MORE = 4
-"""So many times the rows are read where those of a round say too little."""
+"""The growth factor of the number of rows in the next round of a search."""
 
 
 class VersionLayer(NamedTuple):
@@ -41,9 +42,9 @@ class VersionLayer(NamedTuple):
     low: Words
     order: Ints
     group: Ints
-    """int64[n]: which of the groups they are of, ascending."""
+    """int64[n]: the number of the group of each version, ascending."""
     left: Any
-    """bool[g]: where a group has more rows in the layer."""
+    """bool[g]: the groups with unread rows in the layer."""
 
 
 def find_group_rows(
@@ -58,10 +59,10 @@ def find_group_rows(
 ) -> RowsByGroup:
     """Find the live rows of groups by ascending prefixes of identities, at most ``most`` of each.
 
-    ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``, ``tied``, ``words``, ``back``: as of
+    ``low`` of size 0 and ``order`` None make prefixes shorter.  ``most``, ``tied``, ``words``, ``back``: as in
     `OrderedIndex.find_group_rows`.
 
-    O(groups log entries + rows) in memory; on disk, O(log rows + rows read) for each group and run, plus the deletions
+    O(groups log entries + rows) in memory. On disk, O(log rows + rows read) for each group and run, and the deletions
     before these rows.
     """
     index = arranged.index
@@ -70,7 +71,7 @@ def find_group_rows(
         return index.find_group_rows(high, low, order, most, tied=tied, words=words, back=back)
     parts = [
         part for parts in arranged.unindexed_parts for part in reversed(parts)
-    ]  # of a merge, they are oldest first
+    ]  # the parts of a merge are oldest first
     ranges = [find_identity_ranges(arranged.slots[part.slot], part.begin, high, low, order) for part in parts]
     limits = np.full(high.size, most) if isinstance(most, int) else most
     room, of, found = np.minimum(limits, ALL // MORE) + AHEAD, np.arange(high.size), list[tuple[Ints, ...]]()
@@ -96,9 +97,9 @@ def find_group_rows(
 
 
 def find_window_rows(arranged: Arrangement, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
-    """Find the rows of the windows of places, and the window of each place: see `OrderedIndex.find_windows`.
+    """Find the rows of the windows around places, and the window of each place, as `OrderedIndex.find_windows` does.
 
-    If there are rows on disk, the windows are the groups.
+    If there are rows on disk, the windows are whole groups.
     """
     index = arranged.index
     assert isinstance(index, OrderedIndex)
@@ -109,7 +110,7 @@ def find_window_rows(arranged: Arrangement, high: Words, low: Words, order: Ints
 
 
 def _read_index_layer(arranged: Arrangement, found: RowsByGroup, room: Ints) -> VersionLayer:
-    """Return the index's entries of the groups, deletions too."""
+    """Return the index's entries of the groups, with deletions."""
     sizes = np.diff(found.begins)
     there = np.flatnonzero((found.references >> SLOT) & SLOTS)
     references, values = found.references[there], found.values[there]
@@ -119,7 +120,7 @@ def _read_index_layer(arranged: Arrangement, found: RowsByGroup, room: Ints) -> 
 
 
 def gather_identities(arranged: Arrangement, references: Ints) -> tuple[Words, Words, Ints]:
-    """Gather the identities of rows: two words, and the others, int64[n, w].  O(n), and a little for each batch."""
+    """Gather the identities of rows: two words, and the others as int64[n, w].  O(n), and a little for each batch."""
     slots, rows = (references >> SLOT) & SLOTS, references & ROWS
     high, low = np.empty(slots.size, np.uint64), np.empty(slots.size, np.uint64)
     order = np.empty((slots.size, arranged.words), np.int64)
@@ -146,10 +147,10 @@ def _read_batch_layer(batch: Batch, slot: int, first: Ints, last: Ints, room: In
 
 
 def _find_newest_versions(every: VersionLayer, layers: Sequence[VersionLayer], back: bool) -> Ints:
-    """Find the newest versions across layers, in order, if they live.
+    """Find the newest versions across layers, in order, if they are live.
 
-    If a layer was left early, the last version that was read of a group may have a later one. So the result ends before
-    it. ``back``: groups from their ends.
+    If a layer has unread rows of a group, a newer version may be among them. So the result ends before the last version
+    that was read there.  ``back``: read groups from their ends.
     """
     by = sort_by_words(every.high, every.low, every.order)
     number, bound, begin = np.empty(every.group.size, np.int64), np.full(layers[0].left.size, every.group.size), 0
@@ -176,11 +177,11 @@ def _reverse_group_rows(group: Ints) -> Ints:
 
 
 def _keep_first_rows(every: VersionLayer, rows: Ints, most: Ints, tied: int) -> Ints:
-    """Of rows in order, at most so many of each group and those that tie with the last."""
+    """Keep at most ``most`` rows of each group, and the rows that tie with the last one."""
     group = every.group[rows]
     heads = np.append(True, np.diff(group) != 0)[: rows.size]
     classes = heads | (mark_first_of_keys(every.high[rows], every.low[rows], every.order[rows, :tied]) != 0)
     place = np.arange(rows.size) - np.maximum.accumulate(np.where(heads, np.arange(rows.size), 0))
-    # The place of the first of those that tie.
+    # Compare the place of the first row of each tie.
     first: Ints = rows[place[np.flatnonzero(classes)[np.cumsum(classes) - 1]] < most[group]]
     return first

@@ -1,19 +1,11 @@
-"""The resident index of an arrangement: identity -> where its current version is, its value's hash, its order.
+"""Map identities to the current version of their key, its value hash and its order, in memory.
 
-Invariant: there is an entry for exactly the keys whose current version must be known: live keys, and deleted ones whose
-order is kept. (Other deleted keys may linger until the table is rebuilt.) A lookup says what a key holds, and by which
-order, without touching payload. Entries are wide rows of words in hash order, so a sorted step walks them front to
-back, one cache line a key. Growth copies front to back too. The kernels are in ``kernels.index``; this is the shell
-that makes room.
+Entries are rows of words in hash order, in an open-addressing table, so a sorted step walks it front to back, with one
+cache line a key. The kernels are in ``kernels.index``; this class allocates and grows the table.
 
->>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
->>> high, both = np.array([1, 2**63], np.uint64), np.array([0, 1])
->>> index.reserve_entries(2)
->>> columns = high, none, high, np.ones(2, np.uint8), np.empty((2, 0), np.int64)
->>> index.write(IndexWrite(np.array([-1, -1]), index.built, both, *columns, slot=3))
->>> prior = index.look_up_keys(high, none, both)
->>> (prior.reference & ~(OCCUPIED | LIVE)).tolist() == [3 << 40, (3 << 40) + 1], len(index)
-(True, 2)
+Guarantees: the index has an entry for each live key, and for each deleted key whose order is kept. A look-up returns
+value hash and order without access to payload. Results do not depend on the number of threads.
+Limits: other deleted keys may stay until the table is rebuilt.
 """
 
 from collections.abc import Sequence
@@ -33,11 +25,11 @@ from ddflow.kernels.index import evict_entries
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 
 SPARE, LEAST, LOAD, CROWDED = 256, 1024, 0.7, 0.85
-"""Spare slots of a shard, the fewest others, how full they are made, how full some may be while the rest are let go."""
+"""Spare slots of a shard; the least other slots; the normal load; the load allowed while a merge removes entries."""
 SHARED = 1 << 16
 IDENTITIES = 1 << 64
 WALKED = 8
-"""Nanoseconds that an entry takes, about, where a table is walked from front to back."""
+"""The approximate nanoseconds an entry takes in a walk over the table."""
 EVERY: Flags = np.empty(0, np.uint8)
 
 
@@ -45,9 +37,9 @@ class IndexWrite(NamedTuple):
     """The last version of each of some keys, by ascending identities, for `Index.write`."""
 
     place: Ints
-    """int64[keys]: where `Index.seek` found the keys, -1 where it did not."""
+    """int64[keys]: the places of the keys from `Index.look_up_keys`, -1 for none."""
     built: int
-    """The number of the table at that time; in another they are looked for again."""
+    """The number of the table at that look-up; in another table the places are searched again."""
     last: Ints
     """int64[keys]: versions, -1 for none; the columns below are by version."""
     high: Words
@@ -56,14 +48,26 @@ class IndexWrite(NamedTuple):
     live: Flags
     order: Ints
     slot: int
-    """The slot of the batch that the versions are in."""
+    """The slot of the batch of the versions."""
 
 
 class Index:
-    """``wide``: identities are two words.  ``words``: order words an entry."""
+    """An index over identities.
+
+    ``wide``: whether identities have two words.  ``words``: order words an entry.  ``keeps``: whether deletions stay.
+
+    >>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
+    >>> high, both = np.array([1, 2**63], np.uint64), np.array([0, 1])
+    >>> index.reserve_entries(2)
+    >>> columns = high, none, high, np.ones(2, np.uint8), np.empty((2, 0), np.int64)
+    >>> index.write(IndexWrite(np.array([-1, -1]), index.built, both, *columns, slot=3))
+    >>> prior = index.look_up_keys(high, none, both)
+    >>> (prior.reference & ~(OCCUPIED | LIVE)).tolist() == [3 << 40, (3 << 40) + 1], len(index)
+    (True, 2)
+    """
 
     shared = SHARED
-    """Slots from which on a table has a shard for each thread."""
+    """The least number of slots of a table with one shard for each thread."""
 
     def __init__(self, wide: bool, words: int, keeps: bool = True) -> None:
         self.wide, self.words, self.keeps = wide, words, keeps
@@ -75,7 +79,7 @@ class Index:
         self._cut = np.uint64(LEAST), np.uint64(1)
 
     def set_threads(self, threads: Threads) -> None:
-        """Let threads share the work; results do not depend on it."""
+        """Share the work among threads; results do not depend on it."""
         self.threads, self.least = threads, threads.compute_min_rows_to_split(RESOLVED)
 
     def __len__(self) -> int:
@@ -83,7 +87,7 @@ class Index:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table, free slots included."""
+        """Bytes of the table, including free slots."""
         return int(self.table.nbytes)
 
     def look_up_keys(
@@ -112,9 +116,10 @@ class Index:
         return prior
 
     def write(self, *writes: IndexWrite) -> None:
-        """Put the last version of each key, replacing what it held.  `room` was made before.  O(keys) expected.
+        """Write the last version of each key over its old entry.  O(keys) expected.
 
-        Writes to shards of their own are done side by side; all are of other keys.
+        `reserve_entries` must come first. Writes are of different keys; if they go to different shards they run in
+        parallel.
         """
         apart = self.shards > 1 and len(writes) > 1 and self._is_one_write_per_shard(writes)
         while True:
@@ -130,9 +135,9 @@ class Index:
             self._rebuild(self.capacity * self.shards)
 
     def _write_versions(self, write: IndexWrite) -> int:
-        """How many keys are new, or -1 where there was no room."""
+        """Write the versions of one write, and return the number of new keys, or -1 if a shard is full."""
         place, built, last, high, low, value, live, order, slot = write
-        # A deletion that nobody need be told of points at nothing, so that merges may drop its version.
+        # A deletion that need not be kept has no reference, so merges may drop its version.
         tag, tombstone = np.int64(OCCUPIED | slot << SLOT), np.int64(0 if self.keeps else OCCUPIED)
         here = place if built == self.built else np.full(last.size, -1)
         return int(
@@ -142,38 +147,41 @@ class Index:
         )
 
     def _is_one_write_per_shard(self, writes: Sequence[IndexWrite]) -> bool:
-        """Whether no two writes, by ascending identities, are to one shard."""
+        """Return whether no two writes, by ascending identities, go to one shard."""
         some = [each.high for each in writes if each.high.size]
         ends = [(int(high[0]) * self.shards >> 64, int(high[-1]) * self.shards >> 64) for high in some]
         return all(one[1] < other[0] for one, other in pairwise(ends))
 
     def repoint_entries(self, places: Ints, references: Ints) -> None:
-        """Point the entries at ``places`` (-1: none) to where their rows have moved, their flags unchanged."""
+        """Point the entries at ``places`` (-1: none) to the new references of their rows; flags stay."""
         flags = np.uint64(OCCUPIED | LIVE)
         self.threads.run_spans(
             places.size, lambda a, b: kernels.redirect_entries(self.table, places[a:b], references[a:b], flags), WALKED
         )
 
     def drop_tombstones(self, places: Ints) -> None:
-        """Let the entries at ``places``, of deleted keys, point at nothing; they go when the table is rebuilt."""
+        """Clear the references of deleted keys at ``places``; a rebuild removes their entries."""
         kernels.redirect_entries(self.table, places, np.zeros(places.size, np.int64), np.uint64(OCCUPIED))
         self.tombstones = self.tombstones or bool(places.size)
 
     def remove_entries(self, first: int, last: int, members: Flags) -> None:
-        """Take out the entries of a range of identities that point into some batches.  O(slots of the range)."""
+        """Remove the entries of a range of identities that point into some batches.  O(slots of the range).
+
+        ``members``: uint8[slots], 1 for these batches.
+        """
         end = np.uint64((last + 1) & (2**64 - 1))
         gone = evict_entries(self.table, *self._cut, np.uint64(first), end, members)
         self.used -= gone
-        # Behind the range entries stand as close as before, until all that are to go are gone.
+        # The entries after the range stay as crowded as before, until the last range is removed.
         self.parted = self.parted + gone if end else 0
         self.built += 1
 
     def find_entry_places(
         self, high: Words, low: Words, starts: Narrow, references: Ints, groups: Ints, order: Ints | None = None
     ) -> Ints:
-        """int64[m]: the slots of the entries that point at ``references`` (without flags), -1 where they do not.
+        """Return int64[m]: the places of the entries that point at ``references``, -1 for none.
 
-        ``groups``: int64[m], of which of the keys at ``starts`` each reference is.
+        ``references``: without flags.  ``groups``: int64[m], the key of each reference, as a position in ``starts``.
         """
         prior = self.look_up_keys(high, low, starts, order=order)
         now = (prior.reference & ~(OCCUPIED | LIVE))[groups]
@@ -183,9 +191,9 @@ class Index:
     def list_entries(
         self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1
     ) -> tuple[Ints, Ints]:
-        """Return the references and places of a range's entries, or of the live ones, in the order of identities.
+        """Return the references and places of the entries of a range, in hash order.  O(slots of the range).
 
-        ``members``: only those that point into these batches.  O(slots of the range).
+        ``live``: only entries of live keys.  ``members``: only entries that point into these batches.
         """
         mask = np.uint64(OCCUPIED | LIVE if live else OCCUPIED)
         count = len(self.threads.cut_spans((self.used * (last - first + 1)) >> 64, WALKED))
@@ -226,45 +234,44 @@ class Index:
         return out
 
     def keep_deletions(self) -> None:
-        """From now on a deleted key keeps its entry: what lies on disk may still hold it.  O(capacity), once."""
+        """Keep the entries of deleted keys from now on, because older versions may be on disk.  O(capacity), once."""
         if not self.keeps or self.tombstones:
             self._rebuild(self.capacity * self.shards)
             self.keeps = True
 
     def reserve_entries(self, more: int) -> None:
-        """Make room for so many keys, known or not, before they are written.
+        """Make room for this many keys, known or not, before they are written.  Amortised O(keys).
 
-        Once for all that ascends, however many writes it takes: the first of two would else fill the lower half of a
-        table that was made for it alone, and each of its keys would be looked for through all of those before it.
-        Amortised O(keys).
+        Call it once for several ascending writes. Else the first of two would fill the lower half of a table made for
+        it alone, with long searches for each of its keys.
         """
         need, held = self._count_slots(self.used, more), self.capacity * self.shards
         if need > held:
             if self.tombstones or not self.keeps:
-                # What is let go now leaves room: else a table of ever new keys would grow for ever.
+                # Dropped deletions leave room; else a table of ever new keys would grow without limit.
                 need = self._count_slots(int((self.table[:, kernels.REF] & self._needed_entry_bits != 0).sum()), more)
             few = need <= held // 2
             self._rebuild(held if few else max(need, held + held // 2))
 
     def _count_slots(self, used: int, more: int) -> int:
-        """How many slots so many entries and keys need."""
+        """Return the number of slots for so many entries and keys."""
         return max(int((used + more) / LOAD), int((used + self.parted + more) / CROWDED))
 
     @property
     def _needed_entry_bits(self) -> np.uint64:
-        """Bits of which a reference has one, unless it is of a deleted key that need not be known."""
+        """A mask: an entry is needed if its reference has any of these bits."""
         return np.uint64(LIVE | (SLOTS << SLOT if self.keeps else 0))
 
     def _rebuild(self, homes: int) -> None:
-        """Into another table, without the deleted keys whose order need not be kept.
+        """Copy the table to a new one, without the deleted keys whose order need not be kept.
 
-        There is room by count; where it runs out all the same, identities crowd the end, and more spare slots help
-        where more capacity would not.
+        The capacity suffices by count. If a shard is still full, many identities are near its end, so more spare slots
+        help and more capacity would not.
         """
         keep, shards = self._needed_entry_bits, self.threads.size if homes >= self.shared else 1
         capacity, bounds = -(-homes // shards), [-(-IDENTITIES * i // shards) for i in range(shards + 1)]
         while True:
-            # Fresh memory is zeros already: to clear it again would go through all of it once more.
+            # Fresh memory is already zero, so np.zeros need not write it.
             table = np.zeros((shards * (capacity + self.spare), self.width), np.uint64)
             cut = *self._cut, table, np.uint64(capacity), np.uint64(shards)
             ends = [(np.uint64(first), np.uint64(end - 1)) for first, end in pairwise(bounds)]
@@ -287,7 +294,7 @@ class Index:
         columns = [kernels.ID, kernels.LOW] if self.wide else [kernels.ID]
         # No identity has two entries.
         assert len(np.unique(ids[:, columns], axis=0)) == self.used
-        # Each entry stands at or after its home in its shard, with no hole between.
+        # Each entry is at or after its home slot in its shard, with no empty slot between.
         slots = self.table.shape[0] // self.shards
         for slot in np.flatnonzero(taken):
             shard, rest = divmod(int(self.table[slot, kernels.ID]) * self.shards, IDENTITIES)

@@ -1,26 +1,9 @@
-"""Joined: the arrangements of a state's partitions, read as the one arrangement that they were cut from.
+"""Read the arrangements of a state's partitions as one arrangement.
 
-Invariant: it answers every read as one arrangement of all their versions would, at every time: partition by partition,
-each in hash order. No key is in two partitions, however they are cut (a count stays with the rows that it counts). A
-step that brought nothing to a partition may have left it as it was; its ``upper`` is behind then, and does not say what
-can be read. A `PartitionedArrangement` is only read: it has no index, no batches and no runs. Code that looks into an
-arrangement looks into each of `Arrangement.partitions`.
-
->>> import pyarrow as pa
->>> from ddflow.trace.batch import Batch
->>> from ddflow.trace.batch import Run
->>> from ddflow.time import BatchDescription
->>> def part(high):
-...     each = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
-...     batch = Batch.from_lists([high], [3], [True], pa.table({"k": [high % 1000]}))
-...     each.on_disk.append(Run(BatchDescription(0, 4, 3), [each.slots.add_batch(batch)]))
-...     each.keys, each.since, each.upper, each.latest = 1, 3, 4, 3
-...     return each
->>> joined = PartitionedArrangement([part(7), part(2**63)], since=3, upper=9)
->>> joined.read(8).to_pylist(), joined.keys, len(joined.partitions)
-([{'k': 7}, {'k': 808}], 2, 2)
->>> find_misplaced_key_partition(part(8), number=0, partitions=2)
-1
+Guarantees: a read gives the rows of one arrangement of all versions, at every time: partition by partition, each in
+hash order. No key is in two partitions, however they are cut, because a count stays with the rows that it counts.
+Limits: a `PartitionedArrangement` is read-only and has no index, batches or runs; look into its `partitions` instead.
+The ``upper`` of a partition may be old, because a step may have brought nothing to it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,17 +17,36 @@ from ddflow.trace.arrangement import Arrangement
 
 
 class PartitionedArrangement(Arrangement):
-    """``partitions``: one or more, not indexed; they are its own from here on.  ``since``, ``upper``: of the state."""
+    """An arrangement over partitions.
+
+    ``partitions``: one or more, not indexed; this object owns them from then on.  ``since``, ``upper``: of the state.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.trace.batch import Batch
+    >>> from ddflow.trace.batch import Run
+    >>> from ddflow.time import BatchDescription
+    >>> def part(high):
+    ...     each = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
+    ...     batch = Batch.from_lists([high], [3], [True], pa.table({"k": [high % 1000]}))
+    ...     each.on_disk.append(Run(BatchDescription(0, 4, 3), [each.slots.add_batch(batch)]))
+    ...     each.keys, each.since, each.upper, each.latest = 1, 3, 4, 3
+    ...     return each
+    >>> joined = PartitionedArrangement([part(7), part(2**63)], since=3, upper=9)
+    >>> joined.read(8).to_pylist(), joined.keys, len(joined.partitions)
+    ([{'k': 7}, {'k': 808}], 2, 2)
+    >>> find_misplaced_key_partition(part(8), number=0, partitions=2)
+    1
+    """
 
     def __init__(self, partitions: Sequence[Arrangement], since: int, upper: int) -> None:
-        # Not that of an arrangement: what it would make is nobody's to look into.
+        # No super().__init__: this object needs none of an arrangement's index, batches and runs.
         self._partitions = tuple(partitions)
         self.schema, self.keeps, self.lapse = partitions[0].schema, partitions[0].keeps, None
         self.is_searched, self.found = False, None
         self.since, self.upper = since, upper
         for each in partitions:
             advance_times(each, since, upper)
-            each.index = partitions[0].index  # nothing is searched, and a thousand that are empty take memory
+            each.index = partitions[0].index  # no index is searched, so one saves the memory of many
         self.latest = max(each.latest for each in partitions)
         self.keys, self.tombstones_counted = sum(p.keys for p in partitions), sum(p.tombstone_count for p in partitions)
 
@@ -54,24 +56,24 @@ class PartitionedArrangement(Arrangement):
         return self._partitions
 
     def freeze(self) -> Arrangement:
-        """Return itself: nothing writes to it."""
+        """Return this object, which has no writer."""
         return self
 
     def narrow_to_group(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
-        """See `Arrangement.narrow_to_group`."""
+        """Return one that reads only the rows of one group, as `Arrangement.narrow_to_group` does."""
         out = copy(self)
         out._partitions = tuple(each.narrow_to_group(high, low, found, as_of) for each in self._partitions)
         return out
 
     def iterate_rows(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
-        """As `Arrangement.iterate_rows`: of all partitions, one after the other."""
+        """Yield the rows of all partitions, one after the other, as `Arrangement.iterate_rows` does."""
         self.check_readable(as_of, what)
         for each in self._partitions:
             yield from each.iterate_rows(as_of, what)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory of all of them."""
+        """Bytes in memory of all partitions."""
         return self._partitions[0].index.nbytes + sum(each.slots.resident for each in self._partitions)
 
     def _check_invariants(self) -> None:
@@ -80,12 +82,18 @@ class PartitionedArrangement(Arrangement):
 
 
 def advance_times(arranged: Arrangement, since: int, upper: int) -> None:
-    """Note that times below ``upper`` are complete, and compacted up to ``since``: no step since changed it.  O(1)."""
+    """Record that times below ``upper`` are complete and times up to ``since`` compacted.  O(1).
+
+    No step since then has changed the arrangement.
+    """
     arranged.since, arranged.upper = max(arranged.since, since), max(arranged.upper, upper)
 
 
 def find_misplaced_key_partition(arranged: Arrangement, number: int, partitions: int) -> int | None:
-    """Where the first key belongs that is not of partition ``number`` of so many; None where all are.  O(versions)."""
+    """Return the right partition of the first key that is not in its own; None if all are.  O(versions).
+
+    ``number``: the partition of the arrangement.  ``partitions``: their number.
+    """
     for part in arranged.parts:
         of = assign_partitions(arranged.slots[part.slot].high[part.begin : part.end], partitions)
         if (odd := np.flatnonzero(of != number)).size:

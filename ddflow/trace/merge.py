@@ -1,21 +1,12 @@
-"""A merge in progress: runs that become one, a range of identities at a time, as far as was paid for.
+"""Merge several runs into one, a range of identities at a time, as far as new versions have paid for.
 
-Invariant: at every moment the remaining inputs and the output together hold what the inputs held, less what no read at
-or after ``since`` can ask for. The ranges are disjoint, so no version is there twice. So a merge of any size goes on
-beside the steps, none pays for all of it, and memory comes free as it goes. The index points into the inputs, so it
-must be right after each piece. There are two ways to find what stays. If every version is at or before ``since``, the
-index names what lives, in hash order, and nothing is sorted. Otherwise the versions are sorted together and pruned.
-When to merge is decided by ``spine.choose``, where output goes by ``Target``.
+A merge has two ways to find the versions that stay. If all versions are at or before ``since``, the index lists the
+live ones in hash order, without a sort. Else `pick_versions_by_sorting` sorts the versions and prunes them.
 
->>> import pyarrow as pa
->>> from ddflow.time import BatchDescription
->>> slots, table = BatchSlots(pa.schema({"k": pa.int64()})), pa.table({"k": [1, 2]})
->>> old, new = (slots.add_batch(Batch.from_lists([4, 9], [time, time], [True, True], table)) for time in (0, 5))
->>> merge = RunMerge([Run(BatchDescription(0, 5, 0), [old]), Run(BatchDescription(5, 9, 0), [new])], whole=True)
->>> merge.advance(2, slots, None, since=5, settled=True, keeps=False)  # two of four, of which one stays
-(2, 1)
->>> merge.remaining_versions, len(merge.output)
-(2, 1)
+Guarantees: at any time the remaining inputs and the output hold the versions of the inputs, except those that no read
+at or after ``since`` needs. Their ranges are disjoint, so no version is in two. A step never pays for a whole merge,
+and memory becomes free during it. The index points into the inputs and is updated with each piece.
+Limits: `spine.choose_merge_start` decides when to merge, and `Target` where the output goes.
 """
 
 from __future__ import annotations
@@ -45,31 +36,31 @@ from ddflow.trace.batch import (
 from ddflow.trace.index import Index
 
 Target = Callable[[Batch], Batch]
-"""Where output goes: gives the batch back, mapped, or as it is."""
+"""A function that stores output: returns the batch over a mapped file, or unchanged."""
 
 
 class TombstoneExpiry:
-    """Which deleted keys need not be known any more, though orders are kept.
+    """A rule for deleted keys that may be forgotten although orders are kept.
 
-    ``of``: of order words int64[m, w], bool[m].  ``gone``: how many merges have let go.  ``here``: how many are still
-    held, about.
+    ``of``: maps order words int64[m, w] to bool[m].  ``gone``: the number of keys that merges have dropped.  ``here``:
+    the approximate number of such keys that are still held.
     """
 
     def __init__(self, of: Callable[[Ints], Any]) -> None:
         self.of, self.gone, self.here = of, 0, 0
 
     def record_dropped_keys(self, keys: int) -> None:
-        """Count keys that a merge has let go."""
+        """Count keys that a merge has dropped."""
         self.gone, self.here = self.gone + keys, max(self.here - keys, 0)
 
 
 class PickedVersions(NamedTuple):
-    """m versions that stay, in the order of identities, then times."""
+    """m versions that stay, sorted by identity, then time."""
 
     references: Ints
-    """int64[m]: where they are, without flags."""
+    """int64[m]: references to the rows, without flags."""
     places: Ints
-    """int64[m]: the index's entries that point there, -1 for none."""
+    """int64[m]: the entries of the index that point to them, -1 for none."""
     high: Words
     low: Words
     time: Ints
@@ -80,25 +71,25 @@ class PickedVersions(NamedTuple):
 
     @property
     def extra_identity_words(self) -> Ints | None:
-        """The words of identities beyond two, None where there are none."""
+        """The words of identities beyond two, None if there are none."""
         return self.order if self.ordered else None
 
     @property
     def first_of_keys(self) -> Any:
-        """bool[m]: which are the first of their keys.  O(m)."""
+        """bool[m]: the versions that are the first of their keys.  O(m)."""
         return mark_first_of_keys(self.high, self.low, self.extra_identity_words)
 
     @property
     def last_of_keys(self) -> Any:
-        """bool[m]: which are the last of their keys.  O(m)."""
+        """bool[m]: the versions that are the last of their keys.  O(m)."""
         return mark_last_of_keys(self.high, self.low, self.extra_identity_words)
 
     def drop_rows(self, out: Any) -> PickedVersions:
-        """They without some, by bool[m].  O(m)."""
+        """Return the versions without some, by bool[m].  O(m)."""
         return self.select_rows(~out)
 
     def select_rows(self, rows: Any) -> PickedVersions:
-        """Select versions by place or by bool[m].  O(m)."""
+        """Select versions by position or by bool[m].  O(m)."""
         low = self.low[rows] if self.low.size else self.low
         value = self.value[rows] if self.value.size else self.value
         return PickedVersions(
@@ -114,7 +105,10 @@ class PickedVersions(NamedTuple):
         )
 
     def build_batch(self, slots: BatchSlots, values: bool) -> Batch:
-        """They as a batch of their own.  ``values``: whether it must hold the hashes.  O(m) a column."""
+        """Copy the versions to a batch in memory.  O(m) a column.
+
+        ``values``: whether the batch must hold the value hashes.
+        """
         pool = slots.pool
         rows = Rows.from_columns(gather_buffers(pool, self.references, pool.schema), pool.shape, self.references.size)
         value = self.value if values else NONE
@@ -124,10 +118,10 @@ class PickedVersions(NamedTuple):
 def pick_versions_by_index(
     index: Index, slots: BatchSlots, parts: list[BatchRange], first: int, last: int, time: int, deletions: bool
 ) -> PickedVersions:
-    """Pick the versions of ``parts`` that stay, in the range [first, last], if all are at or before since.
+    """Pick the versions of ``parts`` in [first, last] to keep, if all are at or before since.  O(slots of the range).
 
-    ``time``: the new time of all of them, since history before since is one.  ``deletions``: whether they stay. O(slots
-    of the range).
+    ``time``: the new time of all of them, since earlier history is not distinguished.  ``deletions``: whether deletions
+    stay.
     """
     references, places = index.list_entries(not deletions, slots.build_slot_mask(parts), first, last)
     high, low, value, order = index.read_entries(places)
@@ -144,9 +138,9 @@ def pick_versions_by_sorting(
     droppable: bool,
     index: Index | None = None,
 ) -> PickedVersions:
-    """Sort some runs' versions of one range, ``parts``, and pick those that stay.  O(versions).
+    """Sort the versions of some runs in one range, ``parts``, and pick those that stay.  O(versions).
 
-    ``droppable``: whether a lone deletion may go.  ``index``: finds their values' hashes and the current versions.
+    ``droppable``: whether a lone deletion may be dropped.  ``index``: finds the value hashes and the current versions.
     Raises `CorruptState` if a key has two versions of one time.
     """
     cuts = [(slots[part.slot], part) for part in parts]
@@ -184,7 +178,7 @@ def pick_versions_by_sorting(
 
 
 def mark_useless_deletions(picked: PickedVersions, since: int, lapse: TombstoneExpiry) -> Any:
-    """bool[m]: which versions are deletions that hide nothing any more, of keys that need not be known.  O(m)."""
+    """Mark expired deletions that hide no older version, as bool[m].  O(m)."""
     alone = picked.first_of_keys & picked.last_of_keys
     out = alone & (picked.live == 0) & (picked.time <= since)
     out[out] &= lapse.of(picked.order[out])
@@ -192,10 +186,21 @@ def mark_useless_deletions(picked: PickedVersions, since: int, lapse: TombstoneE
 
 
 class RunMerge:
-    """``inputs``: neighbouring runs, oldest first.  ``whole``: nothing older is held anywhere.  ``target``: where the
-    output is to live; None for memory.
+    """A merge in progress.
 
-    ``output``: the run they become.  ``credit``: versions it may still go through.
+    ``inputs``: neighbouring runs, oldest first.  ``whole``: whether no older versions exist anywhere.  ``target``:
+    where the output goes, None for memory.  ``output``: the run of merged versions.  ``credit``: the number of versions
+    that the merge may still process.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.time import BatchDescription
+    >>> slots, table = BatchSlots(pa.schema({"k": pa.int64()})), pa.table({"k": [1, 2]})
+    >>> old, new = (slots.add_batch(Batch.from_lists([4, 9], [time, time], [True, True], table)) for time in (0, 5))
+    >>> merge = RunMerge([Run(BatchDescription(0, 5, 0), [old]), Run(BatchDescription(5, 9, 0), [new])], whole=True)
+    >>> merge.advance(2, slots, None, since=5, settled=True, keeps=False)  # two of four, of which one stays
+    (2, 1)
+    >>> merge.remaining_versions, len(merge.output)
+    (2, 1)
     """
 
     def __init__(self, inputs: list[Run], whole: bool, target: Target | None = None) -> None:
@@ -210,12 +215,12 @@ class RunMerge:
 
     @property
     def remaining_versions(self) -> int:
-        """Versions it has still to go through."""
+        """The number of versions still to process."""
         return sum(map(len, self.inputs))
 
     @property
     def parts(self) -> list[BatchRange]:
-        """All versions, those merged and those not."""
+        """All versions, merged or not."""
         return [*self.output.parts, *(part for run in self.inputs for part in run.parts)]
 
     def advance(
@@ -228,11 +233,11 @@ class RunMerge:
         keeps: bool,
         lapse: TombstoneExpiry | None = None,
     ) -> tuple[int, int]:
-        """Go through about ``rows`` versions; how many that were, and how many of them were copied.
+        """Merge the next range of about ``rows`` versions; return the numbers of versions processed and copied.
 
-        ``index``: the one that points into the inputs, if any; it lets go of what moves to a target.  ``settled``:
-        every version anywhere is at or before ``since``.  ``keeps``: deletions must stay, whatever is older, but
-        for those of ``lapse``.  O(versions gone through).  When the target raises, nothing was changed.
+        ``index``: the one that points into the inputs, if any; it drops entries that move to a target.  ``settled``:
+        whether all versions anywhere are at or before ``since``.  ``keeps``: whether deletions must stay, unless
+        ``lapse`` lets them expire.  O(versions processed).  If the target raises, nothing has changed.
         """
         target = self.target
         last = self._find_chunk_end(rows, slots)
@@ -278,7 +283,7 @@ class RunMerge:
         return sum(part.end - part.begin for part in parts), 0 if batch is None else len(batch)
 
     def _verify_files(self, parts: list[BatchRange], slots: BatchSlots) -> None:
-        """Check the bytes of the files that are let go now, so that a flipped bit is found and not carried on."""
+        """Verify the files that this piece releases, so a flipped bit is found and not copied."""
         for part in parts:
             batch = slots[part.slot]
             file = batch.mapped or slots.files.get(part.slot)
@@ -286,7 +291,10 @@ class RunMerge:
                 file.verify()
 
     def _find_chunk_end(self, rows: int, slots: BatchSlots) -> int:
-        """Find the greatest identity of the next piece, of about ``rows`` versions: its share of the largest input."""
+        """Find the greatest identity of the next piece of about ``rows`` versions.
+
+        The piece takes its share of the largest input.
+        """
         owed = self.remaining_versions
         if owed <= rows + rows // 4:
             return END

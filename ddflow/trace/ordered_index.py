@@ -1,17 +1,10 @@
-"""The resident index of an ordered arrangement: identities of several words, in their order; groups are prefixes.
+"""Index an ordered arrangement in memory: identities of several words, in their order, with groups as prefixes.
 
-Invariant: it answers as `ddflow.trace.index.Index` does, and has the same calls; beyond them, `group` gives the rows of
-a group in order. The order words of its batches are the last words of an identity. A place is a leaf's entry, and good
-until the next write. A deletion that need not be kept is taken out at once.
+`OrderedIndex` has the methods of `ddflow.trace.index.Index`. In addition, `OrderedIndex.find_group_rows` returns the
+rows of groups in order. The order words of its batches are the last words of identities.
 
->>> index = OrderedIndex(words=1)
->>> high, low, more = np.array([1, 1], np.uint64), np.array([5, 7], np.uint64), np.array([[0], [2]])
->>> both, value = np.array([0, 1]), np.array([3, 4], np.uint64)
->>> index.reserve_entries(2)
->>> index.write(IndexWrite(both, 0, both, high, low, value, np.ones(2, np.uint8), more, slot=3))
->>> found = index.find_group_rows(high[:1], low[:0])
->>> found.values.tolist(), found.begins.tolist(), len(index)
-([3, 4], [0, 2], 2)
+Guarantees: a place is the position of an entry in a leaf, valid until the next write. A deletion that need not be kept
+is removed at once.
 """
 
 from typing import NamedTuple
@@ -35,33 +28,43 @@ from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.trace.index import EVERY, Index, IndexWrite
 
 FEWEST = 8
-"""Leaves of a new tree."""
+"""The number of leaves of a new tree."""
 MORE = 4
-"""So many times the leaves are made room for when there are too few: what is not touched takes no memory."""
+"""The growth factor of the room for leaves; untouched room takes no memory."""
 SPARSE = 4
-"""All is packed when leaves could hold so many times the entries, where there would else be more leaves."""
+"""Entries are packed, not given more leaves, if leaves have room for this many times the entries."""
 ALL = (1 << 62) - 1
-"""More entries than a group has."""
+"""A limit above the number of entries of any group."""
 
 
 class RowsByGroup(NamedTuple):
-    """The live rows of g groups, each in order: references without flags, multiplicities, and where groups begin."""
+    """The live rows of g groups, each in order: references without flags, multiplicities, and beginnings of groups."""
 
     references: Ints
     values: Ints
     begins: Ints
     """int64[g + 1]."""
     order: Ints = np.empty((0, 0), np.int64)
-    """int64[n, w]: the words of identities beyond two, where they were asked for."""
+    """int64[n, w]: the words of identities beyond two, if they were requested."""
 
 
 def to_identity_words(order: Ints) -> Words:
-    """Order words as they stand in identities: one after the other in memory, unsigned."""
+    """Convert order words to identity words: contiguous and unsigned."""
     return np.ascontiguousarray(order).view(np.uint64)
 
 
 class OrderedIndex(Index):
-    """``words``: words of an identity beyond two.  ``keeps``: whether deletions have entries."""
+    """An ordered index.  ``words``: words of an identity beyond two.  ``keeps``: whether deletions have entries.
+
+    >>> index = OrderedIndex(words=1)
+    >>> high, low, more = np.array([1, 1], np.uint64), np.array([5, 7], np.uint64), np.array([[0], [2]])
+    >>> both, value = np.array([0, 1]), np.array([3, 4], np.uint64)
+    >>> index.reserve_entries(2)
+    >>> index.write(IndexWrite(both, 0, both, high, low, value, np.ones(2, np.uint8), more, slot=3))
+    >>> found = index.find_group_rows(high[:1], low[:0])
+    >>> found.values.tolist(), found.begins.tolist(), len(index)
+    ([3, 4], [0, 2], 2)
+    """
 
     def __init__(self, words: int, keeps: bool = False) -> None:
         self.words, self.wide, self.keeps = words, True, keeps
@@ -73,17 +76,17 @@ class OrderedIndex(Index):
 
     @property
     def used(self) -> int:  # type: ignore[override]
-        """Entries."""
+        """The number of entries."""
         return int(self.arrays[-1][USED])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tree, free places of its leaves included; room for others was never touched."""
+        """Bytes of the tree, with free places of its leaves, but without the untouched room for more leaves."""
         table, *others = self.arrays
         return (int(others[-1][LEAVES]) + 1) * LEAF * table.strides[0] + sum(each.nbytes for each in others)
 
     def set_threads(self, threads: object) -> None:
-        """One thread does it all."""
+        """Do nothing: an ordered index uses one thread."""
 
     def look_up_keys(
         self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
@@ -110,10 +113,10 @@ class OrderedIndex(Index):
     ) -> RowsByGroup:
         """Find the rows of groups by ascending prefixes, each in order, at most ``most`` of each.
 
-        ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``: one number, or one a group.  ``tied``: also
-        the rows that share this many words beyond two with the last one.  ``live``: without deletions; else references
-        have their flags. ``words``: return the words beyond two.  ``back``: each group from its end.  O(groups log
-        entries + rows).
+        ``low`` of size 0 and ``order`` None make prefixes shorter.  ``most``: one number, or one a group.  ``tied``:
+        also return the rows that share this many words beyond two with the last one.  ``live``: without deletions; else
+        references have their flags.  ``words``: return the words beyond two.  ``back``: read each group from its end.
+        O(groups log entries + rows).
         """
         begins, more = np.empty(high.size + 1, np.int64), np.empty((high.size, 0), np.uint64)
         keys = IdentityAddresses.from_arrays(high, low, more if order is None else (more := to_identity_words(order)))
@@ -132,10 +135,10 @@ class OrderedIndex(Index):
         return RowsByGroup(references, values[:n].view(np.int64), begins, beyond[:n].view(np.int64))
 
     def find_windows(self, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
-        """Find the rows of the windows of places by ascending prefixes, and the window of each place.
+        """Find the rows of the windows around some places, by ascending prefixes, and the window of each place.
 
-        A window is the range that a change at its places can affect. A row's content is the word after those of
-        ``order``, and runs of equal content are one: see `ddflow.kernels.ordered_window`.  O(places log entries +
+        A window is the range that a change at its places can affect. A row's content is the word after the words of
+        ``order``, and equal neighbours count as one: see `ddflow.kernels.ordered_window`.  O(places log entries +
         rows).
         """
         keys, room = IdentityAddresses.from_arrays(high, low, more := to_identity_words(order)), 8 * high.size + 16
@@ -153,7 +156,7 @@ class OrderedIndex(Index):
         return RowsByGroup(found, values[:n].view(np.int64), begins, words[:n].view(np.int64)), segments
 
     def write(self, *writes: IndexWrite) -> None:
-        """See `Index.write`.  O(keys log entries)."""
+        """Write the last version of each key, as `Index.write` does.  O(keys log entries)."""
         for _, _, last, high, low, value, live, order, slot in writes:
             begin, more = 0, to_identity_words(order)
             while begin < last.size:
@@ -165,10 +168,10 @@ class OrderedIndex(Index):
         self.built += 1
 
     def reserve_entries(self, more: int) -> None:
-        """See `Index.reserve_entries`: leaves are made as they are needed."""
+        """Do nothing: `write` adds leaves when it needs them."""
 
     def _add_leaves(self) -> None:
-        """Make room for more leaves; where those there are stand nearly empty, pack them.  O(entries)."""
+        """Make room for more leaves, or pack the entries if the leaves are nearly empty.  O(entries)."""
         leaves = int(self.arrays[-1][MOST_LEAVES])
         if self.used * SPARSE < leaves * LEAF:
             self._pack_entries(leaves)
@@ -180,7 +183,7 @@ class OrderedIndex(Index):
         self._set_arrays(bigger)
 
     def _pack_entries(self, leaves: int) -> None:
-        """Put all entries that point at something side by side, into a tree with room for so many leaves."""
+        """Copy all entries with a reference to a new tree with room for this many leaves."""
         references, places = self.list_entries(live=False)
         there = references & ~(OCCUPIED | LIVE) != 0
         references, (high, low, value, order) = references[there], self.read_entries(places[there])
@@ -200,25 +203,25 @@ class OrderedIndex(Index):
         self.tombstones, self.built = False, self.built + 1
 
     def repoint_entries(self, places: Ints, references: Ints) -> None:
-        """See `Index.redirect`."""
+        """Point entries to new references, as `Index.repoint_entries` does."""
         redirect_entries(self.table, places, references, np.uint64(OCCUPIED | LIVE))
 
     def remove_entries(self, first: int, last: int, members: Flags) -> None:
-        """See `Index.evict`.  O(entries of the range)."""
+        """Remove entries of a range, as `Index.remove_entries` does.  O(entries of the range)."""
         evict_ordered_entries(self.tree, np.array([first, last], np.uint64), members)
         self.built += 1
 
     def list_entries(
         self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1
     ) -> tuple[Ints, Ints]:
-        """See `Index.walk`.  O(entries of the range)."""
+        """Return references and places of a range, as `Index.list_entries` does.  O(entries of the range)."""
         mask, room = np.uint64(OCCUPIED | LIVE if live else OCCUPIED), self.used
         references, places = np.empty(room, np.int64), np.empty(room, np.int64)
         n = walk_ordered_entries(self.tree, np.array([first, last], np.uint64), mask, members, references, places)
         return references[:n], places[:n]
 
     def read_entries(self, places: Ints) -> tuple[Words, Words, Words, Ints]:
-        """See `Index.read_entries`."""
+        """Return the columns of entries, as `Index.read_entries` does."""
         m = places.size
         out = (np.empty(m, np.uint64), np.empty(m, np.uint64), np.empty(m, np.uint64))
         order = np.empty((m, self.words), np.int64)
@@ -226,7 +229,7 @@ class OrderedIndex(Index):
         return *out, order
 
     def keep_deletions(self) -> None:
-        """See `Index.keep_deletions`."""
+        """Keep the entries of deleted keys from now on, as `Index.keep_deletions` does."""
         self.keeps = True
 
     def _check_invariants(self) -> None:
@@ -242,7 +245,7 @@ class OrderedIndex(Index):
             equal &= column[:-1] == column[1:]
         # Entries ascend, and no identity has two.
         assert less.all()
-        # Each identity is found where it stands.
+        # A look-up finds each identity at its place.
         found = self.look_up_keys(high, low, np.arange(high.size, dtype=np.int32), order=order)
         assert (found.place == places).all()
         assert int(self.arrays[-1][LEAVES]) <= int(self.arrays[-1][MOST_LEAVES])

@@ -1,8 +1,8 @@
-"""An arrangement as an inventory holds it: its runs, its merges under way, and the files of its batches.
+"""Define the records of an arrangement in an inventory: runs, merges in progress, and the files of batches.
 
-Invariant: every number is an int64 in its range, or a uint64, and every file has a name that a store gives. What is
-said of a batch is the same wherever it stands, and stands in one place, so that it is written once.
-Whether runs follow each other is looked at where an arrangement is restored (``checkpoint``).
+Guarantees: every number is an int64 in its range or a uint64, and every file name is one that a store makes. A batch's
+record is the same text wherever it appears, and appears once in an inventory, so a commit encodes it once.
+Limits: `checkpoint` checks that the times of runs meet when it restores an arrangement.
 
 >>> from ddflow.storage.fields import Decoder, decode_record, encode_record
 >>> run = RunRecord(lower=0, upper=7, since=0, begin=0, batches=[])
@@ -24,8 +24,11 @@ from ddflow.trace.spill import FileLayout
 
 
 class BatchRecord(StrictRecord, frozen=True):
-    """The file of a batch.  ``rows``: how many.  ``bloom``: the file of its Bloom filter.  ``shape``: which of the
-    arrangement's ``shapes`` its payload has."""
+    """The file of a batch.
+
+    ``rows``: their number.  ``bloom``: the file of its Bloom filter.  ``shape``: the number of its payload's columns in
+    the arrangement's ``shapes``.
+    """
 
     file: Blob
     rows: Positive
@@ -35,7 +38,10 @@ class BatchRecord(StrictRecord, frozen=True):
 
 
 class RunRecord(StrictRecord, frozen=True, tag="run"):
-    """A run.  ``begin``: the first row of its first batch that a merge has not taken.  ``batches``: in their order."""
+    """A run.
+
+    ``begin``: the first row of its first batch that no merge has taken.  ``batches``: in order.
+    """
 
     lower: Instant
     upper: Instant
@@ -45,7 +51,7 @@ class RunRecord(StrictRecord, frozen=True, tag="run"):
 
 
 class MergeRecord(StrictRecord, frozen=True, tag="merge"):
-    """A merge under way, as `Merge` has it.  ``first``: a uint64."""
+    """A merge in progress, with the fields of `RunMerge`.  ``first``: a uint64."""
 
     inputs: Annotated[list[RunRecord], Meta(min_length=1)]
     output: RunRecord
@@ -59,8 +65,10 @@ class MergeRecord(StrictRecord, frozen=True, tag="merge"):
 
 
 class ArrangementRecord(StrictRecord, frozen=True):
-    """An arrangement.  ``shapes``: the columns that payloads have or had.  ``items``: runs and merges in the order of
-    their times."""
+    """An arrangement.
+
+    ``shapes``: the lists of columns that payloads have or had.  ``items``: runs and merges in the order of their times.
+    """
 
     since: Instant
     upper: Instant
@@ -73,7 +81,7 @@ class ArrangementRecord(StrictRecord, frozen=True):
 
     @property
     def runs(self) -> Iterator[RunRecord]:
-        """All runs, also those of merges."""
+        """All runs, including the inputs and outputs of merges."""
         for item in self.items:
             yield from [item] if isinstance(item, RunRecord) else [*item.inputs, item.output]
 

@@ -1,4 +1,4 @@
-"""Spill a batch to a file and read it where it lies: its columns and payload as one Arrow record batch, with a filter.
+"""Spill a batch to a file and read it in place: its columns and payload as an Arrow record batch, with a Bloom filter.
 
 Guarantees: a file is verified when it is mapped. The filter has no false negatives, so a key that it denies is not in
 the batch.
@@ -39,20 +39,23 @@ KINDS: Final[dict[str, Any]] = {
     "live": np.uint8,
     "value": np.uint64,
 }
-"""The columns that are ours, in their order, and the types of their words."""
+"""The columns of a batch other than its payload, in file order, and the types of their words."""
 MADE: Final = ("high", "low", "value")
-"""Those of them that a live version's row says as well."""
+"""The columns that can be computed again from the row of a live version."""
 Made = Callable[[pa.Table | pa.RecordBatch], tuple[Words, Words, Words] | tuple[Words, Words, Words, Ints]]
-"""Identities (high, low) and value hashes, as rows have them, and where arrangements are ordered the words beyond two;
-those of rows of deletions may be any."""
+"""A function that computes identities (high, low) and value hashes of rows; for ordered arrangements, also the words
+beyond two. Its results for the rows of deletions do not matter."""
 MOST_WORDS: Final = 1 << 10
-"""Order words of a version, at most."""
+"""The maximum number of order words of a version."""
 
 
 class FileLayout(StrictRecord, frozen=True):
-    """What a file's columns are.  ``own``: those of ours that it has.  ``time``, ``live``: what all versions share.
-    ``words``: order words a version.  ``compressed``: whether the identities and hashes of live versions are left to be
-    made again from their rows, and what lies there in their place is zero."""
+    """The columns of a file.
+
+    ``own``: the columns of `KINDS` that it has.  ``time``, ``live``: the value that all versions share, instead of a
+    column. ``words``: order words a version.  ``compressed``: whether the identities and hashes of live versions are
+    zero in the file, and are computed again from their rows.
+    """
 
     own: tuple[Literal["high", "low", "time", "live", "value"], ...]
     time: Instant | None
@@ -71,7 +74,7 @@ class FileLayout(StrictRecord, frozen=True):
             raise ValueError(f"a file cannot have the columns {own} beside time {self.time} and live {self.live}")
 
     def build_schema(self, payload: pa.Schema) -> pa.Schema:
-        """Return the columns of the file.  ``payload``: its last columns."""
+        """Return the schema of the file.  ``payload``: its last columns."""
         fields = [pa.field(f"_{name}", pa.from_numpy_dtype(KINDS[name])) for name in self.own]
         if self.words:
             fields.append(pa.field("_order", pa.list_(pa.int64(), self.words)))
@@ -103,9 +106,9 @@ def encode_batch(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch
 
 
 def decode_batch(record: pa.RecordBatch, layout: FileLayout, mapped: Any = None) -> Batch:
-    """Build the batch over the memory of a file's record; a compressed one needs `fill_hashes`.
+    """Build the batch over the memory of a file's record; a compressed one then needs `fill_hashes`.  O(columns).
 
-    ``mapped``: the file, which the batch remembers.  O(columns).
+    ``mapped``: the file, which the batch refers to.
     """
     n, schema = record.num_rows, record.schema
     own = {name: view_values(record.column(i), np.dtype(KINDS[name])) for i, name in enumerate(layout.own)}
@@ -132,11 +135,11 @@ def fill_hashes(batch: Batch, made: Sequence[Words]) -> Batch:
 
 
 WORDS: Final = "words"
-"""The column of a filter's file."""
+"""The name of the column in a filter's file."""
 
 
 class BloomFilter(NamedTuple):
-    """Which identities of a batch's range may be in it."""
+    """A filter for the identities of a batch: an identity that it denies is not in the batch."""
 
     base: np.uint64
     shift: np.uint64
@@ -144,7 +147,7 @@ class BloomFilter(NamedTuple):
 
     @classmethod
     def from_identities(cls, high: Words, low: Words) -> Self:
-        """Of sorted identities.  O(n)."""
+        """Build the filter of sorted identities.  O(n)."""
         base, shift, size = cls.compute_size(int(high[0]), int(high[-1]), high.size)
         words = np.zeros(size, np.uint64)
         add_identities(high, low, base, shift, words)
@@ -165,15 +168,15 @@ class BloomFilter(NamedTuple):
         """Compute base, shift, and the number of words, for n identities from ``first`` to ``last``."""
         reach = last - first
         shift = 64 - max(reach.bit_length(), 1)
-        # Part of the shifted range may be empty: as many more blocks keep ten bits for each key.
+        # A part of the shifted range may be unused, so more blocks keep ten bits for each key.
         blocks = -(-count_blocks(n) * 2**64 // ((reach + 1) << shift))
         return np.uint64(first), np.uint64(shift), BLOCK * blocks
 
 
 class BatchFiles:
-    """The files of one batch: its columns, and its filter.
+    """The files of one batch: its columns and its filter.
 
-    ``layout``: what the columns are.  ``names``: the payload's.  ``record``: what an inventory says of it.
+    ``layout``: of the columns.  ``names``: of the payload's columns.  ``record``: the batch's record in an inventory.
     """
 
     def __init__(self, columns: StoredBatch, layout: FileLayout, words: StoredBatch, bloom: BloomFilter) -> None:
@@ -183,7 +186,7 @@ class BatchFiles:
         self.names = columns.batch.schema.names[len(layout.own) + bool(layout.words) :]
 
     def drop(self) -> None:
-        """Let them go; what refers to their bytes stays valid."""
+        """Drop the files; arrays over their bytes stay valid."""
         self.columns.drop()
         self.words.drop()
 
@@ -213,11 +216,11 @@ def add_bloom_filter(columns: StoredBatch, layout: FileLayout, batch_store: Batc
 def find_groups_in_batch(
     batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, wanted: Ints, order: Ints | None = None
 ) -> tuple[Ints, Ints]:
-    """Which of the ``wanted`` groups have versions among a spilled batch's rows from ``begin`` on, and their last ones.
+    """Find the ``wanted`` groups with versions in a spilled batch from row ``begin`` on, and their last rows.
 
-    ``high``, ``low``, ``starts``: sorted identities and where each group begins; ``order``: their words beyond two.
-    ``wanted``: int64[m], ascending, in the batch's range.  Both int64[found].  O(m) expected; O(m log n)
-    with ``order``.
+    ``high``, ``low``, ``starts``: sorted identities and the beginnings of groups; ``order``: their words beyond two.
+    ``wanted``: int64[m], ascending, in the batch's range.  Returns groups and rows, both int64[found].  O(m) expected;
+    O(m log n) with ``order``.
     """
     bloom = batch.mapped.bloom
     maybe = np.empty(wanted.size, np.int64)
@@ -239,9 +242,9 @@ def find_groups_in_batch(
 def find_identity_ranges(
     batch: Batch, begin: int, high: Words, low: Words, order: Ints | None, keys: Ints | None = None
 ) -> tuple[Ints, Ints]:
-    """Where the rows of some identities, or prefixes of them, stand among a batch's rows from ``begin`` on.
+    """Find the row ranges of some identities, or of prefixes, in a batch from row ``begin`` on.  O(m log n).
 
-    ``keys``: rows of these, None for all.  Both int64[m], [first, last).  O(m log n).
+    ``keys``: positions of the identities to search, None for all.  Returns the ranges [first, last), both int64[m].
     """
     keys = np.arange(high.size) if keys is None else keys
     more = np.empty((high.size, 0), np.int64) if order is None else np.ascontiguousarray(order)

@@ -1,20 +1,12 @@
-"""The spine: the runs of one arrangement, oldest first, few and growing, and the merges that keep them so.
+"""Keep the runs of an arrangement few, by merges that new versions pay for.
 
-Invariant: the descriptions of neighbours meet, and together they hold every version that a read at or after ``since``
-needs. No step pays for a whole merge. So a merge is paid for as versions come in, ``EFFORT`` for each, piece by piece
-in the place of its inputs, and newer runs queue up behind it and may be merged among themselves meanwhile. A step goes
-through no more versions than all merges were paid for by it, or through one ``PIECE``, where that is more: merges whose
-pieces fall due in the same step take turns. A piece is a range of identities, so all versions of a key are in one.
-``choose_merge_start`` decides with sizes alone; `Spine.advance_merges` acts.
+A spine has runs, oldest first, and merges in the place of their inputs. Each new version pays for `EFFORT` versions of
+each merge. Newer runs queue up behind a merge, and may be merged with each other meanwhile. A piece of a merge is a
+range of identities, so it has all versions of a key.
 
->>> choose_merge_start([1000, 10, 10], 900, 32) is None
-True
->>> choose_merge_start([1000] + [10] * 32, 1100, 32)
-1
->>> choose_merge_start([1000, 1100], 900, 32)
-0
->>> choose_merge_start([8000] + [1] * 31, 8000, 32) is None  # many small ones and a large one are not of one size
-True
+Guarantees: the times of neighbours meet, and together they hold every version that a read at or after ``since`` needs.
+A step merges at most the versions it has paid for, or one `PIECE` if that is more; merges whose pieces are due in one
+step take turns. `choose_merge_start` decides by sizes alone, and `Spine.advance_merges` acts.
 """
 
 from __future__ import annotations
@@ -30,22 +22,33 @@ from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge, Target, TombstoneExpiry
 
 FAN = 32
-"""How many runs of about one size are merged into one, in memory."""
+"""The number of runs of similar size that are merged into one, in memory."""
 EFFORT = 8
-"""Versions that a merge goes through for each version that comes in."""
+"""The versions that a merge processes for each new version."""
 PIECE, MOST = 1 << 14, 1 << 19
-"""The least versions that a merge goes through at once, since less would be spent on the way there, and the most."""
+"""The least versions of a merge's piece, because smaller pieces cost mostly overhead, and the most."""
 GARBAGE = 2
-"""All is merged when there are so many times the versions needed."""
+"""All runs are merged when they have this many times the versions that are needed."""
 
 
 def choose_merge_start(sizes: Sequence[int], needed: int | None, fan: int) -> int | None:
-    """Choose the first of the newest runs that should be merged into one, or None.
+    """Choose the first of the newest runs to merge into one, or None.  Pure; O(runs).
+
+    All runs are merged if too many of their versions are garbage. Otherwise the newest runs are merged if ``fan`` of
+    them are of about one size, so that the largest is a small part of their sum. So a version is copied about once for
+    each power of ``fan``.
 
     ``sizes``: versions a run, oldest first.  ``needed``: about the versions that a merge of all would leave; None if
-    that merge is not allowed.  All are merged if too much is garbage. Otherwise the newest ones are merged if there are
-    ``fan`` of about one size (the largest is a small part of all). So a version is copied about once for each power of
-    ``fan``. Pure; O(runs).
+    that merge is not allowed.
+
+    >>> choose_merge_start([1000, 10, 10], 900, 32) is None
+    True
+    >>> choose_merge_start([1000] + [10] * 32, 1100, 32)
+    1
+    >>> choose_merge_start([1000, 1100], 900, 32)
+    0
+    >>> choose_merge_start([8000] + [1] * 31, 8000, 32) is None  # many small ones and a large one are not of one size
+    True
     """
     if needed is not None and len(sizes) > 1 and sum(sizes) > GARBAGE * needed + 64:
         return 0
@@ -58,15 +61,18 @@ def choose_merge_start(sizes: Sequence[int], needed: int | None, fan: int) -> in
 
 
 class Spine:
-    """``fan``: how many runs of about one size make a larger one.  ``keeps``: whether deletions must stay, whatever is
-    older, but for those of ``lapse``.  ``copied``: versions that merges wrote.  ``most``: versions that a merge goes
-    through at once."""
+    """The runs and merges of one layer of an arrangement.
+
+    ``fan``: the number of runs of similar size that are merged into one.  ``keeps``: whether deletions must stay,
+    unless ``lapse`` lets them expire.  ``copied``: the number of versions that merges wrote.  ``most``: the maximum
+    versions of a piece.
+    """
 
     def __init__(self, fan: int = FAN, keeps: bool = False) -> None:
         self.items: list[Run | RunMerge] = []
         self.fan, self.keeps, self.copied, self.most = fan, keeps, 0, MOST
         self.lapse: TombstoneExpiry | None = None
-        # Runs when a plan was last made, and versions since: a few more of either change nothing.
+        # Runs at the last plan, and new versions since: planning again for a few more of either is not worth it.
         self.planned = self.fresh = 0
 
     def __len__(self) -> int:
@@ -74,55 +80,55 @@ class Spine:
 
     @property
     def version_count(self) -> int:
-        """How many versions are held."""
+        """The number of versions."""
         return sum(map(len, self.items))
 
     @property
     def merges(self) -> list[RunMerge]:
-        """Those in progress."""
+        """The merges in progress."""
         return [item for item in self.items if isinstance(item, RunMerge)]
 
     @property
     def remaining_versions(self) -> int:
-        """Versions that merges have still to go through."""
+        """The number of versions that merges have still to process."""
         return sum(merge.remaining_versions for merge in self.merges)
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, older versions of a key before newer ones; a merge has its output and what it has still to eat."""
+        """All runs; older versions of a key come first.  A merge has its output and its remaining inputs."""
         return [
             run for item in self.items for run in ([item] if isinstance(item, Run) else [item.output, *item.inputs])
         ]
 
     @property
     def parts(self) -> list[BatchRange]:
-        """All versions, older ones of a key before newer ones."""
+        """All versions; older versions of a key come first."""
         return [part for item in self.items for part in item.parts]
 
     @property
     def upper(self) -> int:
-        """The time from which on nothing was written yet; NEVER where nothing was."""
+        """The time after the last written one; NEVER if nothing was written."""
         if not self.items:
             return NEVER
         item = self.items[-1]
         return (item if isinstance(item, Run) else item.output).description.upper
 
     def freeze(self) -> Spine:
-        """Return the runs there are now, those of merges too.  O(parts)."""
+        """Return a copy of the current runs, with the runs of merges.  O(parts)."""
         out = copy(self)
         out.items = [run.freeze() for run in self.runs]
         return out
 
     def append(self, run: Run) -> None:
-        """Take in the newest run.  O(1)."""
+        """Append the newest run.  O(1)."""
         self.items.append(run)
         self.fresh += run.size
 
     def plan_merges(self, needed: int, alone: bool, target: Target | None = None) -> None:
-        """Begin merges while `choose_merge_start` says so.
+        """Start merges as long as `choose_merge_start` finds some.  O(runs).
 
-        ``needed``: versions that a merge of all would leave, about.  ``alone``: nothing older is held elsewhere.
-        ``target``: where merged runs are to live, None for memory.  O(runs).
+        ``needed``: about the versions that a merge of all would leave.  ``alone``: whether no other layer has older
+        versions. ``target``: where merged runs go, None for memory.
         """
         if len(self.items) - self.planned < self.fan // 8 and self.fresh * 16 <= needed:
             return
@@ -148,10 +154,10 @@ class Spine:
         settled: bool,
         files: bool | None = None,
     ) -> None:
-        """Go on with the merges by what was paid, ``EFFORT`` for each version; None finishes them.
+        """Advance the merges by the versions that were paid for, ``EFFORT`` for each; None finishes the merges.
 
-        ``files``: only with those that write files, and may be refused by the disk, or only with the others; None: with
-        all.  The rest as in `Merge.advance`.  O(versions paid for + `PIECE`).
+        ``files``: True for the merges that write files, where the disk may refuse; False for the others; None for all.
+        The other parameters are as in `RunMerge.advance`.  O(versions paid for + `PIECE`).
         """
         chosen = []
         for at, item in enumerate(self.items):
@@ -179,9 +185,9 @@ class Spine:
                 LOG.debug("merged runs into one of %d versions in %s", merge.output.size, where)
 
     def merge_unwritten_runs(self, slots: BatchSlots, index: Index, since: int, settled: bool) -> None:
-        """Merge the newest runs that are in no file yet into one, which becomes one file; `PIECE` versions at most.
+        """Merge the newest runs without files into one, so that a commit writes one file.  O(their versions).
 
-        O(their versions).
+        Merges at most `PIECE` versions.
         """
         at, rows = len(self.items), 0
         while at and isinstance(run := self.items[at - 1], Run) and (rows := rows + run.size) <= PIECE:
@@ -197,14 +203,14 @@ class Spine:
             self.planned = min(self.planned, len(self.items))
 
     def list_merge_inputs(self) -> list[Run]:
-        """All runs, as the inputs of one merge: those under way end where they are, and what they made is a run too.
+        """Return all runs as the inputs of one merge.  O(runs).
 
-        O(runs).
+        Merges in progress end, and each output becomes a run too.
         """
         runs = list[Run]()
         for item in self.items:
             if isinstance(item, RunMerge):
-                # What was made has no identity in common with what was not, so it may stand for no time of its own.
+                # The output and the remaining inputs share no identity, so the output may have an empty time range.
                 lower, _, since = item.output.description
                 runs += [Run(BatchDescription(lower, lower, since), item.output.parts), *item.inputs]
             else:
@@ -220,11 +226,11 @@ class Spine:
             for part in item.parts:
                 batch, (lower, upper, _) = slots[part.slot], run.description
                 assert 0 <= part.begin < part.end <= len(batch)
-                # Every time is one the description speaks of.
+                # Every time is within the description.
                 assert int(batch.time.min()) >= lower and int(batch.time.max()) < upper, run.description
             for each in [run, *(item.inputs if isinstance(item, RunMerge) else [])]:
-                # The parts of a run ascend, and share no identity.
+                # The parts of a run ascend and share no identity.
                 ends = [(int(slots[p.slot].high[p.begin]), int(slots[p.slot].high[p.end - 1])) for p in each.parts]
                 assert all(a[1] < b[0] for a, b in pairwise(ends)), ends
-        # Neighbours meet: no time is covered twice or not at all.
+        # Neighbours meet, so each time is covered once.
         assert all(older.is_followed_by(newer) for older, newer in pairwise(descriptions)), descriptions

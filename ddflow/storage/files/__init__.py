@@ -1,1 +1,1 @@
-"""The Arrow files of a state: written, verified and read without trust in their author."""
+"""Write, verify and read the Arrow files of a state, without trust in their author."""

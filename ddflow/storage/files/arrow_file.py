@@ -1,9 +1,4 @@
-"""An Arrow file of a state: verified bytes whose author may still be hostile, read as record batches.
-
-Guarantees: the checksum is verified before a byte is parsed, and the schema is compared with the expected one before
-Arrow sees the file. Offsets and lengths stay within the bytes. Compressed buffers (LZ4) may not grow beyond what the
-metadata says.
-
+"""Read the Arrow files of a state as record batches, without trust in the author of their bytes.
 >>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [1, 2]})
 >>> with open_file_writer(sink, batch.schema) as writer:
 ...     writer.write_batch(batch)
@@ -31,7 +26,7 @@ from ddflow.errors import CommandFix, CorruptState, ErrorText
 from ddflow.storage.files.flatbuffer import FlatTable, MalformedMetadata, read_root_table
 
 _LISTS: Final = {12, 16, 17, 21}
-"""Types of a schema whose child may be called anything: list, fixed-size list, map, large list."""
+"""Type numbers whose child field may have any name: list, fixed-size list, map, large list."""
 
 _PARTS: Final = {
     1: "",
@@ -56,7 +51,7 @@ _PARTS: Final = {
     20: "",
     21: "",
 }
-"""The fields of each type's table, by slot: numbers as ``struct`` writes them, "t" text, "v" a vector of int32."""
+"""The fields of each type's table, by slot: formats of ``struct``, "t" for text, "v" for a vector of int32."""
 
 _INT, _FLOAT, _LIST, _STRUCT, _LARGE_LIST = 2, 3, 12, 13, 21
 _INTEGERS: Final = {
@@ -66,16 +61,16 @@ _INTEGERS: Final = {
 }
 _FLOATS: Final = {0: pa.float16(), 1: pa.float32(), 2: pa.float64()}
 _BYTES: Final = {4: pa.binary(), 5: pa.string(), 19: pa.large_binary(), 20: pa.large_string()}
-"""Types that may be widened on reading, by the contents of their tables."""
+"""The types that may be widened on reading, with `_INTEGERS` and `_FLOATS`, by the parameters of their tables."""
 
 _DEFAULTS: Final = {(7, 2): 128, (8, 0): 1, (9, 0): 1, (9, 1): 32, (18, 0): 1}
 """The value of an absent field if it is not 0, by type and slot."""
 
 
 def match_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.Schema:
-    """Return the schema of a file, without metadata: the expected one, or one of narrower types with the same hashes.
+    """Return the schema of a file, without metadata: the expected one, or a narrower one with the same hashes.
 
-    Raises `MalformedMetadata` for any other.
+    Raises `MalformedMetadata` for any other schema.
 
     >>> sink = pa.BufferOutputStream()
     >>> with pa.ipc.new_file(sink, pa.schema({"n": pa.int32()})) as writer:
@@ -85,7 +80,7 @@ def match_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.
     DataType(int32)
     """
     expected = memoryview(schema.serialize()).cast("B")
-    # The bytes are the same where the same version of Arrow wrote them.
+    # A fast path: the same version of Arrow writes the same bytes.
     if data[8 : 8 + len(expected)] == expected:
         return schema
     found, wanted = message.read_table(2), read_root_table(expected[8:]).read_table(2)
@@ -103,9 +98,9 @@ def match_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.
 
 
 def _match_type(found: FlatTable, wanted: pa.DataType) -> pa.DataType | None:
-    """Return the type of a field if it is the wanted one or can be widened to it on reading; else None.
+    """Return the type of a field if it equals the wanted type or can be widened to it on reading; else None.
 
-    It walks the wanted type, as `_has_same_fields` does.
+    Walks the wanted type, as `_has_same_fields` does.
     """
     number, type_ = found.read_number(2, "B"), found.read_table(3)
     if type_ is None or found.read_table(4) is not None or isinstance(wanted, pa.BaseExtensionType):
@@ -150,8 +145,10 @@ def _match_nested_type(found: FlatTable, number: int, wanted: pa.DataType) -> pa
 
 
 def _has_same_fields(found: FlatTable, wanted: FlatTable, slot: int, named: bool) -> bool:
-    """Return whether two vectors of fields are the same.  It walks the wanted one, so a hostile file cannot make it
-    loop."""
+    """Return whether two vectors of fields are the same.
+
+    Walks the wanted vector, so a hostile file cannot make it loop.
+    """
     if found.count_tables(slot) != wanted.count_tables(slot):
         return False
     for one, other in zip(found.read_tables(slot), wanted.read_tables(slot), strict=True):
@@ -170,7 +167,7 @@ def _has_same_fields(found: FlatTable, wanted: FlatTable, slot: int, named: bool
 
 
 def _is_same_type(found: FlatTable | None, wanted: FlatTable | None, kind: int) -> bool:
-    """Return whether the tables of two types of one kind say the same."""
+    """Return whether two tables of one kind of type have the same parameters."""
     if found is None or wanted is None:
         return found is wanted
     for slot, part in enumerate(_PARTS[kind] + ("i" if kind == 7 else "")):
@@ -187,17 +184,17 @@ def _is_same_type(found: FlatTable | None, wanted: FlatTable | None, kind: int) 
 
 
 MOST: Final = 255
-"""Bytes that one byte of LZ4 may stand for at most."""
+"""The maximum bytes that one byte of LZ4 can decompress to."""
 OPTIONS: Final = pa.ipc.IpcWriteOptions(
     metadata_version=pa.ipc.MetadataVersion.V5, use_legacy_format=False, compression="lz4"
 )
 _CODEC: Final = pa.Codec("lz4")
 _PLAIN: Final = -1
-"""The claim of a buffer that compression would not make smaller."""
+"""The declared size of a buffer that was left uncompressed because compression would not shrink it."""
 
 
 def check_compression(compression: FlatTable) -> None:
-    """Raise `MalformedMetadata` for the header of a batch that is compressed in another way.  O(1)."""
+    """Raise `MalformedMetadata` if a batch is compressed other than by LZ4, buffer by buffer.  O(1)."""
     if compression.read_number(0, "b") or compression.read_number(1, "b"):
         raise MalformedMetadata("a batch is compressed, and not by LZ4, buffer by buffer")
 
@@ -248,24 +245,27 @@ def _has_more_bytes_than(body: pa.Buffer, room: int) -> bool:
 PLAIN: Final = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5, use_legacy_format=False)
 MAGIC: Final = b"ARROW1"
 RATIO: Final = 1024
-"""Rows that one byte of a file may encode at most: some types need no bytes at all."""
+"""The maximum rows per byte of a file, since some types need no bytes."""
 
 _MORE: Final = b"\xff\xff\xff\xff"
 _V5, _SCHEMA, _BATCH = 4, 1, 3
 
 
 def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> list[pa.RecordBatch]:
-    """Read the record batches of an Arrow file.  They refer to its bytes, or to the bytes of its decompressed buffers.
+    """Read the record batches of an Arrow file, as references to its bytes or to its decompressed buffers.
 
-    ``schema``: of every batch, all of its types `is_readable_type`.  ``rows``: of all batches together; None: any.
-    ``what``: the file, for messages.  O(bytes of text and offsets + columns times batches).  Raises `CorruptState`.
+    The schema is compared with the expected one before Arrow sees the file. Offsets and lengths stay within the bytes.
+    A compressed buffer (LZ4) never grows beyond the size in its metadata. The caller verifies the checksum.
+
+    ``schema``: of every batch; all its types must pass `is_readable_type`.  ``rows``: the expected total, None for any.
+    ``what``: the file, for messages.  O(bytes of text and offsets + columns * batches).  Raises `CorruptState`.
     """
     try:
         data = memoryview(whole).cast("B") if whole.size else memoryview(b"")
         messages = _read_messages(data)
         there = match_schema(next(messages)[0], data, schema)
         batches = [_read_record_batch(whole, message, begin, size, there) for message, begin, size in messages]
-    except (ValueError, TypeError, LookupError, NotImplementedError) as error:  # Arrow's own are of these
+    except (ValueError, TypeError, LookupError, NotImplementedError) as error:  # Arrow's errors too
         found = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise _corrupt_error(what, found) from None
     total = sum(batch.num_rows for batch in batches)
@@ -275,8 +275,10 @@ def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: st
 
 
 def read_batch(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> pa.RecordBatch:
-    """Read an Arrow file with one record batch, as `read_batches` does.  Also raises `CorruptState` for none or
-    several."""
+    """Read an Arrow file that has exactly one record batch, as `read_batches` does.
+
+    Raises `CorruptState` also for another number of batches.
+    """
     batches = read_batches(whole, schema, rows, what)
     if len(batches) != 1:
         raise _corrupt_error(what, f"it has {len(batches):,} record batches, and one is expected")
@@ -284,14 +286,18 @@ def read_batch(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str)
 
 
 def open_file_writer(sink: Any, schema: pa.Schema, compresses: bool = False) -> pa.ipc.RecordBatchFileWriter:
-    """Open a writer of files that `read_batches` reads, whatever the environment says of Arrow's formats.  O(columns).
+    """Open a writer of files that `read_batches` reads, independent of Arrow's environment variables.  O(columns).
 
-    ``compresses``: whether it compresses buffers with LZ4."""
+    ``compresses``: whether it compresses buffers with LZ4.
+    """
     return pa.ipc.new_file(sink, schema, options=OPTIONS if compresses else PLAIN)
 
 
 def restore_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Cast a batch back to the types it was written with.  Arrow forgets extension types that are not registered."""
+    """Cast a batch back to the types it was written with.
+
+    Arrow forgets extension types that are not registered.
+    """
     if batch.schema.equals(schema, check_metadata=True):
         return batch
     columns = [c if c.type.equals(f.type) else c.view(f.type) for c, f in zip(batch.columns, schema, strict=True)]
@@ -300,8 +306,10 @@ def restore_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 @cache
 def is_readable_type(kind: pa.DataType) -> bool:
-    """Return whether a file may have columns of a type: the types, at every level, that
-    `ddflow.columns.schema.normalize_type` does not change."""
+    """Return whether a file may have columns of a type.
+
+    These are the types that `ddflow.columns.schema.normalize_type` does not change at any level.
+    """
     if isinstance(kind, pa.BaseExtensionType):
         return is_readable_type(kind.storage_type)
     if pat.is_nested(kind):
@@ -315,7 +323,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _read_messages(data: memoryview) -> Iterator[tuple[FlatTable, int, int]]:
-    """Yield each message of a file with the position and the length of its body, in the order of the file."""
+    """Yield each message of a file, with the position and length of its body, in file order."""
     end = len(data) - len(MAGIC) - 4
     if end < 24 or bytes(data[:8]) != MAGIC + b"\0\0" or bytes(data[-len(MAGIC) :]) != MAGIC:
         raise MalformedMetadata("it is no Arrow file")
@@ -410,7 +418,7 @@ def _read_record_batch(
 
 
 def _build_array(body: _BatchBody, kind: pa.DataType) -> pa.Array:
-    """Build the next array, of any `is_readable_type` type.  Checks only its sizes."""
+    """Build the next array, of any type that `is_readable_type` accepts.  Checks only its sizes."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind.wrap_array(_build_array(body, kind.storage_type))
     rows, nulls = body.next_node()
@@ -425,7 +433,7 @@ def _build_array(body: _BatchBody, kind: pa.DataType) -> pa.Array:
         own = [bits if nulls else None, *(body.next_buffer() for _ in range(more))]
     children = [_build_array(body, kind.field(i).type) for i in range(kind.num_fields)]
     if pat.is_map(kind) and (children[0].null_count or children[0].field(0).null_count):
-        # Arrow would abort the process.
+        # Arrow would abort the process for such a map.
         raise MalformedMetadata("a map has a key that is null")
     return pa.Array.from_buffers(kind, rows, own, nulls, children=children or None)
 
@@ -436,10 +444,10 @@ def _is_text_or_binary(kind: pa.DataType) -> bool:
 
 @cache
 def _validation_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type by which an array is validated.
+    """Return the type that validates an array of a type.
 
-    Arrow would refuse days that are not whole, times past midnight and decimals of too many digits, though
-    a step accepts all of these: it reads them as numbers.
+    Arrow's validation refuses fractional days, times past midnight and decimals of too many digits. A step accepts all
+    of them, because it reads them as numbers.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return _validation_type(kind.storage_type)

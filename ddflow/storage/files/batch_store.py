@@ -1,23 +1,11 @@
-"""The batch store of one engine: batches that go into files, and are read where they lie.
+"""Write the batches of one engine to files, map them, and delete files that no manifest names.
 
-Invariant: a batch or a table that comes back equals the one given, for as long as anybody refers to it or to one of its
-columns; where the files are, in a state or in scratch, is the store's below. A file that a manifest of ours named, or
-may have named, is never deleted from here; one that none did is deleted as soon as nobody needs it. Most batches are
-merged into others before they are ever committed, and would otherwise be garbage for a collector to find; but a commit
-whose answer was lost may have happened, so files count as named from just before it is tried. A forked child deletes
-nothing: its parent goes on. Mapped bytes are not private memory: the system takes their pages back at will, and no
-descriptor stays open.
+Most batches are merged before any commit, so an unused file is deleted at once unless a manifest may name it. A commit
+may happen although its answer was lost, so its files count as named from just before the attempt.
 
->>> from ddflow.storage.memory import MemoryStore
->>> batches = BatchStore(MemoryStore())
->>> kept = batches.write(pa.record_batch({"n": [1, 2]}))
->>> len(batches.store.list_blobs()), batches.read_table(kept.blob, pa.schema({"n": pa.int64()}), 2).to_pylist()
-(1, [{'n': 1}, {'n': 2}])
->>> kept.drop()  # a manifest may name it by now, since it was asked for by its name
->>> other = batches.write(pa.record_batch({"n": [3]}))
->>> other.drop()
->>> len(batches.store.list_blobs()), other.batch.column(0).to_pylist()
-(1, [3])
+Guarantees: a batch or table that is read back equals the written one, while any reference to it or its columns exists.
+A file that a manifest may name is never deleted here. A forked child deletes nothing.
+Limits: mapped bytes are not private memory, so the system may reclaim their pages. No descriptor stays open.
 """
 
 from __future__ import annotations
@@ -39,25 +27,33 @@ from ddflow.storage.folder.disk import FileWriter
 from ddflow.storage.protocol import Blob, BlobStore, verify_bytes
 
 SMALL: Final = 1 << 16
-"""Bytes of a file that is put together in memory before it is written."""
+"""The most bytes of rows that are encoded in memory and then written at once."""
 
 
 class StoredBlob:
-    """A blob of a batch store's.  ``blob``: as a manifest names it.  ``compressed``: whether its buffers are."""
+    """A blob of a batch store.
+
+    ``blob``: its name, length and digest, as in a manifest.  ``compressed``: whether its buffers are compressed.
+    """
 
     def __init__(self, batches: BatchStore, blob: Blob, compressed: bool = False) -> None:
         self.blob, self.nbytes, self.compressed = blob, blob.length, compressed
         self._end = weakref.finalize(self, batches.delete_unnamed_blob, blob.name)
-        self._end.atexit = False  # what a crash would leave, an end may leave; scratch removes itself
+        self._end.atexit = False  # the end of a process may leave files, as a crash does; scratch removes itself
 
     def drop(self) -> None:
-        """Delete the blob unless a manifest may name it.  Arrays that refer to it stay valid; twice is harmless."""
+        """Delete the blob unless a manifest may name it.
+
+        Arrays that refer to its bytes stay valid. A second call is harmless.
+        """
         self._end()
 
 
 class StoredBatch(StoredBlob):
-    """A batch in a blob.  ``batch``: over the mapped bytes, or over memory where it was compressed.  ``nbytes``: of the
-    file."""
+    """A batch in a blob.
+
+    ``batch``: over the mapped bytes, or over memory if it was compressed.  ``nbytes``: the size of the file.
+    """
 
     def __init__(
         self, batches: BatchStore, blob: Blob, whole: pa.Buffer, batch: pa.RecordBatch, compressed: bool
@@ -66,13 +62,15 @@ class StoredBatch(StoredBlob):
         self.batch, self._whole, self._store = batch, whole, batches.store
 
     def verify(self) -> None:
-        """Compare the mapped bytes with the checksum of those written.  O(bytes).  Raises `CorruptState`."""
+        """Compare the mapped bytes with the checksum of the written bytes.  O(bytes).  Raises `CorruptState`."""
         verify_bytes(self._whole, self.blob, self._store.where, self._store.remedy)
 
 
 class FileVerifier(threading.Thread):
-    """Verifies files while the caller goes on.  ``files``: their bytes, and what they must be.  ``error``: of the first
-    that is not."""
+    """A thread that verifies files in the background.
+
+    ``files``: their bytes, and the blobs to compare them with.  ``error``: the first mismatch.
+    """
 
     def __init__(self, where: str) -> None:
         super().__init__(name="ddflow verify", daemon=True)
@@ -89,8 +87,9 @@ class FileVerifier(threading.Thread):
 
 
 def count_batch_bytes(batch: pa.RecordBatch) -> int:
-    """Return the bytes of a batch's rows; if its buffers are small, the bytes of those, which Arrow tells in a fiftieth
-    of the time.
+    """Return the bytes of a batch's rows.
+
+    For small buffers it returns the bytes of the whole buffers, which Arrow computes faster.
 
     >>> count_batch_bytes(pa.record_batch({"n": range(3)}).slice(1))
     24
@@ -100,8 +99,22 @@ def count_batch_bytes(batch: pa.RecordBatch) -> int:
 
 
 class BatchStore(Closing):
-    """``store``: where blobs go.  ``compresses``: what is not read where it lies.  ``commits``: how many were tried.
-    ``lazy``: whether files that are opened are verified behind the caller's back, and `settle` tells what came of it.
+    """A store of batches over a `BlobStore`.
+
+    ``store``: the place of the blobs.  ``compresses``: whether it compresses files that are not read in place.
+    ``commits``: the number of attempted commits.  ``lazy``: whether opened files are verified in the background;
+    `finish_verification` then raises the error.
+
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> batches = BatchStore(MemoryStore())
+    >>> kept = batches.write(pa.record_batch({"n": [1, 2]}))
+    >>> len(batches.store.list_blobs()), batches.read_table(kept.blob, pa.schema({"n": pa.int64()}), 2).to_pylist()
+    (1, [{'n': 1}, {'n': 2}])
+    >>> kept.drop()  # a manifest may name it by now, since it was asked for by its name
+    >>> other = batches.write(pa.record_batch({"n": [3]}))
+    >>> other.drop()
+    >>> len(batches.store.list_blobs()), other.batch.column(0).to_pylist()
+    (1, [3])
     """
 
     def __init__(self, store: BlobStore, compresses: bool = False) -> None:
@@ -117,9 +130,9 @@ class BatchStore(Closing):
         self.store.close()
 
     def write(self, batch: pa.RecordBatch) -> StoredBatch:
-        """Write a batch of any types to a new blob, and map it.  O(bytes); no second copy in memory.
+        """Write a batch of any types to a new blob, and map it.  O(bytes), without a second copy in memory.
 
-        Raises what `BlobStore.put` does; nothing is left then.
+        Raises the errors of `BlobStore.put`; no file is left then.
         """
         blob = self._write_blob(_release_memory_per_batch([batch]), batch.schema, False)
         with undo_on_failure(self.delete_unnamed_blob, blob.name):
@@ -127,11 +140,11 @@ class BatchStore(Closing):
             return StoredBatch(self, blob, whole, _read_trusted_file(whole, batch.schema)[0], False)
 
     def write_mapped(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-        """Write a table to a file, batch by batch, and map it; the file loses its name at once.  O(bytes).
+        """Write a table to a file, batch by batch, map it, and unlink the file at once.  O(bytes).
 
-        The table belongs to the caller, and stays valid after this store is closed.  A batch is a chunk.
-        ``schema``: of every batch, whose dictionaries must be the same throughout (a file holds one a column).  Raises
-        as `write` does.
+        The table belongs to the caller, and stays valid after this store is closed. Each batch becomes a chunk.
+        ``schema``: of every batch; its dictionaries must not change, since a file holds one per column.  Raises as
+        `write` does.
         """
         blob = self._write_blob(_release_memory_per_batch(batches), schema, False)
         try:
@@ -141,15 +154,15 @@ class BatchStore(Closing):
         return pa.Table.from_batches(mapped, schema) if mapped else empty_table(schema)
 
     def write_unmapped(self, batch: pa.RecordBatch) -> StoredBlob:
-        """Write a batch that stays in memory, too.  O(bytes).  Raises as `write` does."""
+        """Write a batch that also stays in memory.  O(bytes).  Raises as `write` does."""
         return StoredBlob(self, self.write_table([batch], batch.schema), self.compresses)
 
     def write_table(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Blob:
-        """Write a table, batch by batch, to a blob that is not read here.  O(bytes).  Raises as `write` does."""
+        """Write a table, batch by batch, to a blob that is not mapped here.  O(bytes).  Raises as `write` does."""
         return self._write_blob(batches, schema, self.compresses)
 
     def _write_blob(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
-        # Arrow writes twenty pieces a batch; of a small one they are put together where that costs no Python.
+        # Arrow writes about twenty pieces a batch; for a small batch, Arrow joins them before Python sees them.
         small = isinstance(batches, list) and sum(map(count_batch_bytes, batches)) <= SMALL
 
         def arrow(sink: FileWriter) -> None:
@@ -164,10 +177,10 @@ class BatchStore(Closing):
         return self.store.put("arrow", arrow)
 
     def open_batch(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
-        """Map a batch that a manifest names, verify it, and read it with suspicion.  O(bytes).
+        """Map, verify and read a batch that a manifest names, without trust in its author.  O(bytes).
 
-        ``schema``, ``rows``: the expected ones.  ``compressed``: whether its buffers are, which it remembers.  Raises
-        `CorruptState`, naming the file.
+        ``schema``, ``rows``: the expected ones.  ``compressed``: whether its buffers are compressed, for the result.
+        Raises `CorruptState`, naming the file.
         """
         self._named[blob.name] = self.commits
         whole = self.store.map_blob(blob, check=not self.lazy)
@@ -178,14 +191,16 @@ class BatchStore(Closing):
         return StoredBatch(self, blob, whole, read_batch(whole, schema, rows, what), compressed)
 
     def read_table(self, blob: Blob, schema: pa.Schema, rows: int | None) -> pa.Table:
-        """Read a table that `put` wrote, with ``rows`` rows, or any number if None.  O(bytes).  Raises `CorruptState`,
-        naming the file."""
+        """Read a table that `write_table` wrote.  O(bytes).  Raises `CorruptState`, naming the file.
+
+        ``rows``: the expected number of rows, None for any.
+        """
         self._named[blob.name] = self.commits
         what = f"the file {blob.name} of {self.store.where}"
         return pa.Table.from_batches(read_batches(self.store.map_blob(blob), schema, rows, what), schema)
 
     def start_verification(self) -> None:
-        """Begin to verify, in a thread, the files that were opened lazily.  O(1)."""
+        """Start to verify the lazily opened files in a thread.  O(1)."""
         self.lazy = False
         if self._behind is not None:
             self._behind.start()
@@ -199,9 +214,9 @@ class BatchStore(Closing):
             self._behind = None
 
     def register_manifest_files(self, names: Iterable[str]) -> None:
-        """Note that a manifest that is about to be published names these.  Amortised O(names).
+        """Record that the next manifest will name these files.  Amortised O(names).
 
-        Names are kept for 1,000 commits after the last that named them, even if their files are not in use.
+        A name is kept for 1,000 commits after the last one that named it, even if its file is unused.
         """
         self.commits += 1
         self._named.update(dict.fromkeys(names, self.commits))
@@ -210,15 +225,17 @@ class BatchStore(Closing):
             self._most = max(2 * len(self._named), 1 << 16)
 
     def delete_unnamed_blob(self, name: str) -> None:
-        """Delete a blob that no manifest names.  Never fails: what stays is garbage."""
+        """Delete a blob unless a manifest may name it.  Never fails: a file that stays is garbage."""
         if name not in self._named and os.getpid() == self._process:
             with suppress(DdflowError):
                 self.store.delete(name)
 
 
 def _release_memory_per_batch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same batches, and release memory after each.  The writer is short of memory, and Arrow's allocator
-    keeps freed pages."""
+    """Yield the same batches, and release unused memory after each.
+
+    The writer is short of memory, and Arrow's allocator keeps freed pages.
+    """
     for batch in batches:
         yield batch
         pa.default_memory_pool().release_unused()

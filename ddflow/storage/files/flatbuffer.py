@@ -1,17 +1,10 @@
-"""A flatbuffer, read with suspicion: the metadata of an Arrow file before Arrow itself looks at it.
+"""Read a flatbuffer with all bounds checked: the metadata of an Arrow file, before Arrow sees it.
 
-Invariant: a value that comes out lies within the bytes that were given; what would lie outside is `MalformedMetadata`.
-A flatbuffer is offsets all the way down, each of which may point anywhere, backwards too, and two of them at the same
-place; so nothing here recurs by itself, and whoever walks a tree brings its shape. It knows tables, vectors and texts,
-no schema; it copies vectors of structs and texts, nothing else.
+Offsets in a flatbuffer may point anywhere, also backwards, and two may point to one place. So nothing here recurses by
+itself: a caller that walks a tree must bring its shape.
 
->>> data = memoryview(bytes([10, 0, 0, 0, 6, 0, 5, 0, 4, 0, 6, 0, 0, 0, 9]))  # a table of one field, a byte
->>> read_root_table(data).read_number(0, "B"), read_root_table(data).read_number(1, "q", 7)
-(9, 7)
->>> read_root_table(data).read_number(0, "q")
-Traceback (most recent call last):
-    ...
-ddflow.storage.files.flatbuffer.MalformedMetadata: 8 bytes at 14 of 15
+Guarantees: a value comes from within the given bytes. Else the read raises `MalformedMetadata`.
+Limits: reads tables, vectors and texts, without a schema. Copies only texts and vectors of structs.
 """
 
 from __future__ import annotations
@@ -23,11 +16,22 @@ import numpy as np
 
 
 class MalformedMetadata(ValueError):
-    """Metadata that breaks its format; the reader of a file words the error."""
+    """An error for metadata that breaks its format; the reader of the file makes the message."""
 
 
 class FlatTable:
-    """The table at position ``at`` of ``data``.  Methods are O(1) unless they say so; raise `MalformedMetadata`."""
+    """The table at position ``at`` of ``data``.
+
+    Methods are O(1) unless they say otherwise, and raise `MalformedMetadata`.
+
+    >>> data = memoryview(bytes([10, 0, 0, 0, 6, 0, 5, 0, 4, 0, 6, 0, 0, 0, 9]))  # a table of one field, a byte
+    >>> read_root_table(data).read_number(0, "B"), read_root_table(data).read_number(1, "q", 7)
+    (9, 7)
+    >>> read_root_table(data).read_number(0, "q")
+    Traceback (most recent call last):
+        ...
+    ddflow.storage.files.flatbuffer.MalformedMetadata: 8 bytes at 14 of 15
+    """
 
     __slots__ = ("_fields", "_vtable", "at", "data")
 

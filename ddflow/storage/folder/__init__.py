@@ -1,1 +1,1 @@
-"""A store in a folder of this machine: where it is, its system calls, its blobs and its lock."""
+"""Store a state in a local folder: folder checks, system calls, blobs and the lock of a scratch folder."""

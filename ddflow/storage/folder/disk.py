@@ -1,6 +1,7 @@
-"""The disk: the few system calls that a local store is made of, and the sink that counts and hashes bytes on their way.
+"""Wrap the system calls of a local store, and count and hash bytes on their way to a file.
 
-Guarantees: each method is one system call with its error typed, so tests can replace any of them.
+Guarantees: each method of `Disk` is one file system operation and raises `OSError`, so tests can replace any of them.
+`FileWriter` writes all bytes, in order, and has their size and checksum afterwards.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as place:
@@ -29,8 +30,10 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FileStatus(NamedTuple):
-    """The status of a path.  ``kind``: "folder", "file" or "other".  ``changed``: the time of its last write, in
-    seconds."""
+    """The status of a path.
+
+    ``kind``: "folder", "file" or "other".  ``changed``: the time of its last write, in seconds.
+    """
 
     kind: str
     mode: int
@@ -40,7 +43,10 @@ class FileStatus(NamedTuple):
 
 
 class Disk:
-    """The real one.  It has no state: all stores of a process may share one.  Every method raises `OSError`."""
+    """The file systems of this machine.
+
+    It has no state, so all stores of a process may share one. Every method raises `OSError`.
+    """
 
     def resolve_path(self, path: str) -> str:
         """Return a path as an absolute path without symbolic links.  O(parts)."""
@@ -66,7 +72,7 @@ class Disk:
         found = []
         with os.scandir(path) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):  # deleted while we looked
+                with suppress(FileNotFoundError):  # deleted during the scan
                     if entry.is_file(follow_symlinks=False):
                         state = entry.stat(follow_symlinks=False)
                         found.append((entry.name, state.st_size, state.st_mtime))
@@ -87,15 +93,15 @@ class Disk:
         return os.write(file, data)
 
     def fsync(self, file: int) -> None:
-        """Make the bytes of a file durable; not its name."""
+        """Make the bytes of a file durable, but not its name."""
         os.fsync(file)
 
     def close(self, file: int) -> None:
-        """Close a descriptor, which is gone then even if this raises."""
+        """Close a descriptor; it is closed even if this raises."""
         os.close(file)
 
     def link(self, source: str, target: str) -> None:
-        """Give a file a second name; raises `FileExistsError` when that is taken.  O(1)."""
+        """Give a file a second name.  O(1).  Raises `FileExistsError` if the name is taken."""
         os.link(source, target, follow_symlinks=False)
 
     def rename(self, source: str, target: str) -> None:
@@ -103,11 +109,11 @@ class Disk:
         os.rename(source, target)
 
     def touch(self, path: str) -> None:
-        """Let a file count as changed now.  O(1)."""
+        """Set a file's time of change to now.  O(1)."""
         os.utime(path, follow_symlinks=False)
 
     def unlink(self, path: str) -> None:
-        """Take a name away; a process that has mapped the file keeps its bytes.  O(1)."""
+        """Remove a name; a process that has mapped the file keeps its bytes.  O(1)."""
         os.unlink(path)
 
     def sync_dir(self, path: str) -> None:
@@ -119,7 +125,10 @@ class Disk:
             os.close(folder)
 
     def read(self, path: str, most: int) -> bytes:
-        """Read the bytes of a file; raises ``EFBIG`` before it reads one that is longer than ``most``.  O(bytes)."""
+        """Read the bytes of a file.  O(bytes).
+
+        Raises ``EFBIG`` before it reads a file longer than ``most``.
+        """
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)  # opening a pipe would wait for its writer
         try:
             found = os.fstat(file)
@@ -135,14 +144,17 @@ class Disk:
             os.close(file)
 
     def map_file(self, path: str) -> pa.Buffer:
-        """Map the bytes of a file; no descriptor stays open, so thousands may be mapped.  O(1)."""
+        """Map the bytes of a file.  O(1).
+
+        No descriptor stays open, so thousands of files may be mapped.
+        """
         if self.status(path).kind != "file":
             raise OSError(errno.EINVAL, "not a regular file", path)
         with pa.memory_map(path) as source:
             return source.read_buffer()
 
     def count_free_bytes(self, path: str) -> int:
-        """Return how many bytes are free.  O(1)."""
+        """Return the number of free bytes.  O(1)."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
@@ -152,8 +164,10 @@ class Disk:
 
 
 def describe_full_disk(error: OSError, free: Callable[[], int]) -> tuple[str, str]:
-    """Describe a disk without room (`NO_ROOM`): the problem found, and the remedy.  ``free``: returns its free bytes.
-    O(1)."""
+    """Describe an error of `NO_ROOM`: return the problem and the remedy.  O(1).
+
+    ``free``: returns the free bytes of the disk.
+    """
     why = f"the disk says {error.strerror or str(error)!r}"
     if error.errno == errno.EFBIG:
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -168,16 +182,17 @@ def describe_full_disk(error: OSError, free: Callable[[], int]) -> tuple[str, st
 
 
 SLICE: Final = 1 << 20
-"""Bytes that are hashed, then written, before the next are looked at."""
+"""The bytes that are hashed and written in one step."""
 CRUMBS: Final = 1 << 16
-"""Bytes that wait to be written together."""
+"""The most bytes that are buffered and then written together."""
 
 
 class FileWriter:
-    """``take``: writes the beginning of a piece, and says how many bytes that was; may raise `OSError`.
+    """A sink that buffers, counts and hashes the bytes of a file.
 
-    ``size``: bytes so far.  ``wanted``: how many there will be at least, where the writer says so, for messages.
-    ``failure``: the last error of ``take``.
+    ``take``: writes the beginning of a piece and returns its number of bytes; may raise `OSError`.  ``size``: bytes so
+    far. ``wanted``: the expected least number of bytes, if the caller sets it, for messages.  ``failure``: the last
+    error of ``take``.
 
     >>> pieces = []
     >>> sink = FileWriter(lambda piece: pieces.append(bytes(piece)) or len(piece))
@@ -195,7 +210,7 @@ class FileWriter:
         self._take, self._crumbs = take, bytearray()
 
     def write(self, data: bytes | bytearray | memoryview | pa.Buffer) -> int:
-        """Write all of a buffer, however often the system takes only a part of it."""
+        """Write a whole buffer, with as many calls of ``take`` as that needs."""
         with memoryview(data) as view, view.cast("B") as whole:
             if len(self._crumbs) + whole.nbytes <= CRUMBS:
                 self._crumbs += whole
@@ -207,7 +222,7 @@ class FileWriter:
             return whole.nbytes
 
     def finish(self) -> None:
-        """Write the bytes that wait.  Twice is harmless."""
+        """Write the buffered bytes.  A second call is harmless."""
         if self._crumbs:
             crumbs, self._crumbs = self._crumbs, bytearray()
             with memoryview(crumbs) as whole:
@@ -228,7 +243,7 @@ class FileWriter:
         return self.size
 
     def flush(self) -> None:
-        """Do nothing: `finish` writes the bytes that wait."""
+        """Do nothing: `finish` writes the buffered bytes."""
 
     def close(self) -> None:
         """Do nothing: the caller closes the file."""

@@ -1,24 +1,14 @@
-"""A state in a local folder.
-
-Invariant: a blob is whole and durable before `LocalStore.put` returns, its name before `fsync_blob_names` does; a
-manifest is whole under its number or not there, and durable when `publish` returns True. Until a folder is synced any
-of its names may be lost in a power failure, and a failed sync cannot be repeated: the system may have thrown the bytes
-away and say nothing the next time. So a manifest is written under another name, synced, and linked to its number, which
-only one writer can; after a failure of which the outcome is unknown this store takes nothing more.
+"""Store a state in a local folder.
 
     blobs/00112233aabbccdd-1.arrow      manifests/0000000000000007      marks/0000000000000007      spill/
 
-What is not called like these is not ours: it is neither listed nor deleted.  It does not lock: writers may be many.
+A manifest is written under a temporary name, synced, and linked to its number, which only one writer can do. A failed
+sync cannot be repeated, because the system may have dropped the bytes. So the store refuses all writes after a failure
+with an unknown outcome.
 
->>> import tempfile
->>> with tempfile.TemporaryDirectory() as above:
-...     store = LocalStore(os.path.join(above, "orders"))
-...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
-...     store.fsync_blob_names()
-...     store.publish(0, b"a manifest"), store.publish(0, b"another"), store.read_manifest(0)
-...     store.map_blob(blob).to_pybytes()
-(True, False, b'a manifest')
-b'four'
+Guarantees: when `LocalStore.put` returns, the blob's bytes are durable; after `fsync_blob_names`, its name is. A
+manifest is complete or absent, and durable when `publish` returns True. Other files are neither listed nor deleted.
+Limits: takes no lock, so a state may have many writers. Until a sync, a power failure may lose any name of a folder.
 """
 
 import contextlib
@@ -38,19 +28,31 @@ from ddflow.storage.folder.site import INSIDE, StateFolder
 from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, BlobEntry, Store, parse_manifest_numbers
 
 FEW: Final = 64
-"""Fewer files than these are deleted one after the other."""
+"""The least number of files that are deleted in threads."""
 AT_ONCE: Final = 8
 REMEDY: Final = ErrorText("restore it from a copy, or go back with ", CommandFix("rollback"))
 _DISK = Disk()
 
 
 class LocalStore(BlobFolder, Store):
-    """``path``: the folder, made if ``create`` and missing.  ``trust``: "owner", or "group" where others write too.
+    """A state in a folder.
 
-    ``readonly``: nothing is made, proved or swept, and nothing can be put; for readers, also on a read-only mount.
-    O(1): some 20 system calls and a sync.  Raises `StateRefused` when there is no state and none is to be made, when
-    the folder belongs to another user or others can write to it, when put-if-absent cannot be proved; `StorageFull`,
+    ``path``: the folder.  ``create``: whether to create a missing state.  ``trust``: "owner", or "group" if others
+    write too.  ``readonly``: for readers, also on a read-only mount; the store creates, tests, sweeps and puts nothing.
+
+    O(1): about 20 system calls and a sync.  Raises `StateRefused` if the state is missing and not to be created, if the
+    folder belongs to another user or others can write to it, or if put-if-absent cannot be proved; `StorageFull`,
     `StorageFailed`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as above:
+    ...     store = LocalStore(os.path.join(above, "orders"))
+    ...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
+    ...     store.fsync_blob_names()
+    ...     store.publish(0, b"a manifest"), store.publish(0, b"another"), store.read_manifest(0)
+    ...     store.map_blob(blob).to_pybytes()
+    (True, False, b'a manifest')
+    b'four'
     """
 
     def __init__(
@@ -64,12 +66,12 @@ class LocalStore(BlobFolder, Store):
     ) -> None:
         site = StateFolder(disk, path, trust)
         site.open_folder(create, readonly)
-        super().__init__(site, "blobs", first=3)  # the first three are the proof's
+        super().__init__(site, "blobs", first=3)  # `prove_exclusive_publish` uses the first three
         self.site: StateFolder = site
         self.readonly, self._process = readonly, os.getpid()
         self._held: dict[str, pa.Buffer] = {}
         self._marked = -1
-        """The number that this writer has marked last: its mark is renamed, so that there is always one."""
+        """The number of this writer's last mark; marking renames the old mark, so one always exists."""
         if not readonly:
             self.site.prove_exclusive_publish(self.nonce)
             self.site.remove_stale_temporaries(self.site.child_path("manifests"))
@@ -88,20 +90,20 @@ class LocalStore(BlobFolder, Store):
             raise
 
     def pin_blobs(self, names: Iterable[str]) -> None:
-        """Map blobs now; `map` checks their bytes later.  O(blobs)."""
+        """Map blobs now; `map_blob` checks their bytes later.  O(blobs)."""
         for name in names:
             with contextlib.suppress(OSError):
                 self._held[name] = self.disk.map_file(self._blob_path(name))
 
     def list_blobs(self) -> list[BlobEntry]:
-        """List all blobs, with their ages by this machine's clock.  O(blobs), a call each."""
+        """List all blobs, with their ages by this machine's clock.  O(blobs), with one call each."""
         now, found = self.disk.read_clock(), []
         with self.site.translate_disk_errors("list its files"), contextlib.suppress(FileNotFoundError):
             found = self.disk.scan(self.site.child_path("blobs"))
         return [BlobEntry(name, size, max(0.0, now - changed)) for name, size, changed in found if NAME.fullmatch(name)]
 
     def find_blob_sizes(self, names: list[str]) -> dict[str, int]:
-        """Return lengths as `Store.find_blob_sizes` does; one call for each name."""
+        """Return lengths as `Store.find_blob_sizes` does, with one call for each name."""
         out: dict[str, int] = {}
         with self.site.translate_disk_errors("look for its files"):
             for name in names:
@@ -111,7 +113,7 @@ class LocalStore(BlobFolder, Store):
         return out
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Unlink blobs.  O(names); some file systems take 3 ms for one, and the same time for eight at once."""
+        """Unlink blobs, many of them in `AT_ONCE` threads.  O(names)."""
         few = [*names]
         if len(few) < FEW:
             super().delete_many(few)
@@ -129,7 +131,7 @@ class LocalStore(BlobFolder, Store):
             return self.site.is_existing_path(self._number_path("manifests", number))
 
     def read_manifest(self, number: int) -> bytes:
-        """Read the bytes of a manifest.  O(bytes).  See `Store.read_manifest`."""
+        """Read the bytes of a manifest, as `Store.read_manifest` does.  O(bytes)."""
         what = f"manifest {number}"
         missing = CorruptState(
             f"{what} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
@@ -138,7 +140,7 @@ class LocalStore(BlobFolder, Store):
             return self.disk.read(self._number_path("manifests", number), MANIFEST)
 
     def publish(self, number: int, data: bytes) -> bool:
-        """Link a manifest to its number.  O(bytes) and two syncs.  See `Store.publish`."""
+        """Link a manifest to its number, as `Store.publish` does.  O(bytes) and two syncs."""
         self._check_writable()
         what, target = f"publish manifest {number}", self._number_path("manifests", number)
         temporary = self.site.child_path("manifests", f".{self.nonce}-{next(self._numbers)}.part")
@@ -161,17 +163,17 @@ class LocalStore(BlobFolder, Store):
         return won
 
     def delete_manifest(self, number: int) -> None:
-        """Unlink a manifest.  O(1); not synced."""
+        """Unlink a manifest.  O(1), without a sync."""
         self._check_writable()
         self.site.unlink(self._number_path("manifests", number), f"delete manifest {number}")
 
     def mark_published(self, number: int) -> None:
-        """Create an empty file of that number, in the place of the marks before it.  O(1); not synced."""
+        """Create an empty file named by the number, and remove the marks before it.  O(1), without a sync."""
         self._check_writable()
         before, self._marked = self._marked, number
         with self.site.translate_disk_errors(f"mark {number}"):
             if before >= 0:
-                with contextlib.suppress(FileNotFoundError):  # another writer has marked a greater one
+                with contextlib.suppress(FileNotFoundError):  # another writer has marked a greater number
                     self.disk.rename(self._number_path("marks", before), self._number_path("marks", number))
                     return
             with contextlib.suppress(FileExistsError):
@@ -181,12 +183,14 @@ class LocalStore(BlobFolder, Store):
                     self.site.unlink(self._number_path("marks", other), f"mark {number}")
 
     def find_last_published(self) -> int:
-        """Return the greatest number marked, or -1.  O(marks); there is one as a rule."""
+        """Return the greatest marked number, or -1.  O(marks); normally there is one."""
         return max(self._list_numbers("marks"), default=-1)
 
     def open_scratch_store(self) -> ScratchStore:
-        """Open a scratch store as `Store.open_scratch_store` does, below ``spill/``.  O(1).  Raises `StorageFull`,
-        `StorageFailed` too."""
+        """Open a scratch store below ``spill/``, as `Store.open_scratch_store` does.  O(1).
+
+        Also raises `StorageFull`, `StorageFailed`.
+        """
         self._check_writable()
         with self.site.translate_disk_errors("make a folder to spill to"):
             with contextlib.suppress(FileExistsError):
@@ -194,7 +198,10 @@ class LocalStore(BlobFolder, Store):
             return ScratchStore.create_below(self.site.child_path("spill"))
 
     def remove_new_state(self, whole: bool) -> None:
-        """Remove a state that was only just made, with its folder if ``whole``.  Never fails: what stays is garbage."""
+        """Remove a state that was just created, with its folder if ``whole``.
+
+        Never fails: files that stay are garbage.
+        """
         for path in [self.where] if whole else [self.site.child_path(name) for name in (*INSIDE, "spill")]:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -206,7 +213,7 @@ class LocalStore(BlobFolder, Store):
     def _check_writable(self) -> None:
         if self.readonly or self._closed or self._broken:
             super()._check_writable()
-        if os.getpid() != self._process:  # two processes would give the same names
+        if os.getpid() != self._process:  # two processes would make the same names
             raise EngineClosed(
                 f"write to the state {self.where}",
                 f"it was opened by process {self._process}, before this one was forked from it",
@@ -214,8 +221,10 @@ class LocalStore(BlobFolder, Store):
             )
 
     def _link_manifest(self, temporary: str, target: str, data: bytes) -> bool:
-        """Link a manifest to its number, and return whether it has it.  The number may be taken by ourselves: a file
-        server may forget that it has answered, and try again."""
+        """Link a manifest to its number, and return whether the number has its bytes.
+
+        The number may be taken by our own first try: a file server may repeat a request that it has already answered.
+        """
         try:
             self.disk.link(temporary, target)
             return True

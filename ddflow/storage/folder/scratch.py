@@ -1,17 +1,7 @@
-"""A scratch store: blobs in a local folder that need not survive, for steps that do not fit in memory.
+"""Keep blobs in a local folder without durability, for steps that do not fit in memory.
 
-Guarantees: nothing is synced. The folder is emptied when it is closed, at exit, or by the next process that locks it;
-one store at a time holds the lock.
-
->>> import tempfile
->>> with tempfile.TemporaryDirectory() as place:
-...     store = ScratchStore(place)
-...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
-...     store.map_blob(blob).to_pybytes(), len(os.listdir(place))
-...     store.close()
-...     os.listdir(place)
-(b'four', 2)
-[]
+Guarantees: a scratch store syncs nothing. Its folder is emptied when the store closes, at exit, or by the next process
+that locks it. One store at a time holds the lock.
 """
 
 from __future__ import annotations
@@ -35,14 +25,12 @@ from ddflow.storage.protocol import NAME, Blob, BlobStore, Write, check_length, 
 
 
 class BlobFolder(BlobStore):
-    """Blobs in a folder of the local disk, each a file that is written once and mapped.
+    """Blobs in a folder of the local disk, each a file that is written once and then mapped.
 
-    A file is whole, and durable where the folder is (`ManagedFolder.durable`), when `put` returns; one that fails
-    leaves no file. A state's folder and a scratch folder are both of this kind.
+    Both a state's folder and a scratch folder are of this kind. When `put` returns, the file is complete, and durable
+    if the folder is (`ManagedFolder.durable`). A `put` that fails leaves no file.
 
-    ``site``: the folder, open, and what refusals are called there.  ``below``: where in it the files are.
-
-    ``first``: the number of the first file.
+    ``site``: the open folder.  ``below``: the subfolder of the files.  ``first``: the number of the first file.
     """
 
     pattern: ClassVar[re.Pattern[str]] = NAME
@@ -53,17 +41,20 @@ class BlobFolder(BlobStore):
 
     @property
     def disk(self) -> Disk:
-        """The disk that it is on."""
+        """The disk of the folder."""
         return self.site.disk
 
     def put(self, ending: str, write: Write) -> Blob:
-        """Write a new blob to a new file.  O(bytes); no second copy of them.  See `BlobStore.put`."""
+        """Write a new blob to a new file, as `BlobStore.put` does.  O(bytes), without a second copy of them."""
         name = self._make_blob_name(ending)
         sink = self.site.write_file(self._blob_path(name), f"write the file {name}", write)
         return Blob(name, sink.size, sink.state.digest())
 
     def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """Map the file of a blob.  O(bytes), for the checksum; no descriptor stays open.  See `BlobStore.map`."""
+        """Map the file of a blob, as `BlobStore.map_blob` does.  O(bytes), for the checksum.
+
+        No descriptor stays open.
+        """
         with self.site.translate_read_errors(
             f"file {blob.name}", missing_file_error(blob.name, self.where), self.remedy
         ):
@@ -73,7 +64,7 @@ class BlobFolder(BlobStore):
             )
 
     def delete(self, name: str) -> None:
-        """Unlink a blob.  O(1); not synced, so it may be back after a power failure."""
+        """Unlink a blob.  O(1), without a sync, so it may reappear after a power failure."""
         self._check_writable()
         self.site.unlink(self._blob_path(name), f"delete the file {name}")
 
@@ -81,24 +72,25 @@ class BlobFolder(BlobStore):
         return self.disk.map_file(self._blob_path(name))
 
     def _blob_path(self, name: str) -> str:
-        if not self.pattern.fullmatch(name):  # not by a function: a commit asks for some twenty
+        if not self.pattern.fullmatch(name):  # inline, because a commit checks about twenty names
             raise ValueError(f"{name!r} is no name of a blob")
         return f"{self._folder}/{name}"
 
 
 LOCK: Final = "ddflow-spill.lock"
 PREFIX: Final = "ddflow-"
-"""The prefix of names of files in a scratch folder, which may hold other files."""
+"""The prefix of ddflow's file names in a scratch folder, which may also contain other files."""
 OURS: Final = re.compile(rf"{PREFIX}[0-9a-f]{{16}}-[0-9]{{1,12}}\.arrow")
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 class FolderLock:
-    """``path``: of the folder, absolute.  ``whole``: whether `release` removes the folder as well.
+    """The lock of a scratch folder; its creation removes the files that a crash left.
 
-    Making one locks the folder, and removes what a crash left in it.  O(files).  Raises `SpillRefused`, `SpillInUse`,
-    `SpillFull`, `SpillFailed`; the folder is then as before.
+    ``path``: the absolute path of the folder.  ``whole``: whether `release` also removes the folder.
+
+    O(files).  Raises `SpillRefused`, `SpillInUse`, `SpillFull` or `SpillFailed`, without a change to the folder.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -141,7 +133,10 @@ class FolderLock:
             raise EngineClosed(f"spill to {self.path}", "the folder was closed", "open a new engine")
 
     def release(self) -> None:
-        """Remove the files, then the lock.  Never fails: what stays is removed by the next.  Twice is harmless."""
+        """Remove the files, then the lock.  A second call is harmless.
+
+        Never fails: the next lock removes the files that stay.
+        """
         if not self.held:
             return
         self.held = False
@@ -153,7 +148,7 @@ class FolderLock:
                 os.rmdir(self.path)
 
     def release_in_child(self) -> None:
-        """Let go without touching the folder, in a forked child whose parent goes on."""
+        """Release the lock in a forked child without a change to the folder, which the parent still uses."""
         if self.held:
             self.held = False
             os.close(self._file)
@@ -161,14 +156,14 @@ class FolderLock:
     def _open_lock_file(self) -> int:
         """Open the lock file and lock it; return its descriptor.  Raises `SpillInUse`.
 
-        Writes our process number to it.  This also tests the disk: permissions do not show that a file system is
+        Writes the process number to it. This also tests the disk: permissions do not show that a file system is
         read-only or full.
         """
         while True:
             file = os.open(self._name, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Its last holder may have unlinked it between our opening and our locking it.
+                # The previous holder may have unlinked it between our open and our lock.
                 if self._is_current_lock_file(file):
                     os.ftruncate(file, 0)
                     os.write(file, f"{os.getpid()}\n".encode())
@@ -200,7 +195,7 @@ class FolderLock:
             return False
 
     def _remove_files(self) -> None:
-        """Remove all regular files of our pattern."""
+        """Remove all regular files whose names match `OURS`."""
         with os.scandir(self.path) as entries:
             for entry in entries:
                 if OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
@@ -218,13 +213,13 @@ def _check_folder(path: str, state: os.stat_result) -> None:
             f"its mode is {mode:o}, so anybody may put files there",
             f"{own}, as mkdir -m 700 makes one",
         )
-    # The superuser could write in spite of the mode; it says all the same that nobody should.
+    # The superuser could write in spite of the mode, but the mode says that no user should.
     if not mode & stat.S_IWUSR or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise SpillRefused(f"spill to {path}", f"it is read-only (mode {mode:o})", "make it writable, or give another")
 
 
 def build_spill_failure(path: str, what: str, error: OSError, wanted: int) -> DdflowError:
-    """Build the error for a disk that refuses.  ``wanted``: bytes."""
+    """Build the error for a disk that refuses a write.  ``wanted``: the number of bytes."""
     asked, why = f"{what} in the spill folder {path}", f"the disk says {error.strerror or str(error)!r}"
     after = "and call again; nothing was changed, the state before stays readable"
     if error.errno not in NO_ROOM:
@@ -258,11 +253,23 @@ _DISK = Disk()
 
 
 class ScratchStore(BlobFolder):
-    """``path``: a folder that exists and is this user's own.  ``whole``: whether it is removed with its files.
+    """A scratch store in an existing folder of this user.
 
-    Several threads may write at once.  O(files that a crash left).  Raises `SpillRefused` when the folder is missing,
-    no folder, someone else's, writable by all or read-only; `SpillInUse` when another store has it; `SpillFull` when
-    its disk takes not even a byte.  `put` raises `SpillFull`, `SpillFailed`, and `EngineClosed` after `close`.
+    ``path``: the folder.  ``whole``: whether `close` removes the folder too.
+
+    Several threads may write at once.  O(files that a crash left).  Raises `SpillRefused` if the folder is missing, no
+    folder, another user's, writable by all or read-only; `SpillInUse` if another store holds it; `SpillFull` if its
+    disk cannot take one byte.  `put` raises `SpillFull`, `SpillFailed`, and `EngineClosed` after `close`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     store = ScratchStore(place)
+    ...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
+    ...     store.map_blob(blob).to_pybytes(), len(os.listdir(place))
+    ...     store.close()
+    ...     os.listdir(place)
+    (b'four', 2)
+    []
     """
 
     pattern, prefix = OURS, PREFIX
@@ -275,19 +282,25 @@ class ScratchStore(BlobFolder):
 
     @classmethod
     def create_below(cls, spill: str) -> Self:
-        """Open a store in a new private folder below ``spill``, which goes with it.  O(1).  Raises `OSError` too."""
+        """Open a store in a new private folder below ``spill``, and remove the folder at `close`.  O(1).
+
+        Also raises `OSError`.
+        """
         for left in reversed(range(TRIES)):
             path = os.path.join(spill, os.urandom(8).hex())
             _DISK.mkdir(path, 0o700)
             try:
                 return cls(path, whole=True)
-            except (SpillInUse, SpillRefused):  # a sweeper was quicker
+            except (SpillInUse, SpillRefused):  # another process has just removed the folder as stale
                 if not left:
                     raise
         raise AssertionError
 
     def close(self) -> None:
-        """Remove every file; nothing can be put any more.  Mapped bytes stay readable.  Twice is harmless."""
+        """Remove every file; nothing can be put any more.
+
+        Mapped bytes stay readable. A second call is harmless.
+        """
         self._end()
 
     def _check_writable(self) -> None:
@@ -295,15 +308,18 @@ class ScratchStore(BlobFolder):
 
 
 def remove_stale_folders(spill: str) -> None:
-    """Remove the scratch folders of stores that are gone.  Never fails: a later call tries again.  O(files)."""
+    """Remove the scratch folders of stores that have ended.  O(files).
+
+    Never fails: a later call tries again.
+    """
     for name in os.listdir(spill):
         if _FOLDER.fullmatch(name):
-            with suppress(OSError):  # held by a store that is open, or another user's
+            with suppress(OSError):  # an open store holds it, or it is another user's
                 FolderLock(os.path.join(spill, name), whole=True).release()
 
 
 class _ScratchFolder(ManagedFolder):
-    """A folder that the state does not depend on, so that a call may be repeated."""
+    """A folder without influence on the state, so a failed call may be repeated."""
 
     def build_failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
         return build_spill_failure(self.path, what, error, wanted)

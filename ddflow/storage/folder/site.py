@@ -1,7 +1,7 @@
-"""A site: a folder for files of ddflow, be it a state, outputs or a cache; found or created, and checked before use.
+"""Find or create a folder for ddflow's files (a state, outputs or a cache), and check it before use.
 
-Guarantees: a folder that holds anything else is refused. A folder of a state is tested for what commits need (durable
-renames, exclusive creation) before the first commit.
+Guarantees: a folder that already has other files is refused as a new state. Before the first commit, a state's folder
+is tested for the needs of commits: exclusive creation of a name, and durable names.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as above:
@@ -30,7 +30,7 @@ from ddflow.storage.folder.disk import NO_ROOM, Disk, FileWriter, describe_full_
 
 TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}-[0-9]{1,12}\.part")
 HOUR: Final = 3600.0
-"""Seconds after which a temporary file is abandoned: it lives while one manifest is written."""
+"""The seconds after which a temporary file counts as abandoned: it exists only while one manifest is written."""
 NOT_OURS: Final = {
     errno.EACCES,
     errno.EPERM,
@@ -46,8 +46,10 @@ _NO_FILE = {errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG}
 
 
 class DiskErrorTranslator:
-    """A block that turns refusals of the disk into errors of ddflow; no generator, because a commit has twenty of
-    them."""
+    """A context manager that turns the disk's errors into errors of ddflow.
+
+    It is no generator, because each commit uses about twenty of them.
+    """
 
     __slots__ = ("opening", "site", "what")
 
@@ -67,8 +69,11 @@ class DiskErrorTranslator:
 
 
 class ManagedFolder:
-    """``path``: of the folder, absolute.  ``trust``: "owner", or "group" where others may write too.  ``what``: it is,
-    for messages.  ``durable``: whether files are synced."""
+    """A folder of ddflow.
+
+    ``path``: the absolute path.  ``trust``: "owner", or "group" if others may write too.  ``what``: the use of the
+    folder, for messages.  ``durable``: whether files are synced.
+    """
 
     def __init__(self, disk: Disk, path: Any, trust: str, what: str, durable: bool = True) -> None:
         self.disk, self.trust, self.what, self.durable = disk, trust, what, durable
@@ -83,7 +88,7 @@ class ManagedFolder:
         self.folder_mode, self.file_mode = (0o770, 0o660) if trust == "group" else (0o700, 0o600)
 
     def child_path(self, *names: str) -> str:
-        """Return the path of something in the folder."""
+        """Return the path of a name in the folder."""
         return "/".join((self.path, *names))
 
     def build_refusal(self, found: str, remedy: str) -> StateRefused:
@@ -91,12 +96,14 @@ class ManagedFolder:
         return StateRefused(f"open {self.what} {self.path}", found, remedy)
 
     def translate_disk_errors(self, what: str, opening: bool = False) -> DiskErrorTranslator:
-        """Return a block for ``with`` that raises ddflow's error for a refusal of the disk; other errors pass
-        through."""
+        """Return a context manager that turns the disk's errors into errors of ddflow; other errors pass through."""
         return DiskErrorTranslator(self, what, opening)
 
     def build_failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
-        """Build the error for a disk that refuses ``what``, which needs ``wanted`` bytes."""
+        """Build the error for a disk that refuses an operation.
+
+        ``what``: the operation, for the message.  ``wanted``: the bytes that it needs.
+        """
         asked = f"{what}, in {self.what} {self.path}"
         if error.errno not in NO_ROOM:
             why = error.strerror or str(error)
@@ -106,8 +113,7 @@ class ManagedFolder:
 
     @contextmanager
     def translate_read_errors(self, what: str, missing: CorruptState, remedy: str) -> Iterator[None]:
-        """Raise `CorruptState` for a file that is missing or no file, and `StorageFailed` if the disk cannot read
-        it."""
+        """Raise `CorruptState` for a path that is missing or no file, `StorageFailed` if the disk cannot read it."""
         with self.translate_disk_errors(f"read {what}"):
             try:
                 yield
@@ -123,10 +129,10 @@ class ManagedFolder:
                 ) from None
 
     def write_file(self, path: str, what: str, write: Callable[[Any], Any]) -> FileWriter:
-        """Write a new file and return its writer.  It is durable except for its name; nothing is left if anything
-        fails.
+        """Write a new file and return its writer; its bytes are durable then, but not its name.
 
-        O(bytes), and a sync if the site is ``durable``.  Raises `build_failure` and the errors of ``write``.
+        Leaves no file if anything fails.  O(bytes), and a sync if the folder is ``durable``.  Raises `build_failure`
+        and the errors of ``write``.
         """
         try:
             file = self.disk.create(path, self.file_mode)
@@ -140,8 +146,8 @@ class ManagedFolder:
             except BaseException:
                 if sink.failure is None:
                     raise
-            if sink.failure is not None:  # whatever became of it on its way through others' code
-                # Its traceback holds Arrow's writer, which holds the sink where the collector does not see it.
+            if sink.failure is not None:  # even if Arrow replaced or swallowed the error
+                # Its traceback refers to Arrow's writer, which refers to the sink: a cycle that Python cannot collect.
                 failure, sink.failure = sink.failure, None
                 raise self.build_failure(what, failure, max(sink.wanted, sink.size)) from None
             try:
@@ -169,12 +175,12 @@ class ManagedFolder:
             raise self.build_failure(what, error) from None
 
     def try_unlink(self, path: str) -> None:
-        """Unlink a file that is worth nothing; if it stays, it is garbage."""
+        """Unlink a file that has no value; if it stays, it is garbage."""
         with contextlib.suppress(OSError):
             self.disk.unlink(path)
 
     def remove_stale_temporaries(self, folder: str) -> None:
-        """Remove temporary files of writers that are gone.  Never fails; O(names)."""
+        """Remove temporary files of writers that have ended.  O(names).  Never fails."""
         with contextlib.suppress(OSError):
             if any(TEMPORARY.fullmatch(name) for name in self.disk.names(folder)):
                 for name, _, changed in self.disk.scan(folder):
@@ -182,16 +188,16 @@ class ManagedFolder:
                         self.disk.unlink(f"{folder}/{name}")
 
     def create_folder(self) -> None:
-        """Create the folder and its missing parents, each durable before the next, except the last.
+        """Create the folder and its missing parents; all but the last are durable then.
 
-        O(parts).  Raises `OSError`, as `check_folder` and `sync_parent_folder` do.
+        Each is synced before the next is made.  O(parts).  Raises `OSError`.
         """
         missing, path = list[str](), self.path
         while not self.is_existing_path(path):
             missing.append(path)
             path = os.path.dirname(path)
         for path in reversed(missing):
-            self.sync_parent_folder(os.path.dirname(path))  # whoever made that one may have died before he did
+            self.sync_parent_folder(os.path.dirname(path))  # its creator may have crashed before its sync
             with contextlib.suppress(FileExistsError):
                 self.disk.mkdir(path, self.folder_mode)
 
@@ -204,7 +210,7 @@ class ManagedFolder:
         return True
 
     def sync_parent_folder(self, path: str) -> None:
-        """Sync the parent folder if that is possible: it may belong to another user, on another disk."""
+        """Sync the parent folder if possible: it may belong to another user or another disk."""
         try:
             self.disk.sync_dir(os.path.dirname(path))
         except OSError as error:
@@ -229,7 +235,9 @@ INSIDE: Final = ("blobs", "marks", "manifests")
 
 
 class StateFolder(ManagedFolder):
-    """``path``: of the folder, absolute once entered.  ``trust``: "owner", or "group" where others may write too.
+    """The folder of a state.
+
+    ``path``: absolute after `open_folder`.  ``trust``: "owner", or "group" if others may write too.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as above:
@@ -243,9 +251,9 @@ class StateFolder(ManagedFolder):
         super().__init__(disk, path, trust, "the state")
 
     def open_folder(self, create: bool, readonly: bool) -> None:
-        """Check the folder, and create the missing parts if ``create``.  O(its names); a few syncs when it is new.
+        """Check the folder, and create the missing parts if ``create``.  O(its names); a few syncs for a new folder.
 
-        Raises `StateRefused` if there is no state or it cannot be trusted, `StorageFull`, `StorageFailed`.
+        Raises `StateRefused` if it has no state or cannot be trusted, `StorageFull`, `StorageFailed`.
         """
         with self.translate_disk_errors("open it", opening=True):
             self.path = self.disk.resolve_path(self.path)
@@ -264,10 +272,10 @@ class StateFolder(ManagedFolder):
                 self._create_subfolders(names)
 
     def prove_exclusive_publish(self, nonce: str) -> None:
-        """Publish twice under one name, which must fail, so that only one of two writers can win.  O(1).
+        """Publish twice under one name; the second must fail, so that one of two writers fails.  O(1).
 
-        Earlier manifests are durable afterwards, even if their writer died before its sync.
-        Raises `StateRefused` if it cannot be done, `StorageFull`, `StorageFailed`.
+        Syncs the manifests, so earlier ones are durable even if their writer crashed before its sync.  Raises
+        `StateRefused` if the file system fails this test, `StorageFull`, `StorageFailed`.
         """
         folder = self.child_path("manifests")
         first, second, target = (f"{folder}/.{nonce}-{i}.part" for i in range(3))
@@ -297,18 +305,18 @@ class StateFolder(ManagedFolder):
             raise self.build_refusal("there is no state", "give the folder of one, or create it first")
 
     def _refuse_nonempty_folder(self, names: list[str]) -> None:
-        """Raise `StateRefused` unless the folder is empty, or holds what a crash left while it was made."""
+        """Raise `StateRefused` unless the folder is empty, or has only the remains of a crash during its creation."""
         full = [name for name in names if name not in INSIDE or self.disk.names(self.child_path(name))]
-        if full and "manifests" not in self.disk.names(self.path):  # unless another has just made it
+        if full and "manifests" not in self.disk.names(self.path):  # unless another writer has just created the state
             raise self.build_refusal(
                 f"there is no state, and it is not empty ({', '.join(sorted(full)[:3])})",
                 "give an empty folder, or one that is not there yet",
             )
 
     def _create_subfolders(self, names: list[str]) -> None:
-        """Create the folders inside, and the folder of manifests last: it makes this folder a state.
+        """Create the subfolders, with the folder of manifests last, because it makes this folder a state.
 
-        Every writer syncs all until there is a manifest, because the one that made it may have died before its sync.
+        Until there is a manifest, each writer syncs all of them: their creator may have crashed before its sync.
         """
         missing = [name for name in INSIDE if name not in names]
         for name in missing:
