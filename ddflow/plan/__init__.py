@@ -1,5 +1,5 @@
-"""What the user writes: flows, specs, what a merge may be.  No rows and no state.
+"""Declare a flow: its inputs, specs, merges, operators and outputs.
 
-A plan is bound to its columns (``bind``), written as JSON and read back (``codec``), and compared with the plan of a
-state that is to be opened (``compatibility``).
+A plan holds no rows and no state. It binds specs to the columns of their inputs, is written to and read from JSON, and
+is compared with the plan of a state before that state opens. See `README.md` of this folder for the files.
 """

@@ -1,7 +1,7 @@
-"""Aggregates as they are written: their names, the parts of a call, and aggregates of your own.
+"""Parse aggregate calls such as ``sum(amount)``, and declare user-defined aggregates.
 
-Guarantees: an aggregate of your own is a state of numbers to which a value is added and from which it is taken away, so
-a retraction costs what an insertion does.
+Guarantees: a user-defined aggregate has a function that removes a value from its state, so a retraction costs the same
+as an insertion.
 
 >>> call = parse_aggregate("total", "SUM(a * b) filter (where c > 1)")
 >>> call.function, call.arguments
@@ -31,7 +31,7 @@ NAMES: Final = frozenset(
         *("stddev_pop", "stddev_samp", "sum", "var_pop", "var_samp"),
     )
 )
-"""The aggregates that there are."""
+"""Names of the built-in aggregates."""
 CALLED: Final = {
     "mean": "avg",
     "variance": "var_samp",
@@ -44,11 +44,11 @@ CALLED: Final = {
     "last_value": "last",
     "collect_list": "array_agg",
 }
-"""Other names of theirs."""
+"""Aliases of the built-in aggregates."""
 
 
 class OrderByItem(NamedTuple):
-    """A part of ORDER BY."""
+    """An item of ORDER BY."""
 
     text: str
     descending: bool
@@ -70,7 +70,7 @@ class AggregateCall(NamedTuple):
 
     @property
     def is_count_star(self) -> bool:
-        """Whether it is ``count(*)``."""
+        """Whether the call is ``count(*)``."""
         return self.function == "count" and not (self.arguments or self.ignores_nulls)
 
     def build_error(self, found: str, remedy: str) -> ExpressionError:
@@ -79,8 +79,8 @@ class AggregateCall(NamedTuple):
 
 
 def parse_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> AggregateCall:
-    """Parse the text of an aggregate.  ``columns``: of the aggregated rows.  O(text).  Raises `ExpressionError`."""
-    from sqlglot import exp  # which takes long to import
+    """Parse the text of an aggregate.  ``columns``: the rows' columns.  O(text).  Raises `ExpressionError`."""
+    from sqlglot import exp  # imported here because it loads slowly
 
     from ddflow.expressions.node import Refusal
     from ddflow.expressions.parse import CALL_SUFFIXES, parse_expression
@@ -142,41 +142,41 @@ def _write_sql(tree: Any) -> str:
 
 
 MOST: Final = 16
-"""Numbers in a state."""
+"""Maximum count of numbers in a state."""
 TYPES: Final = (pa.int64(), pa.float64(), pa.bool_())
-"""Of results."""
+"""Result types."""
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """An aggregate of one's own, for `Collection.agg`: ``agg(spread=my_aggregate("amount"))``.
+    """A user-defined aggregate for `Collection.agg`: ``agg(spread=my_aggregate("amount"))``.
 
-    The functions are compiled by numba.  A value that is null is skipped; one that is there m times is added m times,
-    and one that is there less than zero times is taken back as often.  A value may be taken back before it is added.
+    numba compiles the functions.  Nulls are ignored.  A value with multiplicity m is added m times, or retracted -m
+    times if m is negative.  A value may be retracted before it is added.
 
     Parameters
     ----------
     zero : tuple of int and float
-        The state of no values: 1 to 16 numbers, each kept as an int64 or a double, as it is written here.
+        The state without values: 1 to 16 numbers, each kept as an int64 if written as an int, else as a double.
     add : callable
-        From a state and a value to the state with it: a tuple of the same types.
+        Takes a state and a value; returns the state with the value, a tuple of the same types.
     retract : callable
-        From a state and a value to the state without it.
+        Takes a state and a value; returns the state without the value.
     result : callable
-        From a state to a number.  Of no values but nulls the result is null, and it is not called.
+        Takes a state; returns a number.  It is not called if there are only nulls, and the result is then null.
     type : {float, int, bool}
-        Of the result; or "double", "int64", "boolean".
+        The result's type; also "double", "int64", "boolean".
 
     Raises
     ------
     SpecError, NotArrow
-        For what is none of these.
+        If an argument is none of these.
 
     Notes
     -----
-    Sums of floats in a state are rounded at each addition, so what was added does not leave without a trace: keep
-    integers, or numbers whose sums are exact.  The plan of a state holds the names of the functions and a digest of
-    their code; a flow with other functions is `PlanChanged`.
+    Each addition of floats rounds, so a retraction may leave an error in the state: use integers, or numbers with exact
+    sums.  A state's plan stores the names of the functions and a digest of their code.  Opening the state with other
+    functions raises `PlanChanged`.
 
     Examples
     --------
@@ -237,7 +237,7 @@ class Aggregate:
         Returns
         -------
         AppliedAggregate
-            For `Collection.agg`, in place of a text.
+            An argument for `Collection.agg`, in place of SQL.
         """
         if not isinstance(sql, str):
             raise SpecError("dd.Aggregate", f"it is called with {shorten(repr(sql))}", "give SQL, as in mine('amount')")

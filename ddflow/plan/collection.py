@@ -1,8 +1,10 @@
-"""Collections: the nodes of a plan, and what each says of itself.
+"""Define collections: the nodes of a plan, and the properties that operators declare.
 
-Invariant: a collection is immutable and knows its schema. Which operators there are is not known here: `Collection` has
-a method for each verb, from a file for each family (`ddflow.plan.verbs`), and the registry has its class.
-`ddflow.plan.plan.Plan` has the inputs, from which all others are made.
+Invariant: a collection is immutable and knows its schema.
+
+This file imports no operator. `ddflow.plan.verbs` adds one method for each verb, in one file for each family, and a
+registry finds the operator class of a verb. `ddflow.plan.plan.Plan` adds the inputs; all other collections derive from
+them.
 
 >>> from ddflow.plan.plan import Plan
 >>> from ddflow.plan.inputs.spec import Upsert
@@ -31,13 +33,13 @@ Columns = tuple[str, ...]
 
 
 class PlanNodes:
-    """The collections of a plan, in order of creation: each comes after its inputs."""
+    """The collections of a plan in order of creation, so each follows its inputs."""
 
     def __init__(self) -> None:
         self.nodes: list[Collection] = []
 
     def reuse_equal_node(self, made: Collection) -> Collection:
-        """Return the equal collection that the plan already has, or the new one.  O(nodes)."""
+        """Return an equal collection of the plan if one exists, else ``made``.  O(nodes)."""
         for node in self.nodes[:-1]:
             if type(node) is type(made) and node.inputs == made.inputs and _is_same_operator(node, made):
                 self.nodes.remove(made)
@@ -54,7 +56,7 @@ class Collection(
 ):
     """A multiset of rows that changes over time: an input, or an operator's output.
 
-    It is immutable.  Each verb makes a new collection and runs nothing.
+    A collection is immutable.  Each verb returns a new collection and runs nothing.
 
     Attributes
     ----------
@@ -81,43 +83,43 @@ class Collection(
     }
 
     verb: ClassVar[str]
-    """The method that makes one, its tag in JSON, and its word in messages."""
+    """The name of the method that builds this operator, also used as its tag in JSON and in messages."""
     keeps: ClassVar[bool] = False
-    """Whether it holds a state between steps."""
+    """Whether the operator keeps state between steps."""
 
     of_events: ClassVar[bool] = False
-    """Whether it is told when its inputs, which are inputs of the plan, have events, and not of their updates."""
+    """Whether the operator receives only a signal that its inputs had events.  These must be inputs of the plan."""
 
     looks: ClassVar[tuple[int, ...]] = ()
-    """The inputs, by number, that it looks up by what is exchanged, in the state that they had before a step."""
+    """Positions of the inputs whose state before the step the operator probes, by the columns of `exchange`."""
 
     as_it_came: ClassVar[bool] = False
-    """Whether what it holds depends on when its inputs' rows came, and cannot be made again of what these hold."""
+    """Whether the state depends on when rows arrived, so that the current rows of the inputs cannot rebuild it."""
 
     bound: Any = None
-    """Of an input: its spec joined with its schema."""
+    """The spec of an input, bound to its schema; None for an operator."""
 
     fallible: Columns = ()
-    """The columns of its input that decide whether it fails for a row, as an expression may; none if it cannot."""
+    """Columns of the input that decide if the operator fails for a row, as in an expression; empty if it cannot."""
 
     transparent: ClassVar[bool] = False
-    """Whether it is the same collection as its input, and so has no id of its own."""
+    """Whether the collection equals its input and has no separate id."""
 
     def __init__(self, flow: PlanNodes, schema: pa.Schema, inputs: Sequence[Collection], consolidated: bool) -> None:
         self.flow, self.schema, self.consolidated = flow, schema, consolidated
         self.inputs = tuple(each.operand() for each in inputs)
         self.unique: bool = self.keeps or (consolidated and all(each.unique for each in self.inputs))
-        """Whether each row is there once, whatever the inputs hold."""
+        """Whether each row has multiplicity one, for any rows of the inputs."""
         self.positive: bool = self.unique or all(each.positive for each in self.inputs)
-        """Whether no multiplicity is below zero at the end of a time, whatever the inputs hold."""
+        """Whether no multiplicity is negative at the end of a time, for any rows of the inputs."""
         self.grows: bool = any(each.grows for each in self.inputs)
-        """Whether it may get a column that an input gets."""
+        """Whether a column added to an input may appear here too."""
         self.forgetting: frozenset[str] = frozenset[str]().union(*(each.forgetting for each in self.inputs))
-        """The inputs that it is made of whose rows are forgotten without a retraction."""
+        """Names of the upstream inputs whose rows expire without a retraction."""
         self.equal: frozenset[frozenset[str]] = frozenset()
-        """Columns that hold the same value as each other in every row, as a join's keys do."""
+        """Sets of columns with equal values in every row, for example the keys of a join."""
         self.proven: Columns | None = None
-        """Columns by which no two rows are equal, where the verb that made it proves it and the operator could not."""
+        """Columns that identify rows, if the verb proves it and the operator alone cannot."""
         self.time_type: pa.DataType = self.inputs[0].time_type if self.inputs else pa.int64()
         flow.nodes.append(self)
 
@@ -127,7 +129,7 @@ class Collection(
         Returns
         -------
         Collection
-            Of the same rows; this one if its updates come consolidated already.
+            A collection with the same rows; this one if its updates are consolidated already.
 
         Notes
         -----
@@ -136,16 +138,16 @@ class Collection(
         return self if self.consolidated else self._apply_verb("consolidate")
 
     def told_by(self, names: Iterable[str]) -> bool:
-        """Whether rows that differ do so in some of these columns.  O(columns)."""
+        """Tell whether any two different rows differ in these columns.  O(columns)."""
         known = set(names)
         while more := [each for each in self.equal if each & known and not each <= known]:
             known = known.union(*more)
         return known.issuperset(self.schema.names)
 
-    # What an operator says of itself; those with one input whose rows may stay where they are need say little.
+    # Operators override the methods below. The defaults suit one input whose rows need no exchange.
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Describe its arguments as JSON.  ``formulas``: writes expressions, see
+        """Describe the arguments as JSON.  ``formulas``: the writer of expressions, see
         `ddflow.plan.text.formulas.Formulas`."""
         return {}
 
@@ -160,7 +162,7 @@ class Collection(
         return self.from_json(inputs, JsonRecord(self.to_json(None), self.verb))
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """Yield reasons why its rows are not those of ``narrow`` in wider types; none if they are.
+        """Yield reasons why its rows may differ from the rows of ``narrow``, cast to wider types.
 
         ``narrow``: the same operator on the narrower columns.
         """
@@ -168,15 +170,18 @@ class Collection(
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Write the arguments of its verb, from its JSON.  ``inputs``: texts of the second input and later."""
+        """Write the verb's arguments as text, from the JSON.  ``inputs``: texts of the second input and later."""
         return ", ".join(inputs)
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """List the columns that it reads of each input to compute the columns ``wanted``."""
+        """List the columns of each input that the operator reads to compute the columns ``wanted``."""
         return [set(each.schema.names) for each in self.inputs]
 
     def exchange(self) -> list[Columns | None]:
-        """List for each input the columns whose equal rows must meet; None if rows may stay in their partition."""
+        """List the partitioning columns of each input; None if its rows may stay in their partition.
+
+        Rows with equal values in these columns must be in the same partition.
+        """
         return [None] * len(self.inputs)
 
     def map_input_columns(self, by: Columns | None) -> Columns | None:
@@ -184,21 +189,21 @@ class Collection(
         return by
 
     def find_pushdown_columns(self, at: int) -> dict[str, str]:
-        """Map input columns to their names here, if a selection by them may also run before this operator."""
+        """Map input columns to their names here, if a filter on them may run before this operator."""
         by = self.exchange()[at]
         names = by if by is not None and self.keeps else self.inputs[at].schema.names
         return {name: here[0] for name in names if (here := self.map_input_columns((name,)))}
 
     def find_lookup_columns(self) -> Columns | None:
-        """Return the columns by which its state finds rows: of an arrangement, or keys of one row each."""
+        """Return the columns that index the state: an arrangement's key, or a key with one row each."""
         return None
 
     def identified_by(self) -> Columns | None:
-        """Return the columns that identify rows, as far as the plan proves it: () for one row at most, else None."""
+        """Return columns that the plan proves to identify rows: () if there is at most one row, None if unknown."""
         return next(iter(self.unique_by()), None)
 
     def unique_by(self) -> list[Columns]:
-        """List all such columns, because a projection may keep only some.  The first ones identify the rows."""
+        """List all sets of identifying columns, because a projection may drop some.  `identified_by` uses the first."""
         return [] if self.proven is None else [self.proven]
 
     def find_never_null_columns(self) -> frozenset[str]:
@@ -211,32 +216,32 @@ class Collection(
     def _find_never_null_of_input(self, at: int) -> set[str]:
         """Return the columns here that come from never-null columns of an input."""
         below, here = self.inputs[at], self.find_pushdown_columns(at)
-        # Where none is null below, a selection of nulls in front gives no row.
+        # A filter for nulls that runs before this operator selects no row, so no value is null here.
         return {here[name] for name in below.find_never_null_columns() if name in here} & {*self.schema.names}
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """Select for each input the rows that make some of its rows; the operator turns them into those rows.
+        """Select for each input the rows that contribute to ``wanted``; the operator maps them to exactly those rows.
 
-        ``wanted``: rows that it holds, ``given``: all rows of its inputs, each with ``_diff``, at the same time.
-        O(rows of the inputs).  Raises `NotReadable` if the operator cannot tell.
+        ``wanted``: some rows of this collection.  ``given``: all rows of its inputs.  Each table has ``_diff`` and is
+        of the same time.  O(rows of the inputs).  Raises `NotReadable` if the operator has no lineage.
         """
         found = f"it is made by {self.verb}(...), which does not say what its rows are made of"
         raise NotReadable("why", found, f"ask about the inputs of {self.verb}: make an output of each")
 
     def renames(self) -> dict[str, str] | None:
-        """Map its columns to their names in the input if it only shows columns, row for row; None for all else."""
+        """Map the columns to their names in the input, if the operator only selects columns; None otherwise."""
         return None
 
     def open(self, context: Any) -> Any:
-        """Create its empty state and its step: see ``ddflow.operators.base``."""
+        """Create the empty state and the step function; see ``ddflow.operators.base``."""
         raise NotImplementedError
 
     def operand(self) -> Collection:
-        """Return itself: the collection that an operator is applied to."""
+        """Return the collection that an operator on this one reads: itself by default."""
         return self
 
     def updates_schema(self, time_type: pa.DataType) -> pa.Schema:
-        """Return the columns of its table if it is an output."""
+        """Return the columns of its updates if it is an output."""
         return build_updates_schema(self.schema, time_type)
 
     def __repr__(self) -> str:
@@ -256,7 +261,10 @@ def rename_equal_column_sets(equal: Iterable[frozenset[str]], names: Mapping[str
 def walk_inputs(
     roots: Iterable[Collection], inputs: Callable[[Collection], Iterable[Collection]] = lambda node: node.inputs
 ) -> set[Collection]:
-    """Return collections and all that they are made of.  ``inputs``: those of a collection that count.  O(those)."""
+    """Return collections with all their direct and indirect inputs.
+
+    ``inputs``: returns the inputs to follow from a collection.  O(collections found).
+    """
     found, ahead = set[Collection](), list(roots)
     while ahead:
         node = ahead.pop()
@@ -267,7 +275,7 @@ def walk_inputs(
 
 
 def refuse_forgetting_inputs(asked: str, then: str, *inputs: Collection) -> None:
-    """Refuse inputs that forget rows without a retraction.  ``then``: the harm.  Raises `SpecError`."""
+    """Refuse inputs whose rows expire without a retraction.  ``then``: the harm.  Raises `SpecError`."""
     if forgetting := frozenset[str]().union(*(each.forgetting for each in inputs)):
         found = f"the inputs {sorted(forgetting)} forget rows without a retraction: {then}"
         raise SpecError(asked, found, "leave on_expire='forget' out there")
@@ -280,16 +288,17 @@ def find_paired_inputs(outputs: Iterable[Collection]) -> set[Collection]:
 
 
 def is_partitioned_by(of: Columns | None, by: Columns, exactly: bool) -> bool:
-    """Whether rows that are equal by ``by`` are in one partition, where those that are equal by ``of`` are.
+    """Tell whether rows partitioned by the columns ``of`` are also partitioned by ``by``.
 
-    ``exactly``: whether rows of another collection must be there, too: some columns of one are not those of another."""
+    ``exactly``: whether another collection is partitioned by ``by`` too, so that a subset of the columns is not enough.
+    """
     return of is not None and (of == by if exactly else set(of) <= set(by))
 
 
 def _is_same_operator(one: Collection, other: Collection) -> bool:
-    """Whether two of a kind, on the same inputs, were told the same.  O(text)."""
+    """Tell whether two operators of one class, on the same inputs, have the same arguments.  O(text)."""
     formulas = Formulas()
     try:
         return one.to_json(formulas) == other.to_json(formulas)
-    except SpecError:  # two functions of one name
+    except SpecError:  # two functions with one name
         return False

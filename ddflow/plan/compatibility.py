@@ -1,24 +1,11 @@
-"""Reopening: what it means to open a state, made by one plan, with another one.
+"""Compare the plan of a state with the plan that opens it.
 
-Invariant: what `compare_plans` allows can be run on the state as it is, and gives what a state made by the new plan
-would; everything else is refused by name, with both values. An option that is absent has a value, a column that is
-added takes part in what wins a tie, in what "all columns" are, and in what an output is; and a function of the same
-name need not be the same. Nothing is changed here: what is added is named, for the engine to make.
+Invariant: if `compare_plans` allows a change, the new plan runs on the unchanged state, with the same results as a
+state built by the new plan. It refuses every other change by name, with both values. It changes nothing: it lists
+additions for the engine to build.
 
->>> import pyarrow as pa
->>> from ddflow.plan.text.codec import describe_plan
->>> def plan(order_by, **more):
-...     flow = Plan()
-...     columns = {"id": pa.int64(), "at": pa.int64(), "rev": pa.int64()} | more
-...     flow.output("out", flow.upserts("orders", columns, Upsert(key="id", order_by=order_by)))
-...     return flow
->>> compare_plans(describe_plan(plan("at")), plan("at", city=pa.string()), "state/orders").description
-"input 'orders' gets the columns ['city'], null in all rows there are"
->>> compare_plans(describe_plan(plan("at")), plan("rev"), "state/orders")
-Traceback (most recent call last):
-    ...
-ddflow.errors.PlanChanged: open state/orders with this plan: order_by= of input 'orders' is ['rev'], and was ['at']; \
-open it with the plan that it was made by, or make a new state, of a log with dd.migrate, else by a new run
+Three cases need care. An absent option has its default value. An added column can decide ties, and becomes part of "all
+columns" and of outputs. A function can change without a change of name, so a digest of its code is compared.
 """
 
 import json
@@ -51,18 +38,18 @@ from ddflow.plan.text.codec import (
 from ddflow.plan.text.formulas import JsonRecord
 
 FREE: Final = ("lateness",)
-"""The options of a spec that may change: they say nothing of what is kept."""
+"""The options of a spec that may change, because they do not affect the stored state."""
 LACKS: Final = " is missing, and was"
 MOST = 8
-"""How many differences a message lists."""
+"""Maximum number of differences that a message lists."""
 
 
 @dataclass(frozen=True)
 class PlanChange:
     """The changes from a state's plan to another one; false if there are none.
 
-    ``columns``: added ones, by input.  ``types``: by input and column, the old narrower type and the new wider one.
-    ``inputs`` and ``outputs``: added ones.  ``options``: by input and option, the old and the new value.
+    ``columns``: added columns, by input.  ``types``: the old narrower and the new wider type, by input and column.
+    ``inputs`` and ``outputs``: added names.  ``options``: the old and the new value, by input and option.
     """
 
     columns: dict[str, list[str]] = field(default_factory=dict)
@@ -71,19 +58,19 @@ class PlanChange:
     outputs: list[str] = field(default_factory=list)
     options: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=dict)
     before: Plan | None = field(default=None, compare=False)
-    """The plan of the columns before, where they are others."""
+    """The plan with the old columns, if columns or types changed."""
 
     def __bool__(self) -> bool:
         return bool(self.columns or self.types or self.inputs or self.outputs or self.options)
 
     @property
     def requires_rewrite(self) -> bool:
-        """Whether some type keeps no hashes, so that state must be rewritten."""
+        """Whether a wider type changes hashes, so that the state must be rewritten."""
         return any(find_widening(*pair) == "rewrite" for types in self.types.values() for pair in types.values())
 
     @property
     def description(self) -> str:
-        """A sentence for people."""
+        """The changes as a sentence for messages."""
         parts = [
             f"input {name!r} gets the columns {added}, null in all rows there are"
             for name, added in self.columns.items()
@@ -121,9 +108,25 @@ def resolve_plan(recorded: Mapping[str, Any], flow: Plan | None, where: str) -> 
 def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool = False) -> PlanChange:
     """List the changes from a state's plan to ``flow``.  O(plans).
 
-    ``old``: the description of the state's plan.  ``where``: names the state in messages.  ``rewriting``: whether
-    types may change that require a rewrite of the state.  Raises `PlanChanged` with all forbidden changes,
-    `CorruptState` if ``old`` is no description, and `SpecError` if ``flow`` cannot be described.
+    ``old``: the description of the state's plan.  ``where``: the name of the state in messages.  ``rewriting``: whether
+    to allow new types that require a rewrite of the state.  Raises `PlanChanged` with all forbidden changes,
+    `CorruptState` if ``old`` is invalid, and `SpecError` if ``flow`` cannot be described.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.plan.text.codec import describe_plan
+    >>> def plan(order_by, **more):
+    ...     flow = Plan()
+    ...     columns = {"id": pa.int64(), "at": pa.int64(), "rev": pa.int64()} | more
+    ...     flow.output("out", flow.upserts("orders", columns, Upsert(key="id", order_by=order_by)))
+    ...     return flow
+    >>> compare_plans(describe_plan(plan("at")), plan("at", city=pa.string()), "state/orders").description
+    "input 'orders' gets the columns ['city'], null in all rows there are"
+    >>> compare_plans(describe_plan(plan("at")), plan("rev"), "state/orders")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.PlanChanged: open state/orders with this plan: order_by= of input 'orders' is ['rev'], \
+and was ['at']; open it with the plan that it was made by, or make a new state, of a log with dd.migrate, \
+else by a new run
     """
     new, refused, change = describe_plan(flow), list[str](), PlanChange()
     before = read_input_specs(old, where)
@@ -174,7 +177,10 @@ def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: 
 
 
 def adopt_wide_offset_types(old: Mapping[str, Any], flow: Plan, where: str) -> Plan:
-    """Give ``flow`` the wide offsets of a state's columns (``large_string``), which are not another type."""
+    """Give ``flow`` the wide-offset types of a state's columns, such as ``large_string``.
+
+    They count as the same type as ``string``.
+    """
     schemas = dict[str, pa.Schema]()
     for name, (there, _) in read_input_specs(old, where).items():
         if name in flow.inputs:
@@ -187,7 +193,7 @@ def adopt_wide_offset_types(old: Mapping[str, Any], flow: Plan, where: str) -> P
 
 
 def _list_missing_columns(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Plan) -> ErrorText:
-    """Return the columns of a state that a plan does not declare, as they are declared."""
+    """Return the declarations of the columns that a state has and a plan lacks."""
     parts = []
     for name, (schema, _) in before.items():
         mine = flow.inputs[name].bound.schema.names if name in flow.inputs else schema.names
@@ -197,9 +203,9 @@ def _list_missing_columns(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Pl
 
 
 def add_state_columns(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection[str]], where: str) -> Plan:
-    """Give ``flow`` the columns of a state's inputs in the state's order, and those that it need not declare.
+    """Order the columns of ``flow`` as in a state, and add the state's columns that need no declaration.
 
-    ``added``: what inputs got from their sources, by input.  New columns come last.  O(plans).
+    ``added``: columns discovered in the sources, by input.  New columns come last.  O(plans).
     """
     schemas = dict[str, pa.Schema]()
     for name, (there, _) in read_input_specs(old, where).items():
@@ -215,7 +221,7 @@ def add_state_columns(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Co
 
 
 def _suggest_rewrite(change: PlanChange, where: str, several: bool) -> ErrorText:
-    """Return what to type to have a state rewritten.  ``several``: whether it has several inputs."""
+    """Return the commands that rewrite a state.  ``several``: whether it has several inputs."""
     commands = [
         EvolveFix({column: format_type(now) for column, (_, now) in types.items()}, name if several else "", where)
         for name, types in change.types.items()
@@ -224,9 +230,9 @@ def _suggest_rewrite(change: PlanChange, where: str, several: bool) -> ErrorText
 
 
 def warn_of_new_columns(change: PlanChange, flow: Plan) -> Iterator[str]:
-    """Warn of new columns of messages, because a misspelled name would be a column of nulls.  O(columns).
+    """Warn of new columns of messages, because a misspelled name makes a column of nulls.  O(columns).
 
-    An input of rows refuses rows with an unknown column instead.
+    Inputs of rows need no warning, because they refuse rows with an unknown column.
     """
     for name, added in change.columns.items():
         for column in added if flow.inputs[name].bound.format is not None else ():
@@ -237,7 +243,7 @@ def warn_of_new_columns(change: PlanChange, flow: Plan) -> Iterator[str]:
 
 
 def _has_all_input_rows(flow: Plan, outputs: Sequence[str]) -> bool:
-    """Whether a state holds all rows that some outputs are made of.  O(nodes)."""
+    """Tell whether a state stores all input rows of some outputs.  O(nodes)."""
     return all(
         each.bound is None or each.bound.has_stored_rows
         for each in walk_inputs([flow.outputs[name] for name in outputs])
@@ -245,7 +251,7 @@ def _has_all_input_rows(flow: Plan, outputs: Sequence[str]) -> bool:
 
 
 def _suggest_new_outputs(altered: Sequence[str], flow: Plan, where: str) -> ErrorText:
-    """Explain how to deploy a changed query.  ``altered``: the outputs that it changed."""
+    """Explain how to deploy a changed query.  ``altered``: the changed outputs."""
     names = {name: next(n for n in (f"{name}_{i}" for i in count(2)) if n not in flow.outputs) for name in altered}
     return ErrorText(
         f"keep {[*altered]} as before, and add what is changed as new outputs, {[*names.values()]}, which are filled "
@@ -263,14 +269,14 @@ def _compare_options(name: str, old: Spec, new: Spec, change: PlanChange) -> Ite
         return
     was, now = (json.loads(spec.to_json()) for spec in (old, new))
     for option in fields(old):
-        # As text, in which a NaN is itself; what is absent is the default.
+        # Compare text, so that NaN equals NaN; an absent option has its default.
         a, b = (json.dumps(spec.get(option.name)) for spec in (was, now))
         if a == b or (option.name == "merge" and _is_same_merge(was.get("merge"), now.get("merge"))):
             continue
         first, second = (_find_option_value(spec, option.name) for spec in (old, new))
         if option.name in FREE:
             change.options.setdefault(name, {})[option.name] = (first, second)
-        elif repr(first) == repr(second):  # of functions the names are shown
+        elif repr(first) == repr(second):  # the repr of a function is its name
             yield (
                 Option(option.name)
                 + f" of input {name!r} is {second!r}, which is not the function of that name that it was"
@@ -280,7 +286,7 @@ def _compare_options(name: str, old: Spec, new: Spec, change: PlanChange) -> Ite
 
 
 def _is_same_merge(was: Any, now: Any) -> bool:
-    """Whether both are functions that cannot be told apart."""
+    """Tell whether both merges are the same function, as far as digests show."""
     both = all(isinstance(each, dict) and "function" in each for each in (was, now))
     return both and is_same_function(was, now) and was.get("scalar") == now.get("scalar")
 
@@ -304,7 +310,7 @@ def _compare_formats(name: str, was: Any, now: Any) -> Iterator[str]:
 
 
 def _find_option_value(spec: Spec, option: str) -> Any:
-    """Return an option in the form that a user writes."""
+    """Return an option in the form that users write."""
     value = getattr(spec, option)
     if option == "groups":
         return {of[0] if len(of) == 1 else of: list(columns) for of, columns in spec.grouped}
@@ -366,7 +372,7 @@ def _compare_outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str,
 
 
 def _compare_formulas(before: JsonRecord, new: Mapping[str, Any]) -> Iterator[str]:
-    """Yield functions and pyarrow expressions that changed under the same name, as far as their digests tell."""
+    """Yield the functions and pyarrow expressions with an unchanged name and a changed digest."""
     for name in before.list_field_names():
         was, now = before.read_texts(name), new["formulas"].get(name)
         if now is not None and was[:1] == now[:1] and was != now:

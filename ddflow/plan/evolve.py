@@ -1,8 +1,8 @@
-"""Plans that change: inputs with wider or more columns, joins that share their sides, and the columns of past epochs.
+"""Evolve a plan: widen or add input columns, share join sides, and keep the columns of past epochs.
 
-Guarantees: if `find_widening_objections` finds nothing, the rows of every collection of the wider plan are those of the
-narrower one, cast; so state can be cast, too. Keys, times and the columns that decide who wins never change. An epoch
-is compared, and its files are read, by the columns that it was given with.
+Guarantees: if `find_widening_objections` finds nothing, every collection of the wider plan has the rows of the narrower
+plan, cast to the new types. State can then be cast, too. The types of keys, orders and times never change, because they
+decide which event wins. An epoch is compared, and its files are read, with the columns of its ingest.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from ddflow.storage.epochs import PastColumns
 from ddflow.storage.fields import MEND
 
 Nodes = dict[Collection, Collection]
-"""By collection of a plan, the same one of the evolved plan."""
+"""A map from the collections of a plan to the same collections of the evolved plan."""
 
 
 def parse_column_types(plan: Plan, given: Any, asked: str) -> dict[str, dict[str, pa.DataType]]:
-    """Parse the requested column types, by input: a schema of the only input, or ``{input: columns}``.
+    """Parse the requested column types, by input.
 
-    Columns: a schema, an object with one, or ``{column: type}``, with types of Arrow or as text.  O(columns).  Raises
-    `SpecError`, `NotArrow`.
+    ``given``: the columns of the only input, or ``{input: columns}``.  Columns are a schema, an object with one, or
+    ``{column: type}`` with Arrow types or their texts.  O(columns).  Raises `SpecError`, `NotArrow`.
     """
     if isinstance(given, Mapping) and given and all(map(_is_schema_like, given.values())):
         if unknown := [name for name in given if name not in plan.inputs]:
@@ -76,7 +76,7 @@ def _map_column_types(given: Any, asked: str) -> dict[str, pa.DataType]:
 def evolve_plan_to_types(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
     """Build the plan with the requested column types, and map each old collection to its new one.  O(nodes).
 
-    Raises `SpecError` for a type that a column cannot be widened to; `PlanChanged` if the plan does not fit the types.
+    Raises `SpecError` if a column cannot be widened to its type; `PlanChanged` if the plan does not fit the types.
     """
     types = parse_column_types(plan, given, asked)
     schemas = {name: widen_schema(plan.inputs[name].bound, of, asked) for name, of in types.items()}
@@ -91,9 +91,9 @@ def evolve_plan_to_types(plan: Plan, given: Any, asked: str) -> tuple[Plan, Node
 
 
 def refuse_misspelled_columns(plan: Plan, added: Mapping[str, Container[str]], asked: str) -> None:
-    """Raise `SpecError` for a new column whose name is near that of another, because it may be misspelled.
+    """Raise `SpecError` for a new column with a name close to another column's, because it may be misspelled.
 
-    ``plan``: with the new columns, which are ``added``, by input.  O(columns of those inputs).
+    ``plan``: the plan with the new columns.  ``added``: their names, by input.  O(columns of these inputs).
     """
     for name, columns in added.items():
         names = plan.inputs[name].bound.schema.names
@@ -113,7 +113,7 @@ def refuse_misspelled_columns(plan: Plan, added: Mapping[str, Container[str]], a
 def widen_schema(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Schema:
     """Widen an input's columns and append new ones, which may be null.
 
-    Other columns stay.  O(columns).  Raises `SpecError` for a type that a column cannot be widened to.
+    Other columns stay.  O(columns).  Raises `SpecError` if a column cannot be widened to its type.
 
     >>> from ddflow.plan.inputs.spec import Upsert
     >>> plan = Plan()
@@ -155,9 +155,9 @@ def evolve_plan(
 ) -> tuple[Plan, Nodes]:
     """Build the plan of inputs with other columns, and map each old collection to its new one.
 
-    ``only``: the wanted outputs, by default all.  ``times``: the type of times, by default as before.  ``sides``: for
-    arrangements that get other columns, their collection and the column names.
-    O(nodes).  Raises the errors of building a plan.
+    ``only``: the outputs to build, by default all.  ``times``: the type of times, by default unchanged.  ``sides``: the
+    collection and column names to arrange, for each arrangement with other columns.  O(nodes).  Raises the errors of
+    building a plan.
     """
     out, made = Plan(), Nodes()
     wanted = walk_inputs(node for name, node in plan.outputs.items() if only is None or name in only)
@@ -179,7 +179,7 @@ def evolve_plan(
 
 
 def build_plan_with_time_type(plan: Plan, kind: pa.DataType) -> tuple[Plan, Nodes]:
-    """Build the epoch-mode plan whose step times have a type, and map each collection to its new one.  O(nodes)."""
+    """Build the epoch-mode plan with step times of type ``kind``, and map each collection to its new one.  O(nodes)."""
     if plan.holds_back or plan.time_type == kind:
         return plan, {node: node for node in plan.nodes}
     return evolve_plan(plan, {}, times=kind)
@@ -194,9 +194,9 @@ def _bind_changed_input(bound: Binding, schemas: Mapping[str, pa.Schema], times:
 
 
 def find_widening_objections(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:
-    """Yield reasons why a wider plan has another meaning than the narrower one.  O(nodes + expressions).
+    """Yield reasons why a wider plan may compute other rows than the narrower one.  O(nodes + expressions).
 
-    ``nodes``: from collections of the narrower plan to those of the wider one.
+    ``nodes``: maps collections of the narrower plan to collections of the wider one.
     """
     for name in old.inputs.keys() & new.inputs.keys():
         if nodes.get(old.inputs[name]) is new.inputs[name]:
@@ -225,7 +225,7 @@ def _find_input_objections(old: Binding, new: Binding) -> Iterator[str]:
 
 
 def _find_tombstone_objections(old: BoundUpserts, new: BoundUpserts, of: str) -> Iterator[str]:
-    """Yield an objection if other values would delete."""
+    """Yield an objection if other tombstone values would delete a row."""
     assert isinstance(new.spec.delete, Tombstone)
     column = new.spec.delete.column
     kinds = old.schema.field(column).type, new.schema.field(column).type
@@ -238,7 +238,7 @@ def _find_tombstone_objections(old: BoundUpserts, new: BoundUpserts, of: str) ->
 
 
 def _find_merge_objections(old: BoundUpserts, new: BoundUpserts, of: str) -> Iterator[str]:
-    """Yield the parts of a merge that would not continue as they began."""
+    """Yield the parts of a merge that would compute other results with the new types."""
     if new.merging is None or old.merging is None:
         return
     changed = set(list_changed_types(old.row_schema, new.row_schema))
@@ -265,11 +265,11 @@ def _find_merge_objections(old: BoundUpserts, new: BoundUpserts, of: str) -> Ite
 
 
 def _can_continue_fold(strategy: Strategy, old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether a strategy makes of what was folded, cast, what it makes of the cast cells from the beginning."""
+    """Tell whether casting a strategy's folded state equals folding the cast cells from the start."""
     if strategy.name in ("max", "min"):
         return keeps_order(old, new)
     if strategy.name == "sum":
-        # Of whole numbers every partial sum is a whole number of the narrower type; of floats each was rounded to it.
+        # Partial sums of integers are exact in the narrower type; partial sums of floats were rounded to it.
         return not pat.is_floating(old) and not (pat.is_floating(new) and old.bit_width == 64)
     if strategy.name == "fields":
         parts, default = dict(strategy.parts or ()), strategy.default or last_non_null()
@@ -279,9 +279,9 @@ def _can_continue_fold(strategy: Strategy, old: pa.DataType, new: pa.DataType) -
 
 
 def share_join_arrangements(plan: Plan, recorded: Mapping[str, Any] | None = None) -> Plan:
-    """Build the plan whose joins share their sides, or return the same plan if none can.  O(nodes).
+    """Merge join arrangements over the same collection and key, or return the same plan if there are none.  O(nodes).
 
-    ``recorded``: the description of the state that is opened with it.
+    ``recorded``: the description of the state to open with the plan.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -325,7 +325,7 @@ def share_join_arrangements(plan: Plan, recorded: Mapping[str, Any] | None = Non
 
 
 def find_arranged_collection(node: Collection) -> Any:
-    """Return the collection whose columns an arrangement holds under their own names; None for another collection."""
+    """Return the collection whose columns an arrangement stores unrenamed; None if ``node`` is no arrangement."""
     if node.verb != "arrange":
         return None
     below = node.inputs[0]
@@ -334,7 +334,7 @@ def find_arranged_collection(node: Collection) -> Any:
 
 
 def _find_extensible_arrangements(plan: Plan) -> set[Collection]:
-    """Return the arrangements that may get more columns: only joins read them, and joins show columns by name."""
+    """Return the arrangements that only joins read: they may get more columns, since joins select columns by name."""
     needed, out = walk_inputs(plan.outputs.values()), set[Collection]()
     bound = set(plan.outputs.values())
     for node in needed:
@@ -345,7 +345,7 @@ def _find_extensible_arrangements(plan: Plan) -> set[Collection]:
 
 
 def _find_stored_arrangements(plan: Plan, recorded: Mapping[str, Any]) -> Iterator[tuple[Collection, list[str]]]:
-    """Yield the columns of the arrangements that a state has for a plan's outputs.  O(nodes)."""
+    """Yield the columns of the arrangements that a state stores for a plan's outputs.  O(nodes)."""
     nodes, seen = recorded["collections"], set[tuple[Collection, str]]()
     ahead = [(node, str(recorded["outputs"].get(name))) for name, node in plan.outputs.items()]
     while ahead:
@@ -368,7 +368,7 @@ def _find_stored_arrangements(plan: Plan, recorded: Mapping[str, Any]) -> Iterat
 
 
 class PastSchemas(NamedTuple):
-    """Past columns.  ``epoch``: the last one with these columns of ``inputs`` and ``outputs``, side ones included.
+    """Past columns of ``inputs`` and of ``outputs``, side outputs included.  ``epoch``: the last epoch with them.
 
     >>> from ddflow.plan.inputs.spec import Upsert
     >>> plan = Plan()
@@ -386,7 +386,10 @@ class PastSchemas(NamedTuple):
 
     @classmethod
     def from_record(cls, record: PastColumns, what: str) -> PastSchemas:
-        """Read the past columns of a manifest.  ``what``: names it in errors.  O(columns).  Raises `CorruptState`."""
+        """Decode the past columns of a manifest.
+
+        ``what``: its name in errors.  O(columns).  Raises `CorruptState`.
+        """
         given = record.inputs, record.outputs
         return cls(record.epoch, *({name: decode_schema(text, what) for name, text in each.items()} for each in given))
 
@@ -407,8 +410,8 @@ def retain_past_columns(
 ) -> tuple[PastColumns, ...]:
     """Keep the past columns of epochs from ``oldest`` on; none if that is None.  O(columns).
 
-    ``known``: those of the previous version.  ``before``: its plan, if the next one has other columns; ``last``: its
-    epoch.
+    ``known``: the past columns of the previous version.  ``before``: its plan, if the next version has other columns.
+    ``last``: its epoch.
     """
     if before is not None and [each.epoch for each in known[-1:]] != [last]:
         known = (*known, record_past_columns(before, last))
@@ -416,7 +419,10 @@ def retain_past_columns(
 
 
 def find_past_schemas(past: Iterable[PastSchemas], epoch: int) -> PastSchemas | None:
-    """Find the past columns of an epoch; None if the plan still has them.  ``past``: ascending.  O(``past``)."""
+    """Find the past columns of an epoch; None if the plan still has them.
+
+    ``past``: ascending by epoch.  O(``past``).
+    """
     return next((each for each in past if epoch <= each.epoch), None)
 
 
@@ -426,7 +432,7 @@ def encode_schema(schema: pa.Schema) -> str:
 
 
 def decode_schema(text: str, what: str) -> pa.Schema:
-    """Read the schema of a text.  Raises `CorruptState` for an invalid one."""
+    """Decode a schema from text.  Raises `CorruptState` if the text is invalid."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     except (binascii.Error, OSError, pa.ArrowException, ValueError) as error:

@@ -1,23 +1,13 @@
-"""What an engine is opened with: the options of `Flow.open`, declared and checked in one place.
+"""Declare and check the options of `Flow.open`.
 
-Invariant: an option is a field here and nowhere else: `accept_keyword_options` gives `Flow.open` its signature and its
-text from these fields. Options that exist can be run with; each mistake is an error that names the option, before
-anything is opened. (The engine itself locks the spill folder.)
+Invariant: each option is a field of `EngineOptions` and nowhere else; `accept_keyword_options` derives the signature
+and docstring of `Flow.open` from these fields. An invalid option raises an error with its name before anything opens.
+The engine, not this file, locks the spill folder.
 
 >>> EngineOptions(retain=-1)
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: retain=-1: that is no number of times; give a whole number, 0 or more
->>> class Plan:
-...     @accept_keyword_options(EngineOptions)
-...     def open(self, options: EngineOptions) -> int:
-...         return options.threads
->>> Plan().open(threads=2)
-2
->>> Plan().open(thread=2)
-Traceback (most recent call last):
-    ...
-TypeError: Plan.open() got an unexpected keyword argument 'thread'
 """
 
 import functools
@@ -42,58 +32,59 @@ Opened = TypeVar("Opened")
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine is opened, see `Flow.open`.
+    """Options of an engine; see `Flow.open`.
 
     Parameters
     ----------
     state : str, path or Store, optional
-        A folder, or ``s3://bucket/prefix``, that the state lives in and is continued from.  Without one, the state is
-        in memory and lost with the engine.
+        A folder, or ``s3://bucket/prefix``, to store the state in and to continue it from.  Without it, the state is
+        in memory and lost when the engine closes.
     memory : str or int, optional
         A budget: a size such as ``"512MB"``, or a number of bytes.  By default there is no limit.
     spill : str or path, optional
-        A folder for this engine alone, for what does not fit in the budget (a state brings its own).  Without one, a
-        step whose state would exceed the budget is refused.
+        A folder that only this engine uses, for data over the budget.  A durable state has a spill folder itself.
+        Without a folder, ddflow refuses a step whose state would exceed the budget.
     verdicts : {"counts", "rows"}
         "rows" also lists every event with its verdict.
     retain : int, optional
-        How far back from the last closed time reads may go, 0 or more: in numbers where times are numbers, in days
-        where they are days, in their unit (mostly microseconds) where they are moments.  A state keeps what it was
-        given last; by default 0.  A call under a smaller one lets older history go.
+        How far back from the last closed time reads may go, 0 or more.  The unit is 1 for numeric times, days for
+        dates, and the type's unit (mostly microseconds) for timestamps.  A state keeps its last setting; the default is
+        0.  The first call with a smaller setting drops older history.
     threads : int or "auto"
-        How many threads share the kernels of a step, 1 or more; "auto": as many as there are cores, at most 8.  A step
-        that is too small to gain by it is one thread's.  Results do not depend on it, nor does a state.
+        The number of threads for the kernels of a step, 1 or more; "auto": the number of cores, at most 8.  Small steps
+        use one thread.  Results and state do not depend on it.
     secret : Secret, optional
-        What identities are mixed with.  By default a fresh one; a state that exists keeps its own.
+        The secret to mix into identities.  By default a new one; an existing state keeps its secret.
     outputs : str or path, optional
-        Of a state: a folder, of this state alone, in which each epoch's updates appear as Parquet once it is committed.
-        Without one, the state keeps them for as long as an epoch may be given again.
+        With a state: a folder that only this state uses, for the updates of each committed epoch as Parquet.  Without
+        it, the state keeps the updates as long as the same epoch may be ingested again.
     commit_every : str, optional
-        Of a state: when calls become an epoch.  "call": each of them, before it returns.  A span such as "50ms": all
-        calls within it, which `Step.committed` and `Engine.flush` wait for.  None: those before a `Engine.flush`.
+        With a state: when calls become an epoch.  "call": each call, before it returns.  A span such as "50ms": all
+        calls within the span; `Step.committed` and `Engine.flush` wait for the commit.  None: all calls up to the next
+        `Engine.flush`.
     trust : {"owner", "group"}
-        Of a state: "group" accepts a folder of another user, or one that others can write to.
+        With a state: "group" accepts a folder of another user, or one that others can write to.
     grace : float
-        Of a state: how many seconds a version outlives its successor, for readers.
+        With a state: how many seconds to keep a version for readers after its successor is committed.
     verify : {"open", "lazy"}
-        Of a state: when the checksums of files are compared.  "open" does it before all else; "lazy" in the background,
+        With a state: when to compare the checksums of files.  "open": before anything else.  "lazy": in the background,
         before the first commit.
     metrics : callable, optional
-        Called with the `ddflow.metrics.CallMetrics` of each call that took effect.
+        A function to call with the `ddflow.metrics.CallMetrics` of each call that took effect.
 
     Returns
     -------
     Engine
-        Open; with a ``state``, it goes on after the last commit.
+        The open engine; with a ``state``, it continues after the last commit.
 
     Raises
     ------
     SpecError
-        For a flow without inputs or outputs, and for an option that is no choice.
+        If the flow has no inputs or no outputs, or an option is invalid.
     SpillRefused, SpillInUse
-        For the spill folder.
+        If the spill folder cannot be used.
     StateRefused, PlanChanged, CorruptState, StorageFailed
-        For the state.
+        If the state cannot be opened.
 
     Notes
     -----
@@ -128,7 +119,7 @@ class EngineOptions:
         if self.state is None and (self.outputs is not None or self.commit_every != "call"):
             name = "outputs=" if self.outputs is not None else "commit_every="
             raise SpecError(name, "it has no effect without a state", "give the folder of a state too")
-        check_outputs_path(self.outputs)  # before anything is made
+        check_outputs_path(self.outputs)  # before anything is created
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):
             given = getattr(self, name)
             if given == ("auto" if name == "threads" else None):
@@ -144,9 +135,20 @@ class EngineOptions:
 def accept_keyword_options(
     options: Callable[P, EngineOptions],
 ) -> Callable[[Callable[[Owner, EngineOptions], Opened]], Callable[Concatenate[Owner, P], Opened]]:
-    """Turn a plan's method that takes the options as one object into one that takes each by its name.
+    """Turn a method with one options object into a method with a keyword argument for each option.
 
     Checkers, editors and ``help`` see the options with their types, defaults and text.
+
+    >>> class Plan:
+    ...     @accept_keyword_options(EngineOptions)
+    ...     def open(self, options: EngineOptions) -> int:
+    ...         return options.threads
+    >>> Plan().open(threads=2)
+    2
+    >>> Plan().open(thread=2)
+    Traceback (most recent call last):
+        ...
+    TypeError: Plan.open() got an unexpected keyword argument 'thread'
     """
 
     def expand_method(method: Callable[[Owner, EngineOptions], Opened]) -> Callable[Concatenate[Owner, P], Opened]:

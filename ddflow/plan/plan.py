@@ -1,7 +1,8 @@
-"""The plan: inputs, operators on their differences, named outputs.
+"""Build a plan: inputs, operators on their differences, and named outputs.
 
-Invariant: every mistake that can be seen without data is an error where it is written down, naming the column. A plan
-runs nothing: `ddflow.Flow.open` makes an engine of it, the Spark bridge makes stages of it.
+Invariant: any mistake detectable without data raises an error in the call that makes it, with the column's name.
+
+A plan runs nothing: `ddflow.Flow.open` turns it into an engine, and the Spark bridge turns it into stages.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.spec import Upsert
@@ -39,9 +40,9 @@ class Plan(PlanNodes):
     Attributes
     ----------
     inputs : dict of str to Input
-        By name.
+        Inputs by name.
     outputs : dict of str to Collection
-        By name.
+        Outputs by name.
     """
 
     def __init__(self) -> None:
@@ -55,29 +56,30 @@ class Plan(PlanNodes):
         Parameters
         ----------
         name : str
-            What rows are given under.
+            The name of the input; a step passes rows under it.
         schema : schema, mapping of str to type, or frame
             The columns of its events: a schema of pyarrow, Polars or Spark, a frame, or anything that has an Arrow
-            schema; or ``{"id": int, "total": "decimal(12,2)"}``, types of Python's, pyarrow's, Polars' or Spark's, or
-            texts as `ddflow.evolve` and ``--types`` take them: ``int64``, ``double``, ``timestamp``, ``list<string>``.
+            schema.  Or a mapping such as ``{"id": int, "total": "decimal(12,2)"}``, with types of Python, pyarrow,
+            Polars or Spark, or with the texts that `ddflow.evolve` and ``--types`` accept: ``int64``, ``double``,
+            ``timestamp``, ``list<string>``.
         spec : Upsert
-            How its events upsert.
+            How events change the row of their key.
         format : Format, optional
-            One of `ddflow.formats`: the input is then given messages, with a ``value`` and, where there are, ``key``,
-            ``topic``, ``partition``, ``offset`` and ``timestamp``.  Without ``order_by`` the format says what orders
-            events.
+            A format of `ddflow.formats`.  The input then takes messages with a ``value`` and, if the source has them,
+            ``key``, ``topic``, ``partition``, ``offset`` and ``timestamp``.  Without ``order_by``, the format chooses
+            the columns that order events.
 
         Returns
         -------
         Input
-            The collection of the rows that live.
+            The collection of the live rows.
 
         Raises
         ------
         SpecError
             If spec and schema do not fit, a text names no type, the name is taken, or inputs mix the modes.
         NotArrow
-            For what is no schema.
+            If ``schema`` has no Arrow schema.
 
         Examples
         --------
@@ -95,21 +97,21 @@ class Plan(PlanNodes):
         Parameters
         ----------
         name, schema
-            As in `upserts`.
+            The same as in `upserts`.
         spec : Upsert
-            Which events count, and in which order.
+            The events that count, and their order.
         machine : Machine
-            What they do to the values of their key.
+            The transitions that events make in the state of their key.
 
         Returns
         -------
         Collection
-            A row for each value that a key holds: the key and the state.
+            A row with key and state for each value that a key holds.
 
         Raises
         ------
         SpecError
-            As `upserts`, and for a field of ``spec`` that a machine does not go by; it is named.
+            If `upserts` would raise it, or if ``spec`` sets a field that a machine ignores.  The error names the field.
         """
         input = self._add_input(bind_machine(name, to_arrow_schema(schema, f"the schema of {name!r}"), spec, machine))
         return input.unnest(VALUES) if machine.several else input
@@ -129,31 +131,31 @@ class Plan(PlanNodes):
         key: str | Sequence[str] = (),
         format: Format | None = None,
     ) -> Input:
-        """Add an input of differences: rows that say themselves how often they count.
+        """Add an input of differences: each row carries the number of times it counts.
 
         Parameters
         ----------
         name, schema
-            As in `upserts`.
+            The same as in `upserts`.
         diff : str or ChangeFeed, optional
-            How often a row counts: a column of integers, or SQL that gives integers; or `ddflow.delta_cdf`, the change
-            feed of a table of Delta Lake.  0 says nothing.  By default every row counts once.
+            How often a row counts: a column of integers, or SQL that returns integers; or `ddflow.delta_cdf`, the
+            change feed of a table of Delta Lake.  A row with 0 changes nothing.  By default every row counts once.
         time : str, optional
             The column of times.  With it, the flow is in hold-back mode.
         keep : bool
-            Whether the rows are held, so that the input can be read, and all that is made of its rows one by one.
+            Whether to store the rows, so that you can read the input and the collections built from it row by row.
         late, lateness
-            As of `ddflow.Upsert`.
+            The same as in `ddflow.Upsert`.
         null_key : {"error", "drop"}
-            What becomes of a row whose diff is null; "drop" gives the verdict bad.
+            How to treat a row whose diff is null; "drop" counts it under the verdict bad.
         value : str or sequence of str, optional
-            The columns of a row.  By default all but the time, the column of diffs, and those of a change feed.
+            The columns of a row.  By default all but the time, the column of diffs, and the columns of a change feed.
         key : str or sequence of str
-            With ``format``: the columns that name a row in a message.
+            With ``format``: the columns that identify a row in a message.
         format : Format, optional
-            One of `ddflow.formats`: the input is then given messages, as in `upserts`, and each event is a row of a
-            history.  Rows have ``_position`` and, in most formats, ``_row``, by which the events of a key are
-            ordered, and ``_deleted``, true where the row of the key ended: such a row has the key and nulls.
+            A format of `ddflow.formats`.  The input then takes messages, as in `upserts`, and each event is a row of a
+            history.  Rows have ``_position`` and, in most formats, ``_row``; these order the events of a key.  They
+            also have ``_deleted``: it is true if the event deleted the key, and then all columns but the key are null.
 
         Returns
         -------
@@ -165,11 +167,11 @@ class Plan(PlanNodes):
         SpecError, ExpressionError
             If schema and options do not fit, the name is taken, or inputs mix the modes.
         NotArrow
-            For what is no schema.
+            If ``schema`` has no Arrow schema.
 
         Notes
         -----
-        With ``keep`` it holds each row that there is, with its multiplicity; else nothing.
+        With ``keep``, the state holds each current row with its multiplicity; without it, the state holds no rows.
 
         Examples
         --------
@@ -183,7 +185,7 @@ class Plan(PlanNodes):
         return self._add_input(bound)
 
     def sql(self, text: str, **collections: Collection) -> Collection:
-        """Make a collection from a query in Spark's SQL.
+        """Build a collection from a query in Spark's SQL.
 
         Parameters
         ----------
@@ -195,16 +197,17 @@ class Plan(PlanNodes):
         Returns
         -------
         Collection
-            With the columns of the select list.
+            A collection with the columns of the select list.
 
         Raises
         ------
         ExpressionError
-            For a query that does not parse, for unknown or ambiguous tables and columns, and for a part that cannot be
-            maintained: an ORDER BY without LIMIT (a collection has no order), functions that differ from call to call,
-            recursion, and windows other than ``find_next_row_number() <= k``.  The error names the place.
+            If the query does not parse, or names unknown or ambiguous tables and columns.  Also for a part that cannot
+            be maintained: an ORDER BY without LIMIT (a collection has no order), functions that return another value
+            on each call, recursion, and windows other than ``row_number() <= k``.  The error gives the
+            position.
         SpecError
-            For a collection of another flow.
+            If a collection is of another flow.
 
         Examples
         --------
@@ -217,7 +220,7 @@ class Plan(PlanNodes):
         -----
         O(text).
         """
-        from ddflow.plan.sql import plan_sql  # with a parser that takes long to import
+        from ddflow.plan.sql import plan_sql  # imported here because its parser loads slowly
 
         made: Collection = plan_sql(self, text, collections)
         return made
@@ -266,24 +269,24 @@ class Plan(PlanNodes):
             )
 
     def output(self, name: str, collection: Collection) -> Collection:
-        """Name a collection's updates as an output.
+        """Publish a collection's updates as a named output.
 
         Parameters
         ----------
         name : str
             The name of the output.
         collection : Collection
-            One of this flow.
+            A collection of this flow.
 
         Returns
         -------
         Collection
-            The same one.
+            The same collection.
 
         Raises
         ------
         SpecError
-            For a name that is taken, or a collection of another flow.
+            If the name is taken, or the collection is of another flow.
         """
         if not isinstance(name, str) or not isinstance(collection, Collection):
             found = f"it is given {name!r:.99} and {collection!r:.99}"
@@ -306,21 +309,21 @@ class Plan(PlanNodes):
 
     @property
     def holds_back(self) -> bool:
-        """Whether the flow is in hold-back mode (its inputs name a time column)."""
+        """Whether the flow is in hold-back mode, because its inputs name a time column."""
         return any(input.spec.holds_back for input in self.inputs.values())
 
     @property
     def time_type(self) -> pa.DataType:
-        """The type of ``_time`` in outputs: the type of the time columns, else of the first step's time."""
+        """The type of ``_time`` in outputs: the type of the time columns, else the type of the first step's time."""
         return next((s.bound.time_type for s in self.inputs.values()), pa.int64())
 
     def side_outputs(self) -> dict[str, tuple[Input, pa.Schema]]:
-        """List the outputs that ``stale="mark"`` and ``"side"`` add, and ``on_bad="drop"`` of a format.
+        """List the side outputs, added by ``stale="mark"``, ``stale="side"``, and by ``on_bad="drop"`` of a format.
 
         Returns
         -------
         dict of str to (Input, pyarrow.Schema)
-            By name: the input, and the columns of the rows.
+            The input and the columns of the rows, by name of the side output.
         """
         return {
             name: (input, schema)
@@ -339,7 +342,7 @@ class Plan(PlanNodes):
         Returns
         -------
         pyarrow.Schema or None
-            None if nothing has that name.
+            The schema; None if no output or input has that name.
         """
         if name in self.outputs:
             return self.outputs[name].updates_schema(self.time_type)
@@ -348,12 +351,12 @@ class Plan(PlanNodes):
         return None if schema is None else build_updates_schema(schema, self.time_type)
 
     def frozen(self) -> Plan:
-        """Copy the plan, without the collections that are added to this flow later.
+        """Copy the plan, so that collections added to this flow later do not appear in the copy.
 
         Returns
         -------
         Plan
-            With the same collections.
+            A plan with the same collections.
 
         Notes
         -----

@@ -1,1 +1,1 @@
-"""The inputs of a plan: their specs, and specs joined with schemas."""
+"""Specs of inputs, and their bindings to schemas."""

@@ -1,9 +1,7 @@
-"""A spec joined with a schema: which columns are what, and the questions the operator asks of each batch.
+"""Bind the spec of an upsert input to its schema.
 
-Invariant: a binding that exists can be run; everything in a spec that depends on column names or types has been
-checked, and each question (which events delete, which have no key) has one answer a row. A tombstone means three
-different things by type, an order must have one, a time must be an integer underneath, and what the collection's row is
-follows from all of them. It reads batches, keeps none, and resolves nothing.
+Invariant: every binding can run, because the names and types of all columns are checked here. A binding derives the
+row's columns, and marks the events of a batch that delete or lack a key. It keeps no batches.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.spec import Upsert, tombstone
@@ -40,7 +38,7 @@ from ddflow.plan.merge.strategy import last
 
 @dataclass(frozen=True, kw_only=True)
 class BoundInput:
-    """The columns and the spec of an input of any kind, and the answers that all kinds share."""
+    """The columns and the spec of any kind of input, and the properties that all kinds share."""
 
     name: str
     schema: pa.Schema
@@ -48,17 +46,17 @@ class BoundInput:
     row_schema: pa.Schema
     time_type: pa.DataType
     format: Format | None = None
-    """How its messages are read; None where rows are given."""
+    """The format of its messages; None if the input takes rows."""
     guessed: frozenset[str] = frozenset()
-    """The columns that a run or `evolve` took in, and the flow does not declare."""
+    """Columns that the flow does not declare: a run or `evolve` added them."""
 
     stale_output: ClassVar[Any] = None
     unique: ClassVar[bool]
-    """Whether rows differ from each other, and each is there once."""
+    """Whether each row has multiplicity one."""
 
     @cached_property
     def message_target(self) -> MessageTarget:
-        """The target of its messages: the newest row of each key, or every row of a history."""
+        """The target that messages are decoded to: the newest row of each key, or every row of a history."""
         spec, schema, format = self.spec, self.schema, self.format
         assert format is not None
         own = list_format_columns(format)
@@ -71,12 +69,12 @@ class BoundInput:
 
     @property
     def has_bad_event_column(self) -> bool:
-        """Whether a column of its events marks the bad ones."""
+        """Whether a column marks bad events."""
         return self.format is not None and self.format.on_bad == "drop"
 
     @property
     def side_output_schemas(self) -> dict[str, pa.Schema]:
-        """The outputs that it adds: their names, and their rows' columns."""
+        """The columns of the side outputs that this input adds, by name."""
         out = {} if self.stale_output is None else dict([self.stale_output])
         if self.has_bad_event_column:
             out[f"{self.name}.bad"] = pa.schema(list(self.schema.field(BAD).type))
@@ -84,12 +82,12 @@ class BoundInput:
 
     @property
     def fixed_type_columns_by_option(self) -> dict[str, Sequence[str | None]]:
-        """The columns that decide, by option: their types never change."""
+        """The columns with types that never change, because they decide between events; by option."""
         return {"time": [self.spec.time]}
 
     @property
     def fixed_type_columns(self) -> frozenset[str]:
-        """The columns that decide."""
+        """All columns whose types never change."""
         return frozenset(
             name for names in self.fixed_type_columns_by_option.values() for name in names if name is not None
         )
@@ -106,26 +104,26 @@ class BoundInput:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundUpserts(BoundInput):
-    """A result of `bind_upserts`; see the header.  ``key_schema``'s fields are not null unless null keys are kept."""
+    """A result of `bind_upserts`; see the header.  Fields of ``key_schema`` are nullable only if null keys are kept."""
 
     spec: Upsert
     key_schema: pa.Schema
     tracked: list[str]
-    """The row's columns that count in "did it change": those of ``track``, or all but the key and ``noop_ignore``."""
+    """Columns that count when deciding if a row changes: ``track``, or all but the key and ``noop_ignore``."""
     tombstone: pa.Scalar | None
     condition: Expression | None
     where: Expression | None
     merging: BoundMerge | None = None
-    """How events are folded; None where they replace the row."""
+    """The merge that folds events; None if events replace the row."""
 
     has_stored_rows: ClassVar[bool] = True
-    """Whether its rows are held."""
+    """Whether the state stores the input's rows."""
     unique: ClassVar[bool] = True
     null_error: ClassVar[type[NullKey]] = NullKey
 
     @property
     def non_null_columns(self) -> list[str]:
-        """The columns of events in which a null makes them bad."""
+        """The columns of events that must not be null; an event with a null there is bad."""
         return [] if self.spec.null_key == "keep" else list(self.spec.key)
 
     @property
@@ -135,19 +133,19 @@ class BoundUpserts(BoundInput):
 
     @property
     def replacement_key(self) -> tuple[str, ...] | None:
-        """The columns by which a later event replaces a row; None if events are folded otherwise."""
+        """The key whose row each later event replaces; None if a merge folds events in another way."""
         replacing = self.spec.merge is None or self.spec.merge == Merge(default=last())
         return tuple(self.spec.key) if replacing else None
 
     @property
     def formulas(self) -> dict[str, Expression]:
-        """The expressions that are computed for events, by option."""
+        """The expressions to compute for events, by option."""
         given = {"delete": self.condition, "where": self.where}
         return {option: each for option, each in given.items() if each is not None}
 
     @property
     def fixed_type_columns_by_option(self) -> dict[str, Sequence[str | None]]:
-        """The columns that decide, by option: their types never change."""
+        """The columns with types that never change, because they decide between events; by option."""
         spec = self.spec
         return {
             "key": spec.key,
@@ -160,13 +158,13 @@ class BoundUpserts(BoundInput):
 
     @property
     def event_columns(self) -> list[str]:
-        """The columns of an event in outputs of ``stale=``: those of the row; a machine has its own."""
+        """The columns of an event in outputs of ``stale=``: the row's columns, or the columns a machine receives."""
         machine = self.merging.machine if self.merging is not None else None
         return self.row_schema.names if machine is None else machine.told
 
     @property
     def stale_output(self) -> tuple[str, pa.Schema] | None:
-        """The output that ``stale=`` adds: its name and its rows' columns, in the types of events."""
+        """The output that ``stale=`` adds: its name and columns, in the types of events."""
         given = [self.schema.field(name) for name in self.event_columns]
         if self.spec.stale == "mark":
             return f"{self.name}.events", pa.schema([*given, pa.field("_stale", pa.bool_(), nullable=False)])
@@ -181,7 +179,7 @@ class BoundUpserts(BoundInput):
         return build_event_schema(self.schema, self.merging)
 
     def add_event_columns(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-        """Bring events into the columns of `build_event_schema`; ``names``: the columns of their batch.  O(n)."""
+        """Convert events to the columns of `build_event_schema`.  ``names``: the columns of their batch.  O(n)."""
         if self.merging is None:
             return events
         lacks = self.format is not None and self.format.leaves_out
@@ -189,7 +187,7 @@ class BoundUpserts(BoundInput):
 
     @property
     def required_columns(self) -> list[str]:
-        """The columns that no batch may lack."""
+        """The columns that every batch must have."""
         return [*self.spec.key, *([self.spec.time] if self.spec.time else [])]
 
     def mark_deletes(self, batch: pa.RecordBatch) -> Flags:
@@ -199,7 +197,7 @@ class BoundUpserts(BoundInput):
             return out
         with suppress(ExpressionError):
             return out | (np.uint8(1) - unpack_booleans(self.where(batch)))
-        others = np.flatnonzero(out == 0)  # the payload of a delete is filler, for which it may fail
+        others = np.flatnonzero(out == 0)  # deletes have filler cells, and the filter may fail for them
         out[others] = np.uint8(1) - unpack_booleans(self.where(batch.take(pa.array(others))))
         return out
 
@@ -218,12 +216,12 @@ class BoundUpserts(BoundInput):
 
 
 def list_format_columns(format: Format | None) -> set[str]:
-    """List the columns that a format adds to events; they are not part of the row."""
+    """List the columns that a format adds to events; they are not part of rows."""
     return set() if format is None else {*(name for name, _ in format.order), DELETED, ABSENT, BAD}
 
 
 def bind_upserts(name: str, schema: pa.Schema, spec: Upsert, format: Format | None = None) -> BoundUpserts:
-    """Join an input's schema and its spec.  ``format``: what gave the schema its last columns.  O(columns).
+    """Bind a spec to its input's schema.  ``format``: the format that added the schema's last columns.  O(columns).
 
     Raises `SpecError` or `ExpressionError`, naming the column.
     """
@@ -262,7 +260,7 @@ def bind_upserts(name: str, schema: pa.Schema, spec: Upsert, format: Format | No
 
 
 def check_name_and_spec(name: Any, spec: Any) -> None:
-    """Refuse what is no name, or no spec, of an input.  Raises `SpecError`."""
+    """Raise `SpecError` if an input's name is not text or its spec is not an `Upsert`."""
     if not isinstance(name, str) or not isinstance(spec, Upsert):
         found = f"it is given the name {name!r:.200} and the spec {spec!r:.200}"
         raise SpecError("an input of a flow", found, "give a name as text, a schema, and dd.Upsert(...)")
@@ -273,7 +271,7 @@ def _compile_condition(text: str | None, schema: pa.Schema, what: str) -> Expres
 
 
 def check_columns(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> None:
-    """Refuse columns that are missing or of a wrong type.  ``own``: those of its format.  Raises `SpecError`."""
+    """Refuse missing columns and columns of a wrong type.  ``own``: the format's columns.  Raises `SpecError`."""
     tombstone = [spec.delete.column] if isinstance(spec.delete, Tombstone) else []
     named = {
         "key": spec.key,
@@ -339,7 +337,7 @@ def _check_column_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) 
 
 
 def find_tombstone_value(of: str, schema: pa.Schema, tombstone: Any) -> pa.Scalar | None:
-    """Return the value that deletes, or None if ``tombstone`` is not one or names no value.  Raises `SpecError`."""
+    """Return the value that deletes; None if ``tombstone`` is no `Tombstone` or has no value.  Raises `SpecError`."""
     if not isinstance(tombstone, Tombstone):
         return None
     column, value = tombstone.column, tombstone.value

@@ -1,10 +1,8 @@
-"""The spec of an input of differences, and that spec joined with a schema: how often a row counts, and when.
+"""Declare an input of differences, and bind its spec to a schema.
 
-Invariant: a binding that exists can be run. Rows have no key: equal rows are the same row, several times or less than
-no time. So nothing wins and nothing is retracted but by a row that says so. A row's diff is computed once, when the row
-is admitted, and stands beside it from then on. What an `ddflow.plan.inputs.spec.Upsert` may say beyond that has its
-default
-here, so that who asks need not know which of the two it is.
+Invariant: every binding can run. Rows have no key, so no event wins over another. Equal rows are one row with a
+multiplicity, possibly negative, and only a row with a negative diff retracts. The diff of a row is computed once, on
+admission, and then carried in a column.
 
 >>> schema = pa.schema({"city": pa.string(), "_change_type": pa.string(), "_commit_version": pa.int64()})
 >>> bound = bind_differences("log", schema, Differences(delta_cdf))
@@ -35,16 +33,16 @@ from ddflow.plan.merge.checks import check_option_values
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {"late": ("error", "drop", "advance"), "null_key": ("error", "drop")}
 NONE: Final = pa.field(DIFF, pa.int64())
-"""The column of diffs beside the rows: null where there is none, which is bad."""
+"""The column of diffs of events; a null diff makes the event bad."""
 
 
 class ChangeFeed(NamedTuple):
-    """The meaning of a feed's rows as differences: one of `FEEDS`."""
+    """A rule that turns rows of a change feed into differences; `FEEDS` lists all rules."""
 
     sql: str
-    """The diff, over its columns."""
+    """SQL of the diff, over the feed's columns."""
     drops: tuple[str, ...]
-    """The columns that are not of the row."""
+    """Columns of the feed that are not part of the row."""
 
 
 delta_cdf: Final = ChangeFeed(
@@ -52,9 +50,9 @@ delta_cdf: Final = ChangeFeed(
     "when 'update_preimage' then -1 when 'delete' then -1 end",
     ("_change_type", "_commit_version", "_commit_timestamp"),
 )
-"""The feed of a table of Delta Lake: its change types are diffs, and its three columns are not of the row."""
+"""The change feed of a table of Delta Lake: its change types are diffs, and rows leave out its three columns."""
 FEEDS: Final = {"delta_cdf": delta_cdf}
-"""Those there are, by the names under which plans have them."""
+"""The known feeds, by their names in the JSON of plans."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,9 @@ class Differences:
     null_key: Literal["error", "drop"] = "error"
     value: Sequence[str] | None = None
     key: Sequence[str] = ()
-    """Of messages: the columns that identify the row of a delete."""
+    """With messages: the columns that identify the row of a delete."""
 
-    # What upserts say, and differences have no use for.
+    # Options of upserts at their defaults, so that callers need not distinguish the two specs.
     order_by: ClassVar[tuple[str, ...]] = ()
     grouped: ClassVar[tuple[Any, ...]] = ()
     seq: ClassVar[None] = None
@@ -115,11 +113,11 @@ class Differences:
 
     @property
     def holds_back(self) -> bool:
-        """Whether this input is in hold-back mode (it names a time column)."""
+        """Whether this input is in hold-back mode, because it names a time column."""
         return self.time is not None
 
     def to_json(self) -> str:
-        """Write the spec as JSON: fields in their order, defaults left out; `from_json` reads it."""
+        """Write the spec as JSON for `from_json`: fields in order of declaration, without defaults."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         out = {name: value for name, value in given.items() if value != getattr(type(self), name)}
         if isinstance(self.diff, ChangeFeed):
@@ -128,7 +126,7 @@ class Differences:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the JSON that ``to_json`` wrote.  Raises `SpecError` for anything else."""
+        """Read the JSON of ``to_json``.  Raises `SpecError` if it is invalid."""
         try:
             given = json.loads(text)
             if isinstance(given.get("diff"), Mapping):
@@ -142,14 +140,14 @@ class Differences:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundDifferences(BoundInput):
-    """A result of `bind_differences`; see the header.  ``diff``: the column or the expression; None if all are 1."""
+    """A result of `bind_differences`; see the header.  ``diff``: the expression of the diff; None if all are 1."""
 
     spec: Differences
     diff: Expression | None
 
     merging: ClassVar[None] = None
     tracked: ClassVar[list[str]] = [TIMES]
-    """Of what is held: what counts in "did it change"."""
+    """The stored columns that count when deciding if a row changes."""
     replacement_key: ClassVar[None] = None
     unique: ClassVar[bool] = False
 
@@ -160,12 +158,12 @@ class BoundDifferences(BoundInput):
 
     @property
     def has_stored_rows(self) -> bool:
-        """Whether its rows are held."""
+        """Whether the state stores the input's rows."""
         return self.spec.keep
 
     @property
     def key_schema(self) -> pa.Schema:
-        """The columns whose equal rows meet: all of the row."""
+        """The partitioning columns of the rows: all of the row."""
         return self.row_schema
 
     @property
@@ -175,12 +173,12 @@ class BoundDifferences(BoundInput):
 
     @cached_property
     def event_schema(self) -> pa.Schema:
-        """The columns of admitted events: those of the row, the time, and the diff."""
+        """The columns of admitted events: the row's columns, the time, and the diff."""
         there = {*self.row_schema.names, self.spec.time, BAD}
         return pa.schema([*(field for field in self.schema if field.name in there), NONE])
 
     def add_event_columns(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-        """Bring events into the columns of `event_schema`.  O(n).  Raises `SchemaMismatch` for a diff beyond int64."""
+        """Convert events to `event_schema`.  O(n).  Raises `SchemaMismatch` for a diff beyond int64."""
         if self.diff is None:
             diffs = pa.array(np.ones(events.num_rows, np.int64))
         else:
@@ -196,13 +194,13 @@ class BoundDifferences(BoundInput):
 
     @property
     def required_columns(self) -> list[str]:
-        """The columns that no batch may lack: the time, and those that the diff reads."""
+        """The columns that every batch must have: the time, and the columns of the diff's expression."""
         read = () if self.diff is None else self.diff.columns or ()
         return list(dict.fromkeys([*([self.spec.time] if self.spec.time else []), *read]))
 
     @property
     def non_null_columns(self) -> list[str]:
-        """The columns of events in which a null makes them bad."""
+        """The columns of events that must not be null; an event with a null there is bad."""
         return list(self.spec.key) if self.diff is None else [DIFF]
 
     @property
@@ -215,12 +213,12 @@ class BoundDifferences(BoundInput):
 
     @property
     def formulas(self) -> dict[str, Expression]:
-        """The expressions that are computed for events, by option."""
+        """The expressions to compute for events, by option."""
         return {} if self.diff is None or self.spec.diff in self.schema.names else {"diff": self.diff}
 
 
 def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Format | None = None) -> BoundDifferences:
-    """Join an input's schema and its spec.  ``format``: what gave the schema its last columns.  O(columns).
+    """Bind a spec to its input's schema.  ``format``: the format that added the schema's last columns.  O(columns).
 
     Raises `SpecError` or `ExpressionError`, naming the column.
     """
@@ -271,7 +269,7 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
 
 
 def _compile_diff(name: str, sql: str, schema: pa.Schema) -> Expression:
-    """Compile the diff of an input.  Raises `ExpressionError` unless it gives integers."""
+    """Compile the diff of an input.  Raises `ExpressionError` unless it returns integers."""
     what = f"diff of {name!r}"
     quoted = f"`{sql.replace('`', '``')}`" if sql in schema.names else sql
     made = compile_expression(quoted, schema, what=what)

@@ -1,6 +1,7 @@
-"""Inputs of a plan: a spec joined with its schema, its machine, and what the format of its messages adds to both.
+"""Bind any kind of input: its spec, schema, machine, and the format of its messages.
 
-Guarantees: every kind of input has the same questions here. Columns that a format adds never replace declared ones.
+Guarantees: bindings of upserts and of differences have the same properties, so that callers need not distinguish them.
+A format's columns never replace declared columns; a name clash raises `SpecError`.
 
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"id": pa.int64()})
@@ -45,9 +46,9 @@ def bind_input(
     format: Format | None = None,
     times: pa.DataType = INT64,
 ) -> Binding:
-    """Join an input's schema, its spec, and its machine or its format.  O(columns).
+    """Bind a spec to its input's schema, with a machine or a format.  O(columns).
 
-    ``times``: the type of steps' times, in epoch mode.  Raises `SpecError` or `ExpressionError`.
+    ``times``: the type of step times, in epoch mode.  Raises `SpecError` or `ExpressionError`.
     """
     given: Any = spec
     made: Binding
@@ -59,7 +60,7 @@ def bind_input(
 
 
 def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> BoundUpserts:
-    """Join a machine with an input's schema and spec.  O(columns).  Raises `SpecError`, naming what does not fit."""
+    """Bind a machine to an input's schema and spec.  O(columns).  Raises `SpecError` if they do not fit."""
     what = f"the machine of {name!r}"
     if not isinstance(given, Machine):
         raise SpecError(what, f"{given!r} is no machine", "give dd.Machine(...)")
@@ -103,9 +104,9 @@ def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> 
 
 
 def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> BoundUpserts | BoundDifferences:
-    """Join the declared columns, the spec and the format of an input.  O(columns).
+    """Bind a spec to the declared columns of an input and the columns of its format.  O(columns).
 
-    Raises `SpecError` for what does not fit, and `ExpressionError`.
+    Raises `SpecError` if they do not fit, and `ExpressionError`.
 
     >>> from ddflow.connectors.formats import debezium
     >>> from ddflow.plan.inputs.spec import Upsert
@@ -169,7 +170,7 @@ def format_to_json(format: Format) -> dict[str, Any]:
 
 
 def format_from_json(given: Mapping[str, Any]) -> Format:
-    """Read the format that `format_to_json` wrote.  Raises `SpecError` for anything else."""
+    """Read the JSON of `format_to_json`.  Raises `SpecError` if it is invalid."""
     from ddflow.connectors.formats import KINDS
 
     kind = KINDS.get(str(given.get("kind")))
@@ -190,7 +191,7 @@ def format_from_json(given: Mapping[str, Any]) -> Format:
 
 
 class Input(Collection):
-    """An input of a plan: upserts, or differences.  ``bound``: its spec joined with its schema.
+    """An input of a plan: upserts, or differences.  ``bound``: its spec, bound to its schema.
 
     >>> from ddflow.plan.plan import Plan
     >>> Plan().updates("log", {"city": str}).spec.keep
@@ -211,27 +212,27 @@ class Input(Collection):
 
     @property
     def name(self) -> str:
-        """The name under which a step takes its rows."""
+        """The name of the input; a step passes rows under it."""
         return self.bound.name
 
     @property
     def spec(self) -> Spec:
-        """The spec: the rules of upserts, or the multiplicities of rows."""
+        """The spec: an `Upsert`, or `Differences`."""
         return self.bound.spec
 
     def find_lookup_columns(self) -> tuple[str, ...] | None:
-        """Return the key of upserts: see `Collection.find_lookup_columns`."""
+        """Return the key of upserts; see `Collection.find_lookup_columns`."""
         return tuple(self.bound.key_schema.names) if self.unique else None
 
     def unique_by(self) -> list[tuple[str, ...]]:
-        """Return the key of upserts: see `Collection.unique_by`."""
+        """Return the key of upserts; see `Collection.unique_by`."""
         key = self.find_lookup_columns()
         return [] if key is None else [key]
 
     def find_never_null_columns(self) -> frozenset[str]:
-        """Add key columns whose nulls are not kept: see `Collection.find_never_null_columns`."""
+        """Add the key columns that refuse nulls; see `Collection.find_never_null_columns`."""
         return super().find_never_null_columns() | {field.name for field in self.bound.key_schema if not field.nullable}
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Write its name; columns and spec are stored separately, because they may change."""
+        """Write the name; columns and spec are stored separately, because they may change."""
         return {"name": self.name}

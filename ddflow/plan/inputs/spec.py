@@ -1,8 +1,8 @@
-"""The spec of an upsert input: what identifies a row, which event of a key wins, and what is a delete.
+"""Declare the spec of an upsert input: its key, its order, its deletes and its options.
 
-Guarantees: an option that does not exist, or that contradicts another one, is an error when the spec is made, and the
-error names the option that was probably meant. A spec is a value: it has no schema and no state. A keyed frame is a
-spec beside a frame of any library.
+Guarantees: an unknown or contradictory option raises an error when the spec is created; for an unknown option, the
+error suggests the nearest name. A spec is an immutable value without a schema or state. A keyed frame pairs a spec with
+a frame of any library.
 
 >>> spec = Upsert(key="id", order_by=["updated_at"], delete=tombstone("op", "D"))
 >>> Upsert.from_json(spec.to_json()) == spec
@@ -32,7 +32,7 @@ Made = TypeVar("Made")
 
 
 def refuse_unknown_options(made: type[Made]) -> type[Made]:
-    """Make a dataclass raise `SpecError` for an option that it does not have.  O(options) a call.
+    """Make a dataclass raise `SpecError` for an unknown option.  O(options) a call.
 
     >>> from dataclasses import dataclass
     >>> @refuse_unknown_options
@@ -77,12 +77,12 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "deletes": get_args(Deletes),
 }
 Groups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
-"""Of each group the order columns and the columns they decide."""
+"""Pairs of a group's order columns and the columns they decide."""
 
 
 @dataclass(frozen=True, repr=False)
 class Tombstone:
-    """A column that says a key is deleted.  `tombstone` makes one.
+    """A column that marks deletes.  `tombstone` creates it.
 
     The column is not part of the row, unless ``value=`` of the spec names it.
     """
@@ -101,35 +101,35 @@ class Tombstone:
             raise SpecError(f"dd.tombstone({self.column!r})", f"its value is {self.value!r:.200}", remedy)
 
     def __repr__(self) -> str:
-        """Write it as Python code."""
+        """Write the tombstone as Python code."""
         return f"dd.tombstone({self.column!r}{'' if self.value is None else f', {self.value!r}'})"
 
 
 def tombstone(column: str, value: bool | int | float | str | None = None) -> Tombstone:
-    """Delete by a column, in TrinityLake's three forms.
+    """Mark deletes by a column, in any of the three forms in TrinityLake.
 
     Parameters
     ----------
     column : str
-        Without a ``value``: a boolean column, which deletes where it is true, or a column of another type, which
-        deletes where it is not null, as in ``tombstone("deleted_at")``.  A text column needs the value, because every
-        text would delete.
+        Without a ``value``, a boolean column deletes if it is true, and a column of another type deletes if it is not
+        null, as in ``tombstone("deleted_at")``.  A text column needs a value, because otherwise every text would
+        delete.
     value : bool, int, float or str, optional
         The value that deletes, as in ``tombstone("op", "D")``.
 
     Returns
     -------
     Tombstone
-        For ``delete=`` of `Upsert`.
+        An argument for ``delete=`` of `Upsert`.
 
     Raises
     ------
     SpecError
-        For a column or a value of another type.
+        If the column or the value has another type.
 
     Notes
     -----
-    In all forms a null means that the row is live.  (TrinityLake, "Upsert", Tombstone Key.)
+    In all forms a null keeps the row live.  (TrinityLake, "Upsert", Tombstone Key.)
     """
     return Tombstone(column, value)
 
@@ -137,58 +137,59 @@ def tombstone(column: str, value: bool | int | float | str | None = None) -> Tom
 @refuse_unknown_options
 @dataclass(frozen=True)
 class Upsert:
-    """How the events of one input upsert.
+    """Rules for the events of one upsert input.
 
     Parameters
     ----------
     key : str or sequence of str
-        The columns that identify a row, of any flat Arrow type.  The only field without a default.
+        The columns that identify a row, of any flat Arrow type.  The only required field.
     order_by : str or sequence of str
-        The composite watermark key, compared left to right, null smallest: the greatest wins.
+        The composite watermark key: columns that order the events of a key.  They are compared left to right, null
+        smallest, and the greatest event wins.
     tie : {"last", "first", "greatest", "error"}
-        Which of two events of equal order wins: the last or first to arrive, the greatest row, or neither
+        Which of two events with equal order wins: the last or first to arrive, the greatest row, or neither
         (`TieRefused`).
     seq : str, optional
-        The integer column that carries the arrival sequence, for feeds that are shuffled.
+        The integer column with the arrival sequence, for shuffled feeds.
     time : str, optional
         The column of times.  With it, the flow is in hold-back mode.
     delete : Tombstone or str, optional
         Which events delete: a `tombstone`, or a boolean SQL expression.
     late : {"error", "drop", "advance"}
-        What becomes of an event behind the frontier; "advance" moves it to the frontier.
+        How to treat an event behind the frontier; "advance" moves it to the frontier.
     lateness : int, optional
-        Hold-back mode: the frontier follows the greatest time seen less this much, in the time's own unit.
+        In hold-back mode: the frontier is the greatest time seen, minus this number of the time column's units.
     stale : {"drop", "mark", "side"}
-        What becomes of an event older than what its key holds (see docs/semantics.md).
+        How to treat an event older than the stored row of its key (see docs/semantics.md).
     null_key : {"error", "drop", "keep"}
-        What becomes of an event without a key; "drop" gives the verdict bad, "keep" makes it a key of its own.
+        How to treat an event without a key; "drop" counts it under the verdict bad, "keep" accepts null as a key.
     noop_ignore : sequence of str
-        Columns that do not count in "did it change".
+        Columns to ignore when deciding whether an event changes its row.
     track : sequence of str, optional
-        The only columns that count in it.  By default all of the row.
+        The only columns to compare when deciding whether an event changes its row.  By default all of the row.
     where : str, optional
-        Boolean SQL.  An event that fails it deletes, below the upsert.
+        Boolean SQL.  An event that fails it deletes its key; the filter runs before the upsert.
     value : sequence of str, optional
-        The columns of a row beside the key.  By default all but time, seq and the tombstone's.
+        The columns of a row beside the key.  By default all but the time, seq and tombstone columns.
     merge : Merge or "first_row", optional
-        Events are partial rows, folded by a `ddflow.Merge`; "first_row" keeps the first.
+        The `ddflow.Merge` that folds events as partial rows; "first_row" keeps the first row of each key.
     groups : mapping of str or tuple to sequence of str
-        Merging: ``{order columns: columns}``; each group of columns is compared by its own order.
+        With merging: ``{order columns: columns}``; each group of columns has a separate order.
     exclusive : bool
-        With ``groups``: an event that does not give exactly one group an order is bad.
+        With ``groups``: treat an event as bad unless exactly one group has an order in it.
     deletes : {"row", "group"}
-        With ``groups``: a delete takes the row, or clears the group that it gives an order.
+        With ``groups``: whether a delete removes the row, or clears the group with an order in the event.
     versions : {"row", "cell"}
-        Merging: one order for the whole row, or one for each cell.
+        With merging: whether to keep one order for the whole row, or one for each cell.
     derive : mapping of str to str
-        Merging: ``{column: SQL over the merged row}``.
+        With merging: ``{column: SQL over the merged row}``.
     expiry : Expiry, optional
-        How long keys are remembered.
+        How long to remember keys.
 
     Raises
     ------
     SpecError
-        For fields that contradict one another.
+        If fields are invalid or contradict one another.
     """
 
     key: Sequence[str]
@@ -305,24 +306,24 @@ class Upsert:
         )
 
     def counts(self, column: str) -> bool:
-        """Whether a column of the row counts in "did it change"; of the key none does."""
+        """Tell whether a column counts when deciding if a row changes; key columns never do."""
         if column in self.key:
             return False
         return column not in self.noop_ignore if self.track is None else column in self.track
 
     @property
     def compares_all(self) -> bool:
-        """Whether every column of the row beside the key counts, also future ones."""
+        """Whether all non-key columns count when deciding if a row changes, including columns added later."""
         return self.track is None and not self.noop_ignore
 
     @property
     def holds_back(self) -> bool:
-        """Whether this input is in hold-back mode (it names a time column)."""
+        """Whether this input is in hold-back mode, because it names a time column."""
         return self.time is not None
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the order of a key, even of a deleted one, must be kept, because an older event may still come."""
+        """Whether to store the order of each key, even after a delete, because an older event may still arrive."""
         return self.late == "advance" if self.holds_back else bool(self.order_by or self.seq or self.groups)
 
     @property
@@ -342,11 +343,11 @@ class Upsert:
 
     @property
     def order_free(self) -> bool:
-        """Whether the spec promises that the order of arrival does not matter (docs/semantics.md, section 6).
+        """Whether results are independent of the order of arrival (docs/semantics.md, section 6).
 
-        It does if ``seq`` or the greatest row decides ties (the latter not in a merge of rows), or if ties are refused,
-        for full rows, versions of cells, and in hold-back mode all merges.  Other merges never do, because a row with
-        one order cannot tell which of its cells an older event fills.
+        They are if ``seq`` decides ties, ties are refused, or the greatest row wins (not in a merge of rows).  This
+        holds for full rows, for versions of cells, and in hold-back mode for all merges.  Other merges depend on
+        arrival: with one order for the row, the cells that an older event fills are unknown.
         """
         if self.merges and self.versions != "cell" and (not self.holds_back or self.late == "advance"):
             return False
@@ -356,7 +357,7 @@ class Upsert:
         return self.tie == "error" or greatest or self.seq is not None
 
     def to_json(self) -> str:
-        """Write the spec as JSON: fields in their order, defaults left out; `from_json` reads it."""
+        """Write the spec as JSON for `from_json`: fields in order of declaration, without defaults."""
         out: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -371,7 +372,7 @@ class Upsert:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the JSON that ``to_json`` wrote.  Raises `SpecError` for anything else."""
+        """Read the JSON of ``to_json``.  Raises `SpecError` if it is invalid."""
         try:
             given = json.loads(text)
             if not isinstance(given, dict):
@@ -394,20 +395,20 @@ class Upsert:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits that are equal for equal specs: xxh3-128 of the JSON form."""
+        """xxh3-128 of the JSON form, as 32 hex digits: equal for equal specs."""
         return xxhash.xxh3_128_hexdigest(self.to_json().encode())
 
 
 @dataclass(frozen=True)
 class KeyedFrame:
-    """A frame whose rows are upserts.  `keyed` makes one.
+    """A frame with rows that are upserts.  `keyed` creates it.
 
     Attributes
     ----------
     rows : object
         The frame.
     spec : Upsert
-        What identifies a row of it, which one wins, and what is a delete.
+        The key, order and deletes of its rows.
     """
 
     rows: Any
@@ -415,24 +416,24 @@ class KeyedFrame:
 
 
 def keyed(rows: Any, spec: Upsert) -> KeyedFrame:
-    """Make a keyed table of a query from a frame whose rows are upserts; rows of a bare frame are appended.
+    """Pair a frame with a spec, so that a query treats its rows as upserts; rows of a bare frame are appended.
 
     Parameters
     ----------
     rows : object
         The frame.
     spec : Upsert
-        How its rows upsert.
+        The key, order and deletes of its rows.
 
     Returns
     -------
     KeyedFrame
-        The two together.
+        The frame and the spec.
 
     Raises
     ------
     SpecError
-        If the spec is no `Upsert`.
+        If the spec is not an `Upsert`.
 
     Examples
     --------

@@ -1,20 +1,11 @@
-"""The plan of a merge: a spec that merges, joined with a schema: which column is folded how, by whose order.
+"""Bind a merge to a schema: the strategy of each column, and the order that decides it.
 
-Invariant: every column of the row is exactly one of: key, order (it follows its group's running order), derived, or
-merged by a strategy that works on its type, in one group. Group 0 is the row itself; under versions of cells every
-merged column is a group of its own. The row's types may differ from the events' (``dd.collect``); whether a batch had
-a column must travel with its events where null is not the same; and all that can be refused is refused here, before any
-data.
+Invariant: each column of the row is a key, an order (it follows the running order of its group), derived, or merged, in
+one group, by a strategy that supports its type. Group 0 is the row itself; under versions of cells every merged column
+is a separate group. All invalid specs are refused here, before any data.
 
->>> import pyarrow as pa
->>> from ddflow.plan.inputs.bind import bind_upserts
->>> from ddflow.plan.merge.merge import Merge
->>> from ddflow.plan.merge.strategy import collect, sum
->>> from ddflow.plan.inputs.spec import Upsert
->>> schema = pa.schema({"id": pa.int64(), "at": pa.int64(), "n": pa.int64(), "tag": pa.string()})
->>> bound = bind_upserts("visits", schema, Upsert("id", order_by="at", merge=Merge({"n": sum(), "tag": collect()})))
->>> [(column.name, str(column.strategy)) for column in bound.merging.columns], bound.row_schema.field("tag").type
-([('n', 'dd.sum()'), ('tag', 'dd.collect()')], ListType(list<item: string>))
+The row's types can differ from the events' types: ``dd.collect`` makes lists. If a strategy distinguishes a missing
+column from a null, events carry a flag for it: whether their batch had the column.
 """
 
 from dataclasses import dataclass
@@ -36,32 +27,34 @@ from ddflow.plan.merge.strategy import Strategy, first, last, last_non_null
 from ddflow.plan.merge.user_function import build_record_type, check_scalar_function, find_function_name
 
 GIVEN = "_given_"
-"""Before a column's name: the column of events that says whether their batch had it."""
+"""Prefix of the event columns that flag whether the batch had a column."""
 
 
 class MergedColumn(NamedTuple):
-    """A column that is merged."""
+    """A merged column."""
 
     name: str
     strategy: Strategy
     field: pa.Field
-    """Of the row."""
+    """The column's field in the row."""
     group: int
 
 
 class ColumnGroup(NamedTuple):
-    """Columns that one order decides."""
+    """A group of columns decided by one order."""
 
     name: str
     order: tuple[pa.Field, ...]
     compared: tuple[pa.Field, ...]
-    """What ``tie="greatest"`` compares."""
+    """The columns that ``tie="greatest"`` compares."""
 
 
 @dataclass(frozen=True)
 class BoundMerge:
-    """A bound merge; see the header.  ``function``: merges whole rows instead of strategies.  ``given``: columns for
-    which it matters whether a batch had them.  ``cells``: whether every merged column is a group.
+    """A bound merge; see the header.
+
+    ``function``: merges whole rows instead of strategies.  ``given``: columns with a flag that says if the batch had
+    them.  ``cells``: whether every merged column is a separate group.
     """
 
     groups: tuple[ColumnGroup, ...]
@@ -72,14 +65,14 @@ class BoundMerge:
     given: tuple[str, ...]
     cells: bool
     machine: BoundMachine | None = None
-    """Makes what keys hold, instead of all that."""
+    """The machine that computes the values of keys, in place of columns and functions."""
 
     def add_event_columns(
         self, events: pa.RecordBatch, names: list[str], absent: pa.Array | None = None
     ) -> pa.RecordBatch:
-        """Add a flag to events for each column of ``given``: whether their batch had it.
+        """Add a flag to events for each column of ``given``: whether the batch had it.
 
-        ``names``: the columns of the batch.  ``absent``: for each event, a list of missing columns.  O(n).
+        ``names``: the columns of the batch.  ``absent``: lists of missing columns, one for each event.  O(n).
         """
         lacking = [] if absent is None else absent.flatten().to_pylist()
         rows = np.asarray(pc.list_parent_indices(absent)) if lacking else np.empty(0, np.int64)
@@ -92,11 +85,11 @@ class BoundMerge:
         return events
 
     def mark_events_with_column(self, events: pa.RecordBatch, name: str) -> Flags:
-        """Mark the events whose batch had a column: uint8[n], or size 0 if that does not matter.  O(n)."""
+        """Mark the events whose batch had a column: uint8[n], or size 0 for a column without a flag.  O(n)."""
         return unpack_booleans(events.column(GIVEN + name)) if name in self.given else np.empty(0, np.uint8)
 
     def mark_misordered_events(self, events: pa.RecordBatch) -> Flags:
-        """Mark the events that do not give exactly one group an order: uint8[n].  O(n) a group."""
+        """Mark the events that do not have an order for exactly one group: uint8[n].  O(n) a group."""
         count = np.zeros(events.num_rows, np.uint8)
         for group in self.groups[1:]:
             any_here = np.zeros(events.num_rows, np.uint8)
@@ -109,14 +102,14 @@ class BoundMerge:
 
 
 def build_event_schema(schema: pa.Schema, merging: BoundMerge | None) -> pa.Schema:
-    """Return the columns of kept events: the input's, and those that `BoundMerge.add_event_columns` adds."""
+    """Return the columns of kept events: the input's columns and the flags of `BoundMerge.add_event_columns`."""
     for name in merging.given if merging is not None else ():
         schema = schema.append(pa.field(GIVEN + name, pa.bool_(), nullable=False))
     return schema
 
 
 def build_merged_row_schema(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Schema:
-    """Return the row's columns, in the types that merging gives them: ``dd.collect`` makes lists.  O(columns)."""
+    """Return the row's columns in their types after merging: ``dd.collect`` makes lists.  O(columns)."""
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
     named = {*spec.key, *spec.order_by, *(name for of, _ in spec.grouped for name in of), *(n for n, _ in spec.derived)}
     out = []
@@ -129,8 +122,19 @@ def build_merged_row_schema(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> 
 
 
 def bind_merge(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> BoundMerge | None:
-    """Plan how each column is folded; None for full rows.  ``row``: the row's columns.  O(columns).
+    """Plan how to fold each column; None for full rows.  ``row``: the row's columns.  O(columns).
+
     Raises `SpecError`, naming the column; `ExpressionError` for a formula.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.plan.inputs.bind import bind_upserts
+    >>> from ddflow.plan.merge.merge import Merge
+    >>> from ddflow.plan.merge.strategy import collect, sum
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> schema = pa.schema({"id": pa.int64(), "at": pa.int64(), "n": pa.int64(), "tag": pa.string()})
+    >>> bound = bind_upserts("visits", schema, Upsert("id", order_by="at", merge=Merge({"n": sum(), "tag": collect()})))
+    >>> [(column.name, str(column.strategy)) for column in bound.merging.columns], bound.row_schema.field("tag").type
+    ([('n', 'dd.sum()'), ('tag', 'dd.collect()')], ListType(list<item: string>))
     """
     if not spec.merges:
         return None

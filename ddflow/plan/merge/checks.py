@@ -1,8 +1,8 @@
-"""Checks: what of merging and expiry contradicts itself in a spec, seen before there is any schema.
+"""Check the merge and expiry options of a spec for contradictions, without a schema.
 
-Invariant: a spec that passed has no option of merging without effect, and no two that say different things.
-``groups``, ``versions``, ``merge`` and ``derive`` each imply or exclude another, and what is order-free without deletes
-is not with them. What needs names and types of columns is seen by ``bound``.
+Invariant: in a valid spec, every merge option has an effect and no two options contradict each other. ``groups``,
+``versions``, ``merge`` and ``derive`` imply or exclude one another. Some strategies are independent of arrival order
+only without deletes. Checks that need column names and types are in `bound.py`.
 
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> Upsert("id", derive={"total": "score + bonus"})
@@ -22,12 +22,14 @@ from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import COMMUTING, ORDER_FREE, WITHOUT_DELETES, Strategy, last_non_null
 
 Refuse = Callable[[str | ErrorTextPart, str | ErrorTextPart], NoReturn]
-"""Is told what was found and what to do.  ``spec`` is an `ddflow.plan.inputs.spec.Upsert`, which asks for these
-checks."""
+"""A function that raises the error; its arguments are the finding and the remedy.
+
+In this file, ``spec`` is an `ddflow.plan.inputs.spec.Upsert`; its constructor calls these checks.
+"""
 
 
 def parse_groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-    """Return ``groups=`` as pairs of tuples: order columns, columns.  ``refuse`` raises the error."""
+    """Parse ``groups=`` into pairs of tuples: order columns, columns.  ``refuse`` raises the error."""
     try:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(of, columns) for of, columns in given]
     except (TypeError, ValueError):
@@ -38,7 +40,7 @@ def parse_groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tup
 
 
 def parse_derive(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
-    """Return ``derive=`` as pairs of a column and SQL."""
+    """Parse ``derive=`` into pairs of a column and SQL."""
     try:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(name, text) for name, text in given]
     except (TypeError, ValueError):
@@ -53,19 +55,19 @@ def parse_derive(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
 
 
 def convert_lists_to_tuples(value: Any) -> Any:
-    """Turn lists into tuples, from JSON."""
+    """Convert nested lists, as read from JSON, to tuples."""
     return tuple(convert_lists_to_tuples(each) for each in value) if isinstance(value, list) else value
 
 
 def refuse_first_broken_rule(refuse: Refuse, *rules: tuple[bool, str | ErrorTextPart, str | ErrorTextPart]) -> None:
-    """Refuse by the first broken rule.  ``rules``: whether each is broken, what was found, what to do."""
+    """Raise the error of the first broken rule.  ``rules``: whether the rule is broken, the finding, the remedy."""
     for broken, found, fix in rules:
         if broken:
             refuse(found, fix)
 
 
 def check_option_values(spec: Any, choices: Mapping[str, tuple[str, ...]], refuse: Refuse) -> None:
-    """Refuse an unknown choice, and options of late events that have no effect.  ``choices``: by option."""
+    """Refuse unknown values, and options of late events without effect.  ``choices``: known values, by option."""
     for name, known in choices.items():
         if getattr(spec, name) not in known:
             refuse(Option(name, getattr(spec, name)), f"use one of {list(known)}")
@@ -177,7 +179,7 @@ def _check_named_columns(spec: Any, refuse: Refuse) -> None:
 
 
 def _check_group_orders(spec: Any, refuse: Refuse) -> None:
-    """Refuse options that contradict groups or versions of cells, and require those that they need."""
+    """Check the options that groups or versions of cells exclude or require."""
     what = Option("groups") if spec.groups else Option("versions", "cell")
     given = "merge='first_row'" if spec.merge == "first_row" else "a function of merge="
     refuse_first_broken_rule(
@@ -206,7 +208,7 @@ def _check_group_orders(spec: Any, refuse: Refuse) -> None:
 
 
 def _check_arrival_order(spec: Any, refuse: Refuse) -> None:
-    """Refuse strategies whose result depends on arrival, under versions of cells."""
+    """Refuse strategies whose result depends on arrival order under versions of cells."""
     deletes = spec.delete is not None or spec.where is not None
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
     for name, strategy in (*merge.strategies.items(), ("default", merge.default or last_non_null())):
@@ -222,9 +224,9 @@ def _check_arrival_order(spec: Any, refuse: Refuse) -> None:
 
 
 def find_arrival_dependence(strategy: Strategy, deletes: bool) -> Strategy | None:
-    """Return the strategy, or that of a field, whose result depends on arrival under versions of cells."""
+    """Return the strategy, or a field's strategy, if its result depends on arrival order under versions of cells."""
     if strategy.name == "fields":
-        # A struct is one cell, of one order: only what needs none can go field by field.
+        # A struct is one cell with one order, so its fields need strategies that ignore order.
         parts = [each for _, each in strategy.parts or ()] + [strategy.default or last_non_null()]
         return next((each for each in parts if deletes or each.name not in COMMUTING), None)
     free = ORDER_FREE if deletes else ORDER_FREE | WITHOUT_DELETES

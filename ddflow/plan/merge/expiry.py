@@ -1,10 +1,11 @@
-"""Expiry: how long a key is remembered, in the units of its order column; never the wall clock.
+"""Declare how long keys are remembered, in units of the order column; the wall clock is never used.
 
-Invariant: an expiry that exists says something: a time to live of keys, of tombstones, or of both, and each of them is
-a number, 0 or more. The horizon is the greatest order that the input had seen at the previous commit less the time to
-live; so a rerun of the same calls forgets the same keys. What is forgotten cannot be told from what never was, but by
-the horizon; and a tombstone outlives its key's row or hides nothing. It resolves no events. (Pinot, "Upsert",
-metadataTTL and deletedKeysTTL; docs/semantics.md, section 10.)
+Invariant: an expiry has a time to live for keys, for tombstones, or for both; each is a number, 0 or more. The horizon
+is the greatest order seen at the previous commit minus the time to live, so a rerun of the same calls expires the same
+keys. After a key expires, only the horizon distinguishes it from a new key. A tombstone must outlive its key's row, or
+it hides nothing.
+
+Sources: Pinot, "Upsert", metadataTTL and deletedKeysTTL; docs/semantics.md, section 10.
 
 >>> Expiry(ttl=30).on_expire
 'retract'
@@ -28,36 +29,36 @@ OnForgotten = Literal["refuse", "insert"]
 
 @dataclass(frozen=True, repr=False)
 class Expiry:
-    """How long the keys of an input are remembered.
+    """How long an input remembers its keys.
 
     Parameters
     ----------
     ttl : int or float, optional
-        Keys whose order is more than this below the greatest order seen are forgotten.
+        The time to live of keys.  A key expires once its order is more than this below the greatest order seen.
     tombstone_ttl : int or float, optional
-        The same for deleted keys only.
+        The time to live of deleted keys only.
     on_expire : {"retract", "forget"}
-        "retract" puts out the retraction of a forgotten key's row.  "forget", Pinot's way, puts out nothing: the row
-        stays in what was put out and counted, and a key that comes back is asserted a second time.
+        "retract" emits the retraction of an expired key's row.  "forget", as in Pinot, emits nothing: outputs and
+        counts keep the row, and if the key returns, its new row is added to the old one.
     on_forgotten : {"refuse", "insert"}
-        What becomes of an event below the horizon whose key is not held: it is refused (verdict ``forgotten``), or it
-        is an insert.
+        How to treat an event below the horizon whose key is not stored: refuse it (verdict ``forgotten``), or insert
+        it.
 
     Raises
     ------
     SpecError
-        If neither time to live is given, or one is no number, 0 or more; for a rule that does not exist; for
+        If both times to live are missing, or one is not a number of 0 or more.  Also for an unknown rule, and for
         ``on_expire="forget"`` without ``ttl``.
 
     Notes
     -----
-    Times to live are in the unit of the order column (a timestamp's microseconds, for example), never of the wall
-    clock.  0 keeps the keys that have the greatest order seen.  The horizon is the greatest order at the previous
-    commit less the time to live.  (Pinot, "Upsert", ``metadataTTL`` and ``deletedKeysTTL``.)
+    Times to live are in the unit of the order column (a timestamp's microseconds, for example), never in time of the
+    wall clock.  0 keeps only the keys with the greatest order seen.  The horizon is the greatest order at the previous
+    commit minus the time to live.  (Pinot, "Upsert", ``metadataTTL`` and ``deletedKeysTTL``.)
 
     Examples
     --------
-    Forget keys after a day of microseconds, and deleted ones after an hour:
+    Expire keys after a day of microseconds, and deleted keys after an hour:
 
     >>> Expiry(ttl=86_400_000_000, tombstone_ttl=3_600_000_000)
     dd.Expiry(ttl=86400000000, tombstone_ttl=3600000000)
@@ -90,16 +91,16 @@ class Expiry:
             )
 
     def __repr__(self) -> str:
-        """Write it as Python code."""
+        """Write the expiry as Python code."""
         return f"dd.Expiry({', '.join(f'{name}={value!r}' for name, value in self.to_json().items())})"
 
     @property
     def forgets(self) -> bool:
-        """Whether rows go without a retraction."""
+        """Whether rows expire without a retraction."""
         return self.ttl is not None and self.on_expire == "forget"
 
     def fits(self, field: pa.Field, asked: str) -> None:
-        """Raise `SpecError` if the order column is no number or time, or a time to live does not fit its units."""
+        """Raise `SpecError` if the order column is not numeric or a time, or a time to live does not fit its type."""
         kind = field.type
         if not is_word_type(kind) or pat.is_boolean(kind):
             raise SpecError(
@@ -129,13 +130,13 @@ class Expiry:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, as a dict.  `of_json` reads it."""
+        """Return the fields that differ from their defaults, as a dict for `of_json`."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return {each.name: given[each.name] for each in fields(self) if given[each.name] != each.default}
 
     @classmethod
     def of_json(cls, given: Any) -> Self:
-        """Read the dict that `to_json` wrote.  Raises `SpecError` for anything else."""
+        """Read the dict of `to_json`.  Raises `SpecError` if it is invalid."""
         try:
             return cls(**given)
         except TypeError as error:

@@ -1,19 +1,14 @@
-"""Machine: what a key's events do to the values that it holds: a table of transitions, or a function.
+"""Declare a state machine for the events of a key: a transition table, or a function.
 
-Invariant: a machine that exists says of every state what it may become; a table is a value that is compared and written
-down as it is, a function stands in JSON by its name and a digest of its code. A table of one start and one target for
-each symbol holds one value a key, any other a set; a target outside of ``states`` is seen here, and not when the first
-event comes. What needs the columns of the events is seen by ``machines``. (Features: M16. Rulings:
-docs/semantics.md, section 11.)
+A table with one start and one target for each transition keeps one value for each key; any other machine keeps a set.
+JSON stores a table unchanged, and a function as its name and a digest of its code.
+
+Invariant: a machine defines the successors of every state. A target outside ``states`` is refused here, before the
+first event. `machines.py` checks the columns of the events. Rules: docs/semantics.md, section 11.
 
 >>> door = Machine("door", {("locked", "coin"): "open", ("open", "push"): "locked"}, on="symbol", start="locked")
 >>> door.table, door.several, Machine.of_json(door.to_json(), door.schema) == door
 (True, False, True)
->>> Machine("door", {("locked", "coin"): "opne"}, on="symbol", start="locked", states=["locked", "open"])
-Traceback (most recent call last):
-    ...
-ddflow.errors.SpecError: dd.Machine: from 'locked' by 'coin' it goes to 'opne', which is none of states=; name it, or \
-mend the table
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -32,56 +27,62 @@ from ddflow.plan.merge.user_function import KEYS, AbsentFunction, describe_funct
 Value = str | int | bool
 Transition = Callable[..., Any] | Mapping[Any, Any]
 MASK = 64
-"""States of a table whose keys hold several values."""
+"""Maximum number of states of a table whose keys hold several values."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the events of a key do to the values that it holds: a table of transitions, or a function.
+    """A state machine for the events of a key: a transition table, or a function.
 
     Parameters
     ----------
     state : str or mapping of str to type
-        The column of the state; for a function ``{column: type}``, one or more, types as in `Flow.upserts`.
+        The column of the state.  For a function: ``{column: type}`` with one or more columns, types as in
+        `Flow.upserts`.
     transition : mapping or callable
-        ``{(state, symbol): state}``, or to a set of states.  States and symbols are text, whole numbers or booleans.
-        Or a function ``f(values, events)`` of two record batches, one event a key: ``values`` has the state's columns
-        and ``_event``, the row of ``events`` to which each value belongs.  It returns the same columns, in any order;
-        equal values are one.
+        A table ``{(state, symbol): state}``, with a state or a set of states as targets.  States and symbols are text,
+        whole numbers or booleans.  Or a function ``f(values, events)`` of two record batches with one event for each
+        key.  ``values`` has the state's columns and ``_event``, the row number in ``events`` that a value belongs to.
+        It returns the same columns in any order; equal values count once.
     on : str, optional
-        Of a table: the column of symbols.
+        For a table: the column of symbols.
     start : value, set of values or mapping
-        Of a table: the state, or set of states, of a new key.  Of a function: what a new key holds, ``{column:
-        value}``, a list of them, or nothing.
+        For a table: the state, or set of states, of a new key.  For a function: the values of a new key, as ``{column:
+        value}``, a list of such mappings, or nothing.
     states : iterable of values, optional
-        All states that there are.
+        All valid states.
     otherwise : {"error", "stay", "drop"}
-        Of a table: what becomes of a value without a transition.  The step is refused, the value stays, or it is
-        dropped.
+        For a table: how to treat a value without a transition: refuse the step, keep the value, or drop it.
     scalar : bool
-        The function is ``f(values, event, out)`` instead, compiled by numba and called for each event with records (see
-        `ddflow.Merge`): those of the key, the event, and room for ``limit``, which is zeros without a null flag when a
-        call begins.  It returns how many it wrote.
+        Whether the function is ``f(values, event, out)``.  numba compiles it, and ddflow calls it for each event with
+        records (see `ddflow.Merge`): the key's values, the event, and an output buffer of ``limit`` records.  All
+        fields of the buffer are 0 and not null when a call starts.  The function returns the number of records it
+        wrote.
     limit : int
-        How many values a key may hold, 1 or more.
+        The maximum number of values of a key, 1 or more.
 
     Raises
     ------
     SpecError
-        For a table or a function that contradicts itself, such as a target outside ``states``.
+        If the table or the function contradicts itself, for example by a target outside ``states``.
     NotArrow
-        For a type that is none.
+        If a type is unknown.
 
     Notes
     -----
-    With ``scalar``, the room for ``limit`` values is cleared for every event, at some 7 ns for each 1,000 bytes.  A
-    table whose keys hold several values has 64 states at most.
+    With ``scalar``, ddflow clears the buffer of ``limit`` records for every event, so large limits cost time.  A table
+    whose keys hold several values has 64 states at most.
 
     Examples
     --------
     >>> door = {("locked", "coin"): "open", ("open", "push"): "locked"}
     >>> Machine("door", door, on="symbol", start="locked").all_states
     ['locked', 'open']
+    >>> Machine("door", {("locked", "coin"): "opne"}, on="symbol", start="locked", states=["locked", "open"])
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: dd.Machine: from 'locked' by 'coin' it goes to 'opne', which is none of states=; name it, \
+or mend the table
     """
 
     state: str | Mapping[str, Any] | tuple[tuple[str, pa.DataType], ...]
@@ -137,7 +138,7 @@ class Machine:
         raise SpecError("dd.Machine", found, fix)
 
     def _parse_pairs(self, option: str, given: Any) -> tuple[tuple[str, Any], ...]:
-        """Return the pairs of ``{column: value}``."""
+        """Parse ``{column: value}`` into pairs."""
         try:
             pairs = tuple((name, each) for name, each in (given.items() if isinstance(given, Mapping) else given))
         except (TypeError, ValueError):
@@ -173,7 +174,7 @@ class Machine:
                     f"{each!r} is a {type(each).__name__}",
                     "give start=, and name states and symbols by text, whole numbers or booleans",
                 )
-        # A tuple of one target means one value, a list a set: what is kept must say the same again.
+        # Store a set even for one target if keys hold several values, so that of_json reads the same machine.
         made = tuple((state, symbol, list_ if several else list_[0]) for state, symbol, list_ in rows)
         object.__setattr__(self, "transition", made)
         object.__setattr__(self, "start", start if several else start[0])
@@ -244,12 +245,12 @@ class Machine:
 
     @property
     def table(self) -> bool:
-        """Whether it is a table of transitions."""
+        """Whether the machine is a transition table."""
         return not callable(self.transition)
 
     @property
     def several(self) -> bool:
-        """Whether a key may hold several values; false for a table with one start and one target for each symbol."""
+        """Whether a key may hold several values; false for a table with one start and one target per transition."""
         return not self.table or isinstance(self.start, tuple)
 
     @property
@@ -269,7 +270,7 @@ class Machine:
         return pa.schema([pa.field(name, kind) for name, kind in cast("Any", self.state)])
 
     def to_json(self) -> dict[str, Any]:
-        """Write a table unchanged, and a function by its name and code digest.  Types are those of `schema`."""
+        """Write a table unchanged, and a function as its name and code digest.  `schema` has the types."""
         out: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -285,7 +286,7 @@ class Machine:
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any], schema: pa.Schema) -> Self:
-        """Read the JSON that `to_json` wrote; a function comes back without its code.  Raises `SpecError`."""
+        """Read the JSON of `to_json`; a function is read without its code.  Raises `SpecError` if it is invalid."""
         rest, transition = dict(given), given.get("transition")
         state = tuple((field.name, field.type) for field in schema)
         try:
@@ -293,7 +294,7 @@ class Machine:
                 if set(transition) != set(KEYS):
                     raise ValueError("its transition is none")
                 rest["start"] = tuple(tuple(zip(schema.names, each, strict=True)) for each in rest.get("start", ()))
-                # What a start was cannot be had again from its text, and is only compared.
+                # JSON may have lost the types of start values; they are only compared.
                 return cls(**rest | {"state": state, "transition": AbsentFunction.of_json(transition)})
             rest["transition"] = tuple((state_, symbol, to) for state_, symbol, to in cast("Any", transition))
             return cls(**rest | {"state": state})
@@ -312,7 +313,7 @@ def _sort_values(value: Any) -> tuple[Any, ...]:
     try:
         return tuple(sorted(set(several), key=lambda each: (type(each).__name__, each)))
     except TypeError:
-        return several  # to be refused
+        return several  # the caller refuses them
 
 
 def _convert_to_json_values(values: tuple[tuple[str, Any], ...]) -> list[Any]:

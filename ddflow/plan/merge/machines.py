@@ -1,7 +1,7 @@
-"""Machines of an input: a machine joined with the columns of the events, its functions called and its tables compiled.
+"""Bind a state machine to the columns of its events, compile its table, and call its function.
 
-Guarantees: a table of transitions is compiled to numbers once per input; a state or symbol that it lacks is an error
-that names it. Functions see one event of each key at a time, in order.
+Guarantees: a transition table is compiled to integers once for each input; an error names a state or symbol missing in
+it. A function gets one event of each key at a time, in order.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -56,11 +56,11 @@ from ddflow.plan.merge.user_function import (
 
 Codes = np.ndarray[Any, np.dtype[np.int32]]
 SMALL = 1 << 16
-"""Up to how wide a range of whole numbers is looked up in a table."""
+"""Maximum range of integers to encode with a lookup table."""
 
 
 class ValueEncoder:
-    """A numbering of ``values``, which are distinct and without null, by place; other values get their count."""
+    """An encoder of distinct non-null ``values`` as their positions; any other value is encoded as their count."""
 
     def __init__(self, values: pa.Array) -> None:
         self.values, self.least, self.places = values, 0, np.empty(0, np.int32)
@@ -72,7 +72,7 @@ class ValueEncoder:
                 self.places[given - self.least] = np.arange(len(values), dtype=np.int32)
 
     def encode(self, column: pa.Array) -> Codes:
-        """Map values of the same type to their numbers: int32[n].  O(n)."""
+        """Encode values of the same type: int32[n].  O(n)."""
         if not self.places.size:
             return make_writable(np.asarray(pc.fill_null(pc.index_in(column, self.values), len(self.values)), np.int32))
         at = (convert_to_numbers(column).astype(np.int64) - self.least).view(np.uint64)
@@ -91,9 +91,9 @@ def _build_array(given: list[Any], kind: pa.DataType, what: str) -> pa.Array:
 
 
 class Automaton:
-    """A compiled table of ``machine``.  ``kind``: the type of symbols.  Raises `SpecError` for values of another type.
+    """The compiled table of ``machine``.  ``kind``: the type of symbols.  ``states``: the sorted states, by number.
 
-    ``states``: by number, sorted.
+    Raises `SpecError` for values of another type.
 
     >>> from ddflow.plan.merge.machine import Machine
     >>> door = Machine("door", {("locked", "coin"): "open", ("open", "push"): "locked"}, on="symbol", start="locked")
@@ -128,10 +128,10 @@ class Automaton:
     def compute_cells(
         self, walked: EventsByKey, action: Any, symbols: pa.Array, held: pa.Array
     ) -> tuple[pa.Array, Any, int, int]:
-        """Compute the cell of each (key, time): m cells, bool[m] for those that hold anything, and a refusal.
+        """Compute the cell of each (key, time): m cells, bool[m] for cells with a value, and a refusal.
 
-        The refusal is the refused row and the number of its state, or -1 twice.  ``held``: g cells, null for none.
-        O(p + m).  Raises `CorruptState`.
+        The refusal is the refused row and the number of its state, or -1 for both.  ``held``: the g stored cells, null
+        for a key without a value.  O(p + m).  Raises `CorruptState`.
         """
         codes, m = self.symbols.encode(symbols), walked.key_times.size - 1
         if not self.several:
@@ -152,7 +152,7 @@ class Automaton:
         return build_list_column(counts, [self.states.take(pa.array(spelled))], [self.field]), counts != 0, row, state
 
     def _encode_states(self, held: pa.Array) -> Codes:
-        """Map the held states to their numbers; NOTHING for null."""
+        """Encode the stored states as their numbers; NOTHING for null."""
         out = self._state_encoder.encode(held)
         strange = out == len(self.states)
         if strange.any():
@@ -163,7 +163,7 @@ class Automaton:
 
 
 def build_list_column(counts: Any, columns: list[pa.Array], fields: list[pa.Field]) -> pa.Array:
-    """Split columns into lists of structs, by their counts; null for an empty list.  O(values)."""
+    """Split columns into lists of structs of the lengths ``counts``; null for an empty list.  O(values)."""
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     values = pa.StructArray.from_arrays(columns, fields=fields)
     none = counts == 0
@@ -173,13 +173,13 @@ def build_list_column(counts: Any, columns: list[pa.Array], fields: list[pa.Fiel
 
 
 VALUES = "_values"
-"""The column of what a key holds, where that may be several values."""
+"""The column of a key's values, if a key may hold several."""
 EVENT = "_event"
 USED = ("key", "order_by", "tie", "seq", "time", "late", "lateness", "delete", "stale", "null_key")
 
 
 class BoundMachine:
-    """A bound ``machine`` of the input ``name`` with events of ``schema``.  ``told``: the event columns of data."""
+    """The bound ``machine`` of input ``name``.  ``schema``: the events' columns.  ``told``: the columns with data."""
 
     def __init__(self, machine: Machine, name: str, schema: pa.Schema, told: list[str]) -> None:
         self.machine, self.name, self.schema, self.told = machine, name, schema, told
@@ -212,7 +212,7 @@ class BoundMachine:
 
     @property
     def value_column(self) -> pa.Field:
-        """The row's column of values; the state's own column if a key holds at most one."""
+        """The row's column of values; the state column itself if a key holds at most one value."""
         if not self.machine.several:
             return self.state.field(0)
         return pa.field(VALUES, pa.list_(pa.struct(list(self.state))))
@@ -220,11 +220,11 @@ class BoundMachine:
     def run_batch_function(
         self, chains: EventChains, events: pa.RecordBatch, held: pa.Array, secret: Secret, key: Callable[[int], str]
     ) -> pa.Array:
-        """Compute the values after each (key, time), by a function of batches.
+        """Compute the values after each (key, time) with a function of batches.
 
-        ``events``: those of all rounds.  ``held``: a list for each key.  ``key``: an event's key, as text.  O(values)
-        and the cost of the function, with as many calls as the longest chain.  Raises `MergerFailed`, `ListTooLong`,
-        `IllegalTransition`.
+        ``events``: the events of all rounds.  ``held``: a list of stored values for each key.  ``key``: returns an
+        event's key as text.  O(values) plus the cost of the function; the longest chain sets the number of calls.
+        Raises `MergerFailed`, `ListTooLong`, `IllegalTransition`.
         """
         first = held.take(pa.array(chains.keys))
         counts: Ints = np.asarray(pc.fill_null(pc.list_value_length(first), 0)).astype(np.int64)
@@ -254,7 +254,7 @@ class BoundMachine:
     def _collect_function_input(
         self, takes: Any, counts: Ints, owner: Ints, values: pa.RecordBatch
     ) -> tuple[pa.RecordBatch, Ints]:
-        """Collect the values for a call of the function, and the event of each value."""
+        """Collect the values for one call of the function, and the event of each value."""
         fresh = np.flatnonzero(takes & (counts == 0))
         new = np.repeat(fresh, self.start.num_rows)
         here = takes[owner]
@@ -267,7 +267,7 @@ class BoundMachine:
     def _call_function(
         self, given: pa.RecordBatch, of: Ints, events: pa.RecordBatch, secret: Secret
     ) -> tuple[pa.RecordBatch, Ints]:
-        """Call the function; return its distinct values, sorted by event and value, and the event of each."""
+        """Call the function; return its distinct values, sorted by event and value, and the event of each value."""
         full = pa.schema([*self.state, pa.field(EVENT, pa.int64(), nullable=False)])
         values = pa.RecordBatch.from_arrays([*given.columns, pa.array(of, pa.int64())], schema=full)
         batch = call_batch_function(self.machine.transition, (values, events), full, self.ran)
@@ -294,7 +294,7 @@ class BoundMachine:
 
     @staticmethod
     def sort_distinct_values(values: pa.RecordBatch, owner: Ints, secret: Secret) -> tuple[pa.RecordBatch, Ints]:
-        """Sort the values of each owner and drop repeated ones.  O(values), and a sort if an owner has several."""
+        """Sort the values of each owner and drop duplicates.  O(values), plus a sort if an owner has several."""
         if (owner[1:] > owner[:-1]).all():
             return values, owner
         ranks = dense_ranks(values, compute_value_hashes(values, secret))
@@ -313,9 +313,9 @@ class BoundMachine:
         secret: Secret,
         key: Callable[[int], str],
     ) -> pa.Array:
-        """Compute the values after each (key, time), by a compiled function.
+        """Compute the values after each (key, time) with a compiled function.
 
-        O(events * the cost of the function).  Raises the errors of `run_batch_function`.
+        O(events * cost of the function).  Raises the errors of `run_batch_function`.
         """
         m, limit = walked.key_times.size - 1, self.machine.limit
         counts = np.asarray(pc.fill_null(pc.list_value_length(held), 0)).astype(np.int64)

@@ -1,9 +1,8 @@
-"""Merge: how the rows of an input are folded: a strategy for each column, or one function for all.
+"""Declare a merge: a strategy for each column, or one function for whole rows.
 
-Invariant: a merge that exists names each column once, with a strategy, or has a function and no strategy. A function
-replaces all strategies, so both together would leave one of them without effect; and a merge is a value that is
-compared and written down, in which a function can only stand by its name and a digest of its code. Which columns there
-are it does not know; that is ``bound``.
+Invariant: a merge has a function and no strategies, or one strategy for each named column, because a function replaces
+all strategies. It is an immutable value with a JSON form, which stores a function as its name and a digest of its code.
+A merge does not know the input's columns; `bound.py` checks them.
 
 >>> from ddflow.plan.merge.strategy import first_non_null, sum
 >>> merge = Merge({"visits": sum(), "name": first_non_null()})
@@ -11,11 +10,6 @@ are it does not know; that is ``bound``.
 dd.Merge({'visits': dd.sum(), 'name': dd.first_non_null()})
 >>> Merge.of_json(merge.to_json()) == merge
 True
->>> Merge({"visits": sum()}, function=print)
-Traceback (most recent call last):
-    ...
-ddflow.errors.SpecError: dd.Merge: it has a function, and strategies for ['visits']; a function merges the whole row: \
-leave one of them out
 """
 
 from collections.abc import Callable, Mapping
@@ -32,37 +26,43 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, repr=False)
 class Merge:
-    """How events that are partial rows are folded: by a strategy for each column, or by one function.
+    """Rules to fold events that are partial rows: a strategy for each column, or one function.
 
     Parameters
     ----------
     columns : mapping of str to strategy
-        A strategy for each column named, such as ``{"visits": dd.sum()}``.
+        The strategy of each named column, such as ``{"visits": dd.sum()}``.
     default : strategy, optional
-        For the other columns.  By default `ddflow.last_non_null`; inside a group, `ddflow.last`.
+        The strategy of the other columns.  By default `ddflow.last_non_null`; inside a group, `ddflow.last`.
     function : callable, optional
-        ``f(held, given)`` merges whole rows instead of the strategies.  It gets two record batches of the row's
-        columns, one row for each key, and returns one.  A null in it clears the cell.
+        ``f(held, given)``, which merges whole rows instead of the strategies.  It takes the stored and the new rows:
+        two record batches with the row's columns and one row for each key.  It returns one such batch.  A null in it
+        clears the cell.
     scalar : bool
-        ``function`` is ``f(held, given, out)`` instead, compiled by numba and called for each event with three records.
-        They have the columns of numbers, booleans and times (as integers) under their names, and beside each a boolean
-        ``<column>_null``, under which the value is 0.  Before the call, ``out`` is filled as by `ddflow.last_non_null`;
-        columns of other types stay so.
+        Whether ``function`` is ``f(held, given, out)``.  numba compiles it, and ddflow calls it for each event with
+        three records.  A record has a field for each column of numbers, booleans or times (as integers).  A boolean
+        field ``<column>_null`` says if the value is null; the value is then 0.  ddflow fills ``out`` as
+        `ddflow.last_non_null` does before the call; columns of other types keep that result.
 
     Raises
     ------
     SpecError
-        For ``columns`` that are no strategies by column, and for strategies beside a function.
+        If ``columns`` does not map columns to strategies, or if there are both strategies and a function.
 
     Notes
     -----
-    A function is sent to Spark by value, and is not in the spec's JSON.
+    ddflow sends a function to Spark by value.  The spec's JSON does not contain its code.
 
     Examples
     --------
     >>> from ddflow.plan.merge.strategy import last, sum
     >>> Merge({"visits": sum()}, default=last())
     dd.Merge({'visits': dd.sum()}, default=dd.last())
+    >>> Merge({"visits": sum()}, function=print)
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: dd.Merge: it has a function, and strategies for ['visits']; a function merges the whole \
+row: leave one of them out
     """
 
     columns: Mapping[str, Strategy] | tuple[tuple[str, Strategy], ...] = ()
@@ -96,7 +96,7 @@ class Merge:
             )
 
     def __repr__(self) -> str:
-        """Write it as Python code; a function by its name."""
+        """Write the merge as Python code, with a function as its name."""
         given = [f"{self.strategies}"] if self.columns else []
         given += [f"default={self.default}"] if self.default is not None else []
         given += [f"function={find_qualified_name(self.function)}"] if self.function is not None else []
@@ -104,11 +104,11 @@ class Merge:
 
     @property
     def strategies(self) -> dict[str, Strategy]:
-        """The strategies by column, a dict."""
+        """The strategies, by column."""
         return dict(self.columns)
 
     def to_json(self) -> Any:
-        """Write it as JSON; a function by its name and a digest of its code.  `of_json` reads all but functions."""
+        """Write the merge as JSON, with a function as its name and code digest.  `of_json` reads all but functions."""
         if self.function is not None:
             return describe_function(self.function) | ({"scalar": True} if self.scalar else {})
         columns = {name: each.to_json() for name, each in self.strategies.items()}
@@ -117,7 +117,7 @@ class Merge:
 
     @classmethod
     def of_json(cls, given: Any) -> Self:
-        """Read the JSON that `to_json` wrote.  Raises `SpecError` for anything else, and for a function."""
+        """Read the JSON of `to_json`.  Raises `SpecError` if it is invalid, or describes a function."""
         if not isinstance(given, dict) or set(given) - {"columns", "default", "scalar", *KEYS}:
             raise SpecError("a merge from JSON", repr(given), "give what to_json() wrote")
         if "function" in given:

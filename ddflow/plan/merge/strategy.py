@@ -1,9 +1,10 @@
-"""Strategies: what becomes of a cell that is held and a cell that is given.
+"""Declare merge strategies: rules that combine the stored cell with the cell of a new event.
 
-Invariant: a strategy is a value (frozen, comparable, with a JSON form) that says what to do and does nothing; the folds
-are in ``folds`` and ``kernels.fold``. A name must mean the same in a spec, in its JSON, in messages and in the twin;
-and which types it works on is part of it, so that a spec is refused, and not a step. (Pinot, "Upsert", Partial upsert
-strategies; Paimon, aggregation functions. The rulings: docs/semantics.md, section 9.)
+Invariant: a strategy is an immutable value with a JSON form; `ddflow/operators/upsert/folds.py` and
+`ddflow/kernels/fold.py` compute it. Its name means the same in specs, JSON, messages and the reference model. A
+strategy declares the types it supports, so a wrong type is refused when the spec is bound, not in a step.
+
+Sources: Pinot, "Upsert", Partial upsert strategies; Paimon, aggregation functions. Rules: docs/semantics.md, section 9.
 
 >>> union(limit=10)
 dd.union(limit=10)
@@ -25,17 +26,17 @@ from ddflow.columns.schema import is_flat_type, is_text
 from ddflow.errors import SpecError
 
 ORDER_FREE: Final = frozenset({"last", "last_non_null"})
-"""Under versions of cells any arrival gives the same, with deletes too."""
+"""Strategies whose result is independent of arrival order under versions of cells, even with deletes."""
 COMMUTING: Final = frozenset({"max", "min", "sum", "bool_and", "bool_or"})
-"""What an event adds does not depend on when: under versions of cells every event counts, late ones too."""
+"""Commutative strategies: under versions of cells every event counts, late events too."""
 WITHOUT_DELETES: Final = COMMUTING | {"first", "first_non_null"}
-"""Order-free as well, where nothing deletes."""
+"""Strategies that are also independent of arrival order if the spec has no deletes."""
 LISTS: Final = frozenset({"append", "union", "collect"})
 
 
 @dataclass(frozen=True, repr=False)
 class Strategy:
-    """A value that a function of this module makes.  ``parts``: for ``fields``, the strategy of each field named."""
+    """A merge strategy, created by functions of this module.  ``parts``: strategies by field, for ``fields``."""
 
     name: str
     limit: int | None = None
@@ -44,7 +45,7 @@ class Strategy:
     default: Strategy | None = None
 
     def __repr__(self) -> str:
-        """Write it as Python code."""
+        """Write the strategy as Python code."""
         given = [] if self.parts is None else [f"{dict(self.parts)}"]
         given += [] if self.separator in (None, ",") else [f"{self.separator!r}"]
         for name in ("limit", "default"):
@@ -52,7 +53,7 @@ class Strategy:
         return f"dd.{self.name}({', '.join(given)})"
 
     def to_json(self) -> Any:
-        """Write its name, or an object with its non-default options.  `of_json` reads it."""
+        """Write the name, or an object with name and non-default options, for `of_json`."""
         every = {
             "limit": self.limit,
             "separator": self.separator,
@@ -64,7 +65,7 @@ class Strategy:
 
     @classmethod
     def of_json(cls, given: Any) -> Strategy:
-        """Read the JSON that `to_json` wrote.  Raises `SpecError` for anything else."""
+        """Read the JSON of `to_json`.  Raises `SpecError` if it is invalid."""
         if isinstance(given, str):
             given = {"name": given}
         if not isinstance(given, dict) or given.get("name") not in MAKERS:
@@ -81,18 +82,18 @@ class Strategy:
             raise SpecError("a strategy from JSON", f"{given!r} ({error})", "give what to_json() wrote") from None
 
     def supports_type(self, kind: pa.DataType) -> bool:
-        """Whether it can merge cells of a type.  O(1), for ``fields`` O(fields)."""
+        """Tell whether the strategy can merge cells of a type.  O(1), for ``fields`` O(fields)."""
         if self.name == "fields":
             return bool(pat.is_struct(kind)) and not self.list_unsupported_fields(kind)
         return WORKS[self.name][0](kind)
 
     @property
     def supported_types_text(self) -> str:
-        """The types it works on, in words."""
+        """The supported types, as text for messages."""
         return WORKS[self.name][1]
 
     def list_unsupported_fields(self, kind: pa.DataType) -> list[str]:
-        """List the fields that a struct lacks, or that their strategy cannot merge."""
+        """List the named fields missing in a struct, and the fields of a type that their strategy cannot merge."""
         there = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
         named = dict(self.parts or ())
         out = [name for name in named if name not in there]
@@ -107,7 +108,7 @@ def _build_limited_strategy(name: str, limit: int | None) -> Strategy:
 
 
 def last() -> Strategy:
-    """Keep the given cell, null too.  A column that the batch lacks leaves the held cell.
+    """Keep the new cell, even if it is null.  If the batch lacks the column, keep the stored cell.
 
     Works on all types.  (Pinot: FORCE_OVERWRITE.)
     """
@@ -115,7 +116,7 @@ def last() -> Strategy:
 
 
 def last_non_null() -> Strategy:
-    """Keep the given cell; where it is null, the held one.  This is the default.
+    """Keep the new cell; if it is null, keep the stored cell.  This is the default.
 
     Works on all types.  (Pinot: OVERWRITE.)
     """
@@ -123,12 +124,12 @@ def last_non_null() -> Strategy:
 
 
 def first() -> Strategy:
-    """Keep the cell of the row's first event, null too.  Works on all types."""
+    """Keep the cell of the row's first event, even if it is null.  Works on all types."""
     return Strategy("first")
 
 
 def first_non_null() -> Strategy:
-    """Keep the held cell; where it is null, the given one.
+    """Keep the stored cell; if it is null, keep the new cell.
 
     Works on all types.  (Pinot: IGNORE.)
     """
@@ -152,76 +153,76 @@ def min() -> Strategy:
 
 
 def sum() -> Strategy:
-    """Add the cells up, in the column's type.  A null adds nothing.
+    """Add the cells up, in the column's type.  Nulls are ignored.
 
-    Works on integers, float32, float64, durations, and decimals of up to 38 digits.  A sum that does not fit the type
-    is a `MergeOverflow`, which refuses the step.  (Pinot: INCREMENT.)
+    Works on integers, float32, float64, durations, and decimals of up to 38 digits.  If a sum does not fit the type,
+    the step fails with `MergeOverflow`.  (Pinot: INCREMENT.)
     """
     return Strategy("sum")
 
 
 def bool_and() -> Strategy:
-    """Check whether all cells were true.  A null does not count.  Works on booleans."""
+    """Check whether all cells are true.  Nulls are ignored.  Works on booleans."""
     return Strategy("bool_and")
 
 
 def bool_or() -> Strategy:
-    """Check whether one cell was true.  A null does not count.  Works on booleans."""
+    """Check whether any cell is true.  Nulls are ignored.  Works on booleans."""
     return Strategy("bool_or")
 
 
 def append(limit: int | None = None) -> Strategy:
-    """Append the given list to the held one.  Works on lists.  (Pinot: APPEND.)
+    """Append the new list to the stored list.  Works on lists.  (Pinot: APPEND.)
 
     Parameters
     ----------
     limit : int, optional
-        How many elements the list may have, 1 or more.  A longer one is a `ListTooLong`, which refuses the step.
+        The maximum length of the list, 1 or more.  If a list gets longer, the step fails with `ListTooLong`.
 
     Raises
     ------
     SpecError
-        For a limit that is no length.
+        If the limit is not a whole number of 1 or more.
     """
     return _build_limited_strategy("append", limit)
 
 
 def union(limit: int | None = None) -> Strategy:
-    """Append the elements of the given list that the held one lacks, in order of first sight.  Works on lists.
+    """Append the elements of the new list that the stored list lacks, in order of first appearance.  Works on lists.
 
     Parameters
     ----------
     limit : int, optional
-        As in `append`, with the same error.
+        The maximum length of the list, with the same errors as in `append`.
     """
     return _build_limited_strategy("union", limit)
 
 
 def collect(limit: int | None = None) -> Strategy:
-    """Collect all given values in a list: the input's column is of a type T, the row's is a list of T.
+    """Collect the values of all events in a list: a column of type T in the input becomes a list of T in the row.
 
-    Works on all types but lists, for which there is `append`.
+    Works on all types but lists; use `append` for lists.
 
     Parameters
     ----------
     limit : int, optional
-        As in `append`, with the same error.
+        The maximum length of the list, with the same errors as in `append`.
     """
     return _build_limited_strategy("collect", limit)
 
 
 def join_text(separator: str = ",") -> Strategy:
-    """Join the held and the given text with ``separator``.  A null adds nothing.  Works on text.
+    """Join the stored and the new text with ``separator``.  Nulls are ignored.  Works on text.
 
     Parameters
     ----------
     separator : str
-        What stands between two texts.
+        The text between two texts.
 
     Raises
     ------
     SpecError
-        For a separator that is no text.
+        If the separator is not text.
     """
     if not isinstance(separator, str):
         raise SpecError(f"dd.join_text({separator!r})", "the separator is no text", "give text, such as ', '")
@@ -234,14 +235,14 @@ def fields(parts: Mapping[str, Strategy], default: Strategy | None = None) -> St
     Parameters
     ----------
     parts : mapping of str to strategy
-        A strategy for each field named.
+        The strategy of each named field.
     default : strategy, optional
-        For the other fields.  By default `last_non_null`.
+        The strategy of the other fields.  By default `last_non_null`.
 
     Raises
     ------
     SpecError
-        For what is no strategy, and for `collect`, which changes the type of a field.
+        If an argument is not a strategy, or is `collect`, which would change the type of a field.
 
     Examples
     --------

@@ -1,12 +1,13 @@
-"""Functions of users in merges: known by name, given records, or called with the next event of every key together.
+"""Call user functions in merges and machines, and describe them by name and code digest.
 
-A *round* holds one event of each key that has one more; the keys of a round are the first ones of the round before it.
-So a function of columns is called as often as the longest chain of events, and a hot key costs calls. A record has a
-field for each column of a word type, and beside it ``<column>_null``; under a null stands 0. `AbsentFunction` stands
-for the function of a plan that was read back: its name and a digest of its code.
+A function of batches is called in rounds. A round has the next event of each key; keys are sorted by chain length, so
+the keys of a round are a prefix of the previous round's keys. The number of calls is the length of the longest chain,
+so a hot key costs calls. A function of scalars gets records. A record has a field for each column of a word type and a
+boolean field ``<column>_null``; the value of a null is 0. JSON holds no code, so a plan read from JSON has an
+`AbsentFunction`: a name and a digest.
 
-Guarantees: the result is that of calling the function key by key, event by event. Each thing that a function may do
-wrong refuses the step, before anything has changed.
+Guarantees: the result equals calling the function key by key, event by event. Any fault of a function refuses the step
+before state changes.
 """
 
 import sys
@@ -36,13 +37,14 @@ from ddflow.plan.text.formulas import digest_code, find_code_name
 
 
 class EventChains:
-    """``walked``: m (key, time) groups of g keys.  ``action``: uint8[p], by place: SKIP, TAKE or CLEAR.
-    O(p + g log g).
+    """The chain of events to fold for each key, arranged in rounds.  O(p + g log g).
 
-    ``keys``: int64[g], those with the longest chains first.  ``offsets``: int64[rounds + 1], where each round begins.
-    Of all that is folded, by round: ``rows``, int64, the event; ``takes``, whether it is folded and does not clear;
-    ``ends``, whether it is the last one of its (key, time).  ``shown``: int64[m], of each (key, time) the number of the
-    end that made it, counted from 0; or, where there was none yet, the number of ends and its key.
+    ``walked``: m (key, time) groups of g keys.  ``action``: uint8[p], by place: SKIP, TAKE or CLEAR.
+
+    ``keys``: int64[g], longest chains first.  ``offsets``: int64[rounds + 1], the start of each round.  Three arrays
+    describe the acting events, by round: ``rows``, int64, the event; ``takes``, true for TAKE and false for CLEAR;
+    ``ends``, true for the last event of its (key, time).  ``shown``: int64[m], the number of the end, counted from 0,
+    that each (key, time) shows.  If its key has no end yet, it is the number of ends plus the number of the key.
 
     >>> few = lambda *values: np.array(values, np.int32)
     >>> walked = EventsByKey(few(0, 1, 2), few(0, 1, 2, 3), few(0, 1, 3))  # one event of a key, two of another
@@ -109,7 +111,7 @@ def concatenate_rows(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.R
 def call_batch_function(
     function: Any, given: Sequence[pa.RecordBatch], schema: pa.Schema, asked: str
 ) -> pa.RecordBatch:
-    """Call a function of record batches; return its result in columns of ``schema``.  Raises `MergerFailed`."""
+    """Call a function of record batches and convert its result to ``schema``.  Raises `MergerFailed`."""
     try:
         made = function(*given)
     except Exception as error:
@@ -128,13 +130,15 @@ def call_batch_function(
 
 
 def build_merger_error(asked: str, found: str, remedy: str) -> MergerFailed:
-    """Build the error of a function that merges."""
+    """Build the error for a failed user function."""
     return MergerFailed(asked, found, f"{remedy}; nothing was changed")
 
 
 class Merger:
-    """A caller of ``function``, which merges held and given rows.  ``input``: its name, for messages.  ``schema``: of a
-    row.  ``fixed``: the columns that it may not change.  ``secret``: for hashes.
+    """A caller of ``function``, which merges stored and new rows.
+
+    ``input``: the input's name, for messages.  ``schema``: the row's columns.  ``fixed``: the columns that the function
+    may not change.  ``secret``: the secret for hashes.
 
     >>> import pyarrow.compute as pc
     >>> from ddflow.kernels.fold import TAKE, EventsByKey
@@ -156,7 +160,7 @@ class Merger:
     ) -> None:
         self.function, self.schema, self.fixed, self.secret = function, schema, fixed, secret
         self.asked = f"the merger {find_function_name(function)} of {input!r}"
-        # Of keys that hold nothing a row of nulls stands beside the others until it is left out.
+        # Keys without a stored row have a row of nulls until it is dropped.
         self.loose = pa.schema([field.with_nullable(True) for field in schema])
 
     def fold_event_chains(
@@ -164,9 +168,9 @@ class Merger:
     ) -> pa.RecordBatch:
         """Fold the chains; return the last row of each (key, time), in the order of ``chains.ends``.
 
-        ``given``: the events of all rounds.  ``held``, ``live``: the row of each key with an event, in the order of
-        ``chains.keys`` (anything if it holds none), and whether it holds one.  Raises `MergerFailed`.  O(rows) and the
-        cost of the function.
+        ``given``: the events of all rounds.  ``held``: the stored row of each key with an event, in the order of
+        ``chains.keys``.  ``live``: whether the key has a stored row; if not, its row in ``held`` is arbitrary.  Raises
+        `MergerFailed`.  O(rows) plus the cost of the function.
         """
         made, state = [], held.cast(self.loose)
         for number in range(len(chains)):
@@ -205,7 +209,7 @@ class Merger:
                 before, after = (row_values(batch.select(self.fixed), int(wrong[0])) for batch in (given, out))
                 found = f"it returned {after} for {before}"
                 raise build_merger_error(self.asked, found, "leave key and order columns as they are given")
-            # An order that nobody gave stays null, whatever was made of it.
+            # A missing order stays null, even if the function filled it.
             out = out.set_column(self.schema.get_field_index(name), self.schema.field(name), given.column(name))
         return out
 
@@ -215,7 +219,7 @@ KEYS = ("function", "python", "digest")
 
 @dataclass(frozen=True)
 class AbsentFunction:
-    """A function without its code.  ``python``, ``digest``: the maker of the digest of its code, and the digest.
+    """A function without its code.  ``python``: the Python version of the digest.  ``digest``: of its code.
 
     >>> told = describe_function(len)
     >>> told["function"], AbsentFunction.of_json(told).name
@@ -230,7 +234,7 @@ class AbsentFunction:
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any]) -> Self:
-        """Read the JSON that `describe_function` wrote.  Raises `SpecError` for anything else."""
+        """Read the JSON of `describe_function`.  Raises `SpecError` if it is invalid."""
         texts = [given.get(name) for name in KEYS]
         if not all(isinstance(each, str) for each in texts):
             raise SpecError("a function from JSON", repr(dict(given)), "give what to_json() wrote")
@@ -248,7 +252,7 @@ def find_qualified_name(function: Any) -> str:
 
 
 def describe_function(function: Any) -> dict[str, str]:
-    """Describe a function as JSON: its name, the maker of its digest, the digest of its code.  O(code)."""
+    """Describe a function as JSON: its name, the Python version, and the digest of its code.  O(code)."""
     if isinstance(function, AbsentFunction):
         return dict(zip(KEYS, (function.name, function.python, function.digest), strict=True))
     digest = digest_code(getattr(function, "py_func", function))
@@ -256,18 +260,18 @@ def describe_function(function: Any) -> dict[str, str]:
 
 
 def is_same_function(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two may be the same, as far as that can be told: by name, and by digest where the same Python made it."""
+    """Tell whether two functions may be the same: equal names, and equal digests if from the same Python version."""
     told = one.get("python") != other.get("python") or one.get("digest") == other.get("digest")
     return bool(one.get("function") == other.get("function") and told)
 
 
 NULL = "_null"
-"""Behind a column's name: the field that says whether it is null."""
+"""Suffix of the record fields that flag nulls."""
 Records = np.ndarray[Any, np.dtype[Any]]
 
 
 def is_record_type(kind: pa.DataType) -> bool:
-    """Whether values of a type are fields of records: words, but for float16."""
+    """Tell whether records have fields of this type: all word types except float16."""
     return is_word_type(kind) and not pat.is_float16(kind)
 
 
@@ -279,7 +283,7 @@ def _find_field_dtype(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def build_record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
-    """Build the record type of some columns.  O(columns).  Raises `SpecError` if a column has the name of a flag."""
+    """Build the record type of some columns.  O(columns).  Raises `SpecError` if a null flag has a column's name."""
     fields: list[tuple[str, np.dtype[Any]]] = []
     for field in schema:
         if is_record_type(field.type):
@@ -296,7 +300,7 @@ def build_record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
 
 
 def convert_to_numbers(column: pa.Array) -> np.ndarray[Any, Any]:
-    """Return the values of a word type as a numpy array, times as integers; a value under a null is unspecified."""
+    """Return the values of a word type as a numpy array, times as integers; the value of a null is unspecified."""
     if pat.is_boolean(column.type):
         return unpack_booleans(column).view(np.bool_)
     return view_values(column, _find_field_dtype(column.type))
@@ -325,15 +329,17 @@ def convert_to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> 
 
 
 def build_column_from_records(made: Records, field: pa.Field) -> pa.Array:
-    """Convert one column of records back.  O(records)."""
+    """Convert one column of records to Arrow.  O(records)."""
     values, null = np.ascontiguousarray(made[field.name]), made[field.name + NULL]
     out = pa.array(values, mask=null if null.any() else None)
     return out if out.type == field.type else out.view(field.type)
 
 
 def describe_fields(kind: np.dtype[Any], fixed: list[str], required: list[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Describe record fields for `kernels.user_functions`.  ``fixed``: may not change; ``required``: may not be
-    null."""
+    """Describe record fields for `kernels.user_functions`.
+
+    ``fixed``: fields that may not change.  ``required``: fields that may not be null.
+    """
     out = []
     for name in (kind.names or ())[::2]:
         where: Any = kind.fields
@@ -345,9 +351,10 @@ def describe_fields(kind: np.dtype[Any], fixed: list[str], required: list[str]) 
 
 
 def check_scalar_function(function: Callable[..., Any], asked: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse a function of scalars that numba cannot compile, or that names a missing field.
+    """Refuse a scalar function if numba cannot compile it, or if it names a missing field.
 
-    ``arguments``: by name, each in the loops' form.  Raises `SpecError`.  Takes the time of a compilation.
+    ``arguments``: sample arguments by name, as the compiled loops pass them.  Raises `SpecError`.  Takes as long as a
+    compilation.
     """
     from ddflow.kernels.user_functions import find_compile_error
 

@@ -1,10 +1,10 @@
-"""A query to a plan: Spark's SQL over the inputs of a flow and over collections.
+"""Compile a query in Spark's SQL, over the inputs of a flow and over collections, to a plan.
 
-`QueryReader` reads a text with ``clauses`` and ``query``; ``lower``, with ``relation``, ``tables`` and ``subqueries``,
-makes verbs of `ddflow.plan.collection.Collection` of it. Nothing here runs.
+`QueryReader` parses the text and resolves its names; `lower.py` then lowers the query to verbs of
+`ddflow.plan.collection.Collection`. Nothing runs.
 
-Guarantees: equal texts over equal tables give equal plans. Each clause is read or refused by name and place, and so is
-what cannot be maintained. A query of a WITH is read once.
+Guarantees: equal texts over equal tables give equal plans. An unsupported clause, or one that cannot be maintained
+incrementally, raises an error with its name and position. A query of a WITH is read once.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -75,7 +75,7 @@ _HOWS: Final = {
 
 
 class QueryReader(ClauseReader):
-    """A reader of queries.  ``tables``: the tables for FROM, by name.  ``columns_of``: returns their columns.
+    """A reader of queries.  ``tables``: the tables for FROM, by name.  ``columns_of``: returns a table's columns.
 
     >>> reader = QueryReader({"orders": object()}, lambda of: ["id", "city"])
     >>> query = reader.read_sql("select city from orders o where id > 1")
@@ -92,11 +92,11 @@ class QueryReader(ClauseReader):
         super().__init__()
         self.tables, self.columns_of = tables, columns_of
         self.used: list[Any] = []
-        """The tables that were asked for."""
+        """The tables that the query reads."""
         self._taken: dict[str, int] = {}
 
     def read_sql(self, sql: str, sorted: bool = False) -> ResolvedQuery:
-        """Read the text of a query.  ``sorted``: whether its own ORDER BY needs no LIMIT.  Raises `ExpressionError`."""
+        """Read the text of a query.  ``sorted``: whether its ORDER BY needs no LIMIT.  Raises `ExpressionError`."""
         try:
             tree = parse_query(sql)
         except Refusal as refusal:
@@ -108,14 +108,14 @@ class QueryReader(ClauseReader):
         return self.read_query(tree, {}, None)
 
     def _record_function_position(self, node: Tree, sql: str) -> None:
-        """Note the position of a function without brackets, because the parser does not."""
+        """Record the position of a function without brackets, because the parser does not."""
         word = re.search(rf"\b{re.escape(type(node).sql_names()[0])}\b", sql, re.IGNORECASE)
         if word is not None and "line" not in node.meta:
             line, begin = sql.count("\n", 0, word.start()) + 1, sql.rfind("\n", 0, word.start()) + 1
             node.meta.update(line=line, col=word.end() - begin, start=word.start(), end=word.end() - 1)
 
     def read_query(self, tree: Tree, withs: Withs, around: QueryScope | None) -> ResolvedQuery:
-        """Read a query within a query.  ``withs``: those of WITH around it."""
+        """Read a query or subquery.  ``withs``: the queries of the WITH clauses around it."""
         withs = self._read_with_clause(tree, withs)
         if isinstance(tree, exp.Subquery) and not list_unknown_clauses(tree, {"this", "with_"}):
             inner = tree.this
@@ -212,7 +212,7 @@ class QueryReader(ClauseReader):
         return self.read_select(tree, source, names, withs)
 
     def _read_from(self, tree: Tree, joins: Sequence[Tree], withs: Withs) -> tuple[TableLeaf | JoinNode, QueryScope]:
-        """Read FROM, and collect the names that it gives."""
+        """Read FROM, and collect the names that it declares."""
         source, names = self._read_relation(tree, withs)
         for join in joins:
             source, names = self._read_join(source, names, join, withs)
@@ -296,19 +296,19 @@ class QueryReader(ClauseReader):
 
 
 def _merge_using_columns(how: str, left: VisibleColumn, right: VisibleColumn) -> Tree:
-    """Build the one column that USING makes of two."""
+    """Build the single column that USING makes from two columns."""
     if how == "full":
         return build_call("coalesce", left.tree, right.tree)
     return (right if how == "right" else left).tree.copy()
 
 
 class PlannedQuery(NamedTuple):
-    """A query whose rows are read once.  ``by``: their order, in the form of `top`."""
+    """A planned query.  ``by``: the order of its rows, in the form of `top`."""
 
     of: Any
     by: list[str]
     columns: list[str]
-    """Those of the query; the collection has others behind them where the order asks for more."""
+    """The columns of the query; more columns follow in the collection if the order needs them."""
 
 
 def plan_sql(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
@@ -317,7 +317,7 @@ def plan_sql(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
 
 
 def plan_sorted_query(flow: Any, text: str) -> PlannedQuery:
-    """Build the collection of a query over inputs, and the order of its ORDER BY, which needs no LIMIT here.
+    """Build the collection of a query over inputs, and the order of its ORDER BY.  The ORDER BY needs no LIMIT.
 
     Raises the errors of `ddflow.plan.plan.Plan.sql`; `ExpressionError` if SELECT DISTINCT lacks a column of the order.
     """
@@ -350,7 +350,7 @@ def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bo
     try:
         return run_on_new_stack(build_answer)
     except (DdflowError, RecursionError) as error:
-        flow.nodes[:] = nodes  # what was begun is of no use
+        flow.nodes[:] = nodes  # drop the collections of the failed query
         if isinstance(error, DdflowError):
             raise
         remedy = "make collections of its parts, and pass them by name"
@@ -358,7 +358,7 @@ def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bo
 
 
 def _extract_final_order(query: ResolvedQuery) -> list[str]:
-    """Return the order of a query's rows, and add its missing columns.  Clear an order without LIMIT."""
+    """Return the order of a query's rows, and add its missing columns to the query.  Clear an order without LIMIT."""
     if not isinstance(query, SelectQuery):
         return []
     by = list[str]()
@@ -381,7 +381,7 @@ def _extract_final_order(query: ResolvedQuery) -> list[str]:
 
 
 def _list_used_inputs(flow: Any, used: Iterable[Any]) -> list[Any]:
-    """List the inputs of some collections; all inputs if there are none.  O(nodes)."""
+    """List the inputs of some collections; all inputs if they have none.  O(nodes)."""
     found = walk_inputs(used)
     inputs = list(flow.inputs.values())
     if not inputs:

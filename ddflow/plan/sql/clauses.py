@@ -1,7 +1,6 @@
-"""The clauses of a SELECT: its list, conditions, groups and order, and the expressions in them.
+"""Read the clauses of a SELECT: its list, conditions, groups and order, and the expressions in them.
 
-Guarantees: each name is resolved to one column or is an error that lists the candidates. A window that no incremental
-query can have is refused, with what to write instead.
+Guarantees: a name resolves to one column, or its error lists candidates; the error for a window suggests other SQL.
 
 >>> from ddflow.expressions.parse import parse_expression
 >>> names, read = QueryScope(None), ClauseReader().read_expression
@@ -99,7 +98,7 @@ def _write_subquery(begin: str, conditions: list[str]) -> str:
 
 
 def _write_precedes_condition(order: list[Tree], equal: str = "") -> str:
-    """Write the condition that a row comes before another in an order, or equals it."""
+    """Write the condition that a row precedes another in an order, or equals it."""
     ways = list[str]()
     for place, each in enumerate(order):
         same = [f"{_qualify_columns(one.this, _INNER)} = {_qualify_columns(one.this, _OUTER)}" for one in order[:place]]
@@ -153,7 +152,7 @@ _READ: Final[dict[Any, set[str]]] = {
     exp.LimitOptions: {"rows"},
     exp.Offset: {"expression"},
 }
-"""The clauses that are read, of the nodes of a query; any other one is refused by `refuse_unsupported_clauses`."""
+"""The supported clauses of each kind of node; `refuse_unsupported_clauses` refuses all others."""
 _LISTED: Final = "docs/sql.md lists what is"
 _WORDS: Final = {
     "laterals": "LATERAL VIEW",
@@ -176,7 +175,7 @@ class Subquery(NamedTuple):
 
 
 def is_aggregate(node: Tree) -> bool:
-    """Whether it is a call of an aggregate."""
+    """Tell whether a node is a call of an aggregate."""
     return isinstance(node, exp.Anonymous) and node.name in NAMES
 
 
@@ -193,20 +192,22 @@ def find_aggregates(tree: Tree) -> list[Tree]:
 
 
 class ClauseReader:
-    """A reader of clauses.  ``nested``: the subqueries read so far, by the number in `SubqueryNode`.  ``sorted``: the
-    query whose rows are sorted when they are read, if there is one.
+    """A reader of clauses.
+
+    ``nested``: the subqueries read so far, by the number in `SubqueryNode`.  ``sorted``: the query that may have ORDER
+    BY without LIMIT, or None.
     """
 
     def __init__(self) -> None:
         self.nested: list[Subquery] = []
         self.sorted: Tree | None = None
         self.asking: QueryScope | None = None
-        """The names around the subquery that is being read."""
+        """The names of the query around the current subquery."""
         self.in_set = False
-        """Whether what is read is a side of a set operation, whose columns the other side must have, too."""
+        """Whether the query is a side of a set operation; its stars then pass no future columns to the other side."""
 
     def read_query(self, tree: Tree, withs: Any, around: QueryScope | None) -> ResolvedQuery:
-        """Read a query: see `QueryReader`."""
+        """Read a query; see `QueryReader`."""
         raise NotImplementedError
 
     def read_expression(self, tree: Tree, names: QueryScope, withs: Any, first: Aliases | None = None) -> Tree:
@@ -241,7 +242,7 @@ class ClauseReader:
         return out
 
     def _resolve_subquery(self, node: Tree, names: QueryScope, withs: Any, first: Aliases | None) -> Tree | None:
-        """Read a subquery as a `SubqueryNode`; None for another node.  Raises for an unsupported one."""
+        """Read a subquery as a `SubqueryNode`; None for another node.  Raises for an unsupported node."""
         if isinstance(node, CHANGING):
             remedy = "bring the value in as a column or a literal"
             raise build_query_error(node, f"{shorten_tree_sql(node)} differs from call to call", remedy)
@@ -275,7 +276,7 @@ class ClauseReader:
         return SubqueryNode.build_placeholder(len(self.nested) - 1, operands)
 
     def _check_function(self, node: Tree) -> None:
-        """Refuse an unknown function, or one that cannot be maintained; put its name in lower case."""
+        """Refuse unknown functions and functions that cannot be maintained; lower the case of the name."""
         name = CALLED.get(node.name.lower(), node.name.lower())
         node.set("this", name)
         if name in NAMES or (name == "row_number" and isinstance(node.parent, exp.Window)):
@@ -329,7 +330,7 @@ class ClauseReader:
         return out
 
     def _read_select_item(self, tree: Tree, out: SelectQuery, names: QueryScope, withs: Any) -> None:
-        """Add a part of the select list to the query."""
+        """Add an item of the select list to the query."""
         star = tree if isinstance(tree, exp.Star) else tree.this if isinstance(tree, exp.Column) else None
         if isinstance(star, exp.Star):
             if any(star.args.values()):
@@ -353,7 +354,7 @@ class ClauseReader:
         out.items.append(item)
 
     def _read_groups(self, tree: Tree, out: SelectQuery, names: QueryScope, withs: Any) -> list[Tree]:
-        """Read the groups of GROUP BY: expressions, names of the select list, or its places."""
+        """Read the groups of GROUP BY: expressions, or names or positions of the select list."""
         if tree.args.get("all"):
             return [each for each in out.items if not find_aggregates(each)]
         groups = list[Tree]()
@@ -370,7 +371,7 @@ class ClauseReader:
         return groups
 
     def _find_item_by_number(self, tree: Tree, out: SelectQuery) -> Tree | None:
-        """Return the column of the select list with this number; None for anything else."""
+        """Return the column of the select list with this number; None if ``tree`` is not a number."""
         if not isinstance(tree, exp.Literal) or tree.is_string:
             return None
         if not tree.name.isdecimal() or not 1 <= int(tree.name) <= len(out.items):
@@ -401,7 +402,7 @@ class ClauseReader:
 
 
 def write_order_direction(ordered: Tree) -> str:
-    """Describe how a part of ORDER BY orders, in words."""
+    """Write the direction of an ORDER BY item, as in ``desc nulls last``."""
     direction = "desc" if ordered.args.get("desc") else "asc"
     return f"{direction} nulls {'first' if ordered.args.get('nulls_first') else 'last'}"
 
@@ -417,7 +418,7 @@ def _parse_count(tree: Tree, least: int) -> int:
 
 
 def _is_exists(node: Tree) -> bool:
-    """Whether it is EXISTS of VALUES or of a query in brackets, which the parser takes for a call."""
+    """Tell whether a call is EXISTS of VALUES or of a query in brackets; the parser reads them as calls."""
     named = isinstance(node, exp.Anonymous) and node.name.lower() == "exists" and len(node.expressions) == 1
     return named and isinstance(node.expressions[0], exp.Values | exp.Subquery)
 
@@ -440,7 +441,7 @@ def list_unknown_clauses(tree: Tree, known: set[str]) -> list[str]:
 
 
 def refuse_unsupported_clauses(tree: Tree) -> None:
-    """Raise `ExpressionError` for a clause, anywhere in a query, that is not supported.  O(tree)."""
+    """Raise `ExpressionError` if any part of a query has an unsupported clause.  O(tree)."""
     for node in tree.walk():
         if type(node) in _READ:
             refuse_unknown_clauses(node, _READ[type(node)])

@@ -1,7 +1,7 @@
-"""Lower a query that was read to verbs of collections, limits and ranks included.
+"""Lower a resolved query to verbs of collections, including limits and ranks.
 
-Guarantees: the plan of a query is made of the verbs that Python has. LIMIT and `find_next_row_number() <= k` are the
-first rows of each part, in some order.
+Guarantees: the plan of a query uses only verbs that are also available in Python. LIMIT and ``row_number() <= k``
+become `top`, which keeps the first rows of each part.
 
 >>> import ddflow as dd
 >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
@@ -53,7 +53,7 @@ from ddflow.plan.sql.subqueries import CorrelationColumns, SubqueryLowering
 from ddflow.plan.sql.tables import FromLowering, split_rank_bound
 
 Bounds = Mapping[int, tuple[int, bool]]
-"""For columns that are ranks: up to which, and whether they are asked for."""
+"""For each rank column: its upper bound, and whether the query reads it."""
 
 
 def keep_first_rows(
@@ -65,7 +65,7 @@ def keep_first_rows(
     offset: int = 0,
     rank: str | None = None,
 ) -> Relation:
-    """Keep the first k rows of each part.  ``by``: logical names, each with its way."""
+    """Keep the first k rows of each part.  ``by``: logical names with their directions."""
     order = [f"{quote_name(rows.names[each])} {direction}" for each, direction in by]
     order = order or [f"{quote_name(rows.of.schema.names[0])} asc nulls first"]
     told = ("top", k, *order, None, *partition, None, offset, rank)
@@ -81,7 +81,8 @@ def keep_first_rows(
 class RankedRows:
     """The rows of a query up to a rank.
 
-    ``columns``: of its select list; ``extra``: others that it gives; ``qualify``, ``orders``: its conditions and order.
+    ``columns``: the select list.  ``extra``: other columns of the result.  ``qualify``: the conditions of QUALIFY.
+    ``orders``: the items of ORDER BY.
 
     >>> import ddflow as dd
     >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
@@ -105,7 +106,7 @@ class RankedRows:
         self.qualify, self.orders = list(qualify), orders
 
     def keep_rows_up_to_rank(self, rows: Relation, bounds: Bounds) -> tuple[Relation, Callable[[Tree], Tree]]:
-        """Keep the rows up to the rank; return them and a function that replaces the window by the rank's column."""
+        """Keep the rows up to the rank; return them and a function to replace the window by the rank's column."""
         trees = [*(each.tree for each in self.columns), *self.qualify, *(tree for tree, _ in self.orders)]
         windows = {write_tree_sql(each): each for tree in trees for each in tree.find_all(exp.Window)}
         if not windows:
@@ -136,7 +137,7 @@ class RankedRows:
         return self.steps.filter_rows(rows, [replace_window(each) for each in left]), replace_window
 
     def _keep_first_rows(self, rows: Relation, window: Tree, k: int, read: Sequence[Tree], asked: bool) -> Relation:
-        """Keep the first k rows of each partition; ``asked``: with their rank."""
+        """Keep the first k rows of each partition.  ``asked``: whether to add a column with their rank."""
         given = window.args.get("order")
         if given is None or window.args.get("spec") is not None:
             remedy = "write row_number() over (partition by ... order by ...)"
@@ -180,7 +181,7 @@ _NOTHING: Final = CorrelationColumns()
 
 
 class QueryLowering:
-    """A compiler of queries.  ``nested``: the subqueries.  ``constant``: makes a collection of SQL columns and rows."""
+    """A compiler of queries.  ``nested``: the subqueries.  ``constant``: builds a collection from columns and rows."""
 
     def __init__(self, nested: Sequence[Subquery], constant: Callable[[list[str], list[list[str]]], Any]) -> None:
         self._nested, self._constant = nested, constant
@@ -204,12 +205,12 @@ class QueryLowering:
         return self._nested[place]
 
     def list_query_column_names(self, *trees: Tree) -> set[str]:
-        """List the logical names that trees ask for, also in their subqueries."""
+        """List the logical names that trees and their subqueries read."""
         nested = (self.find_subquery(each).query.outer for tree in trees for each in tree.find_all(SubqueryNode))
         return find_query_column_names(*trees).union(*nested)
 
     def filter_by_condition(self, rows: Relation, tree: Tree) -> Relation:
-        """Keep the rows for which a condition is true."""
+        """Keep the rows that meet a condition."""
         return (
             self._subqueries.filter_by_condition(rows, tree)
             if tree.find(SubqueryNode)
@@ -227,7 +228,7 @@ class QueryLowering:
         bounds: Bounds | None = None,
         exists: bool = False,
     ) -> Relation:
-        """Lower a query.  ``exists``: whether the caller only asks if it has rows."""
+        """Lower a query.  ``exists``: whether the caller only checks if it has rows."""
         if carry is not _NOTHING:
             return self._lower_uncached_query(query, carry, bounds or {}, exists)
         key = query, tuple(sorted((bounds or {}).items())), exists
@@ -246,7 +247,7 @@ class QueryLowering:
         rows = self._lower_values(query)
         return rows if carry.domain is None else self.steps.join_rows(carry.domain, rows, [], "inner")
 
-    # A SELECT.
+    # Lowering of SELECT.
 
     def _lower_select(self, query: SelectQuery, carry: CorrelationColumns, bounds: Bounds, exists: bool) -> Relation:
         extra = [ProjectedColumn(name, shorten_tree_sql(each), each) for name, each in carry.columns]
@@ -303,7 +304,7 @@ class QueryLowering:
         extra: Sequence[ProjectedColumn],
         orders: Sequence[tuple[Tree, str]],
     ) -> Relation:
-        """Lower the select list, DISTINCT, and the top."""
+        """Lower the select list, DISTINCT, ORDER BY and LIMIT."""
         by, hidden = list[tuple[str, str]](), list[ProjectedColumn]()
         for tree, direction in orders:
             found = next((each.logical for each in columns if each.tree == tree), None)
@@ -325,17 +326,17 @@ class QueryLowering:
             )
         return self.steps.drop_unused_columns(rows, {each.logical for each in [*columns, *extra]}) if hidden else rows
 
-    # Groups.
+    # Lowering of groups.
 
     def aggregate_without_groups(
         self, query: SelectQuery, carry: CorrelationColumns, keys: Sequence[ProjectedColumn]
     ) -> GroupedRows:
-        """Aggregate without groups, by ``keys``: without rows there is no result row."""
+        """Aggregate by ``keys`` a query without GROUP BY; a key without rows has no result row."""
         used = self.list_query_column_names(*query.list_trees_after_where(), *(each.tree for each in keys))
         found = self._group_rows(self._lower_from(query, carry, {}, used), query, keys)
         if carry.domain is None:
             return found
-        # A column of the query around has its value also if there are no rows here.
+        # A column of the outer query has its value even if the subquery has no rows.
         outer = {write_tree_sql(build_column(name)) for name in carry.domain.names}
         return found._replace(known={told: each for told, each in found.known.items() if told not in outer})
 
@@ -351,7 +352,7 @@ class QueryLowering:
     def _lower_ungrouped_aggregate(
         self, query: SelectQuery, carry: CorrelationColumns, extra: Sequence[ProjectedColumn]
     ) -> tuple[Relation, Callable[[Tree], Tree]]:
-        """Aggregate without groups: one row, or one for each row of the domain."""
+        """Aggregate without groups: one row, or one row for each row of the domain."""
         outer = self.build_one_row() if carry.domain is None else carry.domain
         keys = [each._replace(logical=f"own {each.logical}") for each in extra]
         found = self.aggregate_without_groups(query, carry, keys)
@@ -365,10 +366,10 @@ class QueryLowering:
             rows = self.filter_by_condition(rows, over(each))
         return rows, over
 
-    # Set operations and VALUES.
+    # Lowering of set operations and VALUES.
 
     def _lower_set_operation(self, query: SetQuery, carry: CorrelationColumns) -> Relation:
-        """Combine both sides under the names of the left one, in types that hold both."""
+        """Combine both sides under the column names of the left side, in common types."""
         sides = [self.lower_query(each, carry) for each in (query.left, query.right)]
         logical = [*(str(index) for index in range(len(query.columns))), *(name for name, _ in carry.columns)]
         made: list[list[ProjectedColumn]] = [[], []]
@@ -408,7 +409,7 @@ class QueryLowering:
 
 
 def _has_equal_rows(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether two rows of constants may be equal, however they are written.  O(rows)."""
+    """Tell whether two rows of constants may be equal, even with different SQL.  O(rows)."""
     one, found = pa.record_batch({"one": [1]}), set[tuple[str, ...]]()
     for row in rows:
         values = [compile_expression(cell, one.schema, what="a value")(one)[0] for cell in row]

@@ -1,8 +1,9 @@
-"""A query that was read: its trees, the names in them, and its parts, with every name resolved and nothing computed.
+"""Represent a resolved query: its parts, their trees, and the scopes of names.
 
-Guarantees: a column of a tree that was read is one identifier, its *logical name* (``o.amount``), unique in the query.
-A name gives one tree, or an error with its place and the nearest names, as in Spark. A name of an enclosing query is
-noted in ``outer`` of all queries between. Trees are walked in loops, because a chain of ANDs is as deep as it is long.
+Guarantees: a column in a resolved tree is one identifier, its *logical name* (``o.amount``), unique in the query. A
+name resolves to one tree, or raises an error with its position and the nearest names, as in Spark. A name of an
+enclosing query is recorded in ``outer`` of all queries in between. Trees are walked in loops instead of recursion,
+because the depth of a chain of ANDs is its length.
 
 >>> SetQuery(["a"], set(), "union", True, ValuesQuery(["a"], set(), []), ValuesQuery(["a"], set(), [])).op
 'union'
@@ -49,12 +50,12 @@ class SubqueryNode(exp.Anonymous):
 
 
 def build_query_error(tree: Tree, found: str, remedy: str) -> ExpressionError:
-    """Build the error for a part of a query, with its place."""
+    """Build the error for a part of a query, with its position."""
     return ExpressionError(ASKED, f"{found}{describe_place(tree)}", remedy)
 
 
 def describe_place(tree: Tree) -> str:
-    """Describe the place of a part of a query, or of its parent, as far as tokens tell."""
+    """Describe the position of a part of a query, or of its nearest parent with a known position."""
     if tree is None:
         return ""
     found = [node.meta for node in tree.walk() if "line" in node.meta]
@@ -110,12 +111,12 @@ def build_cast(tree: Tree, kind: str) -> Tree:
 
 
 def find_query_column_names(*trees: Tree) -> set[str]:
-    """Return the logical names of the columns in trees, without those in subqueries."""
+    """Return the logical names of the columns in trees, excluding subqueries."""
     return {node.name for tree in trees for node in tree.dfs() if isinstance(node, exp.Column)}
 
 
 def replace_nodes(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
-    """Copy a tree and replace each node for which ``change`` returns a new one.  New nodes are not visited."""
+    """Copy a tree and replace each node by the result of ``change``, unless it is None.  New nodes are not visited."""
     holder = exp.Paren(this=tree.copy())
     ahead = [holder.this]
     while ahead:
@@ -181,7 +182,7 @@ def _join_conditions(kind: Any, trees: Iterable[Tree]) -> Tree:
 
 
 def add_brackets(tree: Tree) -> Tree:
-    """Put a tree in parentheses if it could be taken apart without."""
+    """Put a tree in parentheses unless it binds tightly without them."""
     whole = isinstance(tree, exp.Column | exp.Literal | exp.Paren | exp.Anonymous | exp.Window)
     return tree if whole else exp.Paren(this=tree)
 
@@ -195,7 +196,7 @@ class ResolvedQuery:
 
 
 class Ordering(NamedTuple):
-    """A part of ORDER BY.  ``way``: the words after a column."""
+    """An item of ORDER BY.  ``way``: the direction, as in ``desc nulls last``."""
 
     tree: Tree
     way: str
@@ -203,13 +204,13 @@ class Ordering(NamedTuple):
 
 @dataclass(eq=False)
 class TableLeaf:
-    """A table in FROM.  ``of``: a collection or a query.  ``names``: its columns, each with its logical name."""
+    """A table in FROM.  ``of``: a collection or a query.  ``names``: logical names by column."""
 
     of: Any
     names: dict[str, str]
 
     def query_column_names(self) -> set[str]:
-        """Return its logical names."""
+        """Return the logical names of the table."""
         return set(self.names.values())
 
 
@@ -223,7 +224,7 @@ class JoinNode:
     on: list[Tree]
 
     def query_column_names(self) -> set[str]:
-        """Return the logical names that it offers."""
+        """Return the logical names of the join's result."""
         return self.left.query_column_names() | (
             set() if self.how in ("semi", "anti") else self.right.query_column_names()
         )
@@ -231,9 +232,11 @@ class JoinNode:
 
 @dataclass(eq=False)
 class SelectQuery(ResolvedQuery):
-    """A SELECT.  ``items``: the trees of ``columns``.  ``groups``: None without grouping.  ``written``: for messages.
-    ``stars``: the places in ``items`` of all columns of a table, to which its future columns are added.
-    ``starred``: the places of any star.
+    """A SELECT.
+
+    ``items``: the trees of ``columns``.  ``groups``: None without grouping.  ``written``: the parsed tree, for
+    messages.  ``stars``: the positions in ``items`` of each table's columns under a star; future columns of the table
+    are added to them.  ``starred``: the positions of the columns of all stars.
     """
 
     items: list[Tree]
@@ -252,7 +255,7 @@ class SelectQuery(ResolvedQuery):
 
     @property
     def is_open_to_new_columns(self) -> bool:
-        """Whether future columns of a table may enter its result, which changes neither groups nor a top."""
+        """Whether future columns of a table may enter the result: only without groups, LIMIT and windows."""
         return (
             self.groups is None
             and self.limit is None
@@ -260,7 +263,7 @@ class SelectQuery(ResolvedQuery):
         )
 
     def list_trees_after_where(self) -> list[Tree]:
-        """List the trees that are computed after WHERE."""
+        """List the trees to compute after WHERE."""
         return [
             *self.items,
             *(self.groups or ()),
@@ -271,12 +274,12 @@ class SelectQuery(ResolvedQuery):
 
     @property
     def is_row_by_row(self) -> bool:
-        """Whether each of its rows comes from one row of its source."""
+        """Whether each result row is computed from one row of the source."""
         return self.groups is None and not self.distinct and self.limit is None and not self.qualify
 
     @property
     def is_single_row(self) -> bool:
-        """Whether it is an aggregate without groups, which has one row."""
+        """Whether the query is an aggregate without groups, with one row."""
         return self.groups == [] and not self.qualify and not self.offset
 
 
@@ -292,13 +295,13 @@ class SetQuery(ResolvedQuery):
 
 @dataclass(eq=False)
 class ValuesQuery(ResolvedQuery):
-    """A VALUES.  ``rows``: of trees without columns."""
+    """A VALUES clause.  ``rows``: constant trees, by row and column."""
 
     rows: list[list[Tree]]
 
 
 class VisibleColumn(NamedTuple):
-    """A column that an unqualified name or ``*`` may mean."""
+    """A column that an unqualified name or ``*`` may refer to."""
 
     alias: str | None
     name: str
@@ -306,8 +309,10 @@ class VisibleColumn(NamedTuple):
 
 
 class QueryScope:
-    """The names of a query.  ``around``: those of the query around it.  ``outer``: the logical names that it takes from
-    there.  ``hidden``: names of a query around that are not available here, as in a FROM or a WITH.
+    """The names that a query can use.
+
+    ``around``: the scope of the query around it.  ``outer``: the logical names it reads from there.  ``hidden``: the
+    scope of an outer query that is not available here, as in a FROM or a WITH.
 
     >>> from ddflow.expressions.parse import parse_expression
     >>> names = QueryScope(None)
@@ -326,7 +331,7 @@ class QueryScope:
         self.visible: list[VisibleColumn] = []
         self.aliases: dict[str, dict[str, str]] = {}
         self.lateral: dict[str, Callable[[], Tree]] = {}
-        """Columns of the select list, which may be asked for where nothing else has the name."""
+        """Columns of the select list; expressions may use their names if no table has the name."""
         self.outer: set[str] = set()
 
     def add_table(self, alias: str, names: dict[str, str], named: bool = True) -> None:
@@ -336,24 +341,24 @@ class QueryScope:
         self.visible += [VisibleColumn(alias, name, build_column(logical)) for name, logical in names.items()]
 
     def combine_names(self, other: QueryScope) -> QueryScope:
-        """Combine these names with those of another table."""
+        """Combine these names with the names of another table."""
         made = QueryScope(self.around, self.hidden)
         made.visible = [*self.visible, *other.visible]
         made.aliases = {**self.aliases, **other.aliases}
         return made
 
     def merge_columns(self, index: int, made: VisibleColumn, sides: Sequence[VisibleColumn]) -> None:
-        """Merge two columns into one, by USING.  ``index``: its place, before all columns but the join's keys."""
+        """Merge two columns into one, for USING.  ``index``: its position; keys precede all other columns."""
         self.visible = [each for each in self.visible if not any(each is side for side in sides)]
         self.visible.insert(index, made)
 
     def drop_table(self, other: QueryScope) -> None:
-        """Remove the tables and columns of another."""
+        """Remove the tables and columns of another scope."""
         self.aliases = {alias: names for alias, names in self.aliases.items() if alias not in other.aliases}
         self.visible = [each for each in self.visible if not any(each is gone for gone in other.visible)]
 
     def find_column(self, name: str, written: Tree) -> VisibleColumn:
-        """Find the column that an unqualified name means here.  Raises `ExpressionError`."""
+        """Find the column that an unqualified name refers to.  Raises `ExpressionError`."""
         found = _find_visible_columns(name, self.visible)
         if len(found) != 1:
             raise self.build_name_error(name, found, written)
@@ -389,7 +394,7 @@ class QueryScope:
         raise self.build_name_error(".".join(parts), [], tree)
 
     def _is_hidden_column(self, parts: Sequence[str]) -> bool:
-        """Whether a name means a column of a query around that cannot be asked for."""
+        """Tell whether a name refers to a column of an outer query that is not available here."""
         here, beyond = self, False
         while (around := here.around or here.hidden) is not None:
             here, beyond = around, beyond or here.around is None
@@ -422,14 +427,14 @@ class QueryScope:
 
 
 def find_matching_name(name: str, among: Iterable[str]) -> str | None:
-    """Find a name: exactly as written, or the only one that differs in case."""
+    """Find a name: an exact match, or the only match that differs in case."""
     known = list(among)
     folded = [each for each in known if each.casefold() == name.casefold()]
     return name if name in known else folded[0] if len(folded) == 1 else None
 
 
 def _find_qualified_column(here: QueryScope, parts: Sequence[str], _: Tree) -> tuple[Tree, Sequence[str]] | None:
-    """Find a column of a named table, and the fields that follow it."""
+    """Find a column of a named table, and the struct fields after it."""
     alias = find_matching_name(parts[0], here.aliases)
     name = None if alias is None else find_matching_name(parts[1], here.aliases[alias])
     return None if alias is None or name is None else (build_column(here.aliases[alias][name]), parts[2:])
@@ -438,7 +443,7 @@ def _find_qualified_column(here: QueryScope, parts: Sequence[str], _: Tree) -> t
 def _find_unqualified_column(
     here: QueryScope, parts: Sequence[str], written: Tree
 ) -> tuple[Tree, Sequence[str]] | None:
-    """Find a column of any table."""
+    """Find a column of any visible table, and the struct fields after it."""
     found = _find_visible_columns(parts[0], here.visible)
     if len(found) > 1:
         raise here.build_name_error(parts[0], found, written)

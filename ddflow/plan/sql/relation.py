@@ -1,8 +1,8 @@
-"""Relations: collections whose columns a query knows by logical names, their groups, and the verbs that a query needs.
+"""Represent collections with logical column names, and apply the verbs of a query to them.
 
-Guarantees: what a query asks for twice is one collection. A column keeps its own name unless two that meet in a join
-have the same. A tree over groups is made of the columns of groups and of aggregates. An aggregate that is written twice
-is one column; without a row a count is zero, a list empty, and all else null.
+Guarantees: a query computes equal parts once, as one collection. Columns keep their names unless two sides of a join
+have an equal name. Equal aggregates are one column, and trees above a grouping are rewritten to columns of groups and
+aggregates. Over no rows, a count is zero, a list is empty, and other aggregates are null.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ddflow.plan.sql.query import (
 from ddflow.plan.verbs.rest_columns import split_rest_columns
 
 KeyPair = tuple[Tree, Tree]
-"""What is equal in a join, of the left and of the right."""
+"""A join key: trees over the left and over the right that must be equal."""
 
 
 class ProjectedColumn(NamedTuple):
-    """A column of a projection: its logical name, the name that it gets if that is free, and its tree."""
+    """A column of a projection: its logical name, its preferred name, and its tree."""
 
     logical: str
     name: str
@@ -46,9 +46,9 @@ class ProjectedColumn(NamedTuple):
 
 
 class Relation:
-    """A collection with logical names.  ``of``: the collection.  ``names``: its needed columns by logical names.
+    """A collection with logical names.  ``of``: the collection.  ``names``: its columns in use, by logical name.
 
-    ``solid``: the logical names of columns that are known to be never null.
+    ``solid``: the logical names of columns known to be never null.
 
     >>> import ddflow as dd
     >>> from ddflow.plan.sql.query import build_column
@@ -70,23 +70,23 @@ class Relation:
 
     @classmethod
     def of_collection(cls, of: Any, names: Mapping[str, str]) -> Relation:
-        """Build the relation of a collection in FROM.  ``names``: logical names by columns."""
+        """Build the relation of a collection in FROM.  ``names``: logical names by column."""
         solid = {names[each] for each in of.find_never_null_columns() if each in names}
         return cls(of, {logical: name for name, logical in names.items()}, solid)
 
     def is_nullable(self, tree: Tree) -> bool:
-        """Whether a tree may be null; True where that is not known."""
+        """Tell whether a tree may be null; True if unknown."""
         return not (isinstance(tree, exp.Literal) or (isinstance(tree, exp.Column) and tree.name in self.solid))
 
     def find_column_name(self, tree: Tree) -> str:
-        """Find the column of a logical name.  Raises `ExpressionError` if the rows lack it."""
+        """Find the column of a logical name.  Raises `ExpressionError` if the relation lacks it."""
         if tree.name not in self.names:
             found = f"the column {tree.name!r} is neither grouped by nor in an aggregate"
             raise build_query_error(tree, found, "add it to GROUP BY, or write min(...) or max(...)")
         return self.names[tree.name]
 
     def write_sql(self, tree: Tree) -> str:
-        """Write a tree as SQL over its collection."""
+        """Write a tree as SQL over the collection."""
 
         def name_column(node: Tree) -> Tree | None:
             if not isinstance(node, exp.Column):
@@ -95,18 +95,18 @@ class Relation:
             return exp.Column(this=exp.Identifier(this=name, quoted=quote_name(name) != name))
 
         told = write_tree_sql(replace_nodes(tree, name_column))
-        # The verbs would take a column's name, as 0 may be one, for that column.
+        # Brackets, because a verb would read SQL that equals a column's name, such as 0, as the column.
         return f"({told})" if not isinstance(tree, exp.Column) and told in self.of.schema.names else told
 
     def can_fail(self, tree: Tree) -> bool:
-        """Whether a tree over it may fail for a row."""
+        """Tell whether a tree may fail for a row."""
         try:
             return compile_expression(self.write_sql(tree), self.of.schema, what=f"{shorten_tree_sql(tree)}").fallible
         except ExpressionError:
-            return False  # where it is compiled, the message is better
+            return False  # the compilation of the query raises a better message
 
     def find_tree_type(self, tree: Tree) -> pa.DataType:
-        """Return the type of a tree over it."""
+        """Return the type of a tree over the collection."""
         if isinstance(tree, exp.Column):
             schema: pa.Schema = self.of.schema
             return schema.field(self.find_column_name(tree)).type
@@ -114,10 +114,10 @@ class Relation:
 
 
 class QueryVerbs:
-    """The verbs that a query needs.  They keep their results, so that each is made once.
+    """The verbs of a query, with a cache so that equal calls return one collection.
 
-    ``stars``: the logical names of all columns of a table; a projection to all of them passes its future columns too.
-    ``passed``: the logical names that a star shows.
+    ``stars``: the logical names of all columns of a table.  A projection with all of them passes its future columns,
+    too.  ``passed``: the logical names that a star selects.
     """
 
     def __init__(self) -> None:
@@ -127,19 +127,19 @@ class QueryVerbs:
         self._numbers = 0
 
     def make_unique_name(self, name: str) -> str:
-        """Return a new logical name, unique in the query."""
+        """Build a new logical name, unique in the query."""
         self._numbers += 1
         return f"{name} {self._numbers}"
 
     def make_collection_once(self, of: Any, told: Any, make: Callable[[], Any]) -> Any:
-        """Make a collection once and keep it; ``told``: identifies the verb and its arguments."""
+        """Build a collection once and cache it.  ``told``: identifies the verb and its arguments."""
         key = (id(of), *told)
         if key not in self._made:
-            self._made[key] = of, make()  # with what it is of, whose id must stay its own
+            self._made[key] = of, make()  # keep ``of`` alive, so that no other object gets its id
         return self._made[key][1]
 
     def filter_rows(self, rows: Relation, trees: Sequence[Tree]) -> Relation:
-        """Keep the rows for which all conditions are true."""
+        """Keep the rows that meet all conditions."""
         if not trees:
             return rows
         condition = rows.write_sql(join_with_and(trees))
@@ -147,14 +147,14 @@ class QueryVerbs:
         return Relation(of, rows.names, rows.solid)
 
     def _project_once(self, of: Any, columns: Mapping[str, str], groups: Sequence[Sequence[str]]) -> Any:
-        """Project to columns.  ``groups``: the columns that a star shows."""
+        """Project to columns, once.  ``groups``: the columns that each star selects."""
         given, rests = split_rest_columns(of, columns, groups) if groups else (columns, ())
         return self.make_collection_once(
             of, ("project", *given.items(), *rests), lambda: of._apply_verb("project", given, rests)
         )
 
     def _list_star_columns(self, names: Mapping[str, str], order: Iterable[str]) -> list[list[str]]:
-        """List the columns of each complete star.  ``names``: by logical names; ``order``: of the columns."""
+        """List the columns of each complete star.  ``names``: columns by logical name.  ``order``: their order."""
         whole = [{names[each] for each in star} for star in self.stars if star <= names.keys()]
         return [[name for name in order if name in star] for star in whole]
 
@@ -167,7 +167,7 @@ class QueryVerbs:
     ) -> Relation:
         """Project to other columns, in this order.  ``stars``: logical names of all columns of a table.
 
-        ``passes``: whether an unchanged selection of all columns passes on columns that the rows get later.
+        ``passes``: whether an unchanged selection of all columns also passes columns added later.
         """
         names, made, solid = dict[str, str](), dict[str, str](), set[str]()
         for each in columns:
@@ -183,7 +183,7 @@ class QueryVerbs:
         )
 
     def drop_unused_columns(self, rows: Relation, used: Iterable[str]) -> Relation:
-        """Drop the columns that no later step reads, also those that the rows get later."""
+        """Drop the columns that no later step reads, including columns added later."""
         wanted = set(used)
         kept = {logical: name for logical, name in rows.names.items() if logical in wanted}
         columns = [name for name in rows.of.schema.names if name in kept.values()]
@@ -242,9 +242,9 @@ class QueryVerbs:
     def _find_shared_key_columns(
         self, left: Relation, right: Relation, keys: Sequence[KeyPair], how: str, used: set[str] | None
     ) -> set[str]:
-        """Return the key columns of one name and type on both sides; the result has each of them once.
+        """Return the key columns with equal names and types on both sides; the result has each of them once.
 
-        In a left or right join only if no later step reads the other side's column, which may be null.
+        In a left or right join the other side's column may be null, so it is shared only if no later step reads it.
         """
         out = set()
         for one, other in keys:
@@ -264,7 +264,7 @@ class QueryVerbs:
     def _rename_equal_columns(
         self, left: Relation, right: Relation, keys: Sequence[KeyPair], shared: set[str], wanted: set[str]
     ) -> tuple[Relation, Relation]:
-        """Rename equal names on one side, except ``shared`` ones, and drop its columns that are not ``wanted``."""
+        """Rename equal names on one side, except ``shared`` names, and drop its unwanted columns."""
         taken = {name for name in left.of.schema.names if name in right.of.schema.names} - shared
         if not taken:
             return left, right
@@ -278,7 +278,7 @@ class QueryVerbs:
         kept = {each: name for each, name in rows.names.items() if each in wanted} or rows.names
         logical = {name: each for each, name in reversed(kept.items())}
         order = [name for name in rows.of.schema.names if name in logical]
-        # All of a star's, because of those that its table gets any may be taken.
+        # Rename all columns of a star, because later columns of its table may also have a taken name.
         renamed = taken.union(*self._list_star_columns(kept, order)) - shared
         columns, names = dict[str, str](), dict[str, str]()
         for name in order:
@@ -293,7 +293,7 @@ class QueryVerbs:
     def _build_join_keys(
         self, left: Relation, right: Relation, keys: Sequence[KeyPair]
     ) -> tuple[dict[str, str], list[Tree]]:
-        """Build the keys, in types that compare; return keys that a mapping cannot hold as conditions."""
+        """Build the mapping of keys, cast to common types; return a second key of one left side as a condition."""
         on, rest = dict[str, str](), list[Tree]()
         for one, other in keys:
             a, b = _cast_key_pair(left, one, right, other)
@@ -310,7 +310,7 @@ def _write_key_sql(rows: Relation, tree: Tree) -> str:
 
 
 def _cast_key_pair(left: Relation, one: Tree, right: Relation, other: Tree) -> KeyPair:
-    """Cast both with Spark's rules if their types differ."""
+    """Cast both sides by Spark's rules if their types differ."""
     kinds = [working_type(left.find_tree_type(one)), working_type(right.find_tree_type(other))]
     if kinds[0] == kinds[1] or all(map(is_integer, kinds)):
         return one, other
@@ -328,7 +328,7 @@ def cast_if_needed(tree: Tree, kind: pa.DataType, wanted: pa.DataType) -> Tree:
 
 
 def is_arranged_by(rows: Relation, keys: Sequence[Tree]) -> bool:
-    """Whether it is an input that is arranged by these keys."""
+    """Tell whether a relation is an input keyed by these columns."""
     spec = getattr(rows.of, "spec", None)
     if spec is None or not all(isinstance(each, exp.Column) for each in keys):
         return False
@@ -336,7 +336,7 @@ def is_arranged_by(rows: Relation, keys: Sequence[Tree]) -> bool:
 
 
 def find_free_name(name: str, taken: Iterable[str]) -> str:
-    """Return the name, or a free one with a number."""
+    """Return the name, or with a number if it is taken."""
     found, n, known = name, 1, set(taken)
     while found in known:
         n += 1
@@ -358,7 +358,7 @@ class GroupedRows(NamedTuple):
     known: dict[str, Tree]
 
     def rewrite_tree(self, tree: Tree, empty: bool = False) -> Tree:
-        """Rewrite a tree over the groups.  ``empty``: whether there may be no row, so that a count is zero."""
+        """Rewrite a tree over the groups.  ``empty``: whether a group may have no rows, so that counts need a zero."""
 
         def replace_known(node: Tree) -> Tree | None:
             found = self.known.get(write_tree_sql(node)) if self.known else None
@@ -373,7 +373,7 @@ class GroupedRows(NamedTuple):
 def group_rows(
     steps: QueryVerbs, rows: Relation, query: SelectQuery, keys: Sequence[ProjectedColumn], found: Mapping[str, Tree]
 ) -> GroupedRows:
-    """Group some rows.  ``keys``: further group columns.  ``found``: aggregates, by their text."""
+    """Group and aggregate rows.  ``keys``: further group columns.  ``found``: aggregates, by their SQL."""
     trees = {write_tree_sql(each): each for each in query.groups or ()}
     names = {write_tree_sql(item): name for item, name in zip(query.items, query.columns, strict=True)}
     logicals = {
@@ -394,7 +394,7 @@ def group_rows(
         ]
         rows = steps.project_rows(rows, [*groups, *rest])
     by = [rows.names[each.logical] for each in groups]
-    if not groups and not found:  # HAVING over constants
+    if not groups and not found:  # for HAVING over constants
         rows = steps.project_rows(rows, [ProjectedColumn("any", "any", build_number(1))])
     if not found:
         return GroupedRows(

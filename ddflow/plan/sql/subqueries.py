@@ -1,22 +1,15 @@
-"""Subqueries in expressions, rewritten to joins.
+"""Rewrite subqueries in expressions to joins.
 
-Invariant: a row of the outer query stays one row. What a subquery asks of the outer query becomes the keys of a join:
+Invariant: a row of the outer query stays one row. Correlated equalities become the keys of a join:
 
-- EXISTS and IN as conditions are semi and anti joins; elsewhere left joins with a mark that says whether a row was met.
-- NOT IN knows nulls: no row is met, none of the subquery's is null, and where the outer value is null there is no row.
-- An aggregate without groups has one row: grouped by the keys, joined from the left, its counts zero where nothing was.
-- Another scalar subquery has one row a key at most: `Collection.single` refuses more.
+- EXISTS and IN as conditions become semi and anti joins; elsewhere they become left joins with a column that flags a
+  match.
+- NOT IN handles nulls: it is true without a match, unless the subquery has a null, or the outer value is null and the
+  subquery has rows.
+- An aggregate without groups is grouped by the keys and left-joined; its counts are zero without a match.
+- Any other scalar subquery may have one row for each key; `Collection.single` refuses more.
 
-Where a subquery asks more of the outer query than equalities in its WHERE, it is computed for the distinct values that
-the outer query has (its *domain*), and joined on these, a null being equal to a null.
-
->>> import ddflow as dd
->>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
->>> rows = Relation.of_collection(people, {"id": "p.id", "n": "p.n"})
->>> len(SubqueryLowering.make_pairs_null_safe(rows, [(build_column("p.id"), build_column("k"))]))
-1
->>> len(SubqueryLowering.make_pairs_null_safe(rows, [(build_column("p.n"), build_column("k"))]))
-2
+For other correlations, the subquery is computed for the distinct outer values, its *domain*, and joined on them.
 """
 
 from __future__ import annotations
@@ -56,14 +49,14 @@ _PASSES: Final = (
     *(*_REJECTS, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Paren),
     *(exp.Column, exp.Identifier, exp.Literal, SubqueryNode),
 )
-"""What is null where a part of it is."""
+"""Expressions that are null if any part is null."""
 
 
 class CorrelationColumns(NamedTuple):
-    """The columns that a subquery returns beside its own, for the join with the outer query.
+    """The columns that a subquery also returns, for the join with the outer query.
 
     ``columns``: logical names with their trees within the subquery.  ``where``: its conditions that are not keys.
-    ``domain``: a table to join with those of FROM.
+    ``domain``: a table of distinct outer values to join with the tables of FROM.
     """
 
     columns: Sequence[tuple[str, Tree]] = ()
@@ -72,7 +65,7 @@ class CorrelationColumns(NamedTuple):
 
 
 class JoinableRows(NamedTuple):
-    """A subquery ready to be joined.  ``keys``: pairs of outer and inner trees.  ``condition``: more, of both."""
+    """A subquery ready to join.  ``keys``: pairs of outer and inner trees.  ``condition``: conditions on both."""
 
     rows: Relation
     keys: list[KeyPair]
@@ -86,7 +79,7 @@ class SubqueryLowering:
         self.lower, self.steps, self.tables = lower, steps, tables
 
     def filter_by_condition(self, rows: Relation, tree: Tree) -> Relation:
-        """Keep the rows for which a condition with subqueries is true."""
+        """Keep the rows that meet a condition with subqueries."""
         tree = tree.unnest()
         inner = tree.this.unnest() if isinstance(tree, exp.Not) else tree
         if isinstance(inner, SubqueryNode):
@@ -100,7 +93,10 @@ class SubqueryLowering:
         return self.steps.filter_rows(rows, [tree])
 
     def join_subquery_columns(self, rows: Relation, tree: Tree, rejects: bool = False) -> tuple[Relation, Tree]:
-        """Join columns for the subqueries of a tree to the rows, and rewrite the tree over them."""
+        """Join a column to the rows for each subquery of a tree, and rewrite the tree over these columns.
+
+        ``rejects``: whether the caller drops rows with a null result, so that inner joins suffice.
+        """
         made: dict[int, Tree] = {}
         for each in list(tree.find_all(SubqueryNode)):
             asked = self.lower.find_subquery(each)
@@ -115,7 +111,7 @@ class SubqueryLowering:
             tree, lambda node: made[node.subquery_number] if isinstance(node, SubqueryNode) else None
         )
 
-    # Conditions: semi and anti joins.
+    # Conditions become semi and anti joins.
 
     def _lower_condition(self, rows: Relation, nested: Tree, asked: Subquery, anti: bool) -> Relation:
         """Lower EXISTS and IN as conditions, or their negation."""
@@ -139,7 +135,7 @@ class SubqueryLowering:
         return out
 
     def _drop_duplicate_matches(self, rows: Relation, met: JoinableRows) -> Relation:
-        """Keep one of many rows that the join meets alike."""
+        """Drop duplicate rows by the columns of the join."""
         read = find_query_column_names(*(other for _, other in met.keys), *met.condition) & set(rows.names)
         if not read:
             return self.steps.distinct_rows(
@@ -155,7 +151,7 @@ class SubqueryLowering:
         return rows, operands
 
     def _build_in_keys(self, rows: Relation, operands: Sequence[Tree]) -> tuple[Relation, list[KeyPair]]:
-        """Return the rows that IN may find, and its pairs.  A constant is no key: it filters the rows before."""
+        """Return the rows that IN may match, and the key pairs.  A constant operand filters the rows instead."""
         pairs = [(each, build_column(str(index))) for index, each in enumerate(operands)]
         fixed = [
             exp.EQ(this=add_brackets(one.copy()), expression=other)
@@ -164,7 +160,7 @@ class SubqueryLowering:
         ]
         return self.steps.filter_rows(rows, fixed), [pair for pair in pairs if find_query_column_names(pair[0])]
 
-    # Elsewhere: marks.
+    # Predicates elsewhere become joins with a match flag.
 
     def _lower_predicate_to_value(self, rows: Relation, nested: Tree, asked: Subquery) -> tuple[Relation, Tree]:
         """Lower EXISTS and IN as values."""
@@ -185,7 +181,7 @@ class SubqueryLowering:
         return rows, _build_case([(found, exp.true()), (either, exp.null())], exp.false())
 
     def _join_match_flag(self, rows: Relation, other: Relation, keys: Sequence[KeyPair]) -> tuple[Relation, Tree]:
-        """Join a mark to the rows; return them and a condition that is true if a row of the other side was met."""
+        """Join a match flag to the rows; return them and a condition that is true for rows with a match."""
         mark = self.steps.make_unique_name("mark")
         columns = [
             ProjectedColumn(self.steps.make_unique_name("key"), shorten_tree_sql(each), each) for _, each in keys
@@ -195,7 +191,7 @@ class SubqueryLowering:
         rows = self.steps.join_rows(rows, self.steps.distinct_rows(made), pairs, "left", used={*rows.names, mark})
         return rows, exp.Paren(this=exp.Not(this=_build_is_null(build_column(mark))))
 
-    # Values.
+    # Scalar subqueries become joined values.
 
     def _lower_scalar(self, rows: Relation, asked: Subquery, rejects: bool) -> tuple[Relation, Tree]:
         query = asked.query
@@ -222,7 +218,7 @@ class SubqueryLowering:
         )
 
     def _count_rows(self, rows: Relation, by: list[str], value: ProjectedColumn, count: str) -> Relation:
-        """Compute a value for each key, and how many rows the key has."""
+        """Compute a value and the number of rows for each key."""
         name, counts = rows.names[value.logical], find_free_name("rows", rows.of.schema.names)
         told = {name: f"max({quote_name(name)})", counts: "count(*)"}
 
@@ -234,13 +230,13 @@ class SubqueryLowering:
         return Relation(of, {**rows.names, count: counts})
 
     def _refuse_multiple_matches(self, rows: Relation, count: str, keys: list[str]) -> Relation:
-        """Refuse a step after which a row meets several rows of a subquery."""
+        """Refuse a step that leaves a row with several matches in a scalar subquery."""
         name = rows.names[count]
         of = self.steps.make_collection_once(rows.of, ("single", name, *keys), lambda: rows.of.single(name, keys))
         return Relation(of, {each: its for each, its in rows.names.items() if each != count}, rows.solid)
 
     def _lower_single_row(self, rows: Relation, nested: Tree, asked: Subquery) -> tuple[Relation, Tree]:
-        """Lower EXISTS and IN of a query with one row, or none because of its HAVING."""
+        """Lower EXISTS and IN of a query with one row, or with none because of its HAVING."""
         query = asked.query
         assert isinstance(query, SelectQuery)
         rows, operands = self._lower_operands(rows, nested)
@@ -255,7 +251,7 @@ class SubqueryLowering:
         return rows, exp.EQ(this=add_brackets(operands[0].copy()), expression=exp.Paren(this=value))
 
     def _lower_aggregate(self, rows: Relation, query: SelectQuery, item: Tree, rejects: bool) -> tuple[Relation, Tree]:
-        """Compute a value of an aggregate without groups."""
+        """Compute a value of an aggregate query without groups."""
         carry, outers = self._find_correlation_columns(rows, query)
         keys = [
             ProjectedColumn(self.steps.make_unique_name("key"), shorten_tree_sql(tree), tree)
@@ -268,7 +264,7 @@ class SubqueryLowering:
             found.rewrite_tree(item, empty=True),
             [found.rewrite_tree(each, empty=True) for each in query.having],
         )
-        # Where no row was met all aggregates are null; but for counts, which make the value another one than without.
+        # Without a match all aggregates except counts are null; a count makes the two rewritten trees differ.
         null = found.rewrite_tree(item) == value and _propagates_nulls(value) and value.find(exp.Column) is not None
         inner = rejects and null and not having
         used = {*rows.names, *find_query_column_names(value, *having)}
@@ -278,10 +274,10 @@ class SubqueryLowering:
         )
         return rows, value
 
-    # What is asked of the outer query, as keys.
+    # Correlations with the outer query become join keys.
 
     def _lower_with_join_keys(self, rows: Relation, asked: Subquery, plain: bool = False) -> JoinableRows:
-        """Lower a subquery with its join keys.  ``plain``: whether conditions of both sides are allowed."""
+        """Lower a subquery with its join keys.  ``plain``: whether conditions may read both sides."""
         query = asked.query
         if not query.outer:
             return JoinableRows(self.lower.lower_query(query, exists=asked.kind == "exists"), [], [])
@@ -307,9 +303,9 @@ class SubqueryLowering:
         return JoinableRows(made, self.make_pairs_null_safe(rows, pairs) if carry.domain is not None else pairs, [])
 
     def _split_where(self, query: SelectQuery) -> tuple[list[KeyPair], list[Tree], list[Tree]] | None:
-        """Split conditions into equalities with the outer query, conditions of its own, and other conditions of both.
+        """Split conditions into equalities with the outer query, own conditions, and other conditions on both.
 
-        Returns None if a nested query asks for the outer query.
+        Returns None if a nested subquery reads columns of the outer query.
         """
         keys, own, both = list[KeyPair](), list[Tree](), list[Tree]()
         inner = query.source.query_column_names() if query.source is not None else set[str]()
@@ -327,7 +323,7 @@ class SubqueryLowering:
         return keys, own, both
 
     def _find_correlation_columns(self, rows: Relation, query: ResolvedQuery) -> tuple[CorrelationColumns, list[Tree]]:
-        """Return the columns that a subquery carries, and the outer query's tree that equals each."""
+        """Return the columns that a subquery carries, and for each the equal tree of the outer query."""
         if not query.outer:
             return CorrelationColumns(), []
         select = query if isinstance(query, SelectQuery) and (query.is_single_row or query.groups != []) else None
@@ -351,7 +347,16 @@ class SubqueryLowering:
 
     @staticmethod
     def make_pairs_null_safe(rows: Relation, pairs: Sequence[KeyPair]) -> list[KeyPair]:
-        """Extend pairs so that a null equals a null."""
+        """Extend pairs so that a null equals a null.
+
+        >>> import ddflow as dd
+        >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
+        >>> rows = Relation.of_collection(people, {"id": "p.id", "n": "p.n"})
+        >>> len(SubqueryLowering.make_pairs_null_safe(rows, [(build_column("p.id"), build_column("k"))]))
+        1
+        >>> len(SubqueryLowering.make_pairs_null_safe(rows, [(build_column("p.n"), build_column("k"))]))
+        2
+        """
         out = list[KeyPair]()
         for outer, inner in pairs:
             if not rows.is_nullable(outer):
@@ -364,7 +369,7 @@ class SubqueryLowering:
 
 
 def _propagates_nulls(tree: Tree) -> bool:
-    """Whether a tree is null where a part of it is."""
+    """Tell whether a tree is null if any part of it is null."""
     return all(isinstance(each, _PASSES) for each in tree.walk())
 
 
@@ -373,7 +378,7 @@ def _is_single_row_query(query: ResolvedQuery) -> bool:
 
 
 def _build_default_value(kind: pa.DataType) -> Tree:
-    """Return some value of a type."""
+    """Build an arbitrary constant of a type."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
         return exp.Literal(this="", is_string=True)
     if pa.types.is_boolean(kind):

@@ -1,9 +1,9 @@
-"""FROM and WHERE: the order in which tables are joined, the place of each condition, and the bounds of ranks.
+"""Lower FROM and WHERE: choose the order of joins, push conditions down, and find the bounds of ranks.
 
-Guarantees: the rows are those of the product of all tables under all conditions. A condition is applied as low as its
-columns are there; one that can fail for a row stays above the joins. Inner joins are made in the order of FROM, but a
-table waits until an equality connects it. ``find_next_row_number() <= k`` is a bound; a condition that says more stays
-beside it.
+Guarantees: the result equals the product of all tables, filtered by all conditions. A condition is applied as soon as
+all its columns are available. If it can fail for a row, it stays above the joins. Inner joins follow the order of FROM,
+but a table waits until an equality connects it. ``row_number() <= k`` is a bound; a stricter condition also stays as a
+filter.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -37,7 +37,7 @@ _FLIPPED = {exp.GTE: exp.LTE, exp.GT: exp.LT, exp.EQ: exp.EQ}
 
 
 def is_unbounded_rank(query: SelectQuery, index: int) -> bool:
-    """Whether a column of a query is a ``row_number`` that needs a bound from outside."""
+    """Tell whether a column of a query is a ``row_number`` that needs a bound from the outer query."""
     item = query.items[index].unnest()
     if isinstance(item, exp.Window):
         return not query.qualify
@@ -46,7 +46,7 @@ def is_unbounded_rank(query: SelectQuery, index: int) -> bool:
 
 
 def _find_source_column(query: SelectQuery, item: Tree) -> tuple[SelectQuery, int] | None:
-    """Return the column of a query in FROM that a column is, if only renames are between."""
+    """Return the source column of a column, in a query in FROM, if only renames are in between."""
     leaf = query.source
     if not query.is_row_by_row or not isinstance(leaf, TableLeaf) or not isinstance(leaf.of, SelectQuery):
         return None
@@ -57,7 +57,7 @@ def _find_source_column(query: SelectQuery, item: Tree) -> tuple[SelectQuery, in
 
 
 def split_rank_bound(trees: list[Tree], rank: str) -> tuple[int | None, list[Tree]]:
-    """Find the smallest bound of a column, and the other conditions.  ``rank``: its name or text.
+    """Find the smallest bound of a rank, and the remaining conditions.  ``rank``: its column's name, or its SQL.
 
     >>> from ddflow.expressions.parse import parse_expression
     >>> below, other = parse_expression("rn < 4").tree, parse_expression("a = 1").tree
@@ -71,7 +71,7 @@ def split_rank_bound(trees: list[Tree], rank: str) -> tuple[int | None, list[Tre
 
 
 def _parse_rank_bound(tree: Tree, rank: str) -> tuple[int, bool] | None:
-    """Return the k of ``rank <= k``, and whether the condition says no more."""
+    """Return the k of ``rank <= k``, and whether the bound alone replaces the condition."""
     if isinstance(tree, exp.Between):
         high = _parse_integer(tree.args["high"])
         return (high, False) if _is_rank(tree.this, rank) and high is not None else None
@@ -97,7 +97,7 @@ def _parse_integer(tree: Tree) -> int | None:
 
 
 _KEEPS: Final = {"left": "left", "semi": "left", "anti": "left", "right": "right"}
-"""The side of a join whose rows are there whatever the other side has."""
+"""The side whose conditions can be pushed below the join, by kind of join."""
 
 
 class FromLowering:
@@ -109,7 +109,7 @@ class FromLowering:
     def lower_from(
         self, source: TableLeaf | JoinNode | None, extra: Sequence[TableLeaf], where: list[Tree], used: set[str]
     ) -> Relation:
-        """Lower FROM and WHERE.  ``extra``: tables before the others.  ``used``: the names that later steps read."""
+        """Lower FROM and WHERE.  ``extra``: tables to join first.  ``used``: the names that later steps read."""
         parts: list[TableLeaf | JoinNode] = list(extra)
         pool = list(where)
         if source is not None:
@@ -127,7 +127,7 @@ class FromLowering:
         return made
 
     def _is_correlated(self, tree: Tree) -> bool:
-        """Whether it has a subquery that knows the query around it."""
+        """Tell whether a condition has a correlated subquery."""
         return any(self.lower.find_subquery(each).query.outer for each in tree.find_all(SubqueryNode))
 
     def _join_from_parts(self, parts: Sequence[TableLeaf | JoinNode], pool: list[Tree], used: set[str]) -> Relation:
@@ -156,7 +156,7 @@ class FromLowering:
         return self.steps.drop_unused_columns(self._filter_rows(made, [*pool, *last]), used)
 
     def can_fail(self, tree: Tree, parts: Sequence[TableLeaf | JoinNode]) -> bool:
-        """Whether a condition on some tables may fail for a row."""
+        """Tell whether a condition on some tables may fail for a row."""
         read = self.lower.list_query_column_names(tree)
         fields = [field for part in parts if read & part.query_column_names() for field in self._list_fields(part)]
         every = [tree, *(operand for each in tree.find_all(SubqueryNode) for operand in each.operands)]
@@ -173,7 +173,7 @@ class FromLowering:
         if isinstance(part.of, ResolvedQuery):
             try:
                 made = self.lower.lower_query(part.of)
-            except ExpressionError:  # a rank without a bound, which a condition gives
+            except ExpressionError:  # a rank without a bound; a condition will set it
                 return []
             names = {part.names[name]: made.names[str(place)] for place, name in enumerate(part.of.columns)}
             return [made.of.schema.field(name).with_name(logical) for logical, name in names.items()]
@@ -181,7 +181,7 @@ class FromLowering:
         return [rows.of.schema.field(name).with_name(logical) for logical, name in rows.names.items()]
 
     def _reads_only_names(self, tree: Tree, names: set[str]) -> bool:
-        """Whether a condition asks for some of these names and no others."""
+        """Tell whether a condition reads some of these names and no others."""
         found = self.lower.list_query_column_names(tree)
         return bool(found) and found <= names
 
@@ -264,7 +264,7 @@ class FromLowering:
 
 
 def _flatten_joins(source: TableLeaf | JoinNode) -> tuple[list[TableLeaf | JoinNode], list[Tree]]:
-    """List the parts of nested inner joins, and their conditions."""
+    """Flatten nested inner joins into their parts and conditions."""
     parts, on, ahead = list[TableLeaf | JoinNode](), list[Tree](), [source]
     while ahead:
         each = ahead.pop()

@@ -1,1 +1,1 @@
-"""A plan written down: as JSON, as text and as a picture."""
+"""Write plans as JSON, as text and as SVG, and read them back from JSON."""

@@ -1,10 +1,12 @@
-"""A plan as JSON, with an id for each of its collections, and the plan read back from it.
+"""Describe a plan as JSON, with an id for each collection, and rebuild the plan from it.
 
-Guarantees: equal plans have equal descriptions. The id of a collection is a hash of how it is made, down to the names
-of its inputs, so its state finds its place again; columns and specs of inputs are not in ids, because they may change.
-`rebuild_plan` gives a flow with the same description, or an error: a description of a store is never believed
-unchecked.
-Limits: a formula that is not SQL cannot be read back, and nothing here is run as code.
+A collection's id is a hash of its operators down to the names of its inputs, so stored state finds its collection. Ids
+leave out the columns and specs of inputs, because they may change.
+
+Guarantees: equal plans have equal descriptions. `rebuild_plan` returns a flow with the same description or raises an
+error; it checks every part of a stored description.
+
+Limits: a formula other than SQL cannot be rebuilt, because JSON holds no code and nothing in it is executed.
 """
 
 import base64
@@ -44,14 +46,14 @@ from ddflow.storage.fields import Natural, convert_record
 from ddflow.time import INT64
 
 DIFFERENCES: Final = "differences"
-"""The kind of an input of differences; one of upserts names none."""
+"""The ``kind`` of an input of differences; an input of upserts has no ``kind``."""
 
 
 def describe_plan(flow: Plan) -> dict[str, Any]:
     """Describe the plan as JSON: ``inputs`` and ``outputs`` by name, ``collections`` by id, digests of ``formulas``.
 
-    The key ``times`` has the type of step times if they are days or moments.
-    O(nodes).  Raises `SpecError` if the names of two functions do not tell them apart.
+    The key ``times`` has the type of step times if they are dates or timestamps.  O(nodes).  Raises `SpecError` if two
+    different functions have one name.
 
     >>> import pyarrow as pa
     >>> from ddflow.plan.inputs.spec import Upsert
@@ -82,7 +84,7 @@ def describe_plan(flow: Plan) -> dict[str, Any]:
 
 
 def _describe_input_kind(bound: Binding) -> dict[str, Any]:
-    """Describe an input's kind: differences, its format, or its machine with the columns of the state."""
+    """Describe an input's kind, its format, or its machine with the columns of the state."""
     format = {} if bound.format is None else {"format": format_json(bound.format)}
     if not isinstance(bound, BoundUpserts):
         return {"kind": DIFFERENCES, **format}
@@ -98,25 +100,25 @@ def _describe_input_kind(bound: Binding) -> dict[str, Any]:
 
 
 def list_columns(schema: pa.Schema) -> list[list[Any]]:
-    """List name, type and nullability of each column, for people and for fingerprints."""
+    """List name, type and nullability of each column, for readers of the JSON and for fingerprints."""
     return [[field.name, str(field.type), field.nullable] for field in schema]
 
 
 def compute_node_ids(flow: Plan, written: bool = True) -> dict[Collection, str]:
     """Return the ids of all collections that outputs depend on.  O(nodes).  Equal collections have one id.
 
-    ``written``: as in `Formulas`.  If true, it raises the errors of `describe_plan`.
+    ``written``: see `Formulas`.  If true, the function raises the errors of `describe_plan`.
     """
     return PlanRecord([*flow.outputs.values()], written).ids
 
 
 def compute_node_id(collection: Collection) -> str:
-    """Return 32 hex digits that identify how a collection is made.  O(nodes).  Raises the errors of `describe_plan`."""
+    """Return a collection's id, 32 hex digits.  O(nodes).  Raises the errors of `describe_plan`."""
     return PlanRecord([collection]).ids[collection]
 
 
 def fingerprint_plan(description: Mapping[str, Any]) -> str:
-    """Return 32 hex digits that are equal for equal descriptions, however serialised.  O(description)."""
+    """Return 32 hex digits that are equal for equal descriptions, in any serialisation.  O(description)."""
     bare = {
         name: {k: v for k, v in input.items() if k not in ("schema", "state")}
         for name, input in description["inputs"].items()
@@ -125,7 +127,7 @@ def fingerprint_plan(description: Mapping[str, Any]) -> str:
 
 
 class PlanRecord:
-    """Some collections and their inputs at any depth, as JSON: ``ids`` by collection, ``nodes`` by id."""
+    """The JSON of some collections and all their upstream inputs: ``ids`` by collection, ``nodes`` by id."""
 
     def __init__(self, roots: Sequence[Collection], written: bool = True) -> None:
         self.ids: dict[Collection, str] = {}
@@ -133,7 +135,7 @@ class PlanRecord:
         self.formulas = Formulas(written)
         needed = walk_inputs(roots)
         for flow in {node.flow: None for node in roots}:
-            for node in flow.nodes:  # a collection stands behind what it is made of
+            for node in flow.nodes:  # inputs precede the collections built from them
                 if node in needed:
                     self._add_node(node)
 
@@ -144,7 +146,7 @@ class PlanRecord:
             return
         made = {"op": node.verb, "of": of} | node.to_json(self.formulas)
         self.ids[node] = digest_json(made)
-        # What is proven of one is true of all that are made alike, and no part of how they are made.
+        # A proven key holds for all collections with this id, and is not part of the id.
         proven = self.nodes.get(self.ids[node], {}).get("proven") if node.proven is None else list(node.proven)
         self.nodes[self.ids[node]] = made if proven is None else made | {"proven": proven}
 
@@ -152,7 +154,7 @@ class PlanRecord:
 def format_node(description: Mapping[str, Any], collection: str, where: str) -> str:
     """Write a collection as calls of verbs, cut if it is long or deep.  ``where``: for messages.  O(description).
 
-    Raises `CorruptState` for an unknown id, and for a description that `describe_plan` did not write.
+    Raises `CorruptState` if the id is unknown, or `describe_plan` did not write the description.
     """
     return _write_collection(JsonRecord(description, f"the plan of {where}").read_record("collections"), collection, 6)
 
@@ -160,9 +162,9 @@ def format_node(description: Mapping[str, Any], collection: str, where: str) -> 
 def find_first_difference(
     old: Mapping[str, Any], was: str, new: Mapping[str, Any], now: str, where: str
 ) -> tuple[str, str]:
-    """Find the first inputs in which two collections differ.  O(nodes).
+    """Follow the first differing inputs of two collections up to the pair of operators that differ.  O(nodes).
 
-    ``old``, ``new``: their descriptions.  Raises the errors of `format_node`.
+    ``old``, ``new``: the descriptions of ``was`` and ``now``.  Raises the errors of `format_node`.
     """
     nodes = [JsonRecord(each, f"the plan of {where}").read_record("collections") for each in (old, new)]
     while True:
@@ -192,7 +194,7 @@ def _write_collection(nodes: JsonRecord, collection: str, depth: int) -> str:
 
 
 _UNFIT = (DdflowError, pa.ArrowException, ValueError, TypeError, KeyError, OverflowError)
-"""What building a plan of hostile parts may raise."""
+"""Errors that building a plan from hostile parts may raise."""
 
 _TOMBSTONE: Any = defstruct("_TOMBSTONE", [("tombstone", str), ("value", bool | int | float | str | None, None)])
 _KINDS: dict[str, Any] = {
@@ -209,7 +211,7 @@ _KINDS: dict[str, Any] = {
 _SPEC: Any = defstruct(
     "_SPEC", [(name, kind | UnsetType, UNSET) for name, kind in _KINDS.items()], forbid_unknown_fields=True
 )
-"""The kinds of what a spec holds; what they may be is looked at when it is made."""
+"""The types of a spec's fields; the constructor of the spec checks their values."""
 _FEED: Any = defstruct("_FEED", [("feed", str)], forbid_unknown_fields=True)
 _DIFFERENCES: Any = defstruct(
     "_DIFFERENCES",
@@ -228,9 +230,9 @@ _DIFFERENCES: Any = defstruct(
 
 
 def read_input_specs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Spec]]:
-    """Read the schema and the spec of each input.  ``where``: names the description's owner in messages.
+    """Read the schema and the spec of each input.  ``where``: the description's owner, for messages.
 
-    O(description).  Raises `CorruptState` for a description that `describe_plan` did not write.
+    O(description).  Raises `CorruptState` if `describe_plan` did not write the description.
     """
     given = JsonRecord(description, f"the plan of {where}").read_records_by_name("inputs")
     return {
@@ -240,7 +242,7 @@ def read_input_specs(description: Mapping[str, Any], where: str) -> dict[str, tu
 
 
 def read_bindings(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
-    """Bind the inputs, even without the code of their functions.  Costs and errors are those of `read_input_specs`."""
+    """Bind the inputs, even without the code of their functions.  Has the costs and errors of `read_input_specs`."""
     given = JsonRecord(description, f"the plan of {where}").read_records_by_name("inputs")
     times = read_step_time_type(description, where)
     return {
@@ -262,12 +264,12 @@ def read_step_time_type(description: Mapping[str, Any], where: str) -> pa.DataTy
 
 
 def read_time_type(description: Mapping[str, Any], where: str) -> pa.DataType:
-    """Return the type of times.  Costs and errors are those of `read_input_specs`."""
+    """Read the type of times.  Has the costs and errors of `read_input_specs`."""
     return next((bound.time_type for bound in read_bindings(description, where).values()), pa.int64())
 
 
 def _read_schema(record: JsonRecord, name: str, beside: list[Any]) -> pa.Schema:
-    """Read a schema from Arrow's bytes and check it against the columns in words."""
+    """Read a schema from Arrow's bytes and check it against the list of columns."""
     text = record.read_text(name)
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
@@ -280,7 +282,7 @@ def _read_schema(record: JsonRecord, name: str, beside: list[Any]) -> pa.Schema:
 
 
 def _read_spec(input: JsonRecord) -> Spec:
-    """Read the spec of an input, of either kind."""
+    """Read the spec of an input of upserts or of differences."""
     record = input.read_record("spec")
     if "kind" not in input:
         return _read_upsert(record)
@@ -302,7 +304,7 @@ def _read_upsert(record: JsonRecord) -> Upsert:
     try:
         if known:
             return Upsert.from_json(json.dumps(record.given))
-        # A function merges whole rows, as this does.
+        # "first_row" passes the same checks as a function, because both merge whole rows.
         spec = Upsert.from_json(json.dumps(record.given | {"merge": "first_row"}))
         return replace(spec, merge=Merge(function=AbsentFunction.of_json(merge), scalar=merge.get("scalar", False)))
     except (DdflowError, TypeError, AttributeError) as error:
@@ -312,8 +314,8 @@ def _read_upsert(record: JsonRecord) -> Upsert:
 def rebuild_plan(description: Mapping[str, Any], where: str = "a state") -> Plan:
     """Rebuild the flow of a description, without its ``consolidate``.  ``where``: for messages.  O(description).
 
-    Raises `SpecError` if a formula is not SQL, because only the flow itself has its code; `CorruptState` for a
-    description that `describe_plan` did not write.
+    Raises `SpecError` if a formula is not SQL, because only the flow itself has its code.  Raises `CorruptState` if
+    `describe_plan` did not write the description.
 
     >>> import pyarrow as pa
     >>> from ddflow.plan.text.codec import describe_plan
@@ -394,7 +396,7 @@ def _read_format(input: JsonRecord) -> Format | None:
 
 
 class _Absent(SpecError):
-    """A function without its code, which is no damage."""
+    """An error for a function without its code; the description is not damaged."""
 
 
 def _make_missing_code_error(where: str, found: str) -> SpecError:
@@ -402,7 +404,7 @@ def _make_missing_code_error(where: str, found: str) -> SpecError:
 
 
 def _has_code(given: Any) -> bool:
-    """Whether a formula among what a node was told is a function or an Arrow expression."""
+    """Tell whether a node's JSON has a formula that is a function or an Arrow expression."""
     if isinstance(given, dict):
         coded = "type" in given and ("python" in given or "arrow" in given)
         return coded or any(map(_has_code, given.values()))

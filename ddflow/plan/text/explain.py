@@ -1,7 +1,8 @@
-"""A plan as text and as a picture in SVG: how each output is made, what is kept of it, and by which columns rows meet.
+"""Explain a plan as text or as SVG: the operators of each output, stored state, and partitioning columns.
 
-Guarantees: every collection of an output appears once; another reader of it says so. A box lies below all that it is
-made of. Text of users is escaped, and the same plan gives the same bytes. Nothing is run or looked up in a state.
+Guarantees: the explanation shows each collection of an output once; further uses refer to it. In the picture, each box
+is below its inputs. User text is escaped, and equal plans give equal bytes. Explaining runs nothing and reads no state.
+
 Limits: long texts are cut.
 """
 
@@ -26,11 +27,11 @@ from ddflow.plan.text.formulas import Formulas, JsonRecord
 from ddflow.terminal import escape_text
 
 MOST_LINES = 500
-"""Lines that a notebook shows."""
+"""Maximum number of lines in a notebook."""
 
 
 class PlanExplanation(str):
-    """A text of several lines that a prompt and a notebook show without quotes."""
+    """Text of several lines; a prompt and a notebook show it without quotes."""
 
     __slots__ = ()
 
@@ -46,7 +47,7 @@ class PlanExplanation(str):
 
 
 class _NamedFormulas:
-    """A writer of formulas by name; two functions may share one."""
+    """A writer of formulas by name; unlike in `Formulas`, two functions may have one name."""
 
     def describe_formula(self, expression: Expression) -> dict[str, str]:
         """Describe the formula as JSON."""
@@ -58,7 +59,7 @@ class _NamedFormulas:
 
 
 Figures = Mapping[Collection, Sequence[str]]
-"""What else is to be said of collections."""
+"""Extra notes on collections, such as row counts."""
 
 
 def explain_plan(plan: Plan, name: str | None = None, figures: Figures | None = None) -> PlanExplanation:
@@ -67,7 +68,7 @@ def explain_plan(plan: Plan, name: str | None = None, figures: Figures | None = 
 
 
 def select_roots(plan: Plan, name: str | None) -> Mapping[str, Collection]:
-    """Select the collections to explain: all outputs, or all inputs if there are none, or the one called `name`."""
+    """Select the collections to explain: the one called `name`, else all outputs, or all inputs without outputs."""
     known: dict[str, Collection] = {**plan.inputs, **plan.outputs}
     if name is None:
         return plan.outputs or plan.inputs
@@ -147,7 +148,7 @@ def list_placement_notes(
     paired: Set[Collection],
     output: bool,
 ) -> list[str]:
-    """Describe how a collection's rows move and are kept.  ``entry``: itself, if it is an input of the plan."""
+    """Describe how a collection's rows move and are stored.  ``entry``: the collection if it is an input, else None."""
     notes, meets = [], node.exchange()
     if entry is not None:
         meets = [tuple(entry.bound.key_schema.names)]
@@ -182,9 +183,9 @@ def _format_key_columns(by: Columns) -> str:
 
 
 def find_partitioning(plan: Plan, paired: Set[Collection]) -> dict[Collection, Columns | None]:
-    """Return the columns by which equal rows of each collection share a partition; None without any."""
+    """Return the columns that partition the rows of each collection; None if it has no partitioning."""
     out: dict[Collection, Columns | None] = {node: tuple(node.bound.key_schema.names) for node in plan.inputs.values()}
-    for node in plan.nodes:  # a collection stands behind what it is made of
+    for node in plan.nodes:  # inputs precede the collections built from them
         if node in out:
             continue
         before, by = {out[of] for of in node.inputs}, node.exchange()[0]
@@ -196,7 +197,7 @@ def find_partitioning(plan: Plan, paired: Set[Collection]) -> dict[Collection, C
 
 
 BESIDE, BELOW, LANE, SWEEPS = 24.0, 44.0, 16.0, 8
-"""Pixels between boxes of a layer, and between layers; of a lane; how often the order and the places are improved."""
+"""Pixels between boxes of a layer, between layers, and across a lane; rounds that improve order and places."""
 
 
 class BoxSize(NamedTuple):
@@ -212,14 +213,14 @@ class BoxSize(NamedTuple):
 
 
 class BoxCenter(NamedTuple):
-    """The middle of a box, in pixels."""
+    """The center of a box, in pixels."""
 
     x: float
     y: float
 
 
 class BoxLayout(NamedTuple):
-    """A layout.  ``boxes``: by number.  ``edges``: by box and input, the ends of an edge's lanes, downwards."""
+    """A layout.  ``boxes``: by number.  ``edges``: the ends of each edge's lanes, downwards, by box and input."""
 
     boxes: list[BoxCenter]
     edges: dict[tuple[int, int], list[BoxCenter]]
@@ -228,7 +229,7 @@ class BoxLayout(NamedTuple):
 
 
 class _BoxLayers:
-    """Boxes and lanes by layer.  Numbers from ``len(sizes)`` on are lanes."""
+    """Boxes and lanes by layer.  A lane is an edge's place in a layer; lanes have numbers from ``len(sizes)`` on."""
 
     def __init__(self, sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> None:
         self.widths = [each.width for each in sizes]
@@ -257,7 +258,7 @@ class _BoxLayers:
                 self.below[one].append(each)
 
     def sort_layers(self) -> None:
-        """Move boxes of a layer towards what they are joined to, in the layer above, then below."""
+        """Sort each layer by the mean position of the connected boxes in the layer above, then below."""
         at = {each: float(n) for layer in self.layers for n, each in enumerate(layer)}
         for sweep in range(SWEEPS):
             joined = self.above if sweep % 2 == 0 else self.below
@@ -266,7 +267,7 @@ class _BoxLayers:
                 at.update((each, float(n)) for n, each in enumerate(layer))
 
     def place_boxes(self) -> dict[int, float]:
-        """Place the middle of each box, left to right."""
+        """Compute the horizontal center of each box."""
         x = dict[int, float]()
         for layer in self.layers:
             right = 0.0
@@ -284,7 +285,7 @@ class _BoxLayers:
         return {each: place - left for each, place in x.items()}
 
     def _spread_boxes(self, layer: list[int], wanted: list[float]) -> list[float]:
-        """Move places near the wanted ones, without overlap: the mean of packing from either side."""
+        """Spread boxes near the wanted places without overlap: the mean of packing from left and right."""
         gaps = [(self.widths[one] + self.widths[other]) / 2 + BESIDE for one, other in pairwise(layer)]
         right, left = list(wanted), list(wanted)
         for n, gap in enumerate(gaps):
@@ -299,7 +300,7 @@ def _compute_mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def lay_out_boxes(sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> BoxLayout:
-    """Lay out boxes.  ``inputs``: for each box the numbers of the boxes before it.  Pure."""
+    """Lay out boxes.  ``inputs``: the numbers of each box's input boxes, all lower than its number.  Pure."""
     layers = _BoxLayers(sizes, inputs)
     layers.sort_layers()
     x, rows, top = layers.place_boxes(), dict[int, tuple[float, float]](), 0.0
@@ -314,9 +315,9 @@ def lay_out_boxes(sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> 
 
 
 LETTER, LINE, AROUND, WIDE = 6.7, 15.0, 10.0, 44
-"""Pixels of a letter, of a line and around a text; letters of a line."""
+"""Pixels per letter, per line and around a text; letters per line."""
 MOST_BOXES: Final = 60
-"""Collections of a picture in a notebook."""
+"""Maximum number of collections for a picture in a notebook."""
 TINTS: Final = {"input": "#4c8dff", "operator": "#888888", "kept": "#e8912d", "output": "#3fae5a"}
 Kind = Literal["input", "operator", "kept", "output"]
 
@@ -334,7 +335,7 @@ class PlanDiagram(str):
 
 
 class Box(NamedTuple):
-    """A box with ``title`` and ``lines``.  ``of``: the numbers of the boxes before it."""
+    """A box with ``title`` and ``lines``.  ``of``: the numbers of its input boxes."""
 
     kind: Kind
     title: list[str]
@@ -388,7 +389,7 @@ def _build_boxes(plan: Plan, roots: Mapping[str, Collection], figures: Figures) 
     entries: dict[Collection, Input] = {node: node for node in plan.inputs.values()}
     wanted = walk_inputs(roots.values())
     boxes, at = list[Box](), dict[Collection, int]()
-    for node in (each for each in plan.nodes if each in wanted):  # a collection stands behind what it is made of
+    for node in (each for each in plan.nodes if each in wanted):  # inputs precede the collections built from them
         entry = entries.get(node)
         notes = list_placement_notes(node, entry, standing, paired, node in roots.values())
         notes += [*(() if entry is None else (format_columns(entry.bound.schema), format_spec(entry)))]
@@ -465,32 +466,33 @@ class Explaining(ABC):
     def explain(
         self, name: str | None = None, *, format: Literal["text", "svg"] = "text"
     ) -> PlanExplanation | PlanDiagram:
-        """Show the plan as text or as a picture: operators of each output, kept state, and columns by which rows meet.
+        """Show the plan as text or as a picture: operators of each output, stored state, and partitioning columns.
 
-        An engine or a snapshot adds figures.  A collection that keeps rows shows their number, their bytes in memory
-        and on disk (index included), the number of operators that look rows up in it, and the outputs that share it.
-        Each computed collection shows the time that steps took for it since the engine was opened.
+        An engine or a snapshot adds figures.  A collection with stored rows shows their number, their bytes in memory
+        and on disk (index included), the number of operators probing them, and the outputs sharing them.  Each computed
+        collection shows the time that steps spent on it since the engine was opened.
 
         Parameters
         ----------
         name : str, optional
-            An output or an input, where all outputs are not wanted.
+            The output or input to explain.  By default all outputs.
         format : {"text", "svg"}
-            A tree in several lines, or a picture, which needs no server and no program.
+            A tree of several lines, or a picture that needs no server or other program.
 
         Returns
         -------
         PlanExplanation or PlanDiagram
-            A str that a prompt and a notebook show as it is.
+            A str; a prompt and a notebook display it without quotes or as a picture.
 
         Raises
         ------
         SpecError
-            For an unknown name or format.
+            If the name or format is unknown.
 
         Notes
         -----
-        It runs nothing.  Times exclude reading your rows, writing state, and commits.  O(nodes of the plan, and runs).
+        Explaining runs nothing.  Times exclude reading your rows, writing state, and commits.  O(nodes of the plan, and
+        runs).
         """
         return self._render_plan(name, format)
 

@@ -1,7 +1,7 @@
-"""Formulas and parameters of a plan as JSON, with fields that are not known beforehand.
+"""Write formulas of a plan as JSON, and read fields of JSON with checks.
 
-Guarantees: SQL is kept by its text; functions and expressions of pyarrow by a name, never as code. A record with an
-unknown field is refused.
+Guarantees: JSON stores SQL as text, and functions and pyarrow expressions as a name and a digest, never as code. A
+field with a value of the wrong type raises `CorruptState`.
 
 >>> one, other = (lambda batch: batch.column("a")), (lambda batch: batch.column("b"))
 >>> digest_code(one) == digest_code(other), digest_code(one) == digest_code(lambda rows: rows.column("a"))
@@ -27,12 +27,12 @@ from ddflow.errors import CorruptState, SpecError, shorten
 from ddflow.expressions import Expression
 from ddflow.storage.fields import MEND
 
-_SHORT = reprlib.Repr()  # what is nested as deep as JSON may be, or as long, has no repr of Python's own
+_SHORT = reprlib.Repr()  # the built-in repr fails for JSON nested very deeply, and is too long for messages
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
 class JsonRecord:
-    """A reader of ``given``, an object of JSON.  ``what``: its place, for messages.
+    """A reader of ``given``, a JSON object.  ``what``: its place, for messages.
 
     >>> record = JsonRecord({"rows": 3, "of": {"name": "x"}}, "m")
     >>> record.read_record("of").read_text("name")
@@ -53,7 +53,7 @@ class JsonRecord:
         return self.given.get(name) is not None
 
     def list_field_names(self) -> list[str]:
-        """List the names of its fields."""
+        """List the names of the fields."""
         return list(self.given)
 
     def read_text(self, name: str, most: int = 1 << 24) -> str:
@@ -64,14 +64,14 @@ class JsonRecord:
         return value
 
     def read_integer(self, name: str) -> int:
-        """Read a whole number."""
+        """Read an integer."""
         value = self.given.get(name)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._make_corrupt_error(name, value, "a whole number")
         return value
 
     def read_list(self, name: str) -> list[Any]:
-        """Read a list of anything."""
+        """Read a list of any values."""
         value = self.given.get(name)
         if not isinstance(value, list):
             raise self._make_corrupt_error(name, value, "a list")
@@ -93,7 +93,7 @@ class JsonRecord:
         return [JsonRecord(each, f"{self.what}, {name}[{i}]") for i, each in enumerate(self.read_list(name))]
 
     def read_records_by_name(self, name: str) -> Mapping[str, JsonRecord]:
-        """Read records by name."""
+        """Read the records of a nested object, by name."""
         within = self.read_record(name)
         return {each: within.read_record(each) for each in within.list_field_names()}
 
@@ -104,12 +104,12 @@ class JsonRecord:
 
 
 def digest_json(given: Any) -> str:
-    """Return 32 hex digits of JSON, equal for equal values: xxh3-128 of its one canonical text.  O(values)."""
+    """Return xxh3-128 of the canonical JSON text, as 32 hex digits: equal for equal values.  O(values)."""
     return xxhash.xxh3_128_hexdigest(json.dumps(given, sort_keys=True, separators=(",", ":")).encode())
 
 
 def write_formula(formula: JsonRecord) -> str:
-    """Write a formula of `Formulas.describe_formula`, or the name of a column, in the form that a user writes."""
+    """Write a formula of `Formulas.describe_formula`, or the name of a column, as users write it."""
     kind = next((each for each in ("column", "sql", "arrow", "python") if each in formula), "sql")
     return shorten(repr(formula.read_text(kind)) if kind in ("column", "sql") else formula.read_text(kind))
 
@@ -117,17 +117,17 @@ def write_formula(formula: JsonRecord) -> str:
 def find_formula_objections(
     expression: Expression, old: pa.Schema, new: pa.Schema, kind: pa.DataType | None = None
 ) -> Iterator[str]:
-    """Yield reasons why an expression may change its meaning over wider columns; none if it does not.  O(text).
+    """Yield reasons why an expression may change its meaning over wider columns.  O(text).
 
-    ``old``, ``new``: the narrower and the wider columns; they contain those that it reads.  ``kind``: its former
-    type, if a wider type with the same values is fine.
+    ``old``, ``new``: the narrower and the wider columns, with all columns that the expression reads.  ``kind``: its
+    former type, if a wider type with the same values is acceptable.
     """
     read = new.names if expression.columns is None else expression.columns
     changed = [name for name in list_changed_types(old, new) if name in read]
     if not changed:
         return
     if expression.text is not None:
-        from ddflow.expressions.sql import find_wider_type  # with its parser, which takes long to import
+        from ddflow.expressions.sql import find_wider_type  # imported here because its parser loads slowly
 
         found = find_wider_type(expression.text, old, new)
         if found is not None and (kind is None or expression.type == kind or find_widening(kind, expression.type)):
@@ -139,9 +139,10 @@ def find_formula_objections(
 
 
 class Formulas:
-    """The formulas of one plan.  ``digests``: by kind and name, the maker of the digest, and the digest.
+    """The formulas of one plan.  ``digests``: the version of Python or pyarrow and the digest, by kind and name.
 
-    ``written``: whether another process will read them; else ids tell formulas of one name apart.
+    ``written``: whether another process will read the JSON.  Two formulas with one name are then an error; otherwise
+    ids in the JSON distinguish them.
     """
 
     def __init__(self, written: bool = True) -> None:
@@ -150,7 +151,8 @@ class Formulas:
         self._given: dict[str, Any] = {}
 
     def describe_formula(self, expression: Expression) -> dict[str, str]:
-        """Describe the formula as JSON: its SQL, whose type follows from the columns, or its name and its type.
+        """Describe the formula as JSON: its SQL, or its name and type.  The type of SQL follows from the columns.
+
         O(text).  Raises `SpecError` if another formula has the name.
         """
         if expression.text is not None:
@@ -166,7 +168,10 @@ class Formulas:
         return {"python": self._register_name("python", name, found, same)} | kind
 
     def describe_functions(self, given: Sequence[Any]) -> dict[str, str]:
-        """Describe functions that are one formula as JSON.  O(code).  Raises `SpecError` as `add` does."""
+        """Describe functions that form one formula as JSON.
+
+        O(code).  Raises `SpecError` if another formula has the name.
+        """
         given = [getattr(each, "py_func", each) for each in given]
         found = [str(sys.implementation.cache_tag), digest_json([digest_code(each) for each in given])]
         return {
@@ -193,9 +198,9 @@ def find_code_name(given: Any) -> str:
 
 
 def digest_code(function: Any) -> str:
-    """Return 32 hex digits of a function's code and of the plain values that it was made with.
+    """Digest a function's code and the plain values in its defaults and closure: 32 hex digits.
 
-    O(code).  A callable object gives no information.
+    O(code).  All callable objects without ``__code__`` have the same digest.
     """
     code = getattr(function, "__code__", None)
     if code is None:
@@ -212,7 +217,7 @@ def digest_code(function: Any) -> str:
 def _read_closure_cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # a name that is not bound yet
+    except ValueError:  # the variable is not bound yet
         return None
 
 
@@ -225,6 +230,6 @@ def _describe_constant(value: Any) -> Any:
         return _describe_code(value)
     if isinstance(value, tuple):
         return [_describe_constant(each) for each in value]
-    if isinstance(value, frozenset):  # whose order differs from process to process
+    if isinstance(value, frozenset):  # the order of a set differs between processes
         return sorted(json.dumps(_describe_constant(each)) for each in value)
     return repr(value) if isinstance(value, int | float | complex | str | bytes | None) else type(value).__qualname__

@@ -1,1 +1,1 @@
-"""The verbs of a collection, a family a file."""
+"""Verbs of a collection, one file for each family."""

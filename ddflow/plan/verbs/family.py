@@ -1,10 +1,9 @@
-"""Families of verbs: the base of the classes whose methods make one collection of another, and the operators behind
-them.
+"""Define the base classes of verb families, and the registry of operators.
 
-Each file in ``ddflow/operators`` registers its operator when that package is loaded, which is when the first verb is
-called. So plans know operators by their verbs only.
+Each file in ``ddflow/operators`` registers its operator when the package loads, on the first call of a verb. So plans
+refer to operators only by verb.
 
-Guarantees: a verb that another library has under another name is an error that names ours.
+Guarantees: for a verb's name in another library, such as ``select``, the error names the verb of ddflow.
 """
 
 import importlib
@@ -19,13 +18,13 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def register_operator(kind: Kind) -> Kind:
-    """Add an operator under its ``verb``: a decorator of its class."""
+    """Register an operator class under its ``verb``, as a decorator."""
     _REGISTERED[kind.verb] = kind  # type: ignore[attr-defined]
     return kind
 
 
 def load_operators() -> Mapping[str, Any]:
-    """Load all operators, by verb."""
+    """Load all operators and return their classes by verb."""
     importlib.import_module("ddflow.operators")
     return _REGISTERED
 
@@ -36,11 +35,11 @@ def find_operator_class(verb: str) -> Any:
 
 
 Made = TypeVar("Made")
-"""What a verb gives: a collection."""
+"""The type of a verb's result: a collection."""
 
 
 class VerbFamily(Generic[Made]):
-    """A base of verbs.  ``flow``: knows all collections, and returns an equal one in place of a new one."""
+    """A base class of verbs.  ``flow``: the plan, which replaces a new collection by an equal existing one."""
 
     flow: Any
 
@@ -50,17 +49,17 @@ class VerbFamily(Generic[Made]):
 
 
 def check_same_flow(verb: str, first: Any, other: Any) -> None:
-    """Raise `SpecError` if ``other`` is no collection, or one of another flow than ``first``."""
+    """Raise `SpecError` if ``other`` is not a collection of the flow of ``first``."""
     if getattr(other, "flow", None) is not first.flow:
         raise SpecError(verb, f"{other!r:.99} is no collection or of another flow", "build both in one flow")
 
 
 ALIKE: Final = 0.8
-"""How alike a name must be to be meant; from 0 to 1."""
+"""Minimum similarity, 0 to 1, of a name to suggest it."""
 
 
 class ForeignVerbHints:
-    """A base that suggests verbs for names of other libraries.
+    """A base class that suggests verbs for names of other libraries.
 
     >>> class Rows(ForeignVerbHints):
     ...     _shown, _instead = "a collection", {"select": "project([...])"}
@@ -76,9 +75,9 @@ class ForeignVerbHints:
     """
 
     _shown: ClassVar[str]
-    """What messages call it."""
+    """The object's name in messages."""
     _instead: ClassVar[Mapping[str, str]]
-    """By name, what to write."""
+    """The code to suggest, by foreign name."""
 
     if not TYPE_CHECKING:
 

@@ -1,9 +1,10 @@
-"""Verbs that look at rows by group or by key, and the parts that an agg is computed in.
+"""Declare the verbs of groups and keys: count, agg, top, versions, to_upserts, single.
 
-Guarantees: a group is there while the multiplicities of its rows do not add up to zero. An agg has a part for the
-aggregates that add up, one for each order of rows, and one for each count of distinct values. Every part has all
-groups.
-A part that is used twice is one collection, with one arrangement.
+`agg` splits its aggregates into parts and joins the parts by group: one part for the aggregates that add up, one for
+each order of rows, and one for each count of distinct values. Every part has all groups. Equal parts are one collection
+with one arrangement.
+
+Guarantees: a group exists while the multiplicities of its rows do not add up to zero.
 
 >>> import ddflow as dd
 >>> people = dd.Flow().upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
@@ -28,11 +29,11 @@ from ddflow.plan.verbs.joins import build_inner_join
 from ddflow.plan.verbs.rows import Formula
 
 ENDS: Final = {"min": "first", "max": "last", "first": "first", "last": "last", "array_agg": "all"}
-"""What each is, in an order of rows."""
+"""The rows of a group that each ordered aggregate returns: the first, the last, or all."""
 
 
 class OrderedPartColumns(NamedTuple):
-    """Columns and order of an ordered part: its columns beside the groups, by name, and its order."""
+    """Columns and order of an ordered part: the SQL of its non-group columns, by name, and its order."""
 
     columns: tuple[tuple[str, str], ...]
     order: tuple[str, ...]
@@ -40,7 +41,7 @@ class OrderedPartColumns(NamedTuple):
 
 
 def check_group_columns(of: Any, by: Any, names: Iterable[str]) -> list[str]:
-    """Return the group columns, checked against the names of the results.  Raises `SpecError`."""
+    """Parse the group columns and check them against the names of the results.  Raises `SpecError`."""
     groups, names = list(parse_column_names(by, "agg", "group_by")), list(names)
     check_columns_exist(groups, of.schema.names, "group_by")
     if taken := [name for name in names if name in groups]:
@@ -55,7 +56,7 @@ def check_group_columns(of: Any, by: Any, names: Iterable[str]) -> list[str]:
 
 
 def aggregate_rows(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
-    """Aggregate the rows: see `ddflow.plan.verbs.groups.Grouping.agg`.
+    """Aggregate the rows; see `ddflow.plan.verbs.groups.Grouping.agg`.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -131,7 +132,7 @@ def _write_order_direction(name: str, descending: bool, nulls_first: bool) -> st
 
 
 def _count_distinct(of: Any, groups: Sequence[str], name: str, call: AggregateCall) -> Any:
-    """Count the distinct values, leaving out nulls."""
+    """Build the collection that counts the distinct non-null values."""
     if call.order or call.ignores_nulls:
         raise call.build_error(f"count takes no {'ORDER BY' if call.order else 'IGNORE NULLS'}", "leave it out")
     columns = list[tuple[str, str]]()
@@ -147,7 +148,7 @@ def _count_distinct(of: Any, groups: Sequence[str], name: str, call: AggregateCa
 
 
 def _find_free_name(name: str, groups: Sequence[str]) -> str:
-    """Return a name that no group column has."""
+    """Extend a name until no group column has it."""
     while name in groups:
         name += "_"
     return name
@@ -175,7 +176,7 @@ def _join_group_parts(parts: Sequence[tuple[Any, list[str]]], groups: list[str],
 
 
 class Grouping(ForeignVerbHints, Generic[Made]):
-    """The rows of a collection by some columns, of which `agg` makes a collection.
+    """Rows grouped by some columns; `agg` turns them into a collection.
 
     Parameters
     ----------
@@ -205,35 +206,36 @@ class Grouping(ForeignVerbHints, Generic[Made]):
     def agg(self, *unnamed: Never, **aggregates: str | AppliedAggregate) -> Made:
         """Aggregate the rows of each group.
 
-        A group is there while the multiplicities of its rows do not add up to zero.  Aggregates skip nulls; of nothing
-        but nulls all but counts are null.  Asked for twice, it is one collection, with one arrangement.
+        A group exists while the multiplicities of its rows do not add up to zero.  Aggregates ignore nulls; if all
+        values are null, counts are 0 and other aggregates are null.  Equal calls return the same collection, with one
+        arrangement.
 
         Parameters
         ----------
         **aggregates : str or AppliedAggregate
-            By column of the result, SQL: ``count(*)``, ``count(x)``, ``count(distinct x)``, ``sum``, ``avg``, ``min``,
+            SQL by column of the result: ``count(*)``, ``count(x)``, ``count(distinct x)``; ``sum``, ``avg``, ``min``,
             ``max``, ``var_pop``, ``var_samp``, ``stddev_pop``, ``stddev_samp``, ``bool_and``, ``bool_or`` of an
-            expression, ``first(x order by y)``, ``last(x order by y)``, ``array_agg(x)``, each with
-            ``filter (where ...)``; the last three take ``ignore nulls``.  Or a `ddflow.Aggregate` of an expression.
+            expression; ``first(x order by y)``, ``last(x order by y)``, ``array_agg(x)``.  Each accepts
+            ``filter (where ...)``; the last three accept ``ignore nulls``.  Or a `ddflow.Aggregate` of an expression.
 
         Returns
         -------
         Collection
-            Of the group columns and the aggregates.
+            A collection with the group columns and the aggregates.
 
         Raises
         ------
         SpecError
-            For a missing column, a name that is taken, and an input that forgets rows without a retraction.
+            If a column is missing, a name is taken, or rows of an input expire without a retraction.
         ExpressionError
-            For what is no aggregate, and an argument that does not compile or is of a wrong type.
+            If the text is not an aggregate, or an argument does not compile or has a wrong type.
 
         Notes
         -----
-        O(n) expected, for n updates of a step, and O(groups that change); of a variance some microseconds each.  It
-        holds a row for each group.  A step raises `AggregateOverflow` when a sum leaves its type.  Extremes, first and
-        last values take O(log rows) an update, and lists O(rows) for each group that changes; with distinct counts they
-        hold the rows that differ, and raise `NegativeMultiplicity` where one is there less than zero times.
+        O(n) expected, for n updates of a step, plus O(changed groups).  The state stores a row for each group.  A step
+        raises `AggregateOverflow` if a sum leaves its type.  Extremes, first and last values cost O(log rows) an
+        update, and lists cost O(rows) for each changed group.  These aggregates and distinct counts store each distinct
+        row, and a step raises `NegativeMultiplicity` if one has a negative multiplicity.
 
         Examples
         --------
@@ -262,77 +264,77 @@ class Grouping(ForeignVerbHints, Generic[Made]):
 
 
 class GroupVerbs(VerbFamily[Made], Generic[Made]):
-    """Verbs that bring equal rows of some columns together."""
+    """Verbs that group rows by some columns."""
 
     def count(self, by: str | Sequence[str] | None = None, *more: str, name: str = "count") -> Made:
-        """Count the rows of each group.  A group at zero is not there.
+        """Count the rows of each group.  Groups with a count of zero are left out.
 
-        Asked for twice, it is one collection, with one arrangement.
+        Equal calls return the same collection, with one arrangement.
 
         Parameters
         ----------
         by : str or sequence of str, optional
             The group columns.  By default all; ``[]`` counts all rows.
         *more : str
-            Further ones: ``count("city", "kind")``.
+            More group columns: ``count("city", "kind")``.
         name : str
             The name of the count's column, an int64.
 
         Returns
         -------
         Collection
-            Of the group columns and the count.
+            A collection with the group columns and the count.
 
         Raises
         ------
         SpecError
-            For a missing column, or one that is called ``name``.
+            If a column is missing, or a group column is called ``name``.
 
         Notes
         -----
-        O(n) expected, for n updates of a step.  It holds a row for each group.
+        O(n) expected, for n updates of a step.  The state stores a row for each group.
         """
         if more:
             by = [*([by] if isinstance(by, str) else by or ()), *more]
         return self._apply_verb("count", by, name)
 
     def group_by(self, *columns: str) -> Grouping[Made]:
-        """Bring the rows of each group together, for `Grouping.agg`.
+        """Group the rows by some columns, for `Grouping.agg`.
 
         Parameters
         ----------
         *columns : str
-            The group columns; null is a group.  None at all is one group.
+            The group columns; null is a group.  Without columns, all rows are one group.
 
         Returns
         -------
         Grouping
-            Which is no collection.
+            The grouped rows; not a collection.
 
         Raises
         ------
         SpecError
-            For what is no name.
+            If an argument is not a name.
         """
         return Grouping(self, columns)
 
     def agg(self, *unnamed: Never, **aggregates: str | AppliedAggregate) -> Made:
-        """Aggregate all rows: as `Grouping.agg` of one group.  Without rows there is no row.
+        """Aggregate all rows as one group.  An empty collection gives an empty result.
 
         Parameters
         ----------
         **aggregates : str
-            As of `Grouping.agg`.
+            The same as in `Grouping.agg`.
 
         Returns
         -------
         Collection
-            Of the aggregates.
+            A collection with the aggregates.
 
         Raises
         ------
         SpecError, ExpressionError
-            As of `Grouping.agg`.
+            The same errors as in `Grouping.agg`.
         """
         return self.group_by().agg(*unnamed, **aggregates)
 
@@ -346,37 +348,37 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
     ) -> Made:
         """Keep the first k rows of each group, in an order.
 
-        A row of multiplicity m takes m places, and may be cut.
+        A row of multiplicity m takes m places; the limit may cut its multiplicity.
 
         Parameters
         ----------
         k : int
-            How many rows a group shows, 1 to 10,000.
+            The maximum number of rows of a group, 1 to 10,000.
         by : str or sequence of str
             The order, as in ``["amount desc", "at"]``: a column, then ``asc`` or ``desc``, then ``nulls first`` or
             ``nulls last``.  The default is ascending; nulls come first if ascending and last if descending.  The other
             columns break ties, in their order, ascending.
         partition_by : str or sequence of str
-            The group columns, possibly none: bare names, without backticks.
+            The group columns, possibly empty: bare names, without backticks.
         offset : int
-            How many rows of each group to skip.
+            The number of rows to leave out at the start of each group.
         rank_name : str, optional
-            The name of a column for the place of a row in its group, an int64 from 1 on.  A row of multiplicity m is
-            then m rows.
+            The name of a column for the place of a row in its group, an int64 from 1 on.  A row of multiplicity m then
+            becomes m rows.
 
         Returns
         -------
         Collection
-            Of the same columns, and the rank's.
+            A collection with the same columns, and the rank if it has a name.
 
         Raises
         ------
         SpecError
-            For a missing column, an invalid order, a type without an order, and a number out of range.
+            If a column is missing, the order is invalid, a type has no order, or a number is out of range.
 
         Notes
         -----
-        O(log rows) for an update, and O(k + offset) for each group that a step touches.  It holds each row.  With
+        O(log rows) an update, plus O(k + offset) for each group that a step touches.  The state stores each row.  With
         ``rank_name`` one change may move all ranks after it: 2k updates.
         """
         return self._apply_verb("top", k, by, partition_by, offset, rank_name)
@@ -390,95 +392,95 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         valid_from: str = "valid_from",
         valid_to: str = "valid_to",
     ) -> Made:
-        """Make a type-2 history: each row is a version of its key, valid from its order until the next one's.
+        """Build a type-2 history: each row is a version of its key, valid from its order to the next row's order.
 
-        A late row takes its place, and the ends of its neighbours move.  A retraction removes the version from history.
-        Neighbours that differ only in ``order_by`` and ``ignore`` are one version, shown as the earliest.  If rows
-        share a key and an order, the greatest one shows.
+        A late row is inserted at its place, and the ends of its neighbours move.  A retraction removes a version.
+        Neighbours that differ only in ``order_by`` and ``ignore`` are one version, shown as the earliest row.  If rows
+        share a key and an order, only the greatest row is shown.
 
         Parameters
         ----------
         key : str or sequence of str
-            The columns whose history it is; null is a key.
+            The columns that identify a history; null is a key.
         order_by : str or sequence of str
-            The columns that versions of a key are ordered by, null first.  Text and binary may only be the last one.
+            The columns that order the versions of a key, null first.  Text and binary may only be the last column.
         delete : Tombstone, str, pyarrow.compute.Expression or callable, optional
-            The rows that end the previous version and give no row: a `ddflow.tombstone`, whose column is not in the
-            result, or a condition as in `filter`.  Among rows of one key and order they rank below all others.
+            The rows that end the previous version without starting another: a `ddflow.tombstone`, whose column the
+            result leaves out, or a condition as in `filter`.  Among rows with one key and order they rank lowest.
         ignore : str or sequence of str
-            Columns in which neighbours may differ and be one version.
+            Columns to ignore when comparing neighbours.
         valid_from, valid_to : str
-            The names of the columns for the order of a version, and for the order of the row that ended it, or null.
+            The names of two new columns: the order of a version, and the order of the row that ended it, or null.
             With several order columns, they hold the first.
 
         Returns
         -------
         Collection
-            Of the same columns, and these two.  No two rows have the same ``key`` and order.
+            A collection with the same columns and the two new ones.  ``key`` and order identify a row.
 
         Raises
         ------
         SpecError
-            For a missing column, an order column whose type has no order, a name that is taken, an input with one row
-            a key, and an input that forgets rows without a retraction.
+            If a column is missing, the type of an order column has no order, or a name is taken.  Also if the input has
+            one row for each key, or its rows expire without a retraction.
         ExpressionError
-            For a ``delete`` that does not fit.
+            If ``delete`` is invalid.
 
         Notes
         -----
-        O(log rows) for an update, and O(r log r) for the r rows around it, up to the second version after it, or for
-        all rows of its key if some are on disk.  It holds each row.  A step raises `NegativeMultiplicity` if a row has
-        a multiplicity below zero.
+        O(log rows) an update, plus O(r log r) for the r rows around it, up to the second version after it.  If some
+        rows of the key are on disk, r counts all rows of the key.  The state stores each row.  A step raises
+        `NegativeMultiplicity` if a row has a negative multiplicity.
         """
         return self._apply_verb("versions", key, order_by, delete, ignore, valid_from, valid_to)
 
     def to_upserts(self, key: str | Sequence[str], on_conflict: Literal["error", "greatest", "all"] = "error") -> Made:
-        """Convert the updates to upserts, as `ddflow.ToUpserts` does, for an output.  No verb can follow it.
+        """Convert the updates to upserts for an output, as `ddflow.ToUpserts` does.  No verb can follow it.
 
         Parameters
         ----------
         key, on_conflict
-            As in `ddflow.ToUpserts`.
+            The same as in `ddflow.ToUpserts`.
 
         Returns
         -------
         Collection
-            Of upserts: the row's columns, ``_time`` and ``_deleted``.
+            A collection of upserts: the row's columns, ``_time`` and ``_deleted``.
 
         Raises
         ------
         SpecError, SchemaMismatch
-            For a missing column, for an input that forgets rows without a retraction, and for a type or a name that
-            `ddflow.ToUpserts` refuses.
+            If a column is missing, rows of an input expire without a retraction, or `ddflow.ToUpserts` refuses a type
+            or a name.
 
         Notes
         -----
-        It costs as much as `ddflow.ToUpserts`, and holds each row.
+        The cost is the same as for `ddflow.ToUpserts`; the state stores each row.
         """
         return self._apply_verb("to_upserts", key, on_conflict)
 
     def single(self, count: str, keys: Sequence[str] = ()) -> Made:
-        """Refuse a step that leaves a row with a count above one, as of a scalar subquery.
+        """Refuse a step that leaves a row with a count above one, for example in a scalar subquery.
 
         Parameters
         ----------
         count : str
-            The column of counts.  It is not in the result.
+            The column of counts; the result leaves it out.
         keys : sequence of str
-            The columns that the error names.
+            The columns to name in the error.
 
         Returns
         -------
         Collection
-            Of the other columns.
+            A collection with the other columns.
 
         Raises
         ------
         SpecError
-            For a missing column, and for one that holds no integers.
+            If a column is missing, or the column of counts has no integers.
 
         Notes
         -----
-        O(n), for n updates of a step, which raises `NotSingle`.
+        O(n), for n updates of a step.  The step raises `NotSingle` for a count above one.
         """
         return self._apply_verb("single", count, keys)

@@ -1,7 +1,9 @@
-"""The verbs that bring rows of two collections together, and joins of all kinds made of inner ones.
+"""Declare join, lookup and arrange, and build all kinds of joins from inner joins.
 
-Guarantees: an outer, semi or anti join is the inner join, distinct keys and the rows without a partner, so one operator
-serves all kinds. The columns of both sides keep their names, or are renamed as you say.
+Outer, semi and anti joins combine an inner join, distinct keys, and the rows without a partner, so one join operator
+serves all kinds.
+
+Guarantees: columns keep their names. A name on both sides must be a key; other equal names raise `SpecError`.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -9,18 +11,6 @@ serves all kinds. The columns of both sides keep their names, or are renamed as 
 >>> customers = flow.upserts("customers", {"customer": int, "city": str}, dd.Upsert(key="customer"))
 >>> orders.join(customers, on="customer")
 Join(id int64, customer int64, city string)
-
->>> import ddflow as dd
->>> flow = dd.Flow()
->>> orders = flow.upserts("orders", {"id": int, "customer": int}, dd.Upsert(key="id"))
->>> customers = flow.upserts("customers", {"id": int, "city": str}, dd.Upsert(key="id"))
->>> orders.join(customers, on={"customer": "id"})
-Traceback (most recent call last):
-    ...
-ddflow.errors.SpecError: join: both sides have the columns ['id'], which are not joined; rename them on one side: ...
->>> cities = customers.project({"customer": "id", "city": "city"})
->>> join_collections(orders, cities, "customer", "left", None).schema.names
-['id', 'customer', 'city']
 """
 
 from __future__ import annotations
@@ -42,25 +32,39 @@ KINDS: Final = ("inner", "left", "right", "full", "semi", "anti")
 
 
 class JoinSides(NamedTuple):
-    """Two collections and their join columns, in order.  ``merged``: those of one name on both sides."""
+    """Two collections and their join columns, in order.  ``merged``: join columns with one name on both sides."""
 
     left: Any
     right: Any
     on: list[tuple[str, str]]
     merged: list[str]
     shown: tuple[list[str], list[str]]
-    """The columns that were given of each; others are keys that were computed."""
+    """The original columns of each side; other columns are computed keys."""
     whole: list[int]
-    """The sides that are given as they are, no projection of others."""
+    """The sides that have all columns of their collection, without a projection."""
 
     def list_columns(self) -> list[tuple[str, int, str]]:
-        """List the columns of a join of both, in an operator's form: a merged key is the left's."""
+        """List the join's columns as (name, side, name there); a merged key is taken from the left."""
         left = [(name, 0, name) for name in self.shown[0]]
         return [*left, *((name, 1, name) for name in self.shown[1] if name not in self.merged)]
 
 
 def join_collections(left: Any, right: Any, on: Any, how: str, condition: str | None) -> Any:
-    """Join two collections: see `ddflow.plan.verbs.joins.JoinVerbs.join`."""
+    """Join two collections; see `ddflow.plan.verbs.joins.JoinVerbs.join`.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> orders = flow.upserts("orders", {"id": int, "customer": int}, dd.Upsert(key="id"))
+    >>> customers = flow.upserts("customers", {"id": int, "city": str}, dd.Upsert(key="id"))
+    >>> orders.join(customers, on={"customer": "id"})
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: join: both sides have the columns ['id'], which are not joined; rename them on one \
+side: ...
+    >>> cities = customers.project({"customer": "id", "city": "city"})
+    >>> join_collections(orders, cities, "customer", "left", None).schema.names
+    ['id', 'customer', 'city']
+    """
     if how not in KINDS:
         raise SpecError(
             "join", ErrorText(Option("how"), f" is {how!r:.99}"), f"it is one of {', '.join(map(repr, KINDS))}"
@@ -85,7 +89,7 @@ def join_collections(left: Any, right: Any, on: Any, how: str, condition: str | 
 
 
 def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
-    """Look rows up: see `ddflow.plan.verbs.joins.JoinVerbs.lookup`."""
+    """Look rows up; see `ddflow.plan.verbs.joins.JoinVerbs.lookup`."""
     if how not in ("left", "inner"):
         raise SpecError("lookup", ErrorText(Option("how"), f" is {how!r:.99}"), "it is one of 'left', 'inner'")
     check_same_flow("lookup", left, right)
@@ -103,7 +107,7 @@ def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
 
 
 def _parse_key_pairs(on: Any, asked: str) -> list[tuple[str, str]]:
-    """Return the keys as pairs.  Raises `SpecError`."""
+    """Parse the keys into pairs of left and right.  Raises `SpecError`."""
     if isinstance(on, Mapping):
         names = parse_column_names([*on, *on.values()], asked, "on")
         return list(zip(names[: len(on)], names[len(on) :], strict=True))
@@ -112,7 +116,7 @@ def _parse_key_pairs(on: Any, asked: str) -> list[tuple[str, str]]:
 
 
 def _prepare_sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: str) -> JoinSides:
-    """Prepare both sides with a column for each key, in types that compare.  Raises `SpecError`, `ExpressionError`."""
+    """Add a column for each key to both sides, in comparable types.  Raises `SpecError`, `ExpressionError`."""
     shown = list(left.schema.names), list(right.schema.names)
     merged = [one for one, other in pairs if one == other and one in shown[0] and one in shown[1]]
     both = [name for name in shown[1] if name in shown[0] and name not in merged]
@@ -128,7 +132,7 @@ def _prepare_sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: s
         if not is_comparable(a, b):
             found = f"{was!r} is {a} and {its!r} is {b}, which do not compare without loss"
             raise SpecError(asked, found, f"cast one: on={{{was!r}: 'cast({its} as ...)'}}")
-    # A side that finds its rows by these columns has them in its own order.
+    # If a side is indexed by exactly these columns, use the order of its index.
     for side, names in ((right, others), (left, ones)):
         of, sources = follow_renames(side, side.schema.names)
         found_by = of.find_lookup_columns()
@@ -150,7 +154,7 @@ def _has_exactly_columns(side: Any, shown: Sequence[str]) -> bool:
 def _add_key_columns(
     side: Any, keys: Sequence[str], other: Any, its: Sequence[str], asked: str
 ) -> tuple[Any, list[str]]:
-    """Add a column for each key to a side and name these columns; cast keys whose common type is another one."""
+    """Add a column for each key to a side, and return the columns' names; cast keys to the common type."""
     columns, names = {name: name for name in side.schema.names}, list[str]()
     for key, partner in zip(keys, its, strict=True):
         text = key
@@ -178,9 +182,9 @@ def _write_type_sql(kind: pa.DataType) -> str:
 
 
 def _find_common_timestamp(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the timestamp type in which two types compare without loss, if one is a timestamp, or None.
+    """Return the timestamp type that compares two types without loss, if one is a timestamp, or None.
 
-    SQL has no timestamps of nanoseconds.  A date and an instant compare in a time zone only.
+    SQL has no timestamps of nanoseconds.  A date compares with an instant only in a time zone.
     """
     if one == other or not (pat.is_timestamp(one) or pat.is_timestamp(other)):
         return None
@@ -194,7 +198,7 @@ def _find_common_timestamp(one: pa.DataType, other: pa.DataType) -> pa.DataType 
 
 
 def _find_common_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the decimal type in which two types compare without loss, if one is a decimal, or None."""
+    """Return the decimal type that compares two types without loss, if one is a decimal, or None."""
     digits = {8: 3, 16: 5, 32: 10, 64: 20}
     if not (pat.is_decimal(one) or pat.is_decimal(other)):
         return None
@@ -211,7 +215,7 @@ def _find_common_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | 
 
 
 def is_comparable(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether equal values of two types are the same words: numbers of one kind, of any width; other types alike."""
+    """Tell whether equal values of two types have equal words: numbers of one kind and any width, or equal types."""
     one, other = normalize_type(one), normalize_type(other)
     texts = pat.is_string, pat.is_large_string
     if one == other or (any(f(one) for f in texts) and any(f(other) for f in texts)):
@@ -227,7 +231,7 @@ def is_comparable(one: pa.DataType, other: pa.DataType) -> bool:
 
 
 def follow_renames(side: Any, names: Iterable[str]) -> tuple[Any, dict[str, str]]:
-    """Follow projections that only name columns down to their input; return it and the columns' names there."""
+    """Follow projections that only rename columns to their input; return it and the columns' names there."""
     sources = {name: name for name in names}
     while (renamed := side.renames()) is not None:
         side, sources = side.inputs[0], {name: renamed[of] for name, of in sources.items()}
@@ -235,10 +239,10 @@ def follow_renames(side: Any, names: Iterable[str]) -> tuple[Any, dict[str, str]
 
 
 def _find_or_make_arrangement(side: Any, by: Sequence[str], columns: Sequence[str]) -> tuple[Any, dict[str, str]]:
-    """Find or make a collection that finds rows by ``by`` and has ``columns``; return it and the names of all there."""
+    """Find or build a collection indexed by ``by`` with ``columns``; return it and the names of all columns there."""
     of, sources = follow_renames(side, {*by, *columns} or side.schema.names[:1])
     wanted = [sources[name] for name in by]
-    if len(set(wanted)) < len(wanted):  # a column that two of the other side's meet has two names here
+    if len(set(wanted)) < len(wanted):  # one column is joined with two columns, and has two names here
         return side.arrange(by), {name: name for name in sources}
     if of.find_lookup_columns() == tuple(wanted):
         return of, sources
@@ -271,7 +275,7 @@ def build_inner_join(
 ) -> Any:
     """Build the inner join of two collections.  ``columns``: its columns as (name, side, name there).
 
-    ``whole``, ``nulls``: as in `ddflow.operators.join.Join`.
+    ``whole``, ``nulls``: see `ddflow.operators.join.Join`.
     """
     both = []
     for side, of in enumerate((left, right)):
@@ -286,7 +290,7 @@ def build_inner_join(
 
 
 def _keep_matched_rows(sides: JoinSides, side: int, pairs: Any) -> Any:
-    """Keep the rows of a side that have a partner.  ``pairs``: those that meet a condition, or None without one."""
+    """Keep the rows of a side that have a partner.  ``pairs``: the pairs that meet the condition; None without one."""
     of, names = (sides.left, sides.right)[side], list(sides.shown[side])
     if pairs is None:
         partner = (sides.right, sides.left)[side]
@@ -339,14 +343,16 @@ def _remove_matched_rows(of: Any, matched: Any) -> Any:
 
 
 def _copy_proven_properties(of: Any, made: Any) -> Any:
-    """Give a selection of whole rows the proven properties of its collection."""
+    """Copy the proven properties of a collection to a selection of its rows."""
     made.unique, made.positive, made.proven = of.unique, of.positive, of.identified_by()
     return made
 
 
 def _find_identifying_columns(sides: JoinSides, outer: int) -> tuple[str, ...] | None:
-    """Return the columns that identify the rows of an outer join: the outer side's if each row meets one row at most,
-    else both sides'.  A row without a partner has a key that no pair has.
+    """Return the columns that identify the rows of an outer join, or None.
+
+    They are the outer side's identifying columns if each of its rows has at most one partner, else the columns of both
+    sides.  No pair has the key of a row without a partner.
     """
     mine, other = ((sides.left, sides.right)[side].unique_by() for side in (outer, 1 - outer))
     names = {(at, of): name for name, at, of in sides.list_columns()} | {(1, name): name for name in sides.merged}
@@ -360,14 +366,14 @@ def _find_identifying_columns(sides: JoinSides, outer: int) -> tuple[str, ...] |
 
 
 def _pad_unmatched_rows(sides: JoinSides, side: int, pairs: Any, condition: str | None) -> Any:
-    """Keep the rows of a side that have no partner, with nulls in the other side's columns."""
+    """Keep the rows of a side without a partner, with nulls in the other side's columns."""
     both = [sides.left, sides.right]
     both[side] = _remove_matched_rows(both[side], _keep_matched_rows(sides, side, None if condition is None else pairs))
     return find_operator_class("pad")(*both, side, sides.list_columns(), sides.merged if side else [], sides.whole)
 
 
 def _refuse_negative_counts(side: Any, by: Sequence[str], how: str) -> Any:
-    """Refuse rows of a side with a multiplicity below zero."""
+    """Add an arrangement that refuses rows with a negative multiplicity, if the side may have such rows."""
     return side if side.positive else side._apply_verb("arrange", list(dict.fromkeys(by)), f"a {how} join")
 
 
@@ -388,43 +394,44 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
         how: How = "inner",
         condition: str | None = None,
     ) -> Made:
-        """Pair rows of two collections that agree in some columns.  Multiplicities multiply.
+        """Join the rows of two collections that are equal in some columns.  Multiplicities multiply.
 
-        Columns are the left's, then the right's.  Keys of one name on both sides are one column.  Null meets nothing.
+        The result has the left's columns, then the right's.  Keys with one name on both sides are one column.  Null
+        equals nothing.
 
         Parameters
         ----------
         right : Collection
-            The other side, of the same flow; it may be this collection, with columns renamed.
+            The other side, of the same flow.  It may be this collection with renamed columns.
         on : str, sequence of str, or mapping of str to str
-            The columns that agree: of one name on both sides, or ``{left: right}``.  Either may be an SQL expression;
-            what it gives is kept with the rows, and is not a column of the result.  ``[]`` pairs all rows with all.
+            The keys: columns with one name on both sides, or ``{left: right}``.  A key of a mapping may be an SQL
+            expression; the state stores its value with the rows, and the result leaves it out.  ``[]`` pairs all rows
+            with all rows.
         how : {"inner", "left", "right", "full", "semi", "anti"}
-            "left", "right" and "full" keep rows of that side, or of both, that have no partner, with nulls beside.
-            "semi" keeps rows of the left that have a partner, "anti" those that have none, as often as they are there.
+            "left", "right" and "full" also keep the rows without a partner of the named side, or of both, padded with
+            nulls.  "semi" keeps the left's rows with a partner and "anti" those without, with their multiplicities.
         condition : str, optional
-            SQL over the columns of both sides that pairs must meet, too: for rows without such a partner the kinds
-            above do the same as for rows without any.
+            SQL over the columns of both sides; only pairs that meet it are partners.
 
         Returns
         -------
         Collection
-            Of the columns of both sides; of the left's for "semi" and "anti".
+            A collection with the columns of both sides; with the left's columns for "semi" and "anti".
 
         Raises
         ------
         SpecError
-            For a missing column, another flow, types of keys that do not compare, a name on both sides that is no key,
-            and an input that forgets rows without a retraction.
+            If a column is missing, ``right`` is of another flow, key types do not compare, a name on both sides is not
+            a key, or rows of an input expire without a retraction.
         ExpressionError
-            For an expression that does not fit.
+            If an expression is invalid.
 
         Notes
         -----
-        O(n + p) and a look-up a key, for n updates and p pairs of a step, however many rows have the key.  It holds
-        the rows of both sides, arranged by the columns; an input of upserts that is joined by its key is looked up
-        where it is, and a collection that is joined several times by the same columns is held once.  A step raises
-        `NegativeMultiplicity` where rows of kinds other than "inner" are there less than zero times.
+        O(n + p) plus one index probe for each key, for n updates and p pairs of a step, regardless of how many rows
+        have the key.  The state stores the rows of both sides, arranged by the keys.  An input of upserts joined by its
+        key needs no copy, and several joins of a collection by the same columns share one arrangement.  For kinds other
+        than "inner", a step raises `NegativeMultiplicity` if a row has a negative multiplicity.
 
         Examples
         --------
@@ -440,46 +447,47 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
     def lookup(
         self, right: Made, on: str | Sequence[str] | Mapping[str, str], how: Literal["left", "inner"] = "left"
     ) -> Made:
-        """Put beside each row what another collection holds of its key when the row comes; that stays as it is.
+        """Extend each row with its key's row in another collection, as of the time when the row arrives.
 
-        Columns are the left's, then the right's.  Keys of one name on both sides are one column.  Null finds nothing.
-        What is held is as of the row's time, with all changes of the right at or below it.  Later changes of the right
-        do not touch what was found, and a retraction takes back the row that was given.  Equal rows share what the
-        first of them found, until none is left.
+        The result has the left's columns, then the right's.  Keys with one name on both sides are one column.  Null
+        finds nothing.  A lookup sees all changes of the right at or before the row's time.  Later changes of the right
+        do not change the result, and a retraction retracts the row that was emitted.  Equal rows share the result of
+        the first, until all are retracted.
 
         Parameters
         ----------
         right : Collection
-            The other side, of the same flow, with at most one row a key.
+            The other side, of the same flow, with at most one row for each key.
         on : str, sequence of str, or mapping of str to str
-            As of `join`.
+            The same as in `join`.
         how : {"left", "inner"}
-            Whether rows that find nothing are there, with nulls beside, or not.
+            "left" keeps the rows that find nothing, padded with nulls; "inner" drops them.
 
         Returns
         -------
         Collection
-            Of the columns of both sides.
+            A collection with the columns of both sides.
 
         Raises
         ------
         SpecError, ExpressionError
-            As of `join`.
+            The same errors as in `join`.
 
         Notes
         -----
-        O(n log n) and a look-up a key of rows that come, for n updates of a step.  It holds each row of the left with
-        what it found; the right is held as for a join.  A step raises `NotUnique` where a row finds several, and
-        `NegativeMultiplicity` where a row of the left is there less than zero times.  On a state that has had steps, a
-        new one looks up as of now.
+        O(n log n) plus one index probe for each key of new rows, for n updates of a step.  The state stores each row of
+        the left with its result, and the right as for a join.  A step raises `NotUnique` if a row finds several rows,
+        and `NegativeMultiplicity` if a row of the left has a negative multiplicity.  A lookup added to an existing
+        state looks up the current rows of the right.
         """
         made: Made = look_up_rows(self, right, on, how)
         return made
 
     def arrange(self, by: str | Sequence[str]) -> Made:
-        """Keep the rows arranged by some columns, for joins to look up.  The rows stay as they are.
+        """Store the rows indexed by some columns, for joins to probe.  The rows do not change.
 
-        A join arranges its sides itself; this says where, such as before a projection that two joins have between.
+        Joins arrange their sides themselves.  Call this to choose the place, for example before a projection that two
+        joins share.
 
         Parameters
         ----------
@@ -489,15 +497,15 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
         Returns
         -------
         Collection
-            Of the same rows.  Asked for twice, it is one collection, with one arrangement.
+            A collection with the same rows.  Equal calls return the same collection, with one arrangement.
 
         Raises
         ------
         SpecError
-            For a missing column, and for an input that forgets rows without a retraction.
+            If a column is missing, or rows of an input expire without a retraction.
 
         Notes
         -----
-        O(n log n), for n updates of a step.  It holds each row.
+        O(n log n), for n updates of a step.  The state stores each row.
         """
         return self._apply_verb("arrange", by)

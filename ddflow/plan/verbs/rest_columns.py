@@ -1,19 +1,8 @@
-"""What a projection passes on of a part of its input, such as a side of a join: columns that the part gets later, too.
+"""Let a projection pass on all columns of a part of its input, such as one side of a join, including later ones.
 
-Invariant: which part a column is of is asked of the plan, never of its name, so a column that the other side of a join
-gets is not passed. What is written of a `RestColumns` names the columns that are there and not passed, not those
-that are, so a part that gets a column changes no id. A column that comes later is left out where another has its name.
-
->>> import ddflow as dd
->>> flow = dd.Flow()
->>> orders = flow.upserts("orders", {"id": int, "shop": int}, dd.Upsert(key="id"))
->>> shops = flow.upserts("shops", {"shop": int, "city": str}, dd.Upsert(key="shop"))
->>> pairs = orders.join(shops, on="shop")
->>> given, rests = split_rest_columns(pairs, {"id": "id", "shop": "shop", "town": "city"}, [["id", "shop"]])
->>> given, rests
-({'town': 'city'}, (RestColumns(at=0, path=(0,), without=(), begin='', now=''),))
->>> list(expand_rest_columns(pairs, given, rests))
-['id', 'shop', 'town']
+Invariant: the plan decides which part a column is of, never the column's name, so a new column of the other side of a
+join is not passed. The JSON of a `RestColumns` lists the columns that are not passed, so adding a column changes no id
+of a collection. A later column is left out if another column has its name.
 """
 
 from __future__ import annotations
@@ -24,12 +13,14 @@ from typing import Any, NamedTuple
 from ddflow.plan.text.formulas import JsonRecord
 
 Path = tuple[int, ...]
-"""The way from a collection to a part of it: for each of those with several inputs on it, which one."""
+"""The path from a collection to an upstream part: the position of the input at each operator with several inputs."""
 
 
 class RestColumns(NamedTuple):
-    """All columns of a part, except some.  ``at``: the number of named columns before them.  ``path``: the way to the
-    part.  ``without``: the columns that are not passed.  ``begin``: the prefix of their names there, ``now``: here.
+    """All columns of a part, except some.
+
+    ``at``: the number of named columns before them.  ``path``: the path to the part.  ``without``: the columns not
+    passed.  ``begin``: the prefix of their names in the input.  ``now``: the prefix that replaces it.
     """
 
     at: int
@@ -39,17 +30,17 @@ class RestColumns(NamedTuple):
     now: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Write it as JSON; `read_rest_columns` reads it."""
+        """Write the columns as JSON for `read_rest_columns`."""
         return self._asdict() | {"path": [*self.path], "without": [*self.without]}
 
     def map_passed_columns(self, ways: Mapping[str, set[Path]]) -> dict[str, str]:
-        """Map the names here to the columns that it passes on.  ``ways``: see `find_column_origins`."""
+        """Map the new names to the passed columns of the input.  ``ways``: see `find_column_origins`."""
         mine = [name for name in ways if _has_path_prefix(self.path, ways[name]) and name not in self.without]
         return {self.now + name[len(self.begin) :]: name for name in mine if name.startswith(self.begin)}
 
 
 def find_column_origins(of: Any) -> dict[str, set[Path]]:
-    """Map each column to the ways to its origins; equal columns have several.  O(nodes x columns)."""
+    """Map each column to the paths to its origins; equal columns have several.  O(nodes x columns)."""
     known: dict[Any, dict[str, set[Path]]] = {}
     ahead = [of]
     while ahead:
@@ -76,7 +67,18 @@ def split_rest_columns(
 ) -> tuple[dict[str, str], tuple[RestColumns, ...]]:
     """Split the columns of a projection into named ones and a `RestColumns` for each group.  O(nodes x columns).
 
-    ``groups``: names of columns, each group all columns shown of a part.  A group of several parts stays named.
+    ``groups``: names of columns; a group has all shown columns of a part.  A group of several parts stays named.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> orders = flow.upserts("orders", {"id": int, "shop": int}, dd.Upsert(key="id"))
+    >>> shops = flow.upserts("shops", {"shop": int, "city": str}, dd.Upsert(key="shop"))
+    >>> pairs = orders.join(shops, on="shop")
+    >>> given, rests = split_rest_columns(pairs, {"id": "id", "shop": "shop", "town": "city"}, [["id", "shop"]])
+    >>> given, rests
+    ({'town': 'city'}, (RestColumns(at=0, path=(0,), without=(), begin='', now=''),))
+    >>> list(expand_rest_columns(pairs, given, rests))
+    ['id', 'shop', 'town']
     """
     ways, places, given, rests = (
         find_column_origins(of),
@@ -105,7 +107,7 @@ def split_rest_columns(
 
 
 def expand_rest_columns(of: Any, given: Mapping[str, Any], rests: Sequence[RestColumns]) -> dict[str, Any]:
-    """List all columns of a projection, in their order.  O(nodes x columns)."""
+    """Map all columns of a projection to their sources, in order.  O(nodes x columns)."""
     ways, out, named = find_column_origins(of) if rests else {}, dict[str, Any](), [*given.items()]
     for at in range(len(named) + 1):
         for rest in rests:
@@ -117,7 +119,7 @@ def expand_rest_columns(of: Any, given: Mapping[str, Any], rests: Sequence[RestC
 
 
 def read_rest_columns(record: JsonRecord) -> tuple[RestColumns, ...]:
-    """Read the rests of a stored projection.  Raises `CorruptState`."""
+    """Read the rest columns of a stored projection.  Raises `CorruptState`."""
     made = list[RestColumns]()
     for each in record.read_records("rests") if "rests" in record else []:
         path = JsonRecord({str(step): way for step, way in enumerate(each.read_list("path"))}, each.what)
@@ -131,7 +133,7 @@ def _unquote_column(formula: str) -> str:
 
 
 def _find_differing_prefixes(source: str, name: str) -> tuple[str, str]:
-    """Return the prefixes in which two names differ, one of which is empty."""
+    """Return the prefixes that distinguish two names: at least one is empty, and both are if no prefix does."""
     if source.endswith(name):
         return source[: len(source) - len(name)], ""
     return "", name[: len(name) - len(source)] if name.endswith(source) else ""

@@ -1,8 +1,10 @@
-"""Verbs of rows and of multisets: filter, project, unnest; distinct, threshold, concat, negate, union, except_,
-intersect.
+"""Declare the verbs of single rows and of multisets.
 
-Guarantees: rows are compared whole. A multiplicity below zero passes concat and negate, and counts as zero elsewhere. A
-threshold is put only where multiplicities may be below zero, or above one, so most verbs of sets hold the rows once.
+Row verbs: filter, project, unnest. Set verbs: distinct, threshold, concat, negate, union, except_, intersect.
+
+Guarantees: set verbs compare whole rows. concat and negate pass negative multiplicities on; the other set verbs count
+them as zero. A threshold is added only if multiplicities may be negative or above one, so most set verbs store rows
+once.
 
 >>> import ddflow as dd
 >>> people = dd.Flow().upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
@@ -25,10 +27,10 @@ Formula = Any
 
 
 class RowVerbs(VerbFamily[Made], Generic[Made]):
-    """Verbs that make rows from single rows."""
+    """Verbs that compute rows from single rows."""
 
     def filter(self, predicate: Formula) -> Made:
-        """Keep the rows for which ``predicate`` is true.  Null is not true.
+        """Keep the rows that make ``predicate`` true.  Null is not true.
 
         Parameters
         ----------
@@ -38,7 +40,7 @@ class RowVerbs(VerbFamily[Made], Generic[Made]):
         Returns
         -------
         Collection
-            Of the same columns.
+            A collection with the same columns.
 
         Raises
         ------
@@ -62,14 +64,14 @@ class RowVerbs(VerbFamily[Made], Generic[Made]):
         Returns
         -------
         Collection
-            Of these columns.
+            A collection with these columns.
 
         Raises
         ------
         SpecError
-            For a missing column, a column named twice, or none at all.
+            If a column is missing or named twice, or none is named.
         ExpressionError
-            For a formula that does not fit.
+            If a formula is invalid.
 
         Notes
         -----
@@ -83,17 +85,17 @@ class RowVerbs(VerbFamily[Made], Generic[Made]):
         Parameters
         ----------
         column : str
-            The column of lists.  The element stands in its place; of a struct, its fields do.
+            The column of lists.  The element replaces the list; if it is a struct, its fields replace the list.
 
         Returns
         -------
         Collection
-            Null and empty lists give no rows.
+            A collection with a row for each element.  Null and empty lists give no rows.
 
         Raises
         ------
         SpecError
-            For a missing column, one that holds no lists, or a field's name that is taken.
+            If the column is missing or has no lists, or the name of a field is taken.
 
         Notes
         -----
@@ -103,7 +105,7 @@ class RowVerbs(VerbFamily[Made], Generic[Made]):
 
 
 POSITIVE: Final = "greatest(n, 0)"
-"""The threshold below which nothing counts."""
+"""The formula that replaces negative multiplicities by zero."""
 
 
 class SetVerbs(VerbFamily[Made], Generic[Made]):
@@ -116,52 +118,53 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
     """
 
     def distinct(self) -> Made:
-        """Keep each row of positive multiplicity, once: a `threshold` of 1.
+        """Keep each row of positive multiplicity once, as a `threshold` of 1 does.
 
-        Asked for twice, it is one collection, with one arrangement.
+        Equal calls return the same collection, with one arrangement.
 
         Returns
         -------
         Collection
-            Of the same columns.
+            A collection with the same columns.
 
         Raises
         ------
         SpecError
-            For an input that forgets rows without a retraction.
+            If rows of an input expire without a retraction.
 
         Notes
         -----
-        O(n) expected, for n updates of a step.  It holds each row.
+        O(n) expected, for n updates of a step.  The state stores each row.
         """
         return self._apply_verb("distinct")
 
     def threshold(self, formula: Formula) -> Made:
-        """Give each row another multiplicity: a function of the one it has.
+        """Replace the multiplicity of each row by a function of it.
 
-        Asked for twice, it is one collection, with one arrangement.
+        Equal calls return the same collection, with one arrangement.
 
         Parameters
         ----------
         formula : str, pyarrow.compute.Expression or callable
-            SQL over ``n``, the multiplicity, as in ``"least(n, 3)"``; or a pyarrow expression, or a function from a
-            record batch with the column ``n`` to an array.  It gives integers, and 0 for 0.
+            SQL over ``n``, the multiplicity, as in ``"least(n, 3)"``; or a pyarrow expression; or a function from a
+            record batch with the column ``n`` to an array.  It must return integers, and 0 for 0.
 
         Returns
         -------
         Collection
-            Of the same columns.
+            A collection with the same columns.
 
         Raises
         ------
         ExpressionError
-            If it does not parse, names another column, gives no integers, or not 0 for 0.  In a step: for a null.
+            If it does not parse, names another column, or does not return integers, or 0 for 0.  A step raises it if
+            the formula returns null.
         SpecError
-            For an input that forgets rows without a retraction.
+            If rows of an input expire without a retraction.
 
         Notes
         -----
-        O(n) expected, for n updates of a step.  It holds each row.
+        O(n) expected, for n updates of a step.  The state stores each row.
 
         Examples
         --------
@@ -176,22 +179,22 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return self._apply_verb("threshold", formula)
 
     def concat(self, *others: Made) -> Made:
-        """Combine the rows of this and other collections; multiplicities are added.
+        """Combine the rows of this and other collections, and add their multiplicities.
 
         Parameters
         ----------
         *others : Collection
-            Of the same flow, with the same columns.
+            Collections of the same flow, with the same columns.
 
         Returns
         -------
         Collection
-            Of the same columns.
+            A collection with the same columns.
 
         Raises
         ------
         SpecError
-            If one is of another flow, or its columns differ.
+            If a collection is of another flow, or its columns differ.
 
         Notes
         -----
@@ -205,7 +208,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         Returns
         -------
         Collection
-            Of the same columns.
+            A collection with the same columns.
 
         Notes
         -----
@@ -214,29 +217,29 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return self._apply_verb("negate")
 
     def union(self, *others: Made, all: bool = False) -> Made:
-        """Combine the rows that are in this collection or in another one.
+        """Combine the rows of this collection and of others.
 
         Parameters
         ----------
         *others : Collection
-            Of the same flow, with the same columns.
+            Collections of the same flow, with the same columns.
         all : bool
-            Whether multiplicities are added, those below zero as none.  By default each row is there once.
+            Whether to add multiplicities; negative ones count as zero.  By default the result has each row once.
 
         Returns
         -------
         Collection
-            Of the same columns.
+            A collection with the same columns.
 
         Raises
         ------
         SpecError
-            If one is of another flow, its columns differ, or an input forgets rows without a retraction.
+            If a collection is of another flow, its columns differ, or rows of an input expire without a retraction.
 
         Notes
         -----
-        O(n) expected, for n updates of a step.  It holds each row; with ``all`` only the rows of collections whose
-        multiplicities may be below zero, after `negate` or from `Plan.updates`.
+        O(n) expected, for n updates of a step.  The state stores each row.  With ``all`` it stores only the rows of
+        collections whose multiplicities may be negative, after `negate` or from `Plan.updates`.
         """
         first, *rest = _prepare_operands("union", [self, *others], at_least=False)
         added: Any = first.concat(*rest) if rest else first
@@ -244,58 +247,58 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return made
 
     def except_(self, *others: Made, all: bool = False) -> Made:
-        """Keep the rows of this collection that are not in another one.
+        """Keep the rows of this collection that no other collection has.
 
         Parameters
         ----------
         *others : Collection
-            As in `union`; one at least.
+            One or more collections of the same flow, with the same columns.
         all : bool
-            Whether multiplicities are subtracted: a row is there ``max(0, a - b)`` times.  By default each row of this
-            collection that is in no other one is there once.
+            Whether to subtract multiplicities: the result has a row ``max(0, a - b)`` times.  By default the result has
+            each row once.
 
         Returns
         -------
         Collection
-            Of the same columns.
+            A collection with the same columns.
 
         Raises
         ------
         SpecError
-            As in `union`, or if no other collection is given.
+            If `union` would raise it, or there is no other collection.
 
         Notes
         -----
-        O(n) expected, for n updates of a step.  It holds each row of all collections, and once more the rows of those
-        whose multiplicities may be below zero, or without ``all`` may be other than one.
+        O(n) expected, for n updates of a step.  The state stores each row of all collections.  It stores rows a second
+        time for collections whose multiplicities may be negative or, without ``all``, other than one.
         """
         sides = _prepare_operands("except_", [self, *others], once=not all)
         made: Made = _subtract_rows(sides[0], sides[1:])
         return made
 
     def intersect(self, *others: Made, all: bool = False) -> Made:
-        """Keep the rows that are in this collection and in all others.
+        """Keep the rows that all collections have.
 
         Parameters
         ----------
         *others : Collection
-            As in `union`; one at least.
+            One or more collections of the same flow, with the same columns.
         all : bool
-            Whether a row keeps its smallest multiplicity.  By default it is there once.
+            Whether a row keeps its smallest multiplicity.  By default the result has each row once.
 
         Returns
         -------
         Collection
-            Of the same columns.
+            A collection with the same columns.
 
         Raises
         ------
         SpecError
-            As in `except_`.
+            The same errors as in `except_`.
 
         Notes
         -----
-        As in `except_`.
+        The costs are the same as in `except_`.
         """
         sides = _prepare_operands("intersect", [self, *others], once=not all)
         if all:
@@ -307,7 +310,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
 
 
 def check_compatible_sides(verb: str, sides: Sequence[Any]) -> None:
-    """Refuse collections of several flows, or of other columns than the first has.  Raises `SpecError`."""
+    """Refuse collections of different flows or with different columns.  Raises `SpecError`."""
     first = sides[0]
     columns = {field.name: field.type for field in first.schema}
     for side in sides[1:]:
@@ -325,7 +328,7 @@ def check_compatible_sides(verb: str, sides: Sequence[Any]) -> None:
 
 
 def _prepare_operands(verb: str, sides: Sequence[Any], once: bool = False, at_least: bool = True) -> list[Any]:
-    """Prepare the operands: no multiplicity below zero, or with ``once`` each row once."""
+    """Prepare the operands: remove negative multiplicities, or with ``once`` keep each row once."""
     if at_least and len(sides) < 2:
         raise SpecError(verb, "no other collection is given", f"write a.{verb}(b)")
     check_compatible_sides(verb, sides)
@@ -337,5 +340,5 @@ def _make_rows_unique(side: Any) -> Any:
 
 
 def _subtract_rows(first: Any, others: Sequence[Any]) -> Any:
-    """Compute ``max(0, first - others)``, if no multiplicity is below zero."""
+    """Compute ``max(0, first - others)``; no multiplicity may be negative."""
     return first.concat(*(each.negate() for each in others)).threshold(POSITIVE)
