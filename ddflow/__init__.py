@@ -1,10 +1,10 @@
-"""ddflow: upsert streams in, difference streams out.
+"""Turn upsert streams into difference streams, and keep views of them up to date.
 
-An *upsert* is (key, value or None, order, time).  An *update* is (data, time, diff).  A *collection* is the multiset
-that updates up to a time define.  The *frontier* is the least time that may still come in.  docs/design.md has the
-other words and the path of one upsert through the folders; pyproject.toml says which folder may import which.
+An *upsert* is (key, value or None, order, time). An *update* is (data, time, diff). A *collection* is the multiset that
+updates up to a time define. The *frontier* is the least time that may still arrive. docs/design.md defines the other
+words, and README.md in this folder follows one upsert through the folders.
 
-Importing ddflow imports nothing heavy: the errors are there at once, the names below when they are first used.
+Importing ddflow loads no heavy library: the errors are available at once, the names below on first use.
 
 >>> import ddflow as dd
 >>> dd.Upsert(key="id").key
@@ -14,7 +14,7 @@ Importing ddflow imports nothing heavy: the errors are there at once, the names 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ddflow.errors import *  # noqa: F403  (whoever catches one by name must not meet an AttributeError instead)
+from ddflow.errors import *  # noqa: F403  (an except clause that names an error must not raise AttributeError)
 from ddflow.errors import DdflowError
 from ddflow.version import __version__
 

@@ -1,7 +1,7 @@
-"""The program ``ddflow``, also as ``python -m ddflow``: the command line, or what to install for it.
+"""Run the program ``ddflow``, also as ``python -m ddflow``: the command line, or a hint to install it.
 
-Invariant: the core does without the shell's libraries. Where they are missing, the program says so in one line and ends
-with 2, as for wrong usage; any other import that fails is a bug and shows itself.
+The library works without the packages of the extra ``shell``. If they are missing, the program says so in one line and
+exits with 2, the code for wrong usage. Any other failed import is a bug and raises its error.
 
 >>> main.__module__
 'ddflow.__main__'

@@ -1,4 +1,4 @@
-"""A call on a stack of its own: how deep it may go does not depend on who calls."""
+"""Run a call on a new stack, so that its recursion depth does not depend on the caller."""
 
 from collections.abc import Callable
 from threading import Thread
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 def run_on_new_stack(call: Callable[[], T]) -> T:
-    """Run ``call`` in another thread, wait, and return its result or raise its error. Some 50 microseconds.
+    """Run ``call`` in another thread, wait, and return its result or raise its error.
 
-    Recursion over a value from a user or a store goes through here. Python's recursion limit counts the frames of a
-    thread, so a value that fits in one place would be too deep in another.
+    Use it for recursion over a value from a user or a store. Python's recursion limit counts the frames of a thread, so
+    the depth of the caller would otherwise decide whether a nested value fits.
 
     >>> run_on_new_stack(lambda: 6 * 7)
     42

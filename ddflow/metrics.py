@@ -1,19 +1,11 @@
-"""Metrics: what an engine tells of each of its calls, for whatever monitors it.  No backend is in here.
+"""Report the figures of each engine call to monitoring; this file contains no backend.
 
-Invariant: a function that is given as ``metrics=`` of `Flow.open` is called once for each call that took effect,
-after it did and, with ``commit_every="call"``, after its commit; so what it raises cannot undo the call, and is
-logged. A call that was refused, or that is given again, tells nothing. It runs in the caller's thread, within the
-call: it must not use the engine. What an engine holds is in `Engine.stats`; what a query on Spark does, in
-``spark_bridge.monitoring``.
+ddflow calls the function given as ``metrics=`` of `Flow.open` once for each call that took effect. This happens after
+the effect and, with ``commit_every="call"``, after the commit, so an exception in the function cannot undo the call; it
+is logged. A refused or repeated call reports nothing.
 
->>> import pyarrow as pa, ddflow as dd
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> seen = []
->>> with flow.open(metrics=seen.append) as engine:
-...     _ = engine.step({"people": pa.table({"id": [1, 2]})}, time=7)
->>> seen[0].kind, seen[0].time, seen[0].verdicts["applied"], seen[0].updates, seen[0].seconds > 0
-('step', 7, 2, {'people': 2}, True)
+Limits: the function runs in the caller's thread, within the call, and must not use the engine. `Engine.stats` shows the
+size of an engine; ``spark_bridge.monitoring`` reports queries on Spark.
 """
 
 import logging
@@ -27,11 +19,11 @@ from ddflow.terminal import format_count
 LOG: Final = logging.getLogger("ddflow")
 NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 Look = Callable[[int], None]
-"""For progress: called with the number of rows, events or bytes that were done since its last call."""
+"""A progress callback: called with the number of rows, events or bytes done since its last call."""
 
 
 def mask_log_record(record: logging.LogRecord) -> bool:
-    """Leave secrets out of a record.  A filter of ddflow's loggers."""
+    """Mask secrets in a log record; a filter for ddflow's loggers."""
     record.msg, record.args = mask_secrets(record.getMessage()), ()
     return True
 
@@ -43,9 +35,9 @@ class SinkLag(NamedTuple):
     """The lag of a sink of `Engine.run`."""
 
     epochs: int
-    """Committed epochs that it has not."""
+    """Committed epochs that the sink does not have yet."""
     bytes: int
-    """Of their updates."""
+    """Bytes of the updates of these epochs."""
     failing: bool = False
     """Whether its last attempt failed."""
 
@@ -60,18 +52,19 @@ class SourceLag(NamedTuple):
     """
 
     amount: int | None
-    """None until that is known, so before the source is first open and within a first copy, and of one that cannot
-    tell."""
+    """The lag; None until it is known: before the source is first open, during a first copy, and for a source that
+    cannot tell."""
     unit: str
-    """What the amount counts, a plural: "messages", "files", "bytes". A source never changes it."""
+    """The unit of the amount, a plural: "messages", "files", "bytes". A source never changes it."""
     failing: bool = False
     """Whether its last attempt failed."""
     seconds: float | None = None
-    """What was written so long ago or longer was taken: since the last row that was taken was written, by the source's
-    own time, or since all was taken that was there; 0 while the source is known to have no more.  A state keeps it, so
-    it is known from the start; of a new state None until rows came, or a first copy is whole."""
+    """The age of the lag in seconds: the time since the last ingested row was written, by the source's own clock, or
+    since the source was last read to its end. 0 while the source is known to have no more. The state stores it, so
+    it is known from the start. In a new state it is None until rows arrive or a first copy is complete."""
     gathered: int = 0
-    """Rows that it gave and no epoch has yet; of a first copy, which is one epoch, those that were copied so far."""
+    """Rows read from the source and not yet in an epoch; for a first copy, which is one epoch, the rows copied so
+    far."""
 
     def __str__(self) -> str:
         if not self.amount or (self.unit == "bytes" and self.amount < 1000):
@@ -83,47 +76,57 @@ class SourceLag(NamedTuple):
 
 
 class CallMetrics(NamedTuple):
-    """The figures of one call of an engine, or of one epoch of a run or of a query on Spark."""
+    """The figures of one call of an engine, or of one epoch of a run or of a query on Spark.
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+    >>> seen = []
+    >>> with flow.open(metrics=seen.append) as engine:
+    ...     _ = engine.step({"people": pa.table({"id": [1, 2]})}, time=7)
+    >>> seen[0].kind, seen[0].time, seen[0].verdicts["applied"], seen[0].updates, seen[0].seconds > 0
+    ('step', 7, 2, {'people': 2}, True)
+    """
 
     kind: str
     """"step", "push", "advance_to", "replace" or "restate"; "run" for an epoch of `Engine.run`, "epoch" on Spark."""
     time: int
-    """The step's time, or the frontier asked for; 0 for a push."""
+    """The time of the step, or the requested frontier; 0 for a push."""
     epoch: int
-    """The last committed one, after the call; 0 for state in memory."""
+    """The last committed epoch after the call; 0 for state in memory."""
     seconds: float
-    """From the beginning of the call, its commit included."""
+    """Seconds from the beginning of the call to its end, its commit included."""
     verdicts: Mapping[str, int]
-    """Events that were resolved, by verdict."""
+    """Resolved events, by verdict."""
     pending: int
     """Events that wait for their time to close, after the call."""
     updates: Mapping[str, int]
     """Updates by output."""
     rows: Mapping[str, int] = NOTHING
-    """Rows taken in, by input."""
+    """Ingested rows, by input."""
     commit: float = 0.0
-    """Seconds of the commit within ``seconds``; 0 where the call made none."""
+    """Seconds of the commit within ``seconds``; 0 for a call without a commit."""
     keys: Mapping[str, int] = NOTHING
     """Live keys, by arrangement."""
     bytes: Mapping[str, int] = NOTHING
     """Bytes of index and batches, in memory or mapped, by arrangement."""
     owed: Mapping[str, int] = NOTHING
-    """Versions that merges in progress have yet to copy, by arrangement: the merge debt."""
+    """Merge debt: versions that merges in progress have yet to copy, by arrangement."""
     sources: Mapping[str, SourceLag] = MappingProxyType({})
     """The lags of a run's sources, by name."""
     sinks: Mapping[str, SinkLag] = MappingProxyType({})
     """The lags of a run's sinks, by output."""
     at: str = ""
-    """``time`` as a person reads it, such as ``2026-11-26`` where times are days; "" for a push and for a run."""
+    """``time`` as text, such as ``2026-11-26`` if times are days; "" for a push and for a run."""
 
 
 Metrics = Callable[[CallMetrics], object]
 
 
 def publish_call_metrics(listeners: Iterable[Metrics], call: CallMetrics) -> None:
-    """Hand over the figures of a call, and log them at DEBUG; what goes wrong then is logged.
+    """Pass the figures of a call to the listeners, and log them at DEBUG; log the exceptions of listeners.
 
-    O(listeners) beside what they do.
+    O(listeners) besides their own work.
     """
     if LOG.isEnabledFor(logging.DEBUG):
         rows = format_count(sum(call.rows.values()), "row")

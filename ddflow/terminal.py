@@ -1,8 +1,8 @@
-r"""Write text to a terminal without control characters of its own, and format tables.
+r"""Escape control characters in terminal output, and format tables, rows and numbers for people.
 
-Guarantees: text from elsewhere (values, names of files and outputs, messages of other programs) is shown with its
-control characters spelled out, so it cannot move the cursor, hide lines, or set a window's title. Styles and progress
-bars are Rich's own control sequences, so texts are changed before they are drawn.
+Values, names of files and outputs, and messages of other programs may contain control characters. The functions here
+spell them out, so such text cannot move the cursor, hide lines, or set a window's title. Rich writes its own control
+sequences for styles and progress bars, so `make_console` escapes the text before Rich draws it.
 
 >>> escape_text("a\x1b[2Jb\nc"), escape_lines("a\x9b2J\nb")
 ('a\\x1b[2Jb\\nc', 'a\\x9b2J\nb')
@@ -36,7 +36,7 @@ def escape_text(text: str) -> str:
 
 
 def escape_lines(text: str) -> str:
-    """Escape the control characters of a text except its line ends."""
+    """Escape the control characters of a text and keep its line ends."""
     return "\n".join(map(escape_text, text.split("\n")))
 
 
@@ -61,7 +61,7 @@ def make_console(**settings: Any) -> Console:
     from rich.segment import Segment
 
     class EscapingConsole(Console):
-        """Looks at all texts once they are laid out."""
+        """Escapes all texts after their layout."""
 
         def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
             """Render the segments of an object."""
@@ -72,7 +72,7 @@ def make_console(**settings: Any) -> Console:
 
 
 def escape_logs(hide: Callable[[str], str] = str) -> None:
-    """Escape logs and warnings that have no other formatter: for programs, not for libraries.
+    """Escape logs and warnings that have no other formatter; for programs, not for libraries.
 
     ``hide``: removes secrets from a text, because other libraries may log them.
     """
@@ -119,7 +119,7 @@ def text_table(first: str, table: list[list[str]], rest: list[str]) -> str:
 
 def html_table(first: str, table: list[list[str]], rest: list[str]) -> str:
     """Render a table for a notebook, with lines before and after it. O(cells of the table). Pure."""
-    # The first column is text; notebooks align all others, which are numbers, to the right by themselves.
+    # The first column is text; notebooks align numbers to the right without a style.
     left = ' style="text-align: left"'
 
     def row(tag: str, texts: list[str]) -> str:
@@ -138,18 +138,18 @@ def html_text(text: str) -> str:
 
 
 def _count_cells(text: str) -> int:
-    """Count the cells of a terminal that a text takes: two for a wide character, none for a separate accent."""
+    """Count the terminal cells of a text: two for a wide character, none for a combining accent."""
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
 EVERY = 0.2
-"""Seconds between two looks of a `StatusLine`, at least."""
+"""Minimal seconds between two updates of a `StatusLine`."""
 
 
 class StatusLine:
-    """A line on the terminal of stderr, rewritten every `EVERY` seconds.
+    """A line on the terminal of stderr, rewritten at most every `EVERY` seconds.
 
-    ``shows``: whether; never without a terminal.
+    ``shows``: whether to show the line; it never appears without a terminal.
     """
 
     def __init__(self, shows: bool) -> None:
@@ -157,17 +157,17 @@ class StatusLine:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to write it."""
+        """Whether `EVERY` seconds have passed since the last update."""
         return self.shows and monotonic() >= self._next
 
     def show(self, text: str) -> None:
-        """Write it, as wide as the terminal is."""
+        """Write the text, cut to the width of the terminal."""
         self._next = monotonic() + EVERY
         width = shutil.get_terminal_size().columns - 1
         sys.stderr.write(f"\r\x1b[K{escape_text(text)[:width]}")
         sys.stderr.flush()
 
     def close(self) -> None:
-        """End the line, if it was written."""
+        """End the line if it was written."""
         if self._next:
             sys.stderr.write("\n")

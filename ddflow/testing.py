@@ -1,11 +1,11 @@
-"""Test a spec, and its merger, against the law: the same answer in whatever calls events come.
+"""Test a spec and its merger: the result must not depend on how events are split into calls.
 
-`invariance` tries random splits into calls and, if the spec promises no order of arrival, shuffles. It raises with the
-fewest events that it finds to give another collection, or differences that do not add up to it. `aggregate_laws` tests
-an aggregate of your own.
+`invariance` tries random splits and, if the spec promises independence of the order of arrival, shuffles. On a failure
+it raises with the fewest events that it finds. It also checks that the differences add up to the collection.
+`aggregate_laws` tests a user-defined aggregate.
 
-Limits: it tries, and proves nothing. Columns that do not count and late events may differ (docs/semantics.md, section
-6). Specs whose answers depend on when calls are made (``expiry=``) are refused.
+Limits: it finds counterexamples and proves nothing. Columns that do not count and late events may differ
+(docs/semantics.md, section 6). A spec with ``expiry=`` is refused, because its results depend on the times of calls.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ SECRET = Secret(1, 2)
 
 @dataclass(frozen=True)
 class Invariance:
-    """What was tried.  ``shuffles``: 0 where arrival may decide."""
+    """The numbers of trials. ``shuffles`` is 0 if arrival may decide."""
 
     events: int
     splits: int
@@ -54,14 +54,15 @@ def invariance(
     shuffled: bool | None = None,
     collection: Callable[[Flow], Any] | None = None,
 ) -> Invariance:
-    """Fold ``events`` in one call, then cut at random, ``rounds`` times, and shuffled as often; compare.
+    """Compare the result of one call with random splits into calls and with shuffles of ``events``.
 
-    ``events``: anything that speaks Arrow, in the order of arrival.  ``schema``: of the input, by default theirs.
-    ``shuffled``: whether to shuffle; by default where `Upsert.order_free` says so.  ``collection``: makes of a new flow
-    what is to be compared, by default its input, which must be called "events".  ``seed``: of all that is random.
+    ``events``: anything that speaks Arrow, in the order of arrival. ``schema``: of the input, by default the schema of
+    ``events``. ``rounds``: the number of splits, and of shuffles. ``seed``: of the random choices. ``shuffled``:
+    whether to shuffle, by default `Upsert.order_free`. ``collection``: builds the collection to compare from a new
+    flow, by default its input, which must be called "events".
 
-    Returns what was tried.  Raises `NotInvariant` with the fewest events that show a difference, `SpecError` for a spec
-    with ``expiry=``, and what a step of the events raises.  O(rounds * events), some 10 ms a round and call.
+    Returns the numbers of trials. Raises `NotInvariant` with the fewest events that show a difference, `SpecError` for
+    a spec with ``expiry=``, and any error of a step with these events. O(rounds * events).
 
     >>> import ddflow as dd
     >>> events = pa.table({"id": [1, 1, 2, 1], "at": [3, 1, 1, 2], "n": [1, 2, 3, 4]})
@@ -76,7 +77,7 @@ def invariance(
             "the spec has expiry=, whose horizon moves with the calls",
             "test it without; what is forgotten depends on how events are cut",
         )
-    spec = replace(spec, lateness=None) if spec.lateness is not None else spec  # what is late depends on calls
+    spec = replace(spec, lateness=None) if spec.lateness is not None else spec  # lateness depends on the calls
     table = to_table(events, repr(INPUT), pa.schema([]))
     declared = to_arrow_schema(table.schema if schema is None else schema, f"the schema of {INPUT!r}")
     trial = _Trial(spec, declared, table, collection or (lambda flow: flow.upserts(INPUT, declared, spec)))
@@ -125,7 +126,9 @@ class _Trial:
         return kept
 
     def has_different_outcome(self, calls: Sequence[Sequence[int]]) -> bool:
-        """Return whether these calls, and one call with all rows in the table's order, give different collections."""
+        """Return whether these calls, and one call with all their rows in the table's order, give different
+        collections.
+        """
         return self.compute_outcome(calls) != self.compute_outcome([sorted(row for rows in calls for row in rows)])
 
 
@@ -136,7 +139,7 @@ def _add_rows(total: Counter[int], updates: pa.Table, names: list[str]) -> None:
 
 
 def _raise_smallest_example(trial: _Trial, calls: list[list[int]], how: str) -> None:
-    """Leave out what is not needed for a difference, and raise."""
+    """Remove rows that the failure does not need, and raise `NotInvariant`."""
     size = max(sum(map(len, calls)) // 2, 1)
     while True:
         every = [row for rows in calls for row in rows]
@@ -159,13 +162,14 @@ def _raise_smallest_example(trial: _Trial, calls: list[list[int]], how: str) -> 
 
 
 def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = None, *, rounds: int = 100) -> int:
-    """Check the laws of your aggregate: ``retract`` undoes ``add``, and the order does not matter.
+    """Check the laws of a user-defined aggregate: ``retract`` undoes ``add``, and the order does not matter.
 
-    ``values``: what is added, at least two; by default integers from -1,000 to 1,000 and, where the state has doubles,
-    eighths of these, whose sums are exact.  States are compared to the last bit, -0.0 as 0.0.
+    ``values``: two or more values to add. By default they are integers from -1,000 to 1,000 or, for a state with
+    doubles, eighths of these, whose sums are exact. States are compared to the last bit, with -0.0 as 0.0. The
+    functions are called as plain Python.
 
-    Returns how many rounds were tried.  Raises `NotInvariant` with the values that show a difference, and what the
-    functions raise.  They are called as plain Python.  O(rounds).
+    Returns the number of rounds. Raises `NotInvariant` with the values that show a difference, and any error of the
+    functions. O(rounds).
 
     >>> import ddflow as dd
     >>> mean = dd.Aggregate((0, 0), lambda s, x: (s[0] + x, s[1] + 1), lambda s, x: (s[0] - x, s[1] - 1),

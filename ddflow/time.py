@@ -1,24 +1,13 @@
-"""Time, frontier, description: what is known of the past and what may still come.
+"""Represent times and frontiers, and convert them to and from values and texts.
 
-Invariant: a batch with description (lower, upper, since) holds exactly the updates whose time t has ``lower <= t <
-upper``; accumulated up to any ``t >= since`` they are right, before it they may have been collapsed. That is the one
-equation a batch guarantees, and neighbours in a spine meet: the upper of one is the lower of the next. Three different
-numbers are all called "the time so far" in other systems; here *frontier* is what may still appear in the input,
-*upper* what is complete, *since* what can still be told apart. Times are int64 and totally ordered; a time before
-which nothing was ever closed is ``NEVER``, a frontier past every time ``CLOSED``. Partially ordered times are not
-supported (nor does differential-dataflow's upsert operator support them). Where times are dates or timestamps, those of
-a column or of steps, the int64 is in that type's unit, and a person reads and writes it as a day or a moment.
+The *frontier* is the least time that may still appear in the input. Updates before *upper* are complete; times from
+*since* on can be distinguished. Times are int64 and totally ordered, from ``NEVER`` to ``CLOSED``. For dates and
+timestamps the int64 is in the type's unit, and ddflow reads and prints a date or timestamp.
 
->>> advance_frontier(3, 7)
-7
->>> advance_frontier(7, 4)
-Traceback (most recent call last):
-    ...
-ddflow.errors.TimeWentBack: cannot advance to 4: the frontier is already 7; times may not go back
->>> BatchDescription(0, 5, 0).is_followed_by(BatchDescription(5, 9, 3))
-True
->>> format_time(19725, pa.date32()), time_to_int64("read", date(2024, 1, 3), CLOSED, pa.date32())
-('2024-01-03', 19725)
+Guarantees: a batch with description (lower, upper, since) holds exactly the updates with ``lower <= t < upper``. Reads
+at any ``t >= since`` are exact; times before since may have been collapsed. The upper of a batch is the lower of the
+next batch in its spine.
+Limits: partially ordered times are not supported, as in differential-dataflow's upsert operator.
 """
 
 from __future__ import annotations
@@ -34,11 +23,11 @@ import pyarrow as pa
 from ddflow.errors import SchemaMismatch, SpecError, TimeWentBack
 
 NEVER: Final = -(2**63)
-"""The least time: nothing is closed yet."""
+"""The least time; no time is closed yet."""
 CLOSED: Final = 2**63 - 1
-"""The frontier when no time can appear any more; no event may carry it as its time."""
+"""The frontier after all times; no event may have it as its time."""
 Time: TypeAlias = int | date | str
-"""A time as a caller gives it; all but integers only where times are dates or timestamps."""
+"""A time as a caller gives it; a type other than int only if times are dates or timestamps."""
 
 
 INT64: Final = pa.int64()
@@ -47,26 +36,37 @@ _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d"
 
 
 class BatchDescription(NamedTuple):
-    """The times that a batch covers (``lower <= t < upper``), and the first that it distinguishes (``since``)."""
+    """A batch's range of times (``lower <= t < upper``), and the first time that it distinguishes (``since``).
+
+    >>> BatchDescription(0, 5, 0).is_followed_by(BatchDescription(5, 9, 3))
+    True
+    """
 
     lower: int
     upper: int
     since: int
 
     def is_followed_by(self, later: BatchDescription) -> bool:
-        """Whether ``later`` begins exactly at the end of this one."""
+        """Return whether ``later`` begins exactly at the end of this batch."""
         return self.upper == later.lower
 
     def merge_with(self, later: BatchDescription) -> BatchDescription:
-        """Describe both batches merged: from the lower of one to the upper of the other."""
+        """Describe both batches merged: from this batch's lower to the upper of ``later``."""
         assert self.is_followed_by(later), f"{self} and {later} do not meet"
         return BatchDescription(self.lower, later.upper, max(self.since, later.since))
 
 
 def advance_frontier(frontier: int, to: int, kind: pa.DataType = INT64) -> int:
-    """Return the new frontier. Raises `TimeWentBack` when ``to`` is below the present one. O(1).
+    """Return the new frontier. Raises `TimeWentBack` if ``to`` is below the present one. O(1).
 
     ``kind``: the type of times.
+
+    >>> advance_frontier(3, 7)
+    7
+    >>> advance_frontier(7, 4)
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.TimeWentBack: cannot advance to 4: the frontier is already 7; times may not go back
     """
     if to < frontier:
         found = f"the frontier is already {format_time(frontier, kind)}"
@@ -77,7 +77,10 @@ def advance_frontier(frontier: int, to: int, kind: pa.DataType = INT64) -> int:
 def format_time(time: int, kind: pa.DataType = INT64) -> str:
     """Format a frontier or time for a person. ``kind``: the type of times.
 
-    A time that Python has no value for is its bare number.
+    A time without a Python value is shown as its number.
+
+    >>> format_time(19725, pa.date32()), time_to_int64("read", date(2024, 1, 3), CLOSED, pa.date32())
+    ('2024-01-03', 19725)
     """
     if time in (CLOSED, NEVER):
         return "CLOSED" if time == CLOSED else "the beginning"
@@ -93,26 +96,26 @@ def _build_time_scalar(time: int, kind: pa.DataType) -> pa.Scalar:
 
 
 def format_time_argument(time: Any, kind: pa.DataType = INT64) -> str:
-    """Format a given time for a message; ``repr`` for a value that is no time. ``kind``: the type of times."""
+    """Format a given time for a message; ``repr`` for an invalid value. ``kind``: the type of times."""
     if isinstance(time, Integral) and not isinstance(time, bool) and NEVER <= int(time) <= CLOSED:
         return format_time(int(time), kind)
     return str(time) if isinstance(time, date) else repr(time)
 
 
 def time_to_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -> int:
-    """Convert a time or frontier to an int. Raises `SchemaMismatch` for a value that is no time or above ``most``.
+    """Convert a time or frontier to an int. Raises `SchemaMismatch` for an invalid value or one above ``most``.
 
     ``kind``: the type of times. A date or timestamp may be a Python value or text.
     """
     if time.__class__ is int and NEVER <= time <= most:
-        return time  # as nearly always: what is abstract takes longer to ask
+        return time  # the usual case; checks of abstract types are slower
     if not isinstance(time, bool) and isinstance(time, Integral) and NEVER <= int(time) <= most:
         return int(time)
     if pa.types.is_integer(kind):
         remedy = f"give an integer, {most} at most; a day or a moment is a time where the first step's was one"
         raise SchemaMismatch(asked, "that is no int64 time", remedy)
     try:
-        # A day of pandas is its midnight.
+        # pandas represents a day by its midnight.
         return int(pa.scalar(str(time).removesuffix(" 00:00:00")).cast(kind).value)
     except (pa.ArrowException, ValueError):
         remedy = f"give a time like {format_time(0, kind)}, or an integer in its unit"
@@ -120,7 +123,7 @@ def time_to_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -
 
 
 def find_time_type(time: Any) -> pa.DataType | None:
-    """Return the type of times that a step's time implies: int64, days or moments; None for a value that is no time.
+    """Return the type of times that a step's time implies: int64, a date or a timestamp; None for an invalid value.
 
     >>> find_time_type(7), find_time_type(date(2026, 11, 26)), find_time_type("2026-11-26 12:00+00:00")
     (DataType(int64), DataType(date32[day]), TimestampType(timestamp[us, tz=UTC]))
@@ -147,7 +150,7 @@ def time_to_value(time: int, kind: pa.DataType) -> Time:
 
 
 def parse_time(asked: str, text: str, kind: pa.DataType) -> int:
-    """Parse a time from the shell: a number, or the text of its type. Raises `SchemaMismatch`.
+    """Parse a time from the command line: a number, or text of its type. Raises `SchemaMismatch`.
 
     >>> parse_time("--as-of 19725", "19725", pa.date32()), parse_time("--as-of 2024-01-03", "2024-01-03", pa.date32())
     (19725, 19725)
@@ -157,9 +160,9 @@ def parse_time(asked: str, text: str, kind: pa.DataType) -> int:
 
 
 def parse_seconds(text: str, asked: str) -> float:
-    """Parse a span of time to seconds: ``90``, ``50ms``, ``60s``, ``5min``, ``24h``.
+    """Parse a duration to seconds: ``90``, ``50ms``, ``60s``, ``5min``, ``24h``.
 
-    Raises `SpecError`, naming ``asked``.
+    Raises `SpecError` that names ``asked``.
 
     >>> parse_seconds("90", "--grace"), parse_seconds("24h", "--orphans"), parse_seconds("50ms", "commit_every=")
     (90.0, 86400.0, 0.05)

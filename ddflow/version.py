@@ -1,3 +1,3 @@
-"""The version of ddflow, in one place."""
+"""Hold the version of ddflow, for the package and its build."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""Casts judged by value, and types written as text (`decimal(12,2)`).
+"""Cast columns if every value has an equal value in the target type, and parse types written as text.
 
-Guarantees: a column takes a type if every value has an equal one in it; otherwise the cast is an error that shows a
-value. A type written as text reads back as the same type.
+A cast succeeds only without a loss; otherwise the caller's error shows the first value that does not fit. `parse_type`
+reads names such as ``decimal(12,2)``, and `format_type` writes a name that reads back as the same type.
 
 >>> import pyarrow as pa
 >>> cast_exactly(pa.array([1.0, None, 2.0]), pa.int64()).to_pylist(), cast_exactly(pa.array([1.0, 2.5]), pa.int64())
@@ -42,13 +42,13 @@ _WIDE: Final = pa.decimal256(76, 38)
 _DECIMAL: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,18})?", re.ASCII)
 _DIGITS: Final = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
 _ROOM: Final = {32: 9, 64: 18, 128: 38, 256: 76}
-"""Digits that a decimal of so many bits holds."""
+"""Decimal digits that a decimal of so many bits holds."""
 
 
 def parse_decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as decimals, each the very number.  O(bytes).  Raises `pyarrow.ArrowInvalid` for one that does not fit.
+    """Parse texts as decimals without rounding. O(bytes). Raises `pyarrow.ArrowInvalid` for a text that does not fit.
 
-    Arrow's own cast drops bits of a number that its integers do not hold, so it is given short texts only.
+    Arrow's own cast drops bits of numbers that exceed its integers, so it gets only short texts.
 
     >>> parse_decimals(pa.array(["1.50", "15e-1", "-0"]), pa.decimal128(38, 38 - 2)).to_pylist()[1]
     Decimal('1.500000000000000000000000000000000000')
@@ -67,7 +67,8 @@ def parse_decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def cast_to_floats(cells: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts or numbers as floats, each the nearest one.  O(n).  Raises `pyarrow.ArrowInvalid` for what is beyond all.
+    """Cast texts or numbers to the nearest floats. O(n). Raises `pyarrow.ArrowInvalid` for a number beyond the
+    largest float.
 
     >>> cast_to_floats(pa.array(["1e300", "inf"]), pa.float64()).to_pylist()
     [1e+300, inf]
@@ -80,7 +81,7 @@ def cast_to_floats(cells: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _parse_decimal(text: str, kind: pa.DataType) -> Decimal:
-    """Parse a number without the zeros at its end, which Arrow's own conversion would keep."""
+    """Parse a number and drop its trailing zeros, which Arrow's own conversion would keep."""
     if _DECIMAL.fullmatch(text) and (number := _DIGITS.create_decimal(text).normalize(_DIGITS)).is_finite():
         fits = int(number.as_tuple().exponent) >= -kind.scale and number.adjusted() < kind.precision - kind.scale
         if fits or not number:
@@ -89,7 +90,7 @@ def _parse_decimal(text: str, kind: pa.DataType) -> Decimal:
 
 
 def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether values of one type can be equal to values of the other.  Pure; both types are normal ones."""
+    """Return whether values of one type can equal values of the other. Pure; both types are in normal form."""
     if source == target or pat.is_null(source):
         return True
     if any(test(source) and test(target) for test in _FAMILIES):
@@ -106,7 +107,7 @@ def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def cast_exactly(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Cast to another type; None if a value has no equal there.  O(values); both types are normal ones."""
+    """Cast to another type; return None if a value has no equal there. O(values); both types are in normal form."""
     if array.type == kind:
         return array
     if pat.is_null(array.type):
@@ -120,8 +121,8 @@ def cast_exactly(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 
 def find_uncastable_row(array: pa.Array, kind: pa.DataType) -> int:
-    """Find the first row whose value has no equal in ``kind``; the number of rows if all have.  O(values)."""
-    low, high = 0, len(array)  # all rows before ``low`` fit, and one of those before ``high`` does not
+    """Find the first row whose value has no equal in ``kind``; return the number of rows if all have one. O(values)."""
+    low, high = 0, len(array)  # all rows before ``low`` fit; a row before ``high`` does not
     if cast_exactly(array, kind) is not None:
         return high
     while high - low > 1:
@@ -134,7 +135,7 @@ def find_uncastable_row(array: pa.Array, kind: pa.DataType) -> int:
 
 
 def suggest_type(source: pa.DataType, target: pa.DataType) -> pa.DataType:
-    """Choose a type for values of both types, as messages name it: the source's if no better one is known."""
+    """Choose a type that holds the values of both types, for messages; the source's if no better one is known."""
     if pat.is_integer(source) and pat.is_integer(target):
         wide = max(kind.bit_width * (1 + pat.is_unsigned_integer(kind)) for kind in (source, target))
         return next((kind for kind in _WHOLE if kind.bit_width >= wide), _WHOLE[-1])
@@ -171,7 +172,7 @@ def _cast_flat(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 
 def _check_round_trip(array: pa.Array, made: pa.Array) -> pa.Array | None:
-    """``made``, if casting it back gives ``array``; NaN is NaN there."""
+    """Return ``made`` if casting it back gives ``array``, else None; NaN equals NaN."""
     back = made.cast(array.type)
     if back.equals(array):
         return made
@@ -182,7 +183,9 @@ def _check_round_trip(array: pa.Array, made: pa.Array) -> pa.Array | None:
 
 
 def _has_decimal_scale(array: pa.Array, scale: int) -> bool:
-    """Whether floats are decimals of a scale: then they are multiples of 2^-scale, since 10^scale is one of 2^scale."""
+    """Return whether floats are decimals of a scale. These are multiples of 2^-scale, since 10^scale is a multiple
+    of 2^scale.
+    """
     values = np.asarray(array.drop_null(), np.float64)
     scaled = np.ldexp(values, max(scale, 0))
     return bool(np.all(np.isfinite(values) & (~np.isfinite(scaled) | (scaled == np.floor(scaled)))))
@@ -200,7 +203,7 @@ def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
         keys, items = cast_exactly(array.keys, kind.key_type), cast_exactly(array.items, kind.item_type)
         if keys is None or items is None:
             return None
-        offsets = pa.array(np.asarray(array.offsets))  # of their own, as a mask needs them
+        offsets = pa.array(np.asarray(array.offsets))  # a new array, because a mask allows no sliced offsets
         return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=gone)
     values = _cast_child(array.flatten(), kind.value_field)
     if values is None:
@@ -210,8 +213,10 @@ def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 
 def build_list_array(kind: pa.DataType, ends: Any, values: pa.Array, gone: pa.Array) -> pa.Array:
-    """Return lists of any kind, or maps, whose elements ``values`` has.  ``ends``: of each, behind the begin of the
-    first.  ``gone``: which are null.  O(lists)."""
+    """Build lists of any kind, or maps, from the elements in ``values``. O(lists).
+
+    ``ends``: the end of each list, after the begin of the first. ``gone``: the mask of null lists.
+    """
     wide = pat.is_large_list(kind) or pat.is_fixed_size_list(kind)
     offsets = pa.array(ends, pa.int64() if wide else pa.int32())
     if pat.is_map(kind):
@@ -223,7 +228,7 @@ def build_list_array(kind: pa.DataType, ends: Any, values: pa.Array, gone: pa.Ar
 
 
 def _cast_child(array: pa.Array, field: pa.Field, gone: pa.Array | None = None) -> pa.Array | None:
-    """Cast a child; None if a value does not fit, or is a forbidden null while its parent is not null."""
+    """Cast a child; return None if a value does not fit, or if a forbidden null has a parent that is not null."""
     if not field.nullable and array.null_count:
         present = array if gone is None else array.filter(pc.invert(gone))
         if present.null_count:
@@ -291,7 +296,7 @@ _FIXED = re.compile(r"fixed_size_binary\[(\d+)\]")
 
 
 def parse_type(text: str) -> pa.DataType:
-    """Parse the name of a type.  Raises `SpecError`, naming the nearest name.  O(length).
+    """Parse the name of a type. Raises `SpecError` with the nearest name. O(length).
 
     >>> parse_type("bigint"), parse_type("decimal(12, 2)"), parse_type("timestamp[ms, tz=Europe/Zurich]")
     (DataType(int64), Decimal128Type(decimal128(12, 2)), TimestampType(timestamp[ms, tz=Europe/Zurich]))
@@ -317,7 +322,7 @@ def parse_type(text: str) -> pa.DataType:
 
 
 def format_type(kind: pa.DataType) -> str:
-    """Write a short text that names the type, as `parse_type` reads it.  O(1).
+    """Format a type as a short text that `parse_type` reads. O(1).
 
     >>> format_type(pa.timestamp("us", "UTC")), format_type(pa.decimal128(38, 2)), format_type(pa.int64())
     ('timestamptz', 'decimal(38,2)', 'int64')
@@ -361,7 +366,7 @@ def _parse_parametric_type(given: str, lower: str) -> pa.DataType:
 
 
 def _strip_field_name(text: str) -> str:
-    """Arrow writes ``list<item: string>``; the name says nothing."""
+    """Strip the field name from ``list<item: string>``, as Arrow writes it; the name has no meaning."""
     return text.split(":", 1)[1] if re.match(r"\s*\w+\s*:", text) else text
 
 
@@ -373,7 +378,7 @@ def _parse_field(text: str) -> tuple[str, pa.DataType]:
 
 
 def _split_at_commas(text: str) -> list[str]:
-    """Parts between commas that are in no bracket.
+    """Split at commas outside brackets.
 
     >>> _split_at_commas("a=decimal(3,1),b=list<int>")
     ['a=decimal(3,1)', 'b=list<int>']
@@ -388,7 +393,7 @@ def _split_at_commas(text: str) -> list[str]:
 
 
 def parse_types(texts: Iterable[str]) -> dict[str, pa.DataType]:
-    """Parse ``column=type`` texts, separated by commas, to types by column.  Raises `SpecError`."""
+    """Parse ``column=type`` texts, separated by commas, to types by column. Raises `SpecError`."""
     out: dict[str, pa.DataType] = {}
     for part in (part for text in texts for part in _split_at_commas(text)):
         column, equals, kind = part.partition("=")

@@ -1,25 +1,12 @@
-"""A schema as people have one: Arrow's, a frame's, Polars', Spark's, or names with Python's types; all become Arrow's.
+"""Convert any schema that a user declares to an Arrow schema.
 
-Invariant: what comes back has every name once, none that updates carry themselves, and types in their normal form. No
-other library is imported: a frame or a schema is known by what it can do, so that a program that has no Polars needs
-none. A text means what ``type_text`` says. A type that would have to be guessed (`decimal.Decimal` has no precision,
-``list`` no element) is refused by name.
+A schema may be Arrow's, Spark's, Polars', the schema of a frame, or a mapping of names to types; a type is an Arrow or
+Python type, or a text for `parse_type`. No other library is imported: frames and schemas are recognized by their
+methods, so a program without Polars does not need it. A type without enough information (`decimal.Decimal` has no
+precision, ``list`` no element) is refused by name.
 
-Limits: rows are never read; a query (a `LazyFrame`, a relation of DuckDB) is asked for its columns by taking none of
-its rows. Nullability is kept where the schema has it.
-
->>> import datetime
->>> to_arrow_schema({"id": int, "name": str, "at": datetime.datetime, "tags": list[str], "amount": "decimal(12,2)"})
-id: int64
-name: string
-at: timestamp[us]
-tags: list<item: string>
-  child 0, item: string
-amount: decimal128(12, 2)
->>> to_arrow_schema({"amount": float, "total": __import__("decimal").Decimal})
-Traceback (most recent call last):
-    ...
-ddflow.errors.NotArrow: schema, column 'total': Decimal has no precision; write "decimal(12,2)", for example
+Guarantees: each name occurs once, no name is reserved for updates, and types are in normal form. Nullability is kept.
+Limits: rows are never read; a query (a `LazyFrame`, a DuckDB relation) is asked for its columns with a limit of 0 rows.
 """
 
 import datetime
@@ -64,19 +51,32 @@ _SPARK: Final = {
     r"interval (day|hour|minute|second)( to \w+)?": pa.duration("us"),
     r"time\(\d\)": pa.time64("ns"),
 }
-"""By patterns of the names that Spark gives them."""
+"""Patterns of Spark's type names, and the Arrow types of their values."""
 _INDEX: Final = re.compile(r"__index_level_\d+__")
 
 
 def to_arrow_schema(given: Any, what: str = "schema") -> pa.Schema:
-    """Convert the declared schema of a source to Arrow's, in normal types.
+    """Convert the declared schema of a source to an Arrow schema in normal types.
 
     ``given``: a ``pa.Schema``; a ``pl.Schema``; Spark's ``StructType``; a frame of pandas, Polars, DuckDB or Spark, or
-    anything with ``__arrow_c_schema__`` or a ``schema``; or ``{name: type}``, see `to_arrow_type`.  Text of a frame is
-    ``string``, whatever the frame keeps it as (``large_string``, ``string_view``, a dictionary).
+    anything with ``__arrow_c_schema__`` or a ``schema``; or ``{name: type}``, see `to_arrow_type`. Text columns of a
+    frame become ``string``, whether it stores ``large_string``, ``string_view`` or a dictionary.
 
     Raises `SpecError` for duplicate or reserved names and for a text that names no type, `NotArrow` for anything else.
     O(columns).
+
+    >>> import datetime
+    >>> to_arrow_schema({"id": int, "name": str, "at": datetime.datetime, "tags": list[str], "amount": "decimal(12,2)"})
+    id: int64
+    name: string
+    at: timestamp[us]
+    tags: list<item: string>
+      child 0, item: string
+    amount: decimal128(12, 2)
+    >>> to_arrow_schema({"amount": float, "total": __import__("decimal").Decimal})
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.NotArrow: schema, column 'total': Decimal has no precision; write "decimal(12,2)", for example
     """
     try:
         schema = _extract_schema(given, what)
@@ -99,7 +99,7 @@ def _extract_schema(given: Any, what: str) -> pa.Schema:
         return pa.schema([(name, to_arrow_type(kind, f"{what}, column {name!r}")) for name, kind in given.items()])
     if hasattr(given, "jsonValue"):
         return _convert_spark_schema(given.jsonValue(), what)
-    if hasattr(given, "collect_schema"):  # before its attribute `schema`, which warns that it may be slow
+    if hasattr(given, "collect_schema"):  # before the attribute `schema`, which warns about its cost
         given = given.collect_schema().to_frame()
     own: Any = getattr(given, "schema", None)
     if isinstance(own, pa.Schema):
@@ -114,16 +114,17 @@ def _extract_schema(given: Any, what: str) -> pa.Schema:
 
 
 def drop_index_columns(schema: pa.Schema, frame: Any) -> pa.Schema:
-    """Drop the columns that Arrow makes of a pandas index without a name."""
+    """Drop the columns that Arrow makes of an unnamed pandas index."""
     names = [] if not hasattr(frame, "columns") else [str(name) for name in frame.columns]
     return pa.schema([field for field in schema if field.name in names or not _INDEX.fullmatch(field.name)])
 
 
 def to_arrow_type(kind: Any, what: str) -> pa.DataType:
-    """Convert a declared type to Arrow's.
+    """Convert a declared type to an Arrow type.
 
-    ``kind``: Arrow's; a text, as `parse_type` reads it; Polars' or Spark's; or Python's: bool, int, float, str, bytes,
-    date, datetime, time, timedelta, ``list[int]``.  Raises `SpecError` for a text that names none, `NotArrow`.
+    ``kind``: an Arrow type; a text for `parse_type`; a Polars or Spark type; or a Python type: bool, int, float, str,
+    bytes, date, datetime, time, timedelta, ``list[int]``. Raises `SpecError` for a text that names no type, `NotArrow`
+    for anything else.
     """
     if isinstance(kind, pa.DataType):
         return kind
@@ -164,7 +165,8 @@ def _convert_spark_schema(record: Any, what: str) -> pa.Schema:
 
 
 def parse_spark_type(record: Any) -> pa.DataType | None:
-    """Return the type in which Spark sends values, all inside it nullable; None if that loses information.  Pure.
+    """Return the Arrow type of the values that Spark sends, nullable at every level; None if that loses information.
+    Pure.
 
     ``record``: the result of ``DataType.jsonValue``.
     """

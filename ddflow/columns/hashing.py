@@ -1,11 +1,10 @@
-"""Arrow columns to words: the identity of rows, the hash of values, the words that order compares.
+"""Compute the identity of rows, the hash of their values, and the words that order compares.
 
-Invariant: canonical equality. Two rows get the same identity exactly when their values are equal under the one rule of
-docs/semantics.md: one NaN, -0.0 == 0.0, null distinct from "" and 0, encodings invisible (``schema.conform_to_schema``
-decoded them), decimals by value (a column has one scale). A key of one non-null word is mixed bijectively and cannot
-collide; a nullable one carries "is null" in a second word, so it cannot either; all other keys, and the values of rows,
-are hashed with the state's secret (see ``kernels.identity`` for the odds). Which layout applies is decided by the
-schema alone, never by a batch, since it is fixed for the life of a state.
+Two rows have equal identities exactly if their values are equal by docs/semantics.md: one NaN, -0.0 == 0.0, null
+distinct from "" and 0, decimals by value, encodings ignored (``schema.conform_to_schema`` decodes them). A key of one
+word cannot collide: it is mixed bijectively, and a nullable one has "is null" as its second word. Other keys and all
+rows are hashed with the state's secret (odds in ``kernels.identity``). Only the schema decides the layout, never a
+batch.
 
 >>> import pyarrow as pa
 >>> keys = pa.table({"k": pa.array([0.0, -0.0, float("nan"), None])})
@@ -35,13 +34,13 @@ Narrow = np.ndarray[Any, np.dtype[np.int32]]
 NONE: Words = np.empty(0, np.uint64)
 ALL_VALID: Flags = np.empty(0, np.uint8)
 Read = Callable[[pa.Array], Words]
-"""Gives a word a value."""
+"""A function from a column to one word per value."""
 Absorb = Callable[[Words, pa.Array, Flags], None]
-"""Takes the values of a column, and which of them are not null, into the states of rows."""
+"""A function that absorbs a column, with its flags for not null, into the hash states of rows."""
 
 
 class Secret(NamedTuple):
-    """128 random bits that identities are mixed with.  All parts that must agree on identities share them.
+    """128 random bits that key all identities. Parts that must agree on identities share one secret.
 
     Parameters
     ----------
@@ -65,20 +64,20 @@ class Secret(NamedTuple):
 
     @property
     def words(self) -> tuple[np.uint64, np.uint64]:
-        """Both halves, as the kernels take them: two ``numpy.uint64``."""
+        """Both halves as the kernels take them: two ``numpy.uint64``."""
         return np.uint64(self.k0), np.uint64(self.k1)
 
 
 def has_two_word_identities(schema: pa.Schema) -> bool:
-    """Whether identities of rows with these columns take two words: all but one non-null word."""
+    """Return whether identities of rows with these columns have two words: all but a single non-null word type."""
     return not (len(schema) == 1 and is_word_type(schema.field(0).type) and not schema.field(0).nullable)
 
 
 def assign_partitions(high: Words, partitions: int) -> Narrow:
-    """int32[n]: the partition, of so many, of each identity by its first word: equal ranges of a mix of it.  O(n).
+    """Assign each identity to a partition: equal ranges of a mix of its first word. Returns int32[n]. O(n).
 
-    Of a mix, and not of the word, since sorting and the index go by leading bits, and filters by the last ones: within
-    a partition those must be spread as they are in the whole.
+    The mix keeps bits uniform within a partition. The sort and the index use the leading bits of the word itself, and
+    filters use the last ones.
 
     >>> assign_partitions(np.array([0, 2**63, 1, 2**64 - 1], np.uint64), 4).tolist()
     [0, 2, 2, 1]
@@ -87,12 +86,12 @@ def assign_partitions(high: Words, partitions: int) -> Narrow:
 
 
 def compute_partition_hashes(high: Words) -> Words:
-    """uint64[n], below 2**32: what partitions are ranges of.  O(n)."""
+    """Compute the mix that `assign_partitions` cuts into ranges: uint64[n], below 2**32. O(n)."""
     return high * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
 
 
 def unpack_validity(column: pa.Array) -> Flags:
-    """uint8[n] of 1 where a value is not null; of size 0 when none is null."""
+    """Unpack validity to uint8[n], 1 for a value that is not null; size 0 if no value is null."""
     if not column.null_count:
         return ALL_VALID
     if pat.is_null(column.type):
@@ -103,7 +102,7 @@ def unpack_validity(column: pa.Array) -> Flags:
 
 
 def unpack_booleans(column: pa.Array) -> Flags:
-    """uint8[n] of 1 where a boolean column is true; null counts as not true."""
+    """Unpack a boolean column to uint8[n], 1 for true; null counts as not true."""
     out = np.empty(len(column), np.uint8)
     if len(column):
         kernels.unpack_bits(np.uint64(column.buffers()[1].address), np.int64(column.offset), out)
@@ -113,15 +112,15 @@ def unpack_booleans(column: pa.Array) -> Flags:
 
 
 def compute_canonical_words(column: pa.Array) -> Words:
-    """uint64[n]: the canonical word of each value of a word type; what null values hold is unspecified.
+    """Compute the canonical word of each value of a word type, uint64[n]; the words of nulls are unspecified.
 
-    It may be the column's own memory: not to be written to.
+    The result may be the column's own memory, so do not write to it.
     """
     return build_word_reader(column.type)(column)
 
 
 def build_word_reader(kind: pa.DataType) -> Read:
-    """Return a function that reads `compute_canonical_words` of columns of a word type."""
+    """Build a function that computes `compute_canonical_words` for columns of a word type."""
     if pat.is_boolean(kind):
         return lambda column: unpack_booleans(column).astype(np.uint64)
     signed = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
@@ -139,7 +138,7 @@ def _canonicalize_floats(floats: Words) -> Words:
 
 
 def view_values(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """View the values of a column of a fixed width without a copy.  Not to be written to."""
+    """View the values of a fixed-width column without a copy. Do not write to the result."""
     if not len(column):
         return np.empty(0, dtype)
     found: np.ndarray[Any, Any] = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
@@ -147,7 +146,9 @@ def view_values(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def compute_sortable_words(column: pa.Array) -> Ints:
-    """int64[n]: words of a word type whose order is the order of the values, NaN largest; nulls unspecified."""
+    """Compute words of a word type in the order of the values, int64[n], NaN largest; the words of nulls are
+    unspecified.
+    """
     out = compute_canonical_words(column)
     if pat.is_floating(column.type):
         kernels.make_floats_sortable(out)
@@ -161,7 +162,7 @@ def compute_identities(
 ) -> tuple[Words, Words]:
     """Compute the identities of all rows by all columns: see `RowHasher.compute_identities`.
 
-    ``rows``: the number of rows, if there may be no columns.
+    ``rows``: the number of rows, if the table may have no columns.
     """
     return RowHasher(table.schema, secret).compute_identities(
         column_arrays(table), table.num_rows if rows is None else rows
@@ -169,16 +170,16 @@ def compute_identities(
 
 
 def compute_value_hashes(table: pa.Table | pa.RecordBatch, secret: Secret) -> Words:
-    """uint64[n]: a keyed hash of all columns of each row: see `RowHasher.compute_value_hashes`."""
+    """Compute a keyed hash of all columns of each row, uint64[n]: see `RowHasher.compute_value_hashes`."""
     return RowHasher(table.schema, secret).compute_value_hashes(column_arrays(table), table.num_rows)
 
 
 class RowHasher:
-    """Hashes rows of one schema: how each column is read is chosen when this is made, since types alone decide it."""
+    """Hashes rows of one schema. The constructor chooses how to read each column, since only types decide that."""
 
     def __init__(self, schema: pa.Schema, secret: Secret, threads: Threads = ALONE) -> None:
         self.threads, self.cost = threads, sum(1 if is_word_type(field.type) else 15 for field in schema)
-        """Nanoseconds a row, about."""
+        """Approximate nanoseconds per row."""
         self.least = threads.compute_min_rows_to_split(self.cost or 1)
         self.secret, self.wide, self.names = secret.words, has_two_word_identities(schema), schema.names
         alone = len(schema) == 1 and is_word_type(schema.field(0).type)
@@ -186,13 +187,13 @@ class RowHasher:
         self.absorb = [build_absorber(field.type, secret) for field in schema]
 
     def identify_rows(self, rows: Any) -> tuple[Words, Words]:
-        """Compute the identities of a table, batch or view that has these columns, in any order."""
+        """Compute the identities of a table, batch or view that has these columns in any order."""
         return self.compute_identities(column_arrays(rows, self.names), rows.num_rows)
 
     def compute_identities(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
         """Compute the identities of n rows: (high, low), uint64[n] each, low of size 0 if one word is enough.
 
-        O(n) a column; about 1 ns a row for one word, 15 for a short text.
+        O(n) per column.
         """
         if n < self.least:
             return self._compute_identities(columns, n)
@@ -219,9 +220,9 @@ class RowHasher:
         return high, (np.uint64(1) - present.astype(np.uint64)) if present.size else np.zeros(n, np.uint64)
 
     def compute_value_hashes(self, columns: Sequence[pa.Array], n: int) -> Words:
-        """uint64[n]: a keyed hash of each row, equal for equal rows.
+        """Compute a keyed hash of each row, uint64[n], equal for equal rows. O(n) per column.
 
-        Of one column of words it is a bijection, in which null meets a value with odds of 2**-64.  O(n) a column.
+        The hash of a single column of words is a bijection; a null then collides with a value with odds of 2**-64.
         """
         if n < self.least:
             return self._compute_value_hashes(columns, n)
@@ -252,12 +253,12 @@ class RowHasher:
 
 
 def slice_columns(columns: Sequence[pa.Array], begin: int, end: int) -> Sequence[pa.Array]:
-    """Rows [begin, end) of columns."""
+    """Slice the rows [begin, end) of columns."""
     return [column.slice(begin, end - begin) for column in columns]
 
 
 def build_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
-    """Return a function that absorbs columns of any type into the states of rows."""
+    """Build a function that absorbs columns of any type into the hash states of rows."""
     if isinstance(kind, pa.BaseExtensionType):
         inner = build_absorber(normalize_type(kind.storage_type), secret)
         return lambda state, column, present: inner(state, decode_array(column.storage), present)
@@ -288,7 +289,7 @@ def build_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
 
 
 def _build_list_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
-    """Of lists, of any kind, and maps: how many children a row has, and a hash of each."""
+    """Build an absorber of lists of any kind, and maps: the number of children of a row, and a hash of each."""
     pairs = pa.struct([("k", kind.key_type), ("v", kind.item_type)]) if pat.is_map(kind) else None
     hashed = _build_element_hasher(kind.value_type if pairs is None else pairs, secret)
     dtype = np.dtype(np.int64 if pat.is_large_list(kind) else np.int32)
@@ -313,7 +314,7 @@ def _build_list_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
 
 
 def _build_element_hasher(kind: pa.DataType, secret: Secret) -> Read:
-    """Return a function that hashes an array of a type, a word per value."""
+    """Build a function that hashes an array of a type, one word per value."""
     hashes = RowHasher(pa.schema([pa.field("", kind)]), secret)
     return lambda column: hashes.compute_value_hashes([column], len(column))
 
@@ -325,8 +326,8 @@ def _absorb_struct(inner: Sequence[Absorb], state: Words, column: pa.Array, pres
 
 
 def _absorb_union(inner: Sequence[Read], state: Words, column: pa.Array, present: Flags) -> None:
-    """Which child a value is of, then the value."""
-    # By buffer: ``type_codes`` and ``offsets`` of a slice are those of its parent.
+    """Absorb the child number of each value, then the value."""
+    # Read the buffers: ``type_codes`` and ``offsets`` of a slice ignore its offset.
     n, start, buffers = len(column), column.offset, column.buffers()
     codes = np.frombuffer(buffers[1], np.int8, n, start)
     at = np.frombuffer(buffers[2], np.int32, n, 4 * start) if column.type.mode == "dense" else np.arange(n)
@@ -339,7 +340,7 @@ def _absorb_union(inner: Sequence[Read], state: Words, column: pa.Array, present
 
 
 def _absorb_fixed_width(size: int, state: Words, column: pa.Array, present: Flags) -> None:
-    """Decimals and other types of whole words: word by word."""
+    """Absorb decimals and other types of whole words, word by word."""
     if size < 8:
         kernels.absorb_words(state, view_values(column, np.dtype(f"i{size}")).astype(np.int64).view(np.uint64), present)
         return

@@ -1,6 +1,9 @@
-"""How columns lie in memory: the types that kernels move, their buffers, and the arena for the scratch of a step.
+"""Describe the memory layout of columns: the types that kernels move, their buffers, and scratch memory for a step.
 
-Guarantees: an arena hands out memory that the step before used, so nothing carved from it outlives its step.
+`column_layout` tells kernels how to copy a value of a type. `ColumnBuffers` is a column before an Arrow array is made
+of it. `Arena` reuses one block of memory for the scratch arrays of each step.
+
+Guarantees: an arena hands out the memory of the step before, so an array carved from it must not outlive its step.
 
 >>> column_layout(pa.int32()) == (WORDS, 4), column_layout(pa.string()) == (BYTES, 4)
 (True, True)
@@ -24,7 +27,9 @@ WORDS, BYTES, BITS, OTHER = range(4)
 
 @cache
 def column_layout(kind: pa.DataType) -> tuple[int, int]:
-    """How a type is moved: WORDS and bytes a value, BYTES and bytes an offset, BITS, or OTHER (by Arrow)."""
+    """Return how to move a type: WORDS and bytes per value, BYTES and bytes per offset, BITS, or OTHER (moved by
+    Arrow).
+    """
     if pat.is_string(kind) or pat.is_binary(kind):
         return BYTES, 4
     if pat.is_large_string(kind) or pat.is_large_binary(kind):
@@ -41,24 +46,24 @@ def column_layout(kind: pa.DataType) -> tuple[int, int]:
 
 
 def fixed_width(kind: pa.DataType) -> int:
-    """Bytes a value of a fixed-width type that kernels move, else 0."""
+    """Return the bytes per value of a fixed-width type that kernels move, else 0."""
     how, wide = column_layout(kind)
     return wide if how == WORDS else 0
 
 
 def offset_width(kind: pa.DataType) -> int:
-    """Bytes an offset of a byte-string type, else 0."""
+    """Return the bytes per offset of a byte-string type, else 0."""
     how, wide = column_layout(kind)
     return wide if how == BYTES else 0
 
 
 def buffer_address(buffer: pa.Buffer | None) -> int:
-    """Where a buffer begins, 0 for none."""
+    """Return the address of a buffer, 0 for none."""
     return 0 if buffer is None else int(buffer.address)
 
 
 class _WritableMemory:
-    """Memory as numpy imports it, and whose it is."""
+    """Memory with a writable array interface, and its owner."""
 
     def __init__(self, array: Array) -> None:
         self.owner = array
@@ -68,13 +73,13 @@ class _WritableMemory:
 def make_writable(array: Array) -> Array:
     """Make a writable array over the same memory, since numba would compile kernels again for a read-only one.
 
-    Callers must not write to it.  O(1).
+    Callers must not write to it. O(1).
     """
     return array if array.flags.writeable else np.asarray(_WritableMemory(array))
 
 
 class ColumnLayouts(NamedTuple):
-    """Columns, and how a value of each is moved (`column_layout`): chosen once for all rows that have them."""
+    """Columns and their `column_layout`, chosen once for all rows of a schema."""
 
     schema: pa.Schema
     names: list[str]
@@ -99,28 +104,30 @@ Column = pa.Array | ColumnBuffers
 
 
 def to_arrow_arrays(columns: Iterable[Column]) -> list[pa.Array]:
-    """Columns as Arrow has them.  O(columns)."""
+    """Convert columns to Arrow arrays. O(columns)."""
     return [pa.Array.from_buffers(*each) if isinstance(each, ColumnBuffers) else each for each in columns]
 
 
 SMALL = 256
-"""Shorter arrays are not worth carving."""
+"""Minimal length of arrays to carve from an arena."""
 STAGGER = 5 * 64
 """Bytes between arrays: an odd number of cache lines, so that neighbours begin in different sets of the cache."""
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the C library keep what steps free, once a process: fresh memory costs a page fault for each 4 KB.
+    """Make the C library keep freed memory, once per process: fresh memory costs a page fault per 4 KB.
 
-    glibc maps a block anew for each allocation above a threshold, and gives back what is free above twice as much. It
-    raises the threshold to the size of the largest mapped block that was freed, which this one will be.
+    glibc maps a new block for each allocation above a threshold, and returns free memory above twice that size. It
+    raises the threshold to the size of the largest mapped block that was freed. This call frees such a block.
     """
     np.empty(16 << 20, np.uint8)
 
 
 class Arena:
-    """``block``: the memory; it grows to what the largest step carved.
+    """Scratch memory for one step at a time.
+
+    ``block``: the memory; it grows to the size that the largest step carved.
 
     >>> arena = Arena()
     >>> a, b = arena.empty(100, np.int64), arena.empty((10, 2), np.uint8)
@@ -135,14 +142,16 @@ class Arena:
 
     @classmethod
     def with_capacity(cls, nbytes: int) -> Arena:
-        """One with so many bytes to carve from, for arrays that live as long as each other.  O(1)."""
+        """Make an arena with so many bytes, for arrays of equal lifetime. O(1)."""
         arena = cls()
         arena.used = nbytes
         arena.reset()
         return arena
 
     def reset(self) -> None:
-        """Begin anew: arrays carved before are void.  One block from now on, where several were needed."""
+        """Reuse the memory: arrays carved before become invalid. A step that needed several blocks gets one from now
+        on.
+        """
         if self.used > self.block.size:
             size = self.used + self.used // 8
             room = np.empty(size + 64, np.uint8)
@@ -151,11 +160,13 @@ class Arena:
         self.used = 0
 
     def choose_allocator(self, n: int) -> Callable[..., Any]:
-        """Return a function that makes arrays of about ``n``: `empty`, or numpy's if they are too short to carve."""
+        """Return a function that allocates arrays of about ``n``: `empty`, or numpy's if they are too short to
+        carve.
+        """
         return np.empty if n < SMALL else self.empty
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
-        """Carve a contiguous array of unspecified content; one from the block is aligned to a cache line.  O(1)."""
+        """Carve a contiguous array of unspecified content; an array from the block is aligned to a cache line. O(1)."""
         if shape.__class__ is int and shape < SMALL:
             return np.empty(shape, dtype)
         kind = np.dtype(dtype)

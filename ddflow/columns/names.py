@@ -1,7 +1,8 @@
-"""Names of columns: as options take them, one as text or several in their order; and what a wrong one may have meant.
+"""Check and suggest column names: as options give them, and for errors about an unknown name.
 
-Invariant: what comes back is text, and in an order that somebody gave: a set has none, so what is made of it would
-change from process to process.  Whether there are such columns is asked by whoever knows the schema.
+An option takes one name as text or several in order. Sets are refused, because they have no order and results would
+differ between processes. `parse_column_names` checks only the form of an option; `check_columns_exist` also needs the
+known names.
 
 >>> parse_column_names("id", "an upsert spec", "key"), parse_column_names(["id", "at"], "an upsert spec", "key")
 (('id',), ('id', 'at'))
@@ -23,13 +24,13 @@ TIME: Final = "_time"
 DIFF: Final = "_diff"
 DELETED: Final = "_deleted"
 TIMES: Final = "_times"
-"""The column of multiplicities, beside a row's where these are held."""
+"""The column that holds a row's multiplicity, beside the row's own columns."""
 RESERVED = (TIME, DIFF)
 _QUOTED: Final = r'"(?:[^"]|"")+"'
 
 
 def quote_name(name: str) -> str:
-    """Quote a name for SQL, whatever is in it.
+    """Quote any name for SQL.
 
     >>> quote_name('a"b')
     '"a""b"'
@@ -38,9 +39,9 @@ def quote_name(name: str) -> str:
 
 
 def split_qualified_name(text: str) -> tuple[str | None, str]:
-    """Return the schema, None without one, and the name of a table as people write it.
+    """Split the name of a table into its schema, None without one, and the name.
 
-    The last dot outside of quotes divides them.  Names with dots may be quoted as in SQL.
+    The last dot outside quotes separates them. Names with dots may be quoted as in SQL.
 
     >>> split_qualified_name("orders"), split_qualified_name("my.shop.orders"), split_qualified_name('shop."a.""b"')
     ((None, 'orders'), ('my.shop', 'orders'), ('shop', 'a."b'))
@@ -55,7 +56,7 @@ def _unquote_name(name: str) -> str:
 
 
 def parse_column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
-    """Columns as an option names them: one as text, or several in their order.  Raises `SpecError`."""
+    """Parse the columns of an option: one name as text, or several in order. Raises `SpecError`."""
     unordered = isinstance(given, Mapping | Set | bytes) or not isinstance(given, Iterable)
     names = (given,) if isinstance(given, str) or unordered else tuple(given)
     for name in names:
@@ -66,14 +67,14 @@ def parse_column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
 
 
 def check_column_name(given: Any, asked: str, option: str) -> str:
-    """Check that an option names one column.  Raises `SpecError`."""
+    """Check that an option names one column. Raises `SpecError`."""
     if not isinstance(given, str) or not given:
         raise SpecError(asked, Option(option) + f" is {given!r:.200}", "name one column, as text")
     return given
 
 
 def check_column_names(names: Sequence[str], what: str) -> None:
-    """Refuse duplicate names, those that updates use themselves, and what is none.  Raises `SpecError`."""
+    """Refuse duplicate names, the reserved names of updates, and names that are not text. Raises `SpecError`."""
     for name in names:
         if not isinstance(name, str):
             raise SpecError(what, f"a column is called {name!r:.200}", "give names as text")
@@ -88,7 +89,7 @@ def check_column_names(names: Sequence[str], what: str) -> None:
 
 
 def check_columns_exist(names: Iterable[str], known: Sequence[str], asked: str, option: str = "") -> None:
-    """Refuse names of columns that there are not.  ``option``: that holds them.  Raises `SpecError`."""
+    """Refuse unknown columns. ``option``: the option with the names. Raises `SpecError`."""
     for name in names:
         if name not in known:
             found = (
@@ -100,7 +101,7 @@ def check_columns_exist(names: Iterable[str], known: Sequence[str], asked: str, 
 
 
 def check_no_shared_columns(left: Sequence[str], right: Sequence[str], there: Sequence[str], asked: str) -> None:
-    """Refuse columns that both sides of a join show.  ``there``: all of the right.  Raises `SpecError`."""
+    """Refuse columns that both sides of a join show. ``there``: all columns of the right side. Raises `SpecError`."""
     if both := [name for name in right if name in left]:
         found = f"both sides have the columns {both}, which are not joined"
         keeps = [name for name in there if name not in both]
@@ -122,7 +123,7 @@ def find_nearest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Write the remedy for an unknown name: the nearest name, and all of them.
+    """Write the remedy for an unknown name: the nearest name, and all known ones.
 
     >>> did_you_mean("Za\\u0308hler", ["Z\\u00e4hler"])
     "its letters are composed otherwise in 'Zähler' (unicodedata.normalize); copy the name from: ['Zähler']"

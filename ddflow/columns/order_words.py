@@ -1,7 +1,7 @@
-"""Words of a fixed width whose order is the order of values, and ranks for values that no word can order.
+"""Compute fixed-width words in the order of values, and ranks for values without such words.
 
-Guarantees: words compare as the values do, nulls and NaN included. Longer texts share words and are compared where they
-tie.
+Words compare like the values, nulls and NaN included. Texts and binaries longer than 15 bytes may share words, so the
+caller compares their values if the words tie.
 
 >>> import pyarrow as pa
 >>> rows = pa.table({"at": pa.array([3, None, -1], pa.int32()), "city": ["Bern", "Chur", None]})
@@ -26,16 +26,16 @@ from ddflow.columns.schema import decode_array, is_flat_type, is_word_type, norm
 from ddflow.errors import SpecError
 
 PREFIX = 2
-"""Words that a value of text or binary takes: 15 of its bytes, and a byte that says how long it is."""
+"""Words for a value of text or binary: 15 of its bytes, then a byte for its length."""
 SIGN, ALL, SPARE = np.uint64(1 << 63), np.uint64((1 << 64) - 1), 1
 _SIZES = np.arange(17)
 _HIGH = np.array([((1 << 64) - 1) >> 8 * n << 8 * n for n in np.maximum(8 - _SIZES, 0).tolist()], np.uint64)
 _LOW = np.array([((1 << 64) - 1) >> 8 * n << 8 * n for n in np.clip(16 - _SIZES, 1, 8).tolist()], np.uint64)
-"""Which bits of the two words are of a value, by its length; the last byte is for the length."""
+"""Masks of the value's bits in the two words, by its length; the last byte is for the length."""
 
 
 class OrderColumn(NamedTuple):
-    """A column that rows are ordered by.
+    """A column that decides the order of rows.
 
     Parameters
     ----------
@@ -53,19 +53,19 @@ class OrderColumn(NamedTuple):
 
 
 def has_exact_words(kind: pa.DataType) -> bool:
-    """Whether values of a type are equal where their words are: all but text and binary of any length.
+    """Return whether equal words imply equal values of a type: true except for text and binary of any length.
 
-    Two of those with equal words are the same value, or both have more than 15 bytes and share the first 15.
+    Two texts with equal words are equal, or both have more than 15 bytes and share the first 15.
 
     Parameters
     ----------
     kind : pyarrow.DataType
-        A type with an order, or an encoding of one.
+        A type with an order, or an encoded form of it.
 
     Returns
     -------
     bool
-        False where the caller must compare values with equal words.
+        False if the caller must compare values with equal words.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def has_exact_words(kind: pa.DataType) -> bool:
 
 
 def count_order_words(kind: pa.DataType, name: str) -> int:
-    """How many words a value of a type takes, the place for null among them.  O(1).
+    """Count the words for a value of a type, including the space for null. O(1).
 
     Parameters
     ----------
@@ -88,8 +88,8 @@ def count_order_words(kind: pa.DataType, name: str) -> int:
     Returns
     -------
     int
-        One for what is narrower than 64 bits and for floats, two for what has 64 bits, 2 for text and binary, 1 to 4
-        for decimals by their precision; for binary of a fixed width one more than its whole words.
+        1 for types narrower than 64 bits and for floats; 2 for other types of 64 bits, text and binary; 1 to 4 for
+        decimals, by precision; for fixed-width binary its whole words plus 1.
 
     Raises
     ------
@@ -110,27 +110,27 @@ def count_order_words(kind: pa.DataType, name: str) -> int:
         return PREFIX
     if pat.is_floating(normal):
         return 1
-    # A decimal has a sign beside the bits of its size, and never reaches the ends of what these hold.
+    # A decimal needs a sign bit besides the bits of its magnitude, and never uses the extreme values of both.
     bits = (10**normal.precision).bit_length() if pat.is_decimal(normal) else normal.bit_width
     return int(bits) // 64 + 1
 
 
 def compute_order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColumn]) -> Words:
-    """Compute the words that rows are ordered by.
+    """Compute the words that order rows.
 
     Parameters
     ----------
     rows : pyarrow.Table or pyarrow.RecordBatch
         n rows that have the columns, among others.
     by : sequence of OrderColumn
-        What decides, from left to right.
+        The columns that decide, from left to right.
 
     Returns
     -------
     numpy.ndarray
-        uint64[n, words], C-contiguous: rows compare as these do, word by word, up to what `has_exact_words` says.
-        ``words`` is the sum of the columns' `count_order_words`, so the declared types decide it alone, not the values
-        and not whether a field is nullable.
+        uint64[n, words], C-contiguous. Rows compare like their words, from left to right, except for ties of types
+        without `has_exact_words`. ``words`` is the sum of the columns' `count_order_words`, so it depends only on the
+        declared types, not on values or nullability.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def compute_order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColum
 
     Notes
     -----
-    O(n words); about 2 ns a number, 7 a decimal of two words, 30 a text.
+    O(n words).
     """
     counts = [count_order_words(rows.schema.field(column.name).type, column.name) for column in by]
     out, at = np.empty((rows.num_rows, sum(counts)), np.uint64), 0
@@ -177,7 +177,7 @@ def _write_column_words(values: pa.Array, column: OrderColumn, out: Words) -> No
 
 
 def _write_decimals(values: pa.Array, out: Words) -> None:
-    """Write the two's complement with its sign flipped, the most significant word first."""
+    """Write the two's complement with the sign bit flipped, most significant word first."""
     n, wide = len(values), values.type.bit_width // 8
     if wide <= 8:
         out[:, 0] = view_values(values, np.dtype(f"i{wide}")).astype(np.int64).view(np.uint64)
@@ -199,7 +199,7 @@ def _write_text_prefixes(values: pa.Array, out: Words) -> None:
 
 
 def _load_prefix_words(data: Array, starts: Array) -> Array:
-    """Big-endian uint64[n, 2]: the sixteen bytes from each start on, which ascend; zeros after the end of the data."""
+    """Load 16 bytes from each ascending start as big-endian uint64[n, 2], with zeros after the end of the data."""
     close = max(data.size - 15, 0)
     tail = np.concatenate([data[close:], np.zeros(16, np.uint8)])
     far = np.searchsorted(starts, close)
@@ -214,8 +214,8 @@ def _load_prefix_words(data: Array, starts: Array) -> Array:
 def dense_ranks(table: pa.Table | pa.RecordBatch, equal: Array) -> Array:
     """Compute the dense rank of every row by its columns, left to right: null smallest, NaN largest.
 
-    ``table``: n rows of flat types.  ``equal``: uint64[n], a word that is equal for equal rows (a hash of them).
-    Returns int64[n]; equal rows share a rank.  O(n log n).  (Order: docs/semantics.md, ties.)
+    ``table``: n rows of flat types. ``equal``: uint64[n], a word that is equal for equal rows (a hash of them). Returns
+    int64[n]; equal rows share a rank. O(n log n). (Order: docs/semantics.md, ties.)
 
     >>> dense_ranks(pa.table({"a": [2.5, None, 2.5]}), np.array([7, 0, 7])).tolist()
     [1, 0, 1]
@@ -224,7 +224,7 @@ def dense_ranks(table: pa.Table | pa.RecordBatch, equal: Array) -> Array:
         return np.zeros(table.num_rows, np.int64)
     columns: dict[str, Any] = {}
     for i, column in enumerate(table.itercolumns()):
-        # Arrow sorts NaN beside the nulls, so null-ness and NaN-ness become columns of their own.
+        # Arrow sorts NaN next to nulls, so two extra columns say whether a value is null or NaN.
         columns[f"{i}valid"] = pc.is_valid(column)
         if pat.is_floating(column.type):
             columns[f"{i}nan"] = pc.fill_null(pc.is_nan(column), False)
@@ -232,7 +232,7 @@ def dense_ranks(table: pa.Table | pa.RecordBatch, equal: Array) -> Array:
         elif pat.is_fixed_size_binary(column.type):
             column = pc.cast(column, pa.binary())
         elif pat.is_decimal32(column.type) or pat.is_decimal64(column.type):
-            # Arrow sorts the narrow ones wrongly: negative ones come after zero.
+            # Arrow sorts narrow decimals wrongly: negative ones come after zero.
             column = pc.cast(column, pa.decimal128(column.type.precision, column.type.scale))
         columns[f"{i}value"] = column
     order = pc.sort_indices(pa.table(columns), [(name, "ascending", "at_start") for name in columns])

@@ -1,7 +1,7 @@
-"""RowMatcher: which rows of a table have the values that some rows of another have, in columns that are named.
+"""Find the rows of a table that match rows of another table in named columns.
 
-Invariant: equal is what identities call equal: a null equals a null, NaN equals NaN, and a number equals the same
-number of another width. Nothing is kept.
+Two values match if their identities are equal: null matches null, NaN matches NaN, and a number matches the same number
+of another width. A `RowMatcher` keeps nothing between calls.
 
 >>> rows = pa.table({"city": ["Bern", "Chur", None], "n": [1, 2, 3]})
 >>> RowMatcher(Secret(1, 2)).select_matches(rows, pa.table({"place": ["Chur", None]}), {"city": "place"}).to_pylist()
@@ -19,21 +19,22 @@ from ddflow.columns.schema import column_arrays
 
 
 class RowMatcher(NamedTuple):
-    """``secret``: for identities."""
+    """Matches rows by their identities, keyed with ``secret``."""
 
     secret: Secret
 
     def assign_row_numbers(self, *parts: tuple[pa.Table, Sequence[str]]) -> list[Ints]:
-        """Assign a number to each row of each table: equal if the named columns are equal.  O(n log n)."""
+        """Assign a number to each row of each table; rows with equal named columns get one number. O(n log n)."""
         every = [self._identify_rows(table, names) for table, names in parts]
         found = np.unique(np.concatenate(every), axis=0, return_inverse=True)[1].reshape(-1)
         ends = np.cumsum([len(words) for words in every])
         return np.split(found, ends[:-1])
 
     def mark_matches(self, rows: pa.Table, wanted: pa.Table, names: Mapping[str, str] | Iterable[str]) -> Flags:
-        """Whether each of some rows is like a wanted one.  O(n), and for those that are like one O(m log m).
+        """Mark the rows that match a wanted row, as uint8[n]. O(n), plus O(m log m) for m matches.
 
-        ``names``: the columns, and what they are called there."""
+        ``names``: the columns, mapped to their names in ``wanted`` if these differ.
+        """
         its = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
         mine, theirs = self._identify_rows(rows, list(its)), self._identify_rows(wanted, list(its.values()))
         near = np.flatnonzero(np.isin(mine[:, 0], theirs[:, 0]))
@@ -43,7 +44,7 @@ class RowMatcher(NamedTuple):
         return out
 
     def _identify_rows(self, table: pa.Table, names: Sequence[str]) -> Any:
-        """Compute the identities of rows by some columns, (n, 2) words.  O(n)."""
+        """Compute the identities of rows by some columns, (n, 2) words. O(n)."""
         words = np.zeros((table.num_rows, 2), np.uint64)
         if names:
             fields = [table.schema.field(name).with_nullable(True) for name in names]

@@ -1,10 +1,8 @@
-"""Rows: Arrow columns with their buffers' addresses, gathered by reference from any number of batches.
+"""Gather rows from any number of batches by reference, using the addresses of their buffers.
 
-Invariant: rows never change; a gathered column owns its memory and holds exactly the values that the references name,
-whichever batch each lives in. Every Arrow type must work at the speed that its layout allows. Fixed widths, bits and
-byte strings are moved by kernels over addresses; every other type by Arrow's ``take``. Arrays are brought to one chunk
-with a plain offset first, so that address and row are all a kernel needs. What a row *means* (its key, its order) is
-not known here.
+Rows never change. A gathered column owns its memory and holds exactly the values of the references. Kernels move fixed
+widths, bits and byte strings; Arrow's ``take`` moves every other type. Columns are first brought to one chunk, so an
+address and a row number locate a value. This file does not know the keys or orders of rows.
 
 >>> import numpy as np, pyarrow as pa
 >>> old, new = (Rows(pa.table({"city": [name], "n": [n]})) for name, n in (("Bern", 1), ("Basel", 2)))
@@ -39,16 +37,16 @@ from ddflow.errors import TooLarge
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_columns, gather_offsets
 
 MOVED = 8
-"""Nanoseconds that it takes to gather a value, about."""
+"""Approximate nanoseconds to gather a value."""
 
 
 class Rows:
-    """Columns of one chunk each, and where their buffers are.
+    """Columns of one chunk each, and the addresses of their buffers.
 
-    ``filled``: columns whose nulls nobody will look at (only deletions have them), so that what is gathered from them
-    needs no validity.  ``addresses``: uint64[columns, 5]: validity bitmap (0 when no value is null), values or offsets,
-    bytes, and the bit numbers of row 0 in validity and in boolean values.  ``holes``: a bit for each column that has a
-    validity bitmap.  ``held``: bytes of the buffers.  O(columns) to make.
+    ``filled``: columns whose nulls no operator reads (only deletions have them), so gathering needs no validity.
+    ``addresses``: uint64[columns, 5]: the validity bitmap (0 without nulls), values or offsets, bytes, and the bit
+    numbers of row 0 in the validity and in boolean values.
+    ``holes``: a bit for each column with a validity bitmap. ``held``: bytes of the buffers. O(columns) to make.
     """
 
     __slots__ = ("_columns", "_given", "_table", "addresses", "held", "holes", "schema", "size")
@@ -62,7 +60,7 @@ class Rows:
     def from_columns(
         cls, columns: Sequence[Column], shape: ColumnLayouts, size: int, filled: Container[str] = ()
     ) -> Rows:
-        """So many rows of some columns; Arrow's arrays and a table of them are made when somebody asks for them."""
+        """Make ``size`` rows of some columns; Arrow arrays and a table are made on first use."""
         out = object.__new__(cls)
         out._table = None
         out._set_columns(columns, shape, size, filled)
@@ -91,14 +89,14 @@ class Rows:
 
     @property
     def columns(self) -> list[pa.Array]:
-        """The columns."""
+        """The columns as Arrow arrays."""
         if self._columns is None:
             self._columns = to_arrow_arrays(self._given)
         return self._columns
 
     @property
     def table(self) -> pa.Table | pa.RecordBatch:
-        """The rows."""
+        """The rows as a table or record batch."""
         if self._table is None:
             self._table = pa.RecordBatch.from_arrays(self.columns, schema=self.schema)
         return self._table
@@ -108,15 +106,15 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of Arrow buffers that these rows refer to."""
+        """Bytes of the Arrow buffers of these rows."""
         return int(self.table.nbytes)
 
 
 class RowPool:
-    """What references point into: rows by batch number, and their addresses by column, as the kernels want them.
+    """The rows that references point into, by batch number, and their addresses by column for the kernels.
 
-    ``schema``: the columns, the same for all.  Room for batches grows; a number that was dropped may be used again.
-    ``holes``: a bit for each column that has, or had, a null anywhere.
+    ``schema``: the columns, the same for all batches. The space for batches grows; a dropped number may be used again.
+    ``holes``: a bit for each column that has, or had, a null in any batch.
     """
 
     def __init__(self, schema: pa.Schema, rows: Sequence[Rows | None] = ()) -> None:
@@ -129,7 +127,7 @@ class RowPool:
             self.set_batch(i, each)
 
     def set_batch(self, number: int, rows: Rows | None) -> None:
-        """Make ``number`` stand for some rows, or for none.  O(columns), amortised."""
+        """Assign rows, or None, to a batch number. O(columns), amortised."""
         while len(self.rows) <= number:
             self.rows.append(None)
         while number >= self.addresses.shape[2]:
@@ -142,23 +140,23 @@ class RowPool:
             self.holes |= rows.holes
 
     def copy(self) -> RowPool:
-        """Return these as they are now; whatever is put later is not seen.  O(columns * batches)."""
-        out = object.__new__(RowPool)  # in a small step, the copy module would be felt
+        """Copy the pool; batches set later do not appear in the copy. O(columns * batches)."""
+        out = object.__new__(RowPool)  # the copy module would slow down small steps
         out.__dict__.update(self.__dict__, rows=self.rows.copy(), addresses=self.addresses.copy())
         return out
 
     def with_events(self, events: Rows) -> RowPool:
-        """Copy the pool, with the rows of a step as batch 0.  O(columns * batches)."""
+        """Copy the pool, with the rows of a step as batch 0. O(columns * batches)."""
         out = self.copy()
         out.set_batch(0, events)
         return out
 
 
 class RowView:
-    """Rows named by reference; a column is gathered when somebody asks for it, and then kept.
+    """Rows given by references; a column is gathered on first use, then kept.
 
-    ``references``: int64[n], as `gather_table` takes them.  ``near``: gives a column otherwise where that is cheaper,
-    else None.  It has the methods of a table that operators use.
+    ``references``: int64[n], as for `gather_table`. ``near``: returns a column from a cheaper source, or None. The view
+    has the methods of a table that operators use.
     """
 
     def __init__(
@@ -173,7 +171,7 @@ class RowView:
 
     @property
     def num_rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return int(self.references.size)
 
     @property
@@ -183,15 +181,15 @@ class RowView:
 
     @property
     def columns(self) -> list[pa.Array]:
-        """All columns.  O(n) each, once."""
+        """All columns. O(n) each, once."""
         return self.gather_by_name(self.schema.names)
 
     def column(self, name: str) -> pa.Array:
-        """One column.  O(n), once."""
+        """Gather one column. O(n), once."""
         return self.gather_by_name([name])[0]
 
     def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
-        """Gather some columns.  O(n) each, once."""
+        """Gather some columns. O(n) each, once."""
         made, near = self._made, self.near
         missing: list[pa.Field] = []
         for name in names:
@@ -207,7 +205,7 @@ class RowView:
         return [made[name] for name in names]
 
     def take(self, places: pa.Array) -> RowView:
-        """Take the rows at some places; only columns gathered before are gathered again.  O(places)."""
+        """Take the rows at some places; only columns gathered before are gathered again. O(places)."""
         out = RowView(self.pool, self.references.take(np.asarray(places)), self.schema)
         out._made = {name: column.take(places) for name, column in self._made.items()}
         return out
@@ -225,23 +223,23 @@ def gather_table(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Tabl
     """Gather the rows at ``references``, in their order.
 
     ``references``: int64[n], batch number and row packed as in ``kernels.gather``; flags above are ignored. ``schema``:
-    the columns wanted.  Raises `TooLarge` when a 32-bit text column would pass 2 GiB.  O(n) a column.
+    the columns wanted. Raises `TooLarge` if a 32-bit text column would exceed 2 GiB. O(n) per column.
     """
     return pa.Table.from_arrays(gather_arrays(pool, references, schema), schema=schema)
 
 
 def gather_arrays(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
-    """Gather columns as `gather_table` does, of a schema or of some fields."""
+    """Gather columns as `gather_table` does, for a schema or some fields."""
     return to_arrow_arrays(gather_buffers(pool, references, fields))
 
 
 def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array:
-    """One column of `gather_table`."""
+    """Gather one column as `gather_table` does."""
     return gather_arrays(pool, references, [field])[0]
 
 
 def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[Column]:
-    """Gather columns as `gather_table` does, for `Rows`."""
+    """Gather columns as `gather_table` does, as input for `Rows`."""
     columns: list[Column] = []
     plan: list[tuple[int, int, int, int]] = []
     read: list[pa.Buffer] = []
@@ -249,7 +247,7 @@ def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field])
     for field in fields:
         at = pool.at[field.name]
         how, wide = ways[at]
-        # Arrays of numpy are from the system's heap, which keeps what steps before it gave back.
+        # numpy allocates from the system's heap, which keeps memory freed by earlier steps.
         bases, validity, nulls = addresses[at], None, 0
         if how == OTHER:
             columns.append(_take_by_arrow(pool.rows, references, at, field.type))
@@ -284,7 +282,7 @@ def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field])
 
 
 def _allocate_text(total: int, wide: int, name: str) -> pa.Buffer:
-    """Room for the bytes of gathered byte strings.  Raises `TooLarge` for more than their offsets reach."""
+    """Allocate the bytes of gathered byte strings. Raises `TooLarge` if their offsets cannot address so many."""
     if wide == 4 and total > 2**31 - 1:
         raise TooLarge(
             f"column {name!r} of one output",
@@ -296,13 +294,13 @@ def _allocate_text(total: int, wide: int, name: str) -> pa.Buffer:
 
 
 def _take_by_arrow(pool: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:
-    """Any other type, by Arrow: each batch's rows taken together, then put in order."""
+    """Gather any other type with Arrow: take the rows of each batch together, then put them in order."""
     batch, rows = (references >> SLOT) & SLOTS, references & ROWS
     counts = np.bincount(batch)
     numbers = np.flatnonzero(counts)
     if not numbers.size:
         return pa.nulls(0, kind)
-    # Of 16 bits where they fit: then a stable sort is one by digits.
+    # numpy sorts 16-bit integers stably with a radix sort.
     order = np.argsort(batch.astype(np.uint16 if counts.size <= 1 << 16 else np.uint32), kind="stable")
     by, ends = rows[order], np.cumsum(counts[numbers])
     parts = []
@@ -318,7 +316,7 @@ def _take_by_arrow(pool: Sequence[Rows | None], references: Array, at: int, kind
 
 
 def row_values(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
-    """One row for an error's message: Python values, and the bare number of a time that Python has no value for."""
+    """Convert one row to Python values for an error message; a time without a Python value becomes its number."""
     out: dict[str, Any] = {}
     for name in rows.schema.names:
         scalar = rows.column(name)[row]
@@ -330,15 +328,15 @@ def row_values(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
 
 
 Chosen = tuple[str, int, str]
-"""A column: its name, the side that it is of, and its name there."""
+"""A column: its name, the side it comes from, and its name on that side."""
 
 
 class PairedRows:
-    """Rows of two collections side by side, as a join gives them; a column is gathered when it is asked for.
+    """Rows of two collections side by side, the result of a join; a column is gathered on first use.
 
-    Row i is row i of each side. It has the methods of a table that operators use, as `RowView` has.
+    Row i combines row i of each side. The class has the methods of a table that operators use, like `RowView`.
 
-    ``sides``: views of as many rows each.  ``columns``: chosen of these.
+    ``sides``: views with equal numbers of rows. ``columns``: the columns chosen from them.
 
     >>> import numpy as np, pyarrow as pa
     >>> cities, names = (pa.table({"of": column}) for column in (["Bern", "Basel"], ["Ann", "Bo"]))
@@ -356,7 +354,7 @@ class PairedRows:
 
     @property
     def num_rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return self.sides[0].num_rows
 
     @property
@@ -370,7 +368,7 @@ class PairedRows:
         return self.gather_by_name(self.schema.names)
 
     def column(self, name: str) -> pa.Array:
-        """One column.  O(n), once."""
+        """Gather one column. O(n), once."""
         return self.gather_by_name([name])[0]
 
     def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:

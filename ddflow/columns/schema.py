@@ -1,11 +1,9 @@
-"""What columns may be: types in their normal form, and tables that are made to have the declared columns.
+"""Normalize types, and convert tables to the declared columns of an input.
 
-Invariant: after ``conform_to_schema`` a table has exactly the declared columns, in the declared order, in their
-*normal* types (dictionary, run-end and view encodings are decoded), without a null where the schema forbids one, and
-with values that its types have: Arrow takes times outside a day, and text that is no UTF-8, without a look. Everything
-above relies on it and checks nothing again. Producers disagree on encodings of the same values (``string``,
-``large_string``, ``string_view``, dictionaries) and on their types; which casts lose nothing is known to ``casts``.
-This module knows nothing of keys, orders or deletes: that is ``spec``.
+After `conform_to_schema` a table has exactly the declared columns, in order and in *normal* types: dictionary, run-end
+and view encodings are decoded. It has no forbidden null and only valid values; Arrow itself accepts times outside a day
+and invalid UTF-8 without a check. Later code relies on this and checks nothing again. ``casts`` decides which casts are
+lossless. This file knows nothing of keys, orders or deletes; the spec does.
 
 >>> import pyarrow as pa
 >>> normalize_type(pa.dictionary(pa.int32(), pa.string()))
@@ -37,7 +35,7 @@ from ddflow.columns.wider import suggest_widening
 from ddflow.errors import ErrorText, SchemaMismatch, TooLarge, WidenFix, shorten
 
 INTERVAL: Final[pa.DataType] = pa.month_day_nano_interval()  # type: ignore[attr-defined]
-"""Months, days and nanoseconds: the one flat type that writes equal values in several ways."""
+"""Months, days and nanoseconds: the only flat type with several representations of equal values."""
 _PARTS: Final = np.dtype([("months", np.int32), ("days", np.int32), ("rest", np.int64)])
 _DAY: Final = 86_400_000_000_000
 
@@ -64,9 +62,7 @@ def normalize_type(kind: pa.DataType) -> pa.DataType:
 
 
 def to_declared_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that a declaration uses for a frame's ``large_string`` and other encodings.
-
-    It has no wide offsets.
+    """Return the type for a declaration: without a frame's encodings and wide offsets such as ``large_string``.
 
     >>> to_declared_type(pa.large_list(pa.large_string()))
     ListType(list<item: string>)
@@ -87,20 +83,20 @@ def to_declared_type(kind: pa.DataType) -> pa.DataType:
 
 
 def normalize_field(field: pa.Field) -> pa.Field:
-    """Return the column in its `normalize_type`."""
+    """Return the field in its `normalize_type`."""
     return field.with_type(normalize_type(field.type))
 
 
 def decode_array(array: pa.Array) -> pa.Array:
-    """Convert values to their `normalize_type`; no copy if they have it.  O(values).
+    """Convert values to their `normalize_type`; no copy if they already have it. O(values).
 
-    It works level by level, since Arrow's own casts know no nested run ends, and lose values of list views.
+    It converts level by level, since Arrow's own casts do not support nested run ends and lose values of list views.
     """
     kind, normal = array.type, normalize_type(array.type)
     if kind == normal:
         return array
     if pat.is_dictionary(kind):
-        return decode_array(array.dictionary).take(array.indices)  # Arrow takes no views: Polars' categories are such
+        return decode_array(array.dictionary).take(array.indices)  # decode first: Arrow cannot take from views
     if pat.is_run_end_encoded(kind):
         rows = np.arange(array.offset, array.offset + len(array))
         return decode_array(array.values).take(
@@ -125,9 +121,9 @@ def decode_array(array: pa.Array) -> pa.Array:
 
 
 def compute_decoded_size(rows: pa.Table | pa.RecordBatch) -> int:
-    """Bytes that rows take once they are in their normal types.  O(columns), and O(rows) for those that are encoded.
+    """Compute the bytes of rows in their normal types. O(columns), and O(rows) for encoded columns.
 
-    A slice of a dictionary's or of views' rows refers to all values, so Arrow would tell the bytes of them all.
+    A slice of a dictionary's or a view's rows refers to all values, so Arrow would count the bytes of all of them.
     """
     chunks = (c.chunks if isinstance(c, pa.ChunkedArray) else [c] for c in rows.itercolumns())
     return sum(_decoded_array_size(chunk) for each in chunks for chunk in each)
@@ -138,7 +134,7 @@ def _decoded_array_size(array: pa.Array) -> int:
     if kind == normal:
         return int(array.nbytes)
     if kind in (pa.string_view(), pa.binary_view()):
-        # Sixteen bytes a view, of which the first four are its length.
+        # A view has 16 bytes, and the first four are its length.
         lengths = np.frombuffer(array.buffers()[1] or b"", np.int32)[4 * array.offset : 4 * (array.offset + n) : 4]
         return int(lengths[np.asarray(array.is_valid())].sum(dtype=np.int64)) + 4 * n
     bytes_of = is_text(normal) or pat.is_binary(normal) or pat.is_large_binary(normal)
@@ -148,17 +144,17 @@ def _decoded_array_size(array: pa.Array) -> int:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values are strings, of any offset width."""
+    """Return whether values are strings, of any offset width."""
     return bool(pat.is_string(kind) or pat.is_large_string(kind))
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether values are bytes, of any width."""
+    """Return whether values are bytes, of any width."""
     return bool(pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind))
 
 
 def is_word_type(kind: pa.DataType) -> bool:
-    """Whether a value fits one 64-bit word: booleans, integers, floats, dates, times, timestamps, durations."""
+    """Return whether a value fits one 64-bit word: booleans, integers, floats, dates, times, timestamps, durations."""
     return bool(
         pat.is_boolean(kind)
         or pat.is_integer(kind)
@@ -171,30 +167,30 @@ def is_word_type(kind: pa.DataType) -> bool:
 
 
 def is_flat_type(kind: pa.DataType) -> bool:
-    """Whether values have one part and an order: words, decimals, text, binary of any width."""
+    """Return whether values have one part and an order: words, decimals, text, binary of any width."""
     return bool(is_word_type(kind) or is_text(kind) or pat.is_decimal(kind) or is_bytes(kind))
 
 
 def is_key_type(kind: pa.DataType) -> bool:
-    """Whether values can be keys: flat ones, and UUIDs, each taken as its 16 bytes."""
+    """Return whether values can be keys: flat types, and UUIDs as their 16 bytes."""
     return is_flat_type(kind) or bool(kind == pa.uuid())
 
 
 def is_time_type(kind: pa.DataType) -> bool:
-    """Whether a column may be a ``time``: int64 and what is kept as one (timestamps, dates)."""
+    """Return whether a column may be a ``time``: int64 and types stored as int64 (timestamps, dates)."""
     return bool(kind == pa.int64() or pat.is_timestamp(kind) or pat.is_date(kind))
 
 
 YEARS: Final = (-62_135_596_800, 253_402_300_800)
-"""Where the years 1 and 10000 begin, in seconds."""
+"""The beginnings of the years 1 and 10000, in seconds."""
 _EACH: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 MANY: Final = 1 << 12
-"""Texts of which it is worth to ask first whether they are all ASCII."""
+"""Minimal number of texts for the ASCII check."""
 
 
 @cache
 def _find_valid_range(kind: pa.DataType) -> tuple[int, int] | None:
-    """Return the least number of a type of times that is real, and the one behind the greatest; None for other types.
+    """Return the least valid number of a type of times, and the number after the greatest; None for other types.
 
     >>> _find_valid_range(pa.time32("s")), _find_valid_range(pa.int64())
     ((0, 86400), None)
@@ -210,7 +206,7 @@ def _find_valid_range(kind: pa.DataType) -> tuple[int, int] | None:
 
 
 def find_invalid_time(array: pa.Array) -> int:
-    """Find the first row with a time outside a day, or a moment outside the years 1 to 9999; -1 for none.  O(n)."""
+    """Find the first row with a time outside a day, or a moment outside the years 1 to 9999; -1 for none. O(n)."""
     limits = _find_valid_range(array.type)
     if limits is None or array.null_count == len(array):
         return -1
@@ -219,14 +215,14 @@ def find_invalid_time(array: pa.Array) -> int:
     found = np.frombuffer(array.buffers()[1], np.int32 if width == 4 else np.int64, len(array), array.offset * width)
     if least <= found.min() and found.max() < most:
         return -1
-    numbers = array.view(pa.int32() if width == 4 else pa.int64())  # of nulls it may be anything
+    numbers = array.view(pa.int32() if width == 4 else pa.int64())  # keeps nulls, whose numbers are arbitrary
     return int(pc.index(pc.or_(pc.less(numbers, least), pc.greater_equal(numbers, most)), True).as_py())
 
 
 def is_large_ascii_array(array: pa.Array) -> bool:
-    """Whether an array has many texts, whole and all ASCII: seen in a tenth of the time that Arrow takes for UTF-8.
+    """Return whether an array has many texts, all of them ASCII. Much cheaper than Arrow's check for UTF-8.
 
-    Raises Arrow's error for buffers that are too short.  O(bytes).
+    Raises Arrow's error for buffers that are too short. O(bytes).
 
     >>> is_large_ascii_array(pa.array(["a", None] * MANY)), is_large_ascii_array(pa.array(["\u00e4"] * MANY))
     (True, False)
@@ -242,14 +238,14 @@ def is_large_ascii_array(array: pa.Array) -> bool:
 
 
 def needs_validation(kind: pa.DataType) -> bool:
-    """Whether Arrow may give values of a type that the type does not have."""
+    """Return whether Arrow may accept invalid values of a type."""
     return not (pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_floating(kind) or pat.is_null(kind))
 
 
 def check_values(rows: pa.Table | pa.RecordBatch, what: str, columns: Iterable[int] | None = None) -> None:
-    """Raise `SchemaMismatch` for columns with a value that their types do not have.  O(bytes), some 10 ns a value.
+    """Check that columns hold only valid values of their types. Raises `SchemaMismatch`. O(bytes).
 
-    ``columns``: those that may have some, by number, if it is known.
+    ``columns``: the numbers of the columns to check, if known.
     """
     for at in range(rows.num_columns) if columns is None else columns:
         column, before = rows.column(at), 0
@@ -274,9 +270,9 @@ def check_values(rows: pa.Table | pa.RecordBatch, what: str, columns: Iterable[i
 
 
 def _find_invalid_value(array: pa.Array) -> tuple[pa.Array, int] | None:
-    """Find the first unreal value, with the array of its level.  Raises Arrow's errors for broken buffers.
+    """Find the first invalid value, with the array of its level. Raises Arrow's errors for broken buffers.
 
-    It works level by level, since Arrow looks at all children of a slice.
+    It checks level by level, since Arrow checks all children of a slice.
     """
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -307,17 +303,17 @@ def conform_to_schema(
     input: str = "",
     fixed: Collection[str] = (),
 ) -> pa.Table:
-    """``table`` with exactly ``schema``'s columns, order and types, each column in one chunk.
+    """Convert a table to exactly ``schema``'s columns, order and types, each column in one chunk.
 
-    Columns are matched by name; one that is missing is null, unless it is ``required``.  ``input``: whose columns they
-    are, where an engine takes in new ones.  ``fixed``: those that decide, and never change.  Raises `SchemaMismatch`
-    for an unknown, duplicate or missing required column, a value that has no equal in the declared type, or a null that
-    the schema forbids.  O(rows) only for columns that need a cast or have several chunks.
+    Columns are matched by name; a missing column becomes null, unless it is ``required``. ``input``: the input's name,
+    if an engine can add new columns to it. ``fixed``: columns whose type can never change. Raises `SchemaMismatch` for
+    an unknown, duplicate or missing required column, for a value without an equal in the declared type, and for a
+    forbidden null. O(rows) only for columns that need a cast or have several chunks.
     """
     check_values(table, what)
     if table.schema.equals(schema) and all(column.num_chunks == 1 for column in table.columns):
         return _check_nulls(_normalize_interval_columns(table), what)
-    if not table.num_columns and not table.num_rows:  # as {} is
+    if not table.num_columns and not table.num_rows:  # for example {}
         return empty_table(schema)
     names = table.column_names
     undivided = len(names) == 1 and names[0] not in schema.names
@@ -366,7 +362,7 @@ def conform_to_schema(
 
 
 def _normalize_interval_columns(table: pa.Table) -> pa.Table:
-    """Count the whole days of an interval as days: 24 hours are 1 day, and equal to it."""
+    """Normalize intervals: 24 hours become 1 day, which is equal."""
     for index, field in enumerate(table.schema):
         if field.type == INTERVAL:
             table = table.set_column(index, field, normalize_intervals(to_array(table.column(index))))
@@ -374,9 +370,9 @@ def _normalize_interval_columns(table: pa.Table) -> pa.Table:
 
 
 def normalize_intervals(array: pa.Array) -> pa.Array:
-    """Give intervals days and nanoseconds of one sign, and less than a day of nanoseconds.
+    """Normalize intervals to days and nanoseconds of one sign, with less than a day of nanoseconds.
 
-    Days beyond 32 bits stay nanoseconds.  O(rows).
+    Days beyond 32 bits stay nanoseconds. O(rows).
 
     >>> times = pa.array([(0, 0, 86_400_000_000_000), (1, 1, -1)], pa.month_day_nano_interval())
     >>> normalize_intervals(times).to_pylist()
@@ -396,7 +392,7 @@ def normalize_intervals(array: pa.Array) -> pa.Array:
 
 
 def _check_nulls(table: pa.Table, what: str) -> pa.Table:
-    """Refuse nulls that the schema forbids, or return the table.  Raises `SchemaMismatch`."""
+    """Refuse nulls that the schema forbids, or return the table. Raises `SchemaMismatch`."""
     if bad := [f.name for i, f in enumerate(table.schema) if not f.nullable and table.column(i).null_count]:
         raise SchemaMismatch(
             f"rows for {what}",
@@ -409,9 +405,9 @@ def _check_nulls(table: pa.Table, what: str) -> pa.Table:
 def cast_losslessly(
     column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[..., WidenFix] | None = None
 ) -> pa.Array:
-    """``column`` as one array of the field's type.  Raises `SchemaMismatch` for a value that has no equal there.
+    """Cast a column to one array of the field's type. Raises `SchemaMismatch` for a value that has no equal there.
 
-    ``how``: says, as `suggest_widening`, how a state's column becomes wider, for the error.
+    ``how``: suggests, like `suggest_widening`, how to widen a state's column, for the error.
     """
     source = column.type
     if source == field.type:
@@ -441,7 +437,7 @@ def cast_losslessly(
 
 
 def _format_value(array: pa.Array, row: int) -> str:
-    """Format a value for messages: Python's way, or Arrow's if Python has no such value, cut short."""
+    """Format a value for messages: with Python, or with Arrow if Python has no such value; cut short."""
     try:
         return shorten(repr(array[row].as_py()), 60)
     except (OverflowError, ValueError):  # Python's calendar ends with the year 9999
@@ -449,22 +445,22 @@ def _format_value(array: pa.Array, row: int) -> str:
 
 
 def build_updates_schema(schema: pa.Schema, time_type: pa.DataType) -> pa.Schema:
-    """Return the columns of an output's table: the collection's, then ``_time``, then ``_diff``."""
+    """Build the schema of an output's table: the collection's columns, then ``_time``, then ``_diff``."""
     return pa.schema([*schema, pa.field(TIME, time_type, nullable=False), pa.field(DIFF, pa.int64(), nullable=False)])
 
 
 def empty_table(schema: pa.Schema) -> pa.Table:
-    """No rows, of any types: Arrow's own ``empty_table`` knows no unions."""
+    """Make a table without rows, of any types; Arrow's own ``empty_table`` does not support unions."""
     return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def to_batch(table: Any) -> pa.RecordBatch:
-    """Convert a table or a view to a record batch; no copy if each column is in one chunk."""
+    """Convert a table or a view to a record batch; no copy if each column has one chunk."""
     return pa.RecordBatch.from_arrays(column_arrays(table), schema=table.schema.remove_metadata())
 
 
 def column_arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Array]:
-    """Return all or some columns of a table, batch or view, each as one array; no copy if it is one already."""
+    """Return all or some columns of a table, batch or view, each as one array; no copy if it is already one."""
     columns: Any
     if isinstance(rows, pa.Table | pa.RecordBatch):
         columns = rows.columns if names is None else map(rows.column, names)
@@ -474,7 +470,7 @@ def column_arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Arra
 
 
 def to_array(column: pa.ChunkedArray) -> pa.Array:
-    """Convert a chunked column to one array; no copy if there is one chunk already."""
+    """Convert a chunked column to one array; no copy if it has one chunk."""
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)

@@ -1,9 +1,10 @@
-"""Threads: the threads that share the kernels of a step.
+"""Share the kernels of a step among threads.
 
-Invariant: results do not depend on how many there are. Work is cut into spans that write to different places, and
-every kernel runs without the interpreter's lock. A hand-over takes as long as it takes a sleeping thread to wake up, so
-work is cut only where each span has more to do than that; and Python between the kernels still runs one thread at a
-time.
+Work is cut into spans that write to separate memory, and kernels release the interpreter's lock. Python code between
+kernels still runs on one thread at a time. A hand-over takes as long as waking a thread, so work is cut only if each
+span takes longer than that.
+
+Guarantees: results do not depend on the number of threads.
 
 >>> with Threads(2) as threads:
 ...     spans = threads.cut_spans(10, cost=50_000)
@@ -22,17 +23,16 @@ from typing import Any, Literal, Self, TypeVar
 
 T = TypeVar("T")
 WAKING = 250_000
-"""Nanoseconds that a hand-over takes, of the thread that wakes and of the one that wakes up: no span is worth one that
-takes less."""
+"""Nanoseconds of a hand-over, for the waking thread and the woken one; a shorter span is not worth one."""
 MOST = 8
-"""How many threads "auto" means at most."""
+"""Maximal number of threads for "auto"."""
 
 
 class Threads:
-    """``size``: how many threads, the caller's included."""
+    """A pool of ``size`` threads, the caller's included."""
 
     waking = WAKING
-    """Nanoseconds of work that are worth a span."""
+    """Minimal nanoseconds of work per span."""
 
     def __init__(self, size: int = 1) -> None:
         self.size = size
@@ -41,7 +41,7 @@ class Threads:
 
     @classmethod
     def from_option(cls, threads: int | Literal["auto"]) -> Self:
-        """So many; "auto": as many as there are cores that this process may use, at most `MOST`."""
+        """Make so many threads; "auto": one per core available to this process, at most `MOST`."""
         if threads != "auto":
             return cls(threads)
         return cls(min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1, MOST))
@@ -53,32 +53,33 @@ class Threads:
         self.close()
 
     def close(self) -> None:
-        """End the threads; twice is harmless."""
+        """End the threads; a second call does nothing."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
 
     def compute_min_rows_to_split(self, cost: float) -> float:
-        """From how many rows on work is cut, where one takes ``cost`` nanoseconds, about."""
+        """Compute the minimal number of rows to cut, if a row takes about ``cost`` nanoseconds."""
         return 2 * self.waking / cost if self.size > 1 else inf
 
     def cut_spans(self, n: int, cost: float) -> list[tuple[int, int]]:
-        """[0, n) in equal spans, one a thread, or fewer.  ``cost``: nanoseconds that one of the n takes, about."""
+        """Cut [0, n) into equal spans, at most one per thread. ``cost``: approximate nanoseconds per element."""
         if self.size == 1 or n < 2 or n * cost < 2 * self.waking:
             return [(0, n)]
         count = min(self.size, n, int(n * cost) // self.waking)
         return list(pairwise([n * i // count for i in range(count + 1)]))
 
     def run_spans(self, n: int, work: Callable[[int, int], T], cost: float) -> list[T]:
-        """``work(begin, end)`` for `cut_spans` of [0, n), at the same time."""
+        """Run ``work(begin, end)`` in parallel for the `cut_spans` of [0, n)."""
         if self.size == 1 or n * cost < 2 * self.waking:
             return [work(0, n)]
         return self.run_in_parallel(work, self.cut_spans(n, cost))
 
     def run_in_parallel(self, work: Callable[..., T], spans: Sequence[tuple[Any, ...]]) -> list[T]:
-        """``work(*span)`` for each span, at the same time; the first error is raised when all have ended.
+        """Run ``work(*span)`` in parallel for each span; raise the first error after all have ended.
 
-        The threads begin with the first work that there is for more than one.  Work within shared work is not shared.
+        The threads start with the first work for more than one thread. Work inside such work runs on its own thread
+        only.
         """
         if self.size == 1 or len(spans) < 2 or getattr(self._inside, "work", False):
             return list(starmap(work, spans))
@@ -93,7 +94,7 @@ class Threads:
         return [first, *(other.result() for other in others)]
 
     def _run_span(self, work: Callable[..., T], span: tuple[Any, ...]) -> T:
-        """One span's work, which shares nothing itself."""
+        """Run the work of one span and prevent it from sharing work itself."""
         self._inside.work = True
         try:
             return work(*span)
@@ -102,4 +103,4 @@ class Threads:
 
 
 ALONE = Threads()
-"""The caller's own thread."""
+"""The caller's own thread, without a pool."""

@@ -1,8 +1,8 @@
-"""Widening: the values of columns in wider types (``wider`` says which those are), and back.
+"""Convert column values to wider types and back; ``wider`` decides which types are wider.
 
-Invariant: `widen_column` is exact and injective: two values are equal afterwards if and only if they were equal before,
-and null stays null. So rows of a collection map one to one to rows of the wider types, and so do keys of a group. Where
-only some values of a type fit (an int64 as a double, an integer as a decimal) they are checked one by one.
+`widen_column` is exact and injective: two values are equal afterwards exactly if they were equal before, and null stays
+null. So rows of a collection and keys of a group map one to one to their wider types. If only some values of a type fit
+(an int64 as a double, an integer as a decimal), each value is checked.
 
 >>> widen_column(pa.array([7, None]), pa.decimal128(12, 2)).to_pylist()
 [Decimal('7.00'), None]
@@ -23,11 +23,11 @@ from ddflow.columns.schema import column_arrays, is_text, to_array
 from ddflow.columns.wider import find_widening
 
 PLAIN_SCALE: Final = 6
-"""Arrow writes decimals of more fraction digits as 1E-7."""
+"""Arrow writes decimals with more fraction digits as 1E-7."""
 
 
 class InexactValue(ValueError):
-    """A value that the wider type does not hold.  ``column``: where it is, if that is known."""
+    """Raised for a value that the wider type cannot hold. ``column``: its column, if known."""
 
     column = ""
 
@@ -35,7 +35,7 @@ class InexactValue(ValueError):
 def widen_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert a column to a type that `find_widening` allows, or to its own; missing fields of a struct become null.
 
-    O(values).  Raises `InexactValue` for a value that the type does not hold.
+    O(values). Raises `InexactValue` for a value that the type cannot hold.
     """
     old = column.type
     if old == kind:
@@ -50,7 +50,7 @@ def widen_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=column.is_null())
     if pat.is_list(old) or pat.is_large_list(old):
         made = pa.LargeListArray if pat.is_large_list(old) else pa.ListArray
-        ends = pa.array(np.asarray(column.offsets))  # those of a slice are refused
+        ends = pa.array(np.asarray(column.offsets))  # a new array, because offsets of a slice are refused
         return made.from_arrays(ends, widen_column(column.values, kind.value_type), type=kind, mask=column.is_null())
     try:
         if pat.is_integer(old) and pat.is_decimal(kind):
@@ -80,7 +80,7 @@ def _widen_to_text(column: pa.Array) -> pa.Array:
 
 
 def _find_inexact_value(column: pa.Array, kind: pa.DataType) -> str:
-    """Find the first value that does not fit.  O(log n) casts."""
+    """Find the first value that does not fit. O(log n) casts."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -95,7 +95,7 @@ def _find_inexact_value(column: pa.Array, kind: pa.DataType) -> str:
 def conform_to_wider_schema(table: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Convert a table or batch to the columns of a schema: wider types, and nulls for missing columns and fields.
 
-    O(rows) a column that changes.  Raises `InexactValue`.
+    O(rows) per changed column. Raises `InexactValue`.
     """
     there, rows = table.schema.names, table.num_rows
     had = dict(zip(there, column_arrays(table), strict=True))
@@ -111,9 +111,9 @@ def conform_to_wider_schema(table: Any, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def narrow_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Undo `conform_to_wider_schema`: return to narrower types if that loses nothing, and drop columns of nulls.
+    """Undo `conform_to_wider_schema`: cast back to narrower types if that loses nothing, and drop columns of nulls.
 
-    A column that cannot be narrowed keeps its type.  O(rows) a column that changes.
+    A column that cannot be narrowed keeps its type. O(rows) per changed column.
 
     >>> narrow_columns(pa.table({"n": [1.0, 2.0], "new": pa.nulls(2)}), pa.schema({"n": pa.int32()})).to_pydict()
     {'n': [1, 2]}

@@ -1,8 +1,8 @@
-"""Wider types: which type a column may change to, so that no value is lost and none meets another.
+"""Decide which type a column may change to without losing or merging values.
 
-Invariant: it is pure on types. A *read* widening keeps identities and hashes, because an integer is hashed as 64 bits
-and a float as a double; it is made where a file is read. Any other is a *rewrite*, and may still meet a value that the
-wider type does not hold (``widening``). Floats and times are never text, because their text is no contract.
+A *read* widening keeps identities and hashes, because an integer is hashed as 64 bits and a float as a double; it is
+applied when a file is read. Any other widening is a *rewrite*, and may still meet a value that does not fit
+(``widening``). Floats and times never become text, because their text is not stable. All functions look at types only.
 
 >>> find_widening(pa.int32(), pa.int64()), find_widening(pa.int32(), pa.float64())
 ('read', 'rewrite')
@@ -24,7 +24,7 @@ UNITS: Final = ("s", "ms", "us", "ns")
 
 
 def find_widening(old: pa.DataType, new: pa.DataType) -> Widening | None:
-    """How a column of one type becomes one of another: None where it may not, also where both are the same.  O(type).
+    """Return the widening from one type to another; None if it is not allowed or both are the same. O(type).
 
     ``"rewrite"`` may still meet a value that does not fit: see `widen_column`.
     """
@@ -89,21 +89,21 @@ def _find_nested_widening(old: pa.DataType, new: pa.DataType) -> Widening | None
 
 
 def keeps_order(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether values of a type have the same order in one that they are widened to.  O(type)."""
+    """Return whether values keep their order when a type is widened. O(type)."""
     if pat.is_nested(old):
         return all(keeps_order(old.field(i).type, new.field(i).type) for i in range(old.num_fields))
     return _is_text(old) or not _is_text(new)
 
 
 def list_changed_types(old: pa.Schema, new: pa.Schema) -> list[str]:
-    """List the columns of both schemas whose types differ.  O(columns)."""
+    """List the columns of both schemas whose types differ. O(columns)."""
     return [f.name for f in old if f.name in new.names and new.field(f.name).type != f.type]
 
 
 def suggest_widening(field: pa.Field, kind: pa.DataType, input: str = "", fixed: bool = False) -> WidenFix:
-    """Say how a column of a state becomes one of a type, behind a remedy that names the type.
+    """Suggest how to change the type of a state's column, as the end of a remedy that names the type.
 
-    ``fixed``: whether it decides, as a key does.
+    ``fixed``: whether the column decides, for example as a key, and cannot change.
 
     >>> str(suggest_widening(pa.field("c", pa.int32()), pa.float64()))
     "; in a state the column becomes that by dd.evolve(STATE, {'c': 'double'})"
@@ -116,7 +116,7 @@ def suggest_widening(field: pa.Field, kind: pa.DataType, input: str = "", fixed:
 
 
 def suggest_evolve_call(name: str, was: pa.DataType, to: pa.DataType) -> EvolveFix:
-    """Return what to type to declare another type of a column that a state has.
+    """Suggest the call that gives a column of a state another type.
 
     >>> str(suggest_evolve_call("c", pa.int32(), pa.float64())), str(suggest_evolve_call("c", pa.float64(),
     ...     pa.string()))
@@ -126,7 +126,8 @@ def suggest_evolve_call(name: str, was: pa.DataType, to: pa.DataType) -> EvolveF
 
 
 def find_type_for_value(kind: pa.DataType, value: str) -> pa.DataType | None:
-    """Return the type that a column is widened to for a value, written as in JSON; None if it may not be.
+    """Find the type that holds a value, written as in JSON, for a column; None if the column cannot be widened to
+    it.
 
     >>> find_type_for_value(pa.int32(), "3000000000"), find_type_for_value(pa.int32(), "1.5")
     (DataType(int64), DataType(double))

@@ -1,14 +1,12 @@
-"""Kernels: pure functions on arrays, compiled by numba; the only place where numba is imported.
+"""Compile pure functions on arrays with numba; no other folder imports numba.
 
-Invariant: a kernel computes. It reads the arrays it is given, writes only those its docstring says it owns or fills,
-allocates no more than the bound stated there, and never raises, logs, or touches a file; where it can fail it returns a
-row number, and the caller words the error. Out-of-bounds reads are silent in compiled code, ``a[i - 1]`` wraps at 0,
-uint64 with a signed literal turns signed, and overflow wraps; so literals in hash code are ``np.uint64(...)``, shells
-check lengths and types before the call, and the tests run every kernel three ways: compiled, compiled with bounds
-checks, and as plain Python.
+A kernel only computes. It reads its input arrays, and writes and allocates only as its docstring states. It never
+raises, logs or opens a file; on failure it returns a row number, and the caller words the error. It keeps no state,
+chooses no policy and knows nothing of Arrow.
 
-Modules here import nothing of ddflow outside of this package: numba freezes a global into the compiled code, and the
-cache (``compile.py``, ``cache.py``) knows only these sources.  They do not hold state, choose policies or know Arrow.
+Limits: compiled code neither checks bounds nor overflow, so callers check lengths and types first. A negative index
+wraps, and uint64 with a signed literal becomes signed, so hash code writes ``np.uint64(...)``. Modules import nothing
+of ddflow outside this folder, because the kernel cache covers only these sources.
 
 >>> from ddflow.kernels.pointer import mulhi
 >>> int(mulhi(2**63, 6))

@@ -1,10 +1,10 @@
 """Add up diffs: the net change of each row at each time, and the running counts of groups.
 
-A *cell* is the updates of one group at one time (`GroupTimeCells`). Cells stand by group, within one by time, so the
-state after a cell is the state before the next one of its group.
+A *cell* holds the updates of one group at one time (`GroupTimeCells`). Cells are ordered by group, then by time, so the
+state after a cell is the state before the next cell of its group.
 
-Guarantees: no net diff is 0, and no (group, time) comes out twice. Every sum is checked, since int64 wraps silently:
-the row, or the cell, that would overflow is returned. A cell is judged at its end, so it may leave int64 and come back.
+Guarantees: no net diff is 0, and no (group, time) occurs twice. Every sum is checked, since int64 wraps silently; on
+overflow a kernel returns the row or the cell. Only the sum at the end of a cell must fit int64.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from ddflow.kernels.pointer import prefetch
 
 @kernel
 def _sum_overflows(a: int, b: int) -> bool:
-    """Whether a + b leaves int64."""
+    """Return whether a + b overflows int64."""
     total = a + b
     return (a >= 0) == (b >= 0) and (total >= 0) != (a >= 0)
 
@@ -27,11 +27,12 @@ def _sum_overflows(a: int, b: int) -> bool:
 def consolidate_diffs(
     permutation: Narrow, starts: Narrow, ranks: Narrow, diffs: Ints, out_rank: Narrow, out_row: Ints, out_diff: Ints
 ) -> tuple[int, int]:
-    """Sum the diffs of equal (identity, time) and drop zeros: consolidation.
+    """Consolidate: sum the diffs of equal (identity, time) and drop zeros.
 
-    permutation: int32[n], rows sorted by identity, within one by time.  starts: int32[g + 1], places.  ranks: int32[n],
-    of times, by row.  diffs: int64[n], by row.  Written: out_rank, out_row (the first row of the equal ones), out_diff,
-    each int64[n].  Returns how many, and a row whose sum overflows or -1.  O(n).
+    Input: permutation int32[n], rows sorted by identity, then time. starts int32[g + 1], places. ranks int32[n], of
+    times, and diffs int64[n], by row.
+    Output, each [n]: out_rank int32; out_row int64, the first of the equal rows; out_diff int64.
+    Returns the number of results, and a row whose sum overflows or -1. O(n).
 
     >>> a, b = np.zeros(1, np.int32), np.empty(1, np.int64)
     >>> consolidate_diffs(a, np.array([0, 1], np.int32), a, np.ones(1, np.int64), a.copy(), b, b.copy())
@@ -82,13 +83,12 @@ def update_group_counts(
     version_group: Ints,
     last: Ints,
 ) -> tuple[int, int, int]:
-    """Fold diffs over the counts that groups hold; emit the old count's retraction and the new one's assertion.
+    """Add diffs to the counts of groups; retract each old count and assert the new one.
 
-    groups: int32[n], dense numbers.  ranks: int32[n], ascending.  diffs: int64[n].  held: int64[g], the counts before,
-    0 for a new group; changed to those after.  since_rank: the greatest rank whose time need not be kept apart.
-    Scratch: net int64[g], touched int64[n].  Written: update_* [2n] by time; version_* [n], of a group by time; last
-    int64[g], each group's last version, or -1.  Returns the numbers of updates and versions, and a row that overflows,
-    or -1.  O(n).
+    Input: groups int32[n], dense numbers. ranks int32[n], ascending. diffs int64[n]. held int64[g], the old counts (0
+    for a new group), changed to the new ones. since_rank: versions up to this rank are merged. Scratch: net int64[g],
+    touched int64[n]. Output: update_* [2n] by time; version_* [n], by time within a group; last int64[g], the last
+    version of each group or -1. Returns the number of updates, of versions, and a row that overflows or -1. O(n).
 
     >>> a, e = np.zeros(1, np.int32), lambda kind=np.int64: np.empty(2, kind)
     >>> out = e(), e(), e(np.int32), e(), e(), e(), e(np.int32), e(), e(), e(), e()
@@ -101,7 +101,7 @@ def update_group_counts(
         rank, end, some = ranks[begin], begin, 0
         while end < groups.size and ranks[end] == rank:
             group = groups[end]
-            # Not seen at this time, or cancelled so far: then it is there twice, settled once.  A branch costs more.
+            # A group whose diffs cancelled is listed twice and settled once; a branch to avoid that costs more.
             touched[some] = end
             some += int(net[group] == 0)
             if _sum_overflows(net[group], diffs[end]):
@@ -137,26 +137,26 @@ def update_group_counts(
 
 
 AHEAD = 24
-"""Rows ahead that are asked for."""
+"""Number of rows to prefetch ahead."""
 
 
 class GroupTimeCells(NamedTuple):
     """c cells of g groups."""
 
     rows: Ints
-    """int64[n]: the updates by group, within one by time."""
+    """int64[n]: the updates by group, then time."""
     starts: Ints
     """int64[c + 1]: the place of each cell's first update."""
     firsts: Ints
-    """int64[g + 1]: each group's first cell."""
+    """int64[g + 1]: the first cell of each group."""
 
 
 @kernel
 def find_group_times(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: Narrow, firsts: Ints) -> int:
-    """Find the cells of rows by group, of which none is empty.
+    """Find the cells of rows; every group must have a row.
 
-    rows: int64[n], by group, within one by rank.  groups: int32[n], from 0 without a gap, and ranks: int32[n], by row.
-    Written: starts int64[c + 1], cell_ranks int32[c], firsts int64[g + 1].  Returns c, at most n.  O(n).
+    Input: rows int64[n], by group, then rank. groups int32[n], from 0 without a gap, and ranks int32[n], both by row.
+    Output: starts int64[c + 1], cell_ranks int32[c], firsts int64[g + 1]. Returns c, at most n. O(n).
 
     >>> find_group_times(np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(2, np.int64),
     ...       np.zeros(1, np.int32), np.zeros(2, np.int64))
@@ -189,11 +189,12 @@ def find_group_times(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, ce
 
 @kernel
 def accumulate_diffs(cells: GroupTimeCells, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
-    """Add up the diffs of rows.
+    """Add up the diffs of rows, cell by cell.
 
-    present: uint8[n], by row, 0 where one does not count; of size 0 where all do.  diffs: int64[n], by row.  held:
-    int64[g], what each group had.  Written: out int64[c], what it has after each cell.  Returns the cell after which
-    that is outside of int64, or -1.  O(n).
+    Input: present uint8[n], by row, 0 for a row that does not count; size 0 if all count. diffs int64[n], by row. held
+    int64[g], the multiplicity of each group before.
+    Output: out int64[c], the multiplicity after each cell. Returns the first cell with a sum outside int64, or -1.
+    O(n).
 
     >>> one, few = np.zeros(1, np.int64), np.arange(2)
     >>> accumulate_diffs(GroupTimeCells(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
@@ -232,11 +233,12 @@ def list_differences(
     out_ranks: Narrow,
     diffs: Ints,
 ) -> int:
-    """List the rows that leave and enter with each cell, in the order of times; a retraction before its assertion.
+    """List the rows that leave and enter with each cell, in the order of times, retractions before assertions.
 
-    before: int64[c], the place of the row before each cell, or -1.  there: uint8[s], 0 if there is no row, and hashes:
-    uint64[s], by place; those after cells are the last ones.  ranks: int32[c], below the size of ends, which is scratch
-    and one more.  Written: cells, places, out_ranks, diffs, each [2 c].  Returns the number of rows.  O(c).
+    Input: before int64[c], the place of the row before each cell, or -1. there uint8[s], 0 for no row, and hashes
+    uint64[s], both by place; the last c places are the rows after cells. ranks int32[c]. Scratch: ends, one more than
+    there are ranks.
+    Output, each [2 c]: cells, places, out_ranks, diffs. Returns the number of rows. O(c).
 
     >>> few, ints = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64))
     >>> places, diffs, made = ints(0, 0), ints(0, 0), (ints(0, 0), few(0, 0))

@@ -1,6 +1,7 @@
-"""The arrays that kernels take and give, by the type of their elements and the number of their dimensions.
+"""Name the array types of kernel arguments by element type and number of dimensions.
 
-Guarantees: a kernel is compiled for the types that its annotations say (`compile.argument_types`).
+`compile.argument_types` derives the compiled signature of a kernel from these annotations, so the warm-up can compile
+each kernel without data. An array has one dimension unless its name ends in ``2d`` or ``3d``.
 """
 
 from typing import Annotated, Any

@@ -1,17 +1,11 @@
-"""Automata: what tables of transitions make of the events of each key, states and symbols as small numbers.
+"""Run state machines over the events of each key by a table of transitions.
 
-Invariant: a key that holds nothing is in the start before its next event, whether it is new, was cleared, or dropped
-all it held; so cutting events into steps changes nothing. It does not, since what is skipped and what clears was
-decided by the walk before. A set of states is a word with a bit for each, so an event costs as many turns as its key
-holds states. A transition that is not there is told from one that leads nowhere.
+States and symbols are small numbers. A set of up to 64 states is a word with one bit each, so an event costs one turn
+per state that its key holds. An allowed transition to no state differs from a missing one, which refuses the event.
 
->>> few, flags = lambda *v: np.array(v, np.int32), lambda *v: np.array(v, np.uint8)
->>> table, out = np.array([[1, REFUSED], [REFUSED, 0]], np.int32), few(-1)  # coin, push: locked, open
->>> run_single_state(EventsByKey(few(0, 1, 2), few(0, 3), few(0, 1)), flags(TAKE, TAKE, TAKE), few(0, 1, 0), table,
-...     few(-1), 0, out)
-(-1, -1)
->>> out.tolist()
-[1]
+Guarantees: a key that holds no state enters the start state before its next event, whether it is new, cleared or empty.
+The walk has already decided which events are ignored or clear, so the result does not depend on how events are cut into
+steps.
 """
 
 import numpy as np
@@ -21,18 +15,26 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.fold import SKIP, TAKE, EventsByKey
 
 NOTHING, REFUSED = -1, -2
-"""Instead of a state: the key holds none; there is no transition."""
+"""In place of a state: the key holds none; the transition is missing."""
 
 
 @kernel
 def run_single_state(
     walked: EventsByKey, action: Flags, symbols: Narrow, table: Narrow2d, held: Narrow, start: int, out: Narrow
 ) -> tuple[int, int]:
-    """Each key in one state or none.
+    """Run a machine whose keys hold one state or none.
 
-    walked, action: as `fold.choose_cells` takes them.  symbols: int32[n], by row.  table: int32[states, symbols]: a
-    state, NOTHING or REFUSED.  held: int32[g], a state or NOTHING.  start: a state.  Written: out, int32[m], by key and
-    time. Returns the row and the state for which there is no transition, or -1 twice.  O(p + m), some 4 ns an event.
+    Input: walked, action as for `fold.choose_cells`. symbols int32[n], by row. table int32[states, symbols]: a state,
+    NOTHING or REFUSED. held int32[g], a state or NOTHING. start: a state.
+    Output: out int32[m], by key and time. Returns the row and state of a missing transition, or -1 twice. O(p + m).
+
+    >>> few, flags = lambda *v: np.array(v, np.int32), lambda *v: np.array(v, np.uint8)
+    >>> table, out = np.array([[1, REFUSED], [REFUSED, 0]], np.int32), few(-1)  # coin, push: locked, open
+    >>> run_single_state(EventsByKey(few(0, 1, 2), few(0, 3), few(0, 1)), flags(TAKE, TAKE, TAKE), few(0, 1, 0), table,
+    ...     few(-1), 0, out)
+    (-1, -1)
+    >>> out.tolist()
+    [1]
     """
     permutation, key_times, keys = walked
     for key in range(keys.size - 1):
@@ -66,10 +68,10 @@ def run_state_sets(
     start: np.uint64,
     out: Words,
 ) -> tuple[int, int]:
-    """Each key in a set of up to 64 states.
+    """Run a machine whose keys hold a set of up to 64 states.
 
-    As `run_single_state`, with sets: table: uint64[states, symbols], the states that follow.  refused: uint64[symbols],
-    the states for which there is no transition.  held: uint64[g]; start; out: uint64[m].  O(p * states held).
+    Takes the arguments of `run_single_state`, with sets: table uint64[states, symbols], the next states. refused
+    uint64[symbols], the states without a transition. held uint64[g]. start. out uint64[m]. O(p * states held).
 
     >>> few, flags = lambda *v: np.array(v, np.int32), lambda *v: np.array(v, np.uint8)
     >>> table, out = np.array([[3], [2]], np.uint64), np.zeros(1, np.uint64)  # the first state stays and makes another
@@ -104,7 +106,7 @@ def run_state_sets(
 
 @kernel
 def _find_lowest_bit(word: np.uint64) -> int:
-    """Find the number of the lowest bit that is set; 64 for none.
+    """Find the number of the lowest set bit; 64 for none.
 
     >>> _find_lowest_bit(np.uint64(12))
     2
@@ -117,7 +119,7 @@ def _find_lowest_bit(word: np.uint64) -> int:
 
 @kernel
 def pack_state_sets(ends: Ints, codes: Narrow, out: Words) -> None:
-    """Write lists of states as words: list i is codes[ends[i] : ends[i + 1]].  O(codes).
+    """Pack lists of states into words; list i is codes[ends[i] : ends[i + 1]]. O(codes).
 
     >>> out = np.zeros(2, np.uint64)
     >>> pack_state_sets(np.array([0, 2, 3]), np.array([0, 2, 1], np.int32), out), out.tolist()
@@ -132,9 +134,9 @@ def pack_state_sets(ends: Ints, codes: Narrow, out: Words) -> None:
 
 @kernel
 def unpack_state_sets(words: Words, counts: Ints, codes: Narrow) -> int:
-    """Write words as lists of states, ascending, one behind the other; how many there are, which is returned.
+    """Unpack words into ascending lists of states, one after the other; return the number of states.
 
-    counts: int64[n], written.  codes: with room for all.  O(64 n).
+    Output: counts int64[n], codes with space for all. O(64 n).
 
     >>> counts, codes = np.zeros(2, np.int64), np.zeros(9, np.int32)
     >>> unpack_state_sets(np.array([5, 2], np.uint64), counts, codes), counts.tolist(), codes[:3].tolist()

@@ -1,12 +1,12 @@
-"""A split-block Bloom filter over the identities of a batch: the keys that need not be searched for there.
+"""Filter the keys of a step that a batch cannot hold, with a split-block Bloom filter over its identities.
 
-An identity has one block of 256 bits, half a cache line, and one bit in each of its eight 32-bit parts (Putze, Sanders
-and Singler; the parts are those of Impala and Parquet). The block is chosen by where in the range of the batch the
-identity lies, so a sorted step walks the filter front to back; the bits come from the other end of the word. Identities
-are uniform, so nothing is hashed again.
+An identity sets bits in one block of 256 bits, half a cache line: one bit in each of its eight 32-bit parts (Putze,
+Sanders and Singler; the parts are those used by Impala and Parquet). The position of the identity in the batch's range
+selects the block, so a sorted step walks the filter front to back. The low bits of the identity select the bits.
+Identities are uniform, so they are not hashed again.
 
-Guarantees: never filters out an identity that was filled in; of the others, one in eighty passes at 10 bits a key.
-Limits: a filter of more than 2**24 blocks lets more pass. It does not forget or grow.
+Guarantees: an added identity always passes; of the others, one in eighty passes at 10 bits a key.
+Limits: more of the others pass in a filter of more than 2**24 blocks. A filter neither shrinks nor grows.
 """
 
 import numpy as np
@@ -16,30 +16,31 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import mulhi, prefetch
 
 BITS = 10
-"""Bits a key."""
+"""Bits per key."""
 BLOCK = 4
-"""Words a block."""
+"""Words per block."""
 AHEAD = 16
-"""How many keys ahead a walk asks for their block: sorted keys are too far apart for the machine to guess."""
+"""Number of keys whose block is prefetched ahead. Sorted keys are too far apart for the hardware prefetcher."""
 
 
 def count_blocks(n: int) -> int:
-    """How many blocks of `BLOCK` words a filter of ``n`` identities takes: `BITS` bits each, one block at least."""
+    """Count the blocks of `BLOCK` words for ``n`` identities at `BITS` bits each, at least one."""
     return max(1, -(-n * BITS // (64 * BLOCK)))
 
 
 @kernel
 def _build_mask(bits: np.uint64) -> np.uint64:
-    """Set a bit in each half of a word, by the ten lowest bits."""
+    """Set one bit in each half of a word, chosen by the ten lowest bits."""
     one, half = np.uint64(1), np.uint64(31)
     return (one << (bits & half)) | (one << (((bits >> np.uint64(5)) & half) | np.uint64(32)))
 
 
 @kernel
 def _mix_identity(high: np.uint64, low: np.uint64) -> np.uint64:
-    """Return the word that the bits are chosen by: 40 bits from the low end.
+    """Compute the word whose low 40 bits choose the bits in a block.
 
-    The low word may be a mere flag (whether a key is null), so it is spread first; 0, for one-word identities, stays 0.
+    The second identity word may be only a flag (whether a key is null), so it is spread first; 0, for one-word
+    identities, stays 0.
     """
     return high ^ (low * np.uint64(0x9E3779B97F4A7C15))
 
@@ -48,10 +49,10 @@ def _mix_identity(high: np.uint64, low: np.uint64) -> np.uint64:
 def add_identities(high: Words, low: Words, base: np.uint64, shift: np.uint64, words: Words) -> None:
     """Add identities to a filter.
 
-    high, low: uint64[n] (low of size 0 for one-word identities), in any order, repeated or not; sorted ones walk the
-    filter front to back.  base, shift: as for the batch.  words: uint64[blocks * 4], zero at first, changed.  What was
-    filled before stays, so columns that may not be passed whole (mapped, read-only) are copied and passed piece by
-    piece.  O(n), 3 to 5 ns each.
+    Input: high, low uint64[n] (low of size 0 for one-word identities), in any order, also repeated. Sorted identities
+    walk the filter front to back. base, shift: the range of the batch.
+    Output: words uint64[blocks * 4], zero at first. Bits are only added, so columns that cannot be passed whole
+    (mapped, read-only) are copied and passed piece by piece. O(n).
 
     >>> words = np.zeros(4, np.uint64)
     >>> add_identities(np.array([0], np.uint64), np.empty(0, np.uint64), np.uint64(0), np.uint64(0), words)
@@ -75,12 +76,16 @@ def add_identities(high: Words, low: Words, base: np.uint64, shift: np.uint64, w
 def find_possible_groups(
     high: Words, low: Words, starts: Narrow, wanted: Ints, base: np.uint64, shift: np.uint64, words: Words, out: Ints
 ) -> int:
-    """Write those of the wanted groups whose identities may have been filled in; return how many.
+    """Write the wanted groups whose identities may be in the filter; return their number. O(m).
 
-    high, low: uint64[n], sorted (low of size 0 for one-word identities).  starts: int32[g], the row that begins each
-    group.  wanted: int64[m], ascending numbers of groups, none below the range.  base, shift: of the batch.  words:
-    uint64[blocks * 4], read.  out: int64[m], written up to the count, in the order of ``wanted``; it may be ``wanted``
-    itself.  O(m), 5 to 7 ns a group.
+    Input:
+    - high, low: uint64[n], sorted (low of size 0 for one-word identities).
+    - starts: int32[g], the first row of each group.
+    - wanted: int64[m], ascending group numbers, none below the batch's range.
+    - base, shift: the range of the batch.
+    - words: uint64[blocks * 4], the filter.
+
+    Output: out int64[m], in the order of ``wanted``; it may be ``wanted`` itself.
 
     >>> one, out = np.array([7], np.uint64), np.empty(1, np.int64)
     >>> find_possible_groups(one, np.empty(0, np.uint64), np.zeros(1, np.int32), np.array([0]), np.uint64(0),
@@ -110,7 +115,7 @@ def find_possible_groups(
         missing |= _build_mask(bits >> np.uint64(10)) & ~words[at + 1]
         missing |= _build_mask(bits >> np.uint64(20)) & ~words[at + 2]
         missing |= _build_mask(bits >> np.uint64(30)) & ~words[at + 3]
-        # Written at any rate, counted if it may be in: a branch here would be guessed wrong half the time.
+        # Write every group and count only possible ones: a branch would be mispredicted half the time.
         out[passed] = group
         passed += int(missing == np.uint64(0))
     return passed

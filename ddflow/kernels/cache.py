@@ -1,13 +1,13 @@
-"""The cache of compiled kernels: a private folder for one exact set of sources, versions and processor.
+"""Cache compiled kernels on disk, in a private folder for one set of sources, versions and processor.
 
-Guarantees: a file that is read back was written by this user for exactly the code that is running. The folder is named
-by a digest of all kernel sources, versions and switches; a file carries a checksum, and a damaged one is compiled
-again. Files appear whole under their final name, so processes may write at once. Nothing waits for the filler, a
-process of low priority that ends with the one that started it; one fills a cache at a time, and never from a task of
-Spark.
-Limits: files are pickles. So each opening checks that only this user can write to the folder; the checksum guards
-against damage, not against an adversary. ``docs/decisions/001-kernel-cache.md`` says why it
-is not numba's own cache.
+The folder's name is a digest of all kernel sources, versions and switches. A file carries a checksum; a damaged file is
+compiled again. A low-priority process fills the cache in the background and ends with the process that started it. Only
+one process fills a cache at a time, and Spark tasks never start one.
+
+Guarantees: a file that is read back was written by this user for exactly the running code. Files appear under their
+final name only when they are complete, so several processes may write at once. No caller waits for the filler.
+Limits: files hold Python objects that run code when loaded. So each opening checks that only this user can write to the
+folder; the checksum detects damage, not an attacker. ``docs/decisions/001-kernel-cache.md`` compares numba's own cache.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from typing import IO, Any, Final
 
 LOG = logging.getLogger("ddflow")
 KEPT = 4
-"""How many folders of other digests stay beside ours: enough for a few branches, environments and switches."""
+"""Number of folders of other digests to keep: enough for a few branches, environments and switches."""
 
 
 def list_source_stamps(package: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, modification time and size of every source below ``package``: equal stamps mean equal sources.
+    """List the name, modification time and size of every source below ``package``: equal stamps mean equal sources.
 
-    A package inside a zip archive is stamped by its archive; without either (only byte code installed) it is empty.
+    A package inside a zip archive is stamped by the archive. With neither (only byte code is installed) the list is
+    empty.
     """
     files = sorted(package.rglob("*.py")) or [parent for parent in package.parents if parent.is_file()][:1]
     states = [(file, file.stat()) for file in files]
@@ -42,7 +43,8 @@ def list_source_stamps(package: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def compute_digest(files: Iterable[str], facts: Iterable[object]) -> str:
-    """32 hexadecimal digits that change when a file's content or one of ``facts`` does.
+    """Compute 32 hexadecimal digits from the contents of files and from ``facts``; any change in them changes the
+    digits.
 
     >>> compute_digest([], ["numba 1"]) == compute_digest([], ["numba 2"])
     False
@@ -56,9 +58,10 @@ def compute_digest(files: Iterable[str], facts: Iterable[object]) -> str:
 
 
 def list_cache_directories() -> list[Path]:
-    """List the directories that may hold the cache, best first, whether they can be written or not.
+    """List the directories that may hold the cache, best first, writable or not.
 
-    ``DDFLOW_CACHE_DIR`` wins, else the platform's directory for caches; then one below the temporary directory.
+    ``DDFLOW_CACHE_DIR`` comes first, else the cache directory of the platform; then a folder below the temporary
+    directory.
     """
     places: list[Path] = []
     if chosen := os.environ.get("DDFLOW_CACHE_DIR"):
@@ -72,13 +75,13 @@ def list_cache_directories() -> list[Path]:
                 places.append((Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "ddflow")
     with contextlib.suppress(OSError):  # no temporary directory can be written
         temporary = Path(tempfile.gettempdir())
-        if temporary != Path.cwd():  # the last resort of tempfile; nobody wants a cache there
+        if temporary != Path.cwd():  # the last resort of tempfile; no place for a cache
             places.append(temporary / f"ddflow-{os.geteuid()}")
     return places
 
 
 def find_privacy_fault(state: os.stat_result, user: int) -> str | None:
-    """Why a folder in this state may not hold our files, None if it may: it must be ``user``'s and private."""
+    """Explain why a folder in this state may not hold our files; None if it is private and belongs to ``user``."""
     if state.st_uid != user:
         return f"it belongs to user {state.st_uid}, not to {user}"
     if stat.S_IMODE(state.st_mode) & 0o077:
@@ -87,7 +90,7 @@ def find_privacy_fault(state: os.stat_result, user: int) -> str | None:
 
 
 def find_replacement_risk(state: os.stat_result, user: int) -> str | None:
-    """Why others may replace what is in a folder in this state, None if only ``user`` and root may."""
+    """Explain why other users may replace the content of a folder in this state; None if only ``user`` and root may."""
     if state.st_uid not in (user, 0):
         return f"it belongs to user {state.st_uid}, not to {user}"
     if state.st_mode & 0o022 and not state.st_mode & stat.S_ISVTX:
@@ -96,7 +99,7 @@ def find_replacement_risk(state: os.stat_result, user: int) -> str | None:
 
 
 def make_private_folder(place: Path, name: str) -> Path:
-    """Open or make the folder ``name`` in ``place``, private to this user.  Raises OSError if that fails."""
+    """Open or make the folder ``name`` in ``place``, private to this user. Raises OSError on failure."""
     directory = Path(os.path.abspath(os.path.expanduser(place))) / name
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -106,8 +109,8 @@ def make_private_folder(place: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def _open_checked_folder(directory: Path) -> Iterator[int]:
-    """Open a folder that `find_privacy_fault` lets pass, in a parent that `find_replacement_risk` lets pass, and yield
-    its descriptor.
+    """Open a folder after checking it with `find_privacy_fault` and its parent with `find_replacement_risk`; yield its
+    descriptor.
 
     Files opened through the descriptor are in the folder that was checked.
     """
@@ -125,7 +128,7 @@ def _open_checked_folder(directory: Path) -> Iterator[int]:
 
 
 def _remove_old_folders(directory: Path) -> None:
-    """Remove our files from what other digests left beside ``directory``, but for the ``KEPT`` most recently used."""
+    """Remove our files from folders of other digests beside ``directory``, except the ``KEPT`` most recently used."""
     with contextlib.suppress(OSError):
         others = [folder for folder in directory.parent.glob("kernels-*") if folder != directory]
         others.sort(key=lambda folder: folder.lstat().st_mtime_ns, reverse=True)
@@ -138,7 +141,7 @@ def _remove_old_folders(directory: Path) -> None:
 
 
 class KernelFolder:
-    """The files of one digest in one folder; ``directory`` is None where nothing can be kept.
+    """The files of one digest in one folder; ``directory`` is None if no folder can hold them.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +156,7 @@ class KernelFolder:
 
     @classmethod
     def choose(cls, places: Iterable[Path], name: str) -> KernelFolder:
-        """Make the folder ``name`` in the first of ``places`` that takes files; without a directory if none does."""
+        """Make the folder ``name`` in the first writable place; without a directory if no place is writable."""
         for place in places:
             try:
                 directory = make_private_folder(place, f"kernels-{name}")
@@ -169,7 +172,7 @@ class KernelFolder:
         return cls(None)
 
     def read_kernel(self, name: str) -> bytes | None:
-        """Return the bytes written as ``name``; None if there are none, or other ones."""
+        """Return the bytes written as ``name``; None if the file is missing or damaged."""
         if self.directory is None:
             return None
         try:
@@ -187,11 +190,11 @@ class KernelFolder:
         return payload
 
     def has_kernel(self, name: str) -> bool:
-        """Whether there is a file of this name; what is in it is not looked at."""
+        """Return whether a file of this name exists, without reading it."""
         return self.directory is not None and (self.directory / f"{name}.kernel").exists()
 
     def write_kernel(self, name: str, payload: bytes) -> None:
-        """Keep ``payload`` as ``name``.  A folder that has gone is made again; a full or lost disk is no error."""
+        """Write ``payload`` as ``name``. A missing folder is made again; a full or lost disk is no error."""
         if self.directory is None:
             return
         try:
@@ -201,18 +204,18 @@ class KernelFolder:
             LOG.debug("kernel %s was not cached: %s", name, error)
 
     def warn_of_damage(self, reason: str) -> None:
-        """Something read back cannot be used; what is compiled in its place will replace it."""
+        """Warn that a file cannot be used; its newly compiled kernel will replace it."""
         LOG.warning("the kernel cache %s is damaged (%s); the kernel is compiled again", self.directory, reason)
 
 
 def _build_header(directory: Path, name: str, payload: bytes) -> bytes:
-    """Build the head of a file: its kind, digest and kernel, and the checksum of all of it."""
+    """Build the header of a file: its kind, digest and kernel, and the checksum of header and payload."""
     label = f"ddflow kernel\n{directory.name}/{name}\n".encode()
     return label + hashlib.sha256(label + payload).digest()
 
 
 def _build_opener(here: int) -> Callable[[str, int], int]:
-    """Return an opener of files in the folder ``here``, for this user alone, through no symbolic link."""
+    """Return an opener for files in the folder ``here`` that uses mode 0600 and follows no symbolic link."""
     return lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=here)
 
 
@@ -235,7 +238,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 def start_fill_process(directory: Path | None) -> bool:
-    """Start the process that fills a cache, once for this process and only if need be.  Returns whether it runs.
+    """Start the process that fills a cache, at most once per process and only if needed. Returns whether it runs.
 
     >>> import os
     >>> os.environ["DDFLOW_BACKGROUND"] = "0"
@@ -248,7 +251,7 @@ def start_fill_process(directory: Path | None) -> bool:
     if is_cache_filled(directory):
         return False
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with contextlib.suppress(OSError):  # no memory for a process, say: then this one compiles when its time has come
+    with contextlib.suppress(OSError):  # for example no memory for a process: then this one compiles when it must
         _started.append(
             subprocess.Popen(
                 [sys.executable, "-m", "ddflow.tools.fill_cache"],
@@ -267,17 +270,17 @@ def start_fill_process(directory: Path | None) -> bool:
 
 
 def list_fill_processes() -> list[subprocess.Popen[bytes]]:
-    """List the processes that this one has started; closing its ``stdin`` ends one."""
+    """List the fill processes of this process; closing the ``stdin`` of one ends it."""
     return list(_started)
 
 
 def is_cache_filled(directory: Path | None) -> bool:
-    """Whether all kernels of a cache have been compiled once."""
+    """Return whether all kernels of a cache have been compiled."""
     return directory is not None and (directory / FILLED).exists()
 
 
 def mark_cache_filled(directory: Path | None) -> None:
-    """Note that all kernels are in a cache.  One that has gone, or cannot be written, is no error."""
+    """Record that a cache holds all kernels. A missing or read-only folder is no error."""
     if directory is not None:
         with contextlib.suppress(OSError):
             (directory / FILLED).touch(mode=0o600)
@@ -285,7 +288,7 @@ def mark_cache_filled(directory: Path | None) -> None:
 
 @contextlib.contextmanager
 def hold_fill_lock(directory: Path) -> Iterator[bool]:
-    """Lock the cache for one filling process.  Yields False if another one fills it, or has filled it."""
+    """Lock the cache for one fill process. Yields False if another process fills or has filled it."""
     with open(directory / LOCK, "wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -299,7 +302,7 @@ def hold_fill_lock(directory: Path) -> Iterator[bool]:
 
 
 def exit_with_parent(parent: IO[Any]) -> None:
-    """End this process as soon as the other end of a pipe has closed."""
+    """End this process as soon as the other end of a pipe closes."""
 
     def watch() -> None:
         while os.read(parent.fileno(), 1):
@@ -310,9 +313,9 @@ def exit_with_parent(parent: IO[Any]) -> None:
 
 
 def show_notice(text: str) -> None:
-    """Tell whoever waits: a line on a terminal's or a notebook's stderr, or in the log of one of Spark's tasks.
+    """Show a notice on the stderr of a terminal or notebook, or in the log of a Spark task.
 
-    Where nobody would read it, it is logged as information.
+    Elsewhere it is logged at the level INFO.
     """
     if sys.stderr.isatty() or "ipykernel" in sys.modules or is_spark_task():
         print(text, file=sys.stderr, flush=True)
@@ -321,6 +324,6 @@ def show_notice(text: str) -> None:
 
 
 def is_spark_task() -> bool:
-    """Whether this process runs tasks of Spark's: it is, or was forked from, a daemon of Python workers."""
+    """Return whether this process runs Spark tasks: it is, or was forked from, a daemon of Python workers."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return "pyspark.daemon" in sys.modules or getattr(spec, "name", "") == "pyspark.worker"

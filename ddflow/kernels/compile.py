@@ -1,14 +1,13 @@
-"""`@kernel`, the decorator of every kernel: compiled by numba on its first call, or interpreted at first.
+"""Compile kernels with numba on their first call, or interpret small first calls: the decorator `@kernel`.
 
-The first calls of a kernel that is not in the cache are interpreted, if their arrays are small and this process has not
-interpreted for long (`InterpreterBudget`). `list_entry_kernels` lists those to compile ahead, for
-`ddflow.tools.warmup`.
+A kernel without a cached form is interpreted while its arrays are small and this process has interpreted for a short
+time (`InterpreterBudget`). `list_entry_kernels` lists the kernels to compile ahead, for `ddflow.tools.warmup`.
 
-Guarantees: importing compiles nothing; a kernel is compiled once a machine for each set of types; interpreted and
-compiled calls give the same bits, with numpy's arithmetic (division by zero gives an infinity, overflow wraps), and
-without the GIL. ``NUMBA_DISABLE_JIT=1`` runs all as Python, ``NUMBA_BOUNDSCHECK=1`` checks indexes; compiled forms are
-kept apart.
-Limits: a function outside of this package, or with a closure, is not cached: the digest would not cover its code.
+Guarantees: importing compiles nothing. A machine compiles a kernel once for each set of argument types. Interpreted and
+compiled calls give the same bits with numpy's arithmetic (division by zero gives infinity, overflow wraps). Compiled
+calls release the GIL. ``NUMBA_DISABLE_JIT=1`` runs everything as Python, ``NUMBA_BOUNDSCHECK=1`` checks indexes; their
+compiled forms are stored apart.
+Limits: a function outside this folder, or with a closure, is not cached, because the digest does not cover its code.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ from ddflow.kernels import cache
 from ddflow.kernels.cache import show_notice
 
 SMALL: Final = 1 << 15
-"""Elements in the arrays of a call, at most; an interpreted kernel takes microseconds for each."""
+"""Maximal number of array elements of an interpreted call; the interpreter takes microseconds for each."""
 
 
 FIRST: Final = 16
-"""Calls of a kernel that are interpreted, at most: a process that goes on for longer wants the compiled form."""
+"""Maximal number of interpreted calls of a kernel; a process with more calls gains from the compiled form."""
 
 
 class InterpreterBudget:
-    """How long this process may still interpret kernels.
+    """The remaining time and calls of interpreted kernels in this process.
 
     Attributes
     ----------
@@ -61,7 +60,7 @@ class InterpreterBudget:
         self._calls: Counter[str] = Counter()
 
     def allows(self, kernel: str, arguments: tuple[Any, ...]) -> bool:
-        """Whether a call of a kernel with these arguments may be interpreted, which counts then.  O(arguments)."""
+        """Return whether a call of a kernel may be interpreted, and count it if so. O(arguments)."""
         allowed = self.seconds > 0 and self._calls[kernel] < self.most and sum(map(_count_elements, arguments)) <= SMALL
         self._calls[kernel] += allowed
         return allowed
@@ -72,7 +71,7 @@ PATIENCE = InterpreterBudget(2.0)
 
 @functools.cache
 def interpret(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel's function, to be called in its place.  The time that it takes is taken from `PATIENCE`.
+    """Return a Python function to call in place of a kernel; its run time is charged to `PATIENCE`.
 
     >>> def add(a, b):
     ...     return a + b
@@ -93,7 +92,7 @@ def interpret(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _copy_globals(module: str) -> dict[str, Any]:
-    """Copy the globals of a module, with its kernels' functions in the place of the kernels."""
+    """Copy the globals of a module and replace its kernels by their Python functions."""
     scope = dict(vars(sys.modules[module]))
     for name, value in list(scope.items()):
         if (function := getattr(value, "py_func", None)) is not None:
@@ -103,12 +102,12 @@ def _copy_globals(module: str) -> dict[str, Any]:
 
 
 def _rebind_globals(function: Any, scope: dict[str, Any]) -> FunctionType:
-    """Copy a function with other globals."""
+    """Copy a function and give it other globals."""
     return FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
 
 
 def _to_python_scalars(result: Any) -> Any:
-    """Convert numpy's scalars in a result to Python's, as compiled code returns them."""
+    """Convert numpy scalars in a result to Python numbers, which compiled code returns."""
     if isinstance(result, np.generic) and not isinstance(result, np.void):
         return result.item()
     if isinstance(result, tuple):
@@ -144,7 +143,7 @@ _registry: list[Any] = []
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile ``function`` with numba on its first call, and keep the result in the cache; the type stays the same.
+    """Compile ``function`` with numba on its first call and cache the result; the static type stays the same.
 
     >>> @kernel
     ... def double(n: int) -> int:
@@ -165,20 +164,20 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def list_kernels() -> list[Any]:
-    """Every kernel defined so far, in order: numba dispatchers, or ``InterpretedKernel`` when the compiler is off."""
+    """List every kernel defined so far, in order: numba dispatchers, or ``InterpretedKernel`` with the compiler off."""
     return list(_registry)
 
 
 def cache_directory() -> Path | None:
-    """Where compiled kernels are kept; None when caching is off.  Makes the directory if it can."""
+    """Return the directory of compiled kernels, made if possible; None if caching is off."""
     return _find_current_folder().directory
 
 
 class Kernel(CPUDispatcher):  # type: ignore[misc]
-    """A kernel with the compiler on: compiled, loaded from the cache, or interpreted while little goes through it."""
+    """A kernel with the compiler on: compiled, loaded from the cache, or interpreted for the first small calls."""
 
     def _compile_for_args(self, *args: Any, **kws: Any) -> Callable[..., Any]:
-        """Return a function that runs a call for types that have no compiled form in this process."""
+        """Return a function for a call whose types have no compiled form in this process."""
         if self.targetoptions["no_cpython_wrapper"]:
             return interpret(self.py_func)
         if isinstance(self._cache, KernelCache):
@@ -196,32 +195,32 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
             return super().compile(sig)
 
     def has_compiled_form(self, sig: tuple[Any, ...]) -> bool:
-        """Whether there is a compiled form for argument types, in this process or in the cache."""
+        """Return whether this process or the cache has a compiled form for argument types."""
         return sig in self.overloads or (
             isinstance(self._cache, KernelCache) and self._cache.has_overload(sig, self.targetctx)
         )
 
     def add_overload(self, cres: Any) -> None:
-        """Take in a compiled form; one without an entry for Python is for kernels alone."""
+        """Add a compiled form; a form without an entry for Python serves other kernels only."""
         if self.targetoptions["no_cpython_wrapper"]:
             self.overloads[tuple(cres.signature.args)] = cres
         else:
             super().add_overload(cres)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Return the form that other kernels call: compiled once for all integers of a sign, constants included."""
+        """Return the form that other kernels call: one for all integers of a sign, constants included."""
         return super().get_call_template([_widen_type(each) for each in args], kws)
 
 
 def _widen_type(kind: Any) -> Any:
-    """Widen a type: drop its constant, and make an integer one of 64 bits."""
+    """Widen a type: drop its constant value, and make an integer 64 bits wide."""
     kind = getattr(kind, "literal_type", kind)
     return (types.int64 if kind.signed else types.uint64) if kind in types.integer_domain else kind
 
 
 @contextlib.contextmanager
 def _pause_garbage_collector() -> Iterator[None]:
-    """Without the garbage collector, which takes a sixth of the time of a compilation."""
+    """Pause the garbage collector, which otherwise takes a sixth of the compile time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -233,26 +232,26 @@ def _pause_garbage_collector() -> Iterator[None]:
 
 @functools.cache
 def _announce_compilation() -> None:
-    """Say once that this process compiles."""
+    """Announce once that this process compiles."""
     show_notice("ddflow compiles the kernels that it needs, once on this machine: about 15 seconds (`ddflow warmup`)")
 
 
 class InterpretedKernel(Generic[P, R]):
-    """A kernel that runs as plain Python, with the compiled one's silent overflow and division by zero."""
+    """A kernel that runs as plain Python, with the silent overflow and division by zero of compiled code."""
 
     def __init__(self, function: Callable[P, R]) -> None:
         self.py_func = function
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function."""
+        """Call the Python function."""
         with np.errstate(all="ignore"):
             return self.py_func(*args, **kwargs)
 
 
 @functools.cache
 def _choose_folder(*switches: str) -> cache.KernelFolder:
-    """Choose the folder for the code as it was imported and these switches of numba, once a process."""
+    """Choose the folder for the imported code and these numba switches, once per process."""
     versions = (sys.version, sys.implementation.cache_tag, numba.__version__, llvmlite.__version__, np.__version__)
     facts = (*versions, config.CPU_NAME or llvmlite.binding.get_host_cpu_name(), *switches)
     name = cache.compute_digest([file for file, _, _ in _IMPORTED], facts)
@@ -260,7 +259,7 @@ def _choose_folder(*switches: str) -> cache.KernelFolder:
 
 
 def _find_current_folder() -> cache.KernelFolder:
-    """Return the folder of this process, or none if the sources are unknown or differ from those imported."""
+    """Return the folder of this process, or none if the sources are unknown or differ from the imported ones."""
     with contextlib.suppress(OSError):  # a source was removed while we looked
         if _IMPORTED and cache.list_source_stamps(_PACKAGE) == _IMPORTED:
             return _choose_folder(*(f"{switch}={getattr(config, switch, None)}" for switch in _SWITCHES))
@@ -268,7 +267,7 @@ def _find_current_folder() -> cache.KernelFolder:
 
 
 class KernelCache(caching._Cache):  # type: ignore[misc]
-    """What numba asks about one kernel's compiled forms; one file a form, so that processes share no index."""
+    """The compiled forms of one kernel, in numba's cache interface; one file per form, so processes share no index."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -280,7 +279,7 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
         return None if directory is None else str(directory)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Load the compiled form for the argument types ``sig``, or return None, so that numba compiles."""
+        """Load the compiled form for the argument types ``sig``; return None to make numba compile it."""
         target_context.refresh()
         folder, key = _find_current_folder(), self._build_key(sig, target_context.codegen())
         payload = folder.read_kernel(self._build_file_name(key))
@@ -289,12 +288,12 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
         try:
             stored, reduced = serialize.loads(payload)
             return CompileResult._rebuild(target_context, *reduced) if stored == key else None
-        except Exception as error:  # the bytes are those once written, and still numba cannot use them
+        except Exception as error:  # the checksum matches, but numba cannot use the bytes
             folder.warn_of_damage(f"{self.name}: {error!r}")
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep a compiled form; numba calls this once it has compiled one."""
+        """Save a compiled form; numba calls this after compiling one."""
         if data.lifted or data.library.has_dynamic_globals:
             cache.LOG.warning("kernel %s cannot be cached: it holds an address or an object of this process", self.name)
             return
@@ -303,11 +302,11 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
             folder.write_kernel(self._build_file_name(key), serialize.dumps((key, data._reduce())))
 
     def has_overload(self, sig: Any, target_context: Any) -> bool:
-        """Whether a compiled form for these argument types is in the cache."""
+        """Return whether the cache has a compiled form for these argument types."""
         return _find_current_folder().has_kernel(self._build_file_name(self._build_key(sig, target_context.codegen())))
 
     def enable(self) -> None:
-        """Nothing to do: the cache is on unless there is no place for it, and other sources have another folder."""
+        """Do nothing: the cache is on whenever a folder is available, and changed sources use another folder."""
 
     disable = flush = enable
 
@@ -319,7 +318,7 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
 
 
 def list_entry_kernels() -> list[Any]:
-    """List the kernels that Python calls, in the order of their modules.  Imports all of them; compiles nothing.
+    """List the kernels that Python calls, in the order of their modules. Imports all modules and compiles nothing.
 
     >>> "consolidate_diffs" in {kernel.py_func.__name__ for kernel in list_entry_kernels()}
     True
@@ -331,7 +330,7 @@ def list_entry_kernels() -> list[Any]:
 
 
 def argument_types(function: Callable[..., Any]) -> tuple[Any, ...]:
-    """Return the types of a kernel's arguments, as its annotations say: numbers of 64 bits, and arrays in C's order.
+    """Return the numba types of a kernel's arguments from its annotations: 64-bit numbers and C-ordered arrays.
 
     >>> from ddflow.kernels.arrays import Words2d
     >>> def add(one: np.uint64, words: Words2d) -> None: ...
@@ -343,7 +342,7 @@ def argument_types(function: Callable[..., Any]) -> tuple[Any, ...]:
 
 
 def _build_sample_argument(hint: Any) -> Any:
-    """Return a value of an annotated type.  An array has one dimension if nothing else is annotated; Any is int64."""
+    """Return a value of an annotated type. An array has one dimension unless annotated otherwise; Any is int64."""
     hint, dimensions = get_args(hint) if get_origin(hint) is Annotated else (hint, 1)
     if hint is Any:
         return 0

@@ -1,18 +1,11 @@
-"""Spelling out: the verdict of each event as a word, and the updates that it causes, in the order of rows.
+"""Emit the updates that the events of a step cause, in the order of rows.
 
-Invariant: updates come in the order of the rows that caused them, a retraction before its assertion; rows are in the
-order of times, hence so are updates, and nothing has to be sorted. Resolving goes by key, and leaves with each row what
-became of it (``resolve.OUTCOME``); here rows are read front to back, once. Several threads write spans of them:
-`count_updates` says beforehand how many updates each will have.
+Resolving works key by key and leaves an outcome with each row (``resolve.OUTCOME``). These kernels then read the rows
+once, front to back. Threads write separate spans of rows: `count_updates` returns the number of updates of each span in
+advance.
 
->>> from ddflow.kernels.resolve import RETRACTS
->>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
->>> outcome = one(APPLIED << OUTCOME, RETRACTS | APPLIED << OUTCOME)
->>> about, diffs, ranks, counts = np.empty(3, np.int64), np.empty(3, np.int64), few(0, 0, 0), np.zeros(8, np.int64)
->>> emit_updates(outcome, few(0, 2), np.int64(0), about, diffs, ranks, counts)
-3
->>> about.tolist(), diffs.tolist(), ranks.tolist(), int(counts[APPLIED])  # +row 0; -row 0, +row 1
-([0, 0, 1], [1, -1, 1], [0, 1, 1], 2)
+Guarantees: updates are in the order of the rows that caused them, each retraction before its assertion. Rows are in the
+order of times, so the updates are too, without a sort.
 """
 
 import numpy as np
@@ -26,10 +19,11 @@ from ddflow.kernels.resolve import APPLIED, OUTCOME, ROW
 
 @kernel
 def mark_times_and_deletes(times: Ints, distinct: Ints, gone: Flags, out: Narrow) -> None:
-    """Mark rows by the rank of their times and by whether they delete.
+    """Compute the mark of each row: twice the rank of its time, plus 1 for a delete.
 
-    times: int64[n], ascending, each one of distinct: int64[m], ascending.  gone: uint8[n], or of size 0 for none.  out:
-    int32[n], written.  O(n + m).
+    Input: times int64[n], ascending. distinct int64[m], ascending, with all of these times. gone uint8[n], or size 0
+    for no deletes.
+    Output: out int32[n]. O(n + m).
 
     >>> out = np.empty(3, np.int32)
     >>> mark_times_and_deletes(np.array([5, 7, 7]), np.array([5, 6, 7]), np.array([0, 1, 0], np.uint8), out)
@@ -47,11 +41,13 @@ def mark_times_and_deletes(times: Ints, distinct: Ints, gone: Flags, out: Narrow
 def emit_updates(
     outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints, ranks: Narrow, counts: Ints
 ) -> int:
-    """Spell out the updates that events cause, in the order of rows, retractions before assertions.
+    """Write the updates of a span of rows in their order, retractions before assertions.
 
-    outcome: int64[n], mark: int32[n], as in `Outcomes` and `SortedEvents`, of a span of rows; first: the number of its
-    first row. Written, by update: about int64, the row it is about, an event or a reference into state; diffs int64, 1
-    or -1; ranks int32, of its time. counts: int64[8], events by verdict are added. Returns how many there are. O(n).
+    Input: outcome int64[n], mark int32[n], as in `Outcomes` and `SortedEvents`. first: the number of the span's first
+    row.
+    Output, by update: about int64, the event or the reference into state that the update is about; diffs int64, 1 or
+    -1; ranks int32, of its time. counts int64[8]: the events of each verdict are added.
+    Returns the number of updates. O(n).
 
     >>> out, counts = [np.empty(1, np.int64) for _ in range(2)], np.zeros(8, np.int64)
     >>> from ddflow.kernels.resolve import RETRACTS
@@ -60,6 +56,15 @@ def emit_updates(
     1
     >>> [int(column[0]) for column in out], int(counts[APPLIED])
     ([9, -1], 1)
+
+    >>> from ddflow.kernels.resolve import RETRACTS
+    >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
+    >>> outcome = one(APPLIED << OUTCOME, RETRACTS | APPLIED << OUTCOME)
+    >>> about, diffs, ranks, counts = np.empty(3, np.int64), np.empty(3, np.int64), few(0, 0, 0), np.zeros(8, np.int64)
+    >>> emit_updates(outcome, few(0, 2), np.int64(0), about, diffs, ranks, counts)
+    3
+    >>> about.tolist(), diffs.tolist(), ranks.tolist(), int(counts[APPLIED])  # +row 0; -row 0, +row 1
+    ([0, 0, 1], [1, -1, 1], [0, 1, 1], 2)
     """
     written = 0
     for row in range(outcome.size):
@@ -80,12 +85,18 @@ def emit_updates(
 def emit_values(
     outcome: Ints, mark: Narrow, values: np.uint64, hashes: Words, k0: np.uint64, k1: np.uint64, out: Words
 ) -> None:
-    """Write each update's value in a column of 64-bit values, in the order of `emit_updates`: that of its event, or,
-    for a retraction, the one that ``hashes`` has.
+    """Write each update's value of a 64-bit column, in the order of `emit_updates`. O(n).
 
-    outcome: int64[n], mark: int32[n], of a span of rows.  values: address of the column at its first row.  hashes:
-    uint64[n], as `resolve_keys` left them, by `mix_words` with the secret k0, k1; of size 0 where what is retracted has
-    the event's value, as in a key.  out: uint64[updates], written.  O(n).
+    An assertion has the value of its event. A retraction has the value recovered from ``hashes``.
+
+    Input:
+    - outcome: int64[n], and mark: int32[n], of a span of rows.
+    - values: the address of the column at the span's first row.
+    - hashes: uint64[n] from `resolve_keys`, made by `mix_words`; size 0 if a retraction has its event's value, as in a
+      key column.
+    - k0, k1: the secret.
+
+    Output: out uint64[updates].
 
     >>> out, column, none, zero = np.empty(2, np.uint64), np.array([7, 8]), np.empty(0, np.uint64), np.uint64(0)
     >>> from ddflow.kernels.resolve import NOOP, RETRACTS
@@ -111,7 +122,7 @@ def emit_values(
 def map_ranks_to_times(ranks: Narrow, times: Ints, out: Ints) -> None:
     """Write the time of each rank.
 
-    ranks: int32[n].  times: int64[distinct].  out: int64[n], written.  O(n).
+    Input: ranks int32[n]. times int64[distinct]. Output: out int64[n]. O(n).
 
     >>> out = np.empty(2, np.int64)
     >>> map_ranks_to_times(np.array([1, 0], np.int32), np.array([5, 9]), out)
@@ -124,7 +135,7 @@ def map_ranks_to_times(ranks: Narrow, times: Ints, out: Ints) -> None:
 
 @kernel
 def count_updates(outcome: Ints, mark: Narrow) -> int:
-    """How many updates `emit_updates` will write for a span of rows.  O(n).
+    """Count the updates that `emit_updates` will write for a span of rows. O(n).
 
     >>> from ddflow.kernels.resolve import NOOP, RETRACTS
     >>> count_updates(np.array([RETRACTS | APPLIED << OUTCOME, NOOP << OUTCOME]), np.zeros(2, np.int32))

@@ -1,13 +1,13 @@
-"""Exact sums: integers, decimals and doubles, or their squares, added up without rounding.
+"""Add up integers, decimals and doubles, or their squares, exactly and without rounding.
 
-A sum is a whole number of its unit: 1, the last digit of the decimal, or 2**-1074 (2**-2148 of squares). It is kept as
-digits of 32 bits in two's complement, from the lowest to the highest that are not implied, empty for zero. NaN and
-infinities are counted beside, with the sign of their multiplicity.
+A sum is a whole number of units: 1, the last digit of the decimal, or 2**-1074 (2**-2148 for squares). It is stored as
+32-bit digits in two's complement, from the lowest to the highest digit that is not implied; zero has no digits. NaN and
+infinities are counted apart, with the sign of their multiplicity.
 
     state: uint32 header: the place of the lowest digit, and a flag for each count (NEVER, UP, DOWN) | counts | digits
 
-Guarantees: a sum does not depend on the order of additions, and what was added and taken away leaves nothing. While
-values lie within 2**120 of each other, a state has 40 bytes or fewer, and 24 with three counts.
+Guarantees: a sum does not depend on the order of additions, and subtracting every added value leaves nothing. If values
+are within 2**120 of each other, a state has 40 bytes or fewer, plus 24 with three counts.
 """
 
 from typing import NamedTuple
@@ -20,24 +20,24 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u8, load_u32, load_u64, mul128, prefetch, store_u32, store_u64
 
 INTEGER, FLOAT, DECIMAL = range(3)
-"""What is added up: int64, double, decimal of 128 bits."""
+"""The kinds of values: int64, double, 128-bit decimal."""
 NEVER, UP, DOWN = 1 << 16, 1 << 17, 1 << 18
-"""Of a header: NaN, infinity and its negative are counted."""
+"""Header flags: NaN, infinity and negative infinity are counted."""
 DIGITS, WIDE, WORK = 148, 24, 176
-"""Digits of any sum: of 2 * 2098 bits for squares of doubles, and 31 + 63 for how many.  Words for a product.  Words of
-scratch: digits, a product, three counts."""
+"""Sizes of the scratch memory. DIGITS: the digits of any sum, 2 * 2098 bits for squares of doubles plus 31 + 63 bits
+for their number. WIDE: words for a product. WORK: words in all, for digits, a product and three counts."""
 MOST = 4 + 24 + 4 * DIGITS
-"""Bytes of any state."""
+"""Maximal bytes of a state."""
 LOW = np.uint64(0xFFFFFFFF)
 ZERO, ONE, HALF, ALL = np.uint64(0), np.uint64(1), np.uint64(32), np.uint64(63)
 FRACTION, EXPONENT = np.uint64((1 << 52) - 1), np.uint64(0x7FF)
 AHEAD = 24
-"""Rows ahead whose values are asked for."""
+"""Number of rows whose values are prefetched ahead."""
 WORD, DIGIT, FIVE = np.uint64(8), np.uint64(4), np.uint64(5)
 
 
 class SumAddresses(NamedTuple):
-    """Addresses, of what is added up and of scratch.
+    """Addresses of the values to add up and of the scratch memory.
 
     >>> ints = lambda *v: np.array(v, np.int64)
     >>> ends, out, zero = ints(0, 0, 0), np.empty(2 * MOST, np.uint8), np.uint64(0)
@@ -52,28 +52,28 @@ class SumAddresses(NamedTuple):
 
     rows: np.uint64
     last: int
-    """How many rows there are, less one."""
+    """Number of rows, less one."""
     values: np.uint64
     present: np.uint64
-    """0 where all are."""
+    """0 if no value is null."""
     diffs: np.uint64
     digits: np.uint64
-    """int64[DIGITS], of which each may be beyond 32 bits, and below zero."""
+    """int64[DIGITS]; a digit may exceed 32 bits or be negative until `_carry_digits`."""
     wide: np.uint64
     counts: np.uint64
 
 
 @kernel
 def _add_to_word(at: np.uint64, number: np.uint64, sign: np.uint64) -> None:
-    """Add a number to a word, or subtract it where the sign is all ones."""
+    """Add a number to a word in memory, or subtract it if ``sign`` is all ones."""
     store_u64(at, load_u64(at) + (number ^ sign) - sign)
 
 
 @kernel
 def _multiply_digits(wide: np.uint64, word: np.uint64, upper: np.uint64, more: np.uint64, square: bool) -> int:
-    """Digits of a magnitude of 128 bits, or of its square, times one of 64 bits; returns how many.
+    """Multiply a 128-bit magnitude, or its square, by a 64-bit one; return the number of digits.
 
-    wide: address of WIDE words, of which the first half is written.
+    wide: the address of WIDE words; the first half receives the digits.
     """
     size = 4 if upper != ZERO else 2
     given = wide + WORD * np.uint64(12)
@@ -108,7 +108,7 @@ def _multiply_digits(wide: np.uint64, word: np.uint64, upper: np.uint64, more: n
 
 @kernel
 def _load_state(at: np.uint64, size: int, given: SumAddresses) -> tuple[int, int]:
-    """Read a state; returns its lowest digit's place, and the highest one's."""
+    """Load a state into the scratch memory; return the places of its lowest and highest digits."""
     for i in range(3):
         store_u64(given.counts + WORD * np.uint64(i), ZERO)
     if size == 0:
@@ -133,7 +133,7 @@ def _load_state(at: np.uint64, size: int, given: SumAddresses) -> tuple[int, int
 
 @kernel
 def _carry_digits(digits: np.uint64, low: int, top: int) -> tuple[int, int]:
-    """Bring digits within 32 bits; returns the place behind the highest one, and what is above: 0 or -1."""
+    """Carry until each digit has 32 bits; return the place after the highest digit, and the carry, 0 or -1."""
     carry, place = np.int64(0), low
     while place <= top or (carry != 0 and carry != -1):
         at = digits + WORD * np.uint64(place)
@@ -146,15 +146,15 @@ def _carry_digits(digits: np.uint64, low: int, top: int) -> tuple[int, int]:
 
 @kernel
 def _store_state(at: np.uint64, given: SumAddresses, low: int, top: int) -> tuple[int, int]:
-    """Write a state; returns its bytes, and the highest digit's place, from where on nothing is carried.
+    """Write a state; return its size in bytes and the place of its highest digit, beyond which nothing is carried.
 
-    Digits are within 32 bits then, but for the highest one, which has the sign.
+    All digits then have 32 bits, except the highest, which holds the sign.
     """
     digits, low = given.digits, min(low, top + 1)
     end, carry = _carry_digits(digits, low, top)
     top, implied = end - 1, LOW if carry != 0 else ZERO
     while top >= low and load_u64(digits + WORD * np.uint64(top)) == implied:
-        # What is implied must not be found there by the next addition.
+        # The next addition must not read an implied digit.
         store_u64(digits + WORD * np.uint64(top), ZERO)
         top -= 1
     first = low
@@ -172,7 +172,7 @@ def _store_state(at: np.uint64, given: SumAddresses, low: int, top: int) -> tupl
         for i in range(first, top + 1):
             store_u32(to, load_u64(digits + WORD * np.uint64(i)))
             to += DIGIT
-        # The sign is that of the highest digit: one more, where that has another.
+        # The highest digit has the sign: add a digit if its sign differs.
         if first > top or load_u64(digits + WORD * np.uint64(top)) >> np.uint64(31) != implied & ONE:
             store_u32(to, implied)
             to += DIGIT
@@ -218,7 +218,7 @@ def _add_integers(given: SumAddresses, begin: int, end: int) -> None:
 def _add_product(
     given: SumAddresses, number: np.uint64, upper: np.uint64, more: np.uint64, bit: np.uint64, sign: np.uint64
 ) -> int:
-    """Add a magnitude times another to digits, from a bit on; returns the highest digit's place."""
+    """Add the product of two magnitudes to the digits from a bit on; return the place of the highest digit."""
     at, shift = given.digits + WORD * (bit >> FIVE), bit & np.uint64(31)
     if more == ONE and upper == ZERO and number >> np.uint64(53) == ZERO:
         over = (number >> ONE) >> (ALL - shift)
@@ -240,7 +240,7 @@ def _add_product(
 def _add_values(
     given: SumAddresses, begin: int, end: int, kind: int, square: bool, low: int, top: int
 ) -> tuple[int, int]:
-    """Add up the values of a cell, or their squares; returns the lowest and the highest digit's place."""
+    """Add up the values of a cell, or their squares; return the places of the lowest and highest digits."""
     for place in range(begin, end):
         row = load_u64(given.rows + WORD * np.uint64(place))
         ahead = WORD * load_u64(given.rows + WORD * np.uint64(min(place + AHEAD, given.last)))
@@ -297,14 +297,17 @@ def accumulate_sums(
     ends: Ints,
     out: Flags,
 ) -> int:
-    """Add up values, or their squares, each as often as its diff says, on what each group held.
+    """Add values, or their squares, times their diffs to the sum of each group. O(n + bytes).
 
-    values: uint64[n] by row, [2 n] of DECIMAL, as they lie in memory.  present: uint8[n], 0 for null; of size 0 where
-    none is.  diffs: int64[n] by row, as uint64.  held_ends: int64[g + 1], and held: the address of the states that
-    groups had, one after the other.  work: uint64[WORK] of zeros, whose digits are zeros afterwards.  begin: the first
-    group that is still to be done; ends[its first cell] is set.  Written: out, the states after each cell, and ends
-    int64[c + 1].  Returns the group to begin with when ``out`` has MOST bytes or more for each of its cells, beyond
-    those that are written; g when all are done.  O(n + bytes).
+    Input:
+    - values: uint64[n] by row, [2 n] for DECIMAL, as in memory.
+    - present: uint8[n], 0 for null; size 0 if none is null. diffs: int64[n] by row, viewed as uint64.
+    - held: the address of the groups' old states, one after the other; held_ends: int64[g + 1].
+    - begin: the first group to do; ends[its first cell] is set.
+
+    Scratch: work uint64[WORK], zeros; its digits are zeros afterwards.
+    Output: out, the state after each cell; ends int64[c + 1]. ``out`` needs MOST free bytes for each cell of the next
+    group. Returns the group to resume with if they are missing, or g when all are done.
 
     >>> ints = lambda *v: np.array(v, np.int64)
     >>> ends, out, work = ints(0, 0), np.empty(MOST, np.uint8), np.zeros(WORK, np.uint64)

@@ -1,8 +1,8 @@
-"""What exact sums are in types with bounds: integers of 128 bits, and quotients as doubles, rounded once.
+"""Convert exact sums to bounded types: 128-bit integers, and quotients as doubles rounded once.
 
-Invariant: a quotient is the double nearest to the exact one, the even one of two; beyond the largest it is infinite.
-The first four digits of a sum, of which the highest is not zero, divided by less than 2**32 give 65 bits or more, and
-what is left is only asked whether it is zero.
+A quotient is the double nearest to the exact value, ties to even; beyond the largest double it is infinite. Dividing
+the first four digits of a sum, the highest not zero, by less than 2**32 gives 65 bits or more. So the remaining digits
+matter only as zero or not zero.
 
 >>> import numpy as np
 >>> state = np.array([0, 1], np.uint32).view(np.uint8)
@@ -23,7 +23,7 @@ LEAST, INFINITE = -1074, np.uint64(0x7FF << 52)
 
 @kernel
 def _count_bits(word: np.uint64) -> int:
-    """How many bits a word has, but for leading zeros."""
+    """Count the bits of a word without its leading zeros."""
     found = 0
     for step in (32, 16, 8, 4, 2, 1):
         if word >> np.uint64(step) != ZERO:
@@ -34,7 +34,7 @@ def _count_bits(word: np.uint64) -> int:
 
 @kernel
 def _round_to_double(high: np.uint64, low: np.uint64, more: bool, unit: int) -> np.uint64:
-    """Round (high, low) * 2**unit to the bits of the nearest double; ``more``: bits were cut off."""
+    """Round (high, low) * 2**unit to the nearest double and return its bits; ``more``: nonzero bits were cut off."""
     width = 64 + _count_bits(high) if high != ZERO else _count_bits(low)
     drop = max(width - 53, LEAST - unit)
     if drop > 128 or width == 0:
@@ -62,9 +62,10 @@ def _round_to_double(high: np.uint64, low: np.uint64, more: bool, unit: int) -> 
 def write_quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out: Floats) -> int:
     """Divide sums by counts.
 
-    ends: int64[m + 1], and states: the address of states of `kernels.exact`, one after the other, whose unit is
-    2**unit.  counts: int64[m]; 0 gives 0.  Written: out float64[m].  Returns a place whose count has no magnitude
-    below 2**32, or -1: its quotient is 0, and there may be others.  O(bytes).
+    Input: ends int64[m + 1]. states: the address of states of `kernels.exact`, one after the other, with unit 2**unit.
+    counts int64[m]; a count of 0 gives 0.
+    Output: out float64[m]. Returns the last place whose count is 2**32 or more in magnitude, or -1. Such a place gets
+    0, and there may be others. O(bytes).
 
     >>> ends, out = np.zeros(2, np.int64), np.ones(1)
     >>> write_quotients(ends, np.uint64(0), np.ones(1, np.int64), 0, out), out[0]
@@ -96,7 +97,7 @@ def write_quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out:
         if by >> HALF != ZERO:
             wide = i
             continue
-        # From the highest digit on; of a negative sum, the digits of its opposite.
+        # From the highest digit down; a negative sum is negated digit by digit.
         place = end - np.uint64(4)
         below = load_u32(place) >> np.uint64(31) != ZERO
         negative ^= below
@@ -126,10 +127,10 @@ def write_quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out:
 
 @kernel
 def write_integers(ends: Ints, states: np.uint64, out: Words2d, fits: Flags) -> None:
-    """Convert sums to integers of 128 bits, in two's complement.
+    """Convert sums to 128-bit integers in two's complement.
 
-    ends, states: as of `write_quotients`.  Written: out uint64[m, 2], the low word and the high one; fits uint8[m], 0
-    where a sum has more than 128 bits.  O(bytes).
+    Input: ends, states as in `write_quotients`.
+    Output: out uint64[m, 2], the low word and the high one. fits uint8[m], 0 for a sum of more than 128 bits. O(bytes).
 
     >>> out = np.empty((1, 2), np.uint64)
     >>> write_integers(np.zeros(2, np.int64), np.uint64(0), out, np.empty(1, np.uint8)), out.tolist()

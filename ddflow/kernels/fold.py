@@ -1,9 +1,8 @@
-"""Fold the events of each key over the cell that it holds: choose one of the cells, add numbers up, or list cells.
+"""Fold the events of each key over its held cell: choose a cell, add numbers, or collect a list.
 
-Guarantees: the walk has decided before which events are folded, and in which order; folds keep that order, so floats
-come out the same to the bit however events are cut into steps. A sum is checked at each addition: one that leaves the
-bounds of its column is refused even if it comes back. No list costs quadratic time.
-Limits: sees flags, numbers, row numbers and hashes; the payload of cells is Arrow's.
+The walk selects the events to fold and their order. Folds keep that order, so floats are equal to the bit however
+events are cut into steps. Each addition is checked: a sum that leaves the bounds of its column is refused even if it
+would return. No list takes quadratic time. Kernels see flags, numbers, row numbers and hashes, not payload.
 
 >>> import numpy as np
 >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
@@ -23,23 +22,23 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import prefetch
 
 SKIP, TAKE, CLEAR, BLANK = 0, 1, 2, 3
-"""What an event does to a cell: nothing; it is folded; it brings the cell back to nothing, as in a new row; or the cell
-becomes null in a row that is there, which only `FIRST` tells from `CLEAR`: null is the first then, and stays."""
+"""The effect of an event on a cell: none; fold it; reset the cell to nothing, as in a new row; or set it to null in an
+existing row. Only `FIRST` distinguishes BLANK from CLEAR: null is then the first value, and stays."""
 LAST, FIRST, GREATEST, LEAST = 0, 1, 2, 3
 AHEAD = 16
-"""How many places ahead the words of events are asked for: rows lie as they came, each wait would cost more than all
-else."""
+"""Number of places whose words are prefetched ahead. Rows are in arrival order, so a cache miss would cost more than
+the rest of the loop."""
 NOTHING = -1
-"""Instead of a reference: no cell."""
+"""In place of a reference: no cell."""
 
 
 class EventsByKey(NamedTuple):
-    """Which events are folded, key by key, in the order of the fold."""
+    """The events to fold, key by key, in the order of the fold."""
 
     permutation: Narrow
-    """int32[p]: the event's row at each place, keys one after the other."""
+    """int32[p]: the event's row at each place, one key after the other."""
     key_times: Narrow
-    """int32[m + 1]: the place where each (key, time) begins; those of a key ascend in time."""
+    """int32[m + 1]: the place where each (key, time) begins; times ascend within a key."""
     keys: Narrow
     """int32[g + 1]: the first (key, time) of each key."""
 
@@ -56,13 +55,16 @@ def choose_cells(
     rule: int,
     out: Ints,
 ) -> None:
-    """Say which cell each key shows after each of its times.
+    """Find the cell that each key shows after each of its times. O(p + m).
 
-    walked: see the fields.  action: uint8[p], by place.  counts: uint8[n], by row, whether its cell takes part; of size
-    0: all do.  words: int64[n], by row, the order of the cells; held: int64[g], of the held ones; both of size 0 but
-    for GREATEST and LEAST.  references: int64[g], the held cell or NOTHING; had: uint8[g], whether it is there (LAST
-    does not look).  rule: LAST, FIRST, GREATEST or LEAST.  Written: out int64[m], a row, the held reference or NOTHING.
-    O(p + m), some 5 ns an event, 12 where words are compared.
+    Input:
+    - walked: see its fields. action: uint8[p], by place.
+    - counts: uint8[n], by row, whether the row's cell takes part; size 0 if all do.
+    - references: int64[g], the held cell or NOTHING. had: uint8[g], whether it exists (not read for LAST).
+    - rule: LAST, FIRST, GREATEST or LEAST.
+    - words: int64[n], the order of cells by row, and held: int64[g], of held cells; size 0 for LAST and FIRST.
+
+    Output: out int64[m], a row, the held reference or NOTHING.
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> out, none = ints(0, 0), ints()
@@ -114,12 +116,12 @@ def add_int64(
     out: Ints,
     there: Flags,
 ) -> tuple[int, int, int]:
-    """Add up words of 64 bits that must stay in [low, high].
+    """Add up 64-bit integers that must stay in [low, high].
 
-    walked, action, counts: as `kernels.fold.choose_cells` takes them.  values: int64[n], by row.  had: uint8[g] and
-    held: int64[g], what each key holds.  Written, by key and time: out int64[m]; there uint8[m], 0 where there is no
-    sum. Returns the group, the row and the sum before of the first addition that leaves the bounds, or -1, 0, 0.  O(p +
-    m).
+    Input: walked, action, counts as for `choose_cells`. values int64[n], by row. had uint8[g] and held int64[g], the
+    old sums.
+    Output, by key and time: out int64[m]; there uint8[m], 0 for no sum. Returns the group, the row and the sum before
+    the first addition that leaves the bounds, or -1, 0, 0. O(p + m).
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> walked, there = EventsByKey(few(0), few(0, 1), few(0, 1)), flags(9)
@@ -174,11 +176,11 @@ def add_int128(
     out: Words2d,
     there: Flags,
 ) -> tuple[int, int]:
-    """Add up words of 128 bits, two's complement: unsigned 64-bit integers, and decimals of more than 18 digits.
+    """Add up 128-bit integers in two's complement: unsigned 64-bit integers, and decimals of more than 18 digits.
 
-    As `add_int64`, but for: values uint64[n, 2], held uint64[g, 2], out uint64[m, 2]: the low word, then the high one.
-    least, most: uint64[2], the bounds.  Returns the group and the row of the first addition that leaves them, or -1,
-    0; the sum before is then in row 0 of out.  O(p + m).
+    Differs from `add_int64` in values uint64[n, 2], held uint64[g, 2], out uint64[m, 2]: the low word, then the high
+    one. least, most uint64[2]: the bounds. Returns the group and the row of the first addition that leaves them, or -1,
+    0; row 0 of ``out`` then holds the sum before it. O(p + m).
 
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
     >>> words = lambda *v: np.array(v, np.uint64).reshape(-1, 2)
@@ -203,7 +205,7 @@ def add_int128(
                         if some:
                             below = low + value
                             above = high + upper + np.uint64(below < low)
-                            ranked = above ^ sign  # signed words compare as these do
+                            ranked = above ^ sign  # unsigned words in the order of the signed ones
                             if (
                                 (high ^ above) & (upper ^ above) & sign != 0
                                 or ranked < least_high
@@ -234,10 +236,10 @@ def add_floats(
     out: Floats,
     there: Flags,
 ) -> None:
-    """Add up floats, which have infinities and never leave their type.
+    """Add up floats, which have infinities and no bounds.
 
-    As `add_int64`, but for: values float64[n], held float64[g], out float64[m]; short: round to 32 bits after each
-    addition, which gives what an addition in 32 bits does.  O(p + m).
+    Differs from `add_int64` in values float64[n], held float64[g], out float64[m]. short: round to 32 bits after each
+    addition, which equals addition in 32 bits. O(p + m).
 
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
     >>> one, out, walked = np.ones(1), np.zeros(1), EventsByKey(few(0), few(0, 1), few(0, 1))
@@ -265,7 +267,7 @@ def add_floats(
 
 
 FEW = 24
-"""Elements of a stretch above which they are looked up in a table."""
+"""Number of elements of a stretch above which they are found by a hash table."""
 
 
 @kernel
@@ -280,12 +282,14 @@ def collect_list_elements(
     begins: Ints,
     stops: Ints,
 ) -> tuple[int, int]:
-    """List the cells that lists are made of.
+    """List the cells that make up each list; return the number of parts and of stretches. O(p + m).
 
-    walked, action, counts: as `kernels.fold.choose_cells` takes them.  rows: how many the events have; had: uint8[g],
-    whether a key holds a list.  Written: parts int64[p + g], a row, or ``rows`` + group for the held list; stretches
-    int64[p + g + 1], where in parts each begins; by key and time, int64[m]: begins and stops, its list's range of
-    parts, empty where there is no list.  Returns how many parts and stretches.  O(p + m).
+    Input: walked, action, counts as for `choose_cells`. rows: the number of events. had uint8[g], whether a key holds a
+    list.
+    Output:
+    - parts: int64[p + g], a row, or ``rows`` + group for the held list.
+    - stretches: int64[p + g + 1], where each stretch of parts begins.
+    - begins, stops: int64[m], by key and time, the list's range of parts; empty for no list.
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> walked = EventsByKey(few(0), few(0, 1), few(0, 1))
@@ -330,10 +334,10 @@ def collect_list_elements(
 
 @kernel
 def expand_ranges(first: Ints, ends: Ints, out: Ints) -> None:
-    """Spell out ranges of numbers, one after the other.
+    """Write the numbers of ranges one after the other.
 
-    first: int64[r], where each begins.  ends: int64[r + 1], from 0 on, where each ends in out.  out: written,
-    int64[ends[r]].  O(r + out).
+    Input: first int64[r], where each range begins. ends int64[r + 1], from 0 on, where each ends in out.
+    Output: out int64[ends[r]]. O(r + out).
 
     >>> out = np.empty(3, np.int64)
     >>> expand_ranges(np.array([7, 4]), np.array([0, 2, 3]), out), out.tolist()
@@ -348,10 +352,10 @@ def expand_ranges(first: Ints, ends: Ints, out: Ints) -> None:
 
 @kernel
 def mark_distinct_elements(hashes: Words, elements: Ints, ends: Ints, kept: Flags) -> None:
-    """Mark the first of equal elements of each stretch.
+    """Mark the first of equal elements in each stretch.
 
-    hashes: uint64, by element.  elements: int64[e]; ends: int64[s + 1], where each stretch begins in them.  kept:
-    uint8[e], written.  O(e) expected; scratch of the longest stretch.
+    Input: hashes uint64, by element. elements int64[e]. ends int64[s + 1], where each stretch begins in them.
+    Output: kept uint8[e]. O(e) expected; scratch of the longest stretch.
 
     >>> kept = np.empty(4, np.uint8)
     >>> mark_distinct_elements(np.array([5, 6], np.uint64), np.array([0, 1, 0, 0]), np.array([0, 3, 4]),

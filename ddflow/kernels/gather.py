@@ -1,10 +1,8 @@
-"""Gathering payload: a column's values by reference, across any number of batches, without a Python call a batch.
+"""Gather column values by reference from any number of batches, in one call for all batches.
 
-Invariant: output row i is the value that ``references[i]`` names, whatever batch holds it. A reference is a batch's
-number and a row in it, packed in one int64 (``SLOT`` bits up, ``ROW`` bits down, flags above); the batches' buffers are
-given as addresses, one a batch. Arrow's own ``take`` over a column of many chunks costs ten times as much a value, and
-a concatenation copies what is not asked for. Types without a fixed width or a pair of offset and byte buffers are not
-handled here: ``rows`` takes those by Arrow. Bounds are the caller's.
+A reference packs a batch number and a row into one int64 (``SLOT`` bits up, ``ROWS`` below, flags above). The batches'
+buffers are passed as addresses. Output row i is the value at ``references[i]``. Only types with fixed widths, or offset
+and byte buffers, are handled; ``columns/rows`` takes other types with Arrow. The caller checks the bounds.
 
 >>> import numpy as np
 >>> a, b = np.array([10, 11]), np.array([20])
@@ -32,7 +30,7 @@ from ddflow.kernels.pointer import (
 )
 
 SLOT = 40
-"""A reference's batch number starts at this bit; the row is below it."""
+"""Lowest bit of the batch number in a reference; the row is below it."""
 ROWS = (1 << SLOT) - 1
 SLOTS = (1 << 20) - 1
 
@@ -41,8 +39,9 @@ SLOTS = (1 << 20) - 1
 def _gather_words(references: Ints, bases: Words, width: np.int64, out: np.uint64) -> None:
     """Copy fixed-width values.
 
-    references: int64[n].  bases: uint64[batches], the address of each batch's first value.  width: bytes a value, a
-    power of two up to 8 or a multiple of 8.  out: address of n * width writable bytes.  O(n), about 3 ns a value.
+    Input: references int64[n]. bases uint64[batches], the address of each batch's first value. width: bytes per value,
+    a power of two up to 8 or a multiple of 8.
+    Output: out, the address of n * width bytes. O(n).
     """
     if width == 8:
         for i in range(references.size):
@@ -72,10 +71,11 @@ def _gather_words(references: Ints, bases: Words, width: np.int64, out: np.uint6
 
 @kernel
 def gather_bits(references: Ints, bases: Words, firsts: Ints, out: Flags) -> int:
-    """Copy bits (booleans, validity); return how many are 0.
+    """Copy bits (booleans, validity); return the number of zeros.
 
-    references: int64[n].  bases: uint64[batches], the address of each bitmap, 0 for one that is all ones.  firsts:
-    int64[batches], the bit number of row 0.  out: uint8[(n + 7) // 8], written, spare bits 0.  O(n).
+    Input: references int64[n]. bases uint64[batches], the address of each bitmap, 0 for all ones. firsts
+    int64[batches], the bit number of row 0.
+    Output: out uint8[(n + 7) // 8], spare bits 0. O(n).
 
     >>> source, out = np.array([0b0110], np.uint8), np.empty(1, np.uint8)
     >>> gather_bits(np.array([1, 0, 2]), np.array([source.ctypes.data], np.uint64), np.zeros(1, np.int64), out), out[0]
@@ -100,10 +100,11 @@ def gather_bits(references: Ints, bases: Words, firsts: Ints, out: Flags) -> int
 
 @kernel
 def gather_offsets(references: Ints, bases: Words, wide: np.int64, ends: Ints) -> int:
-    """Write the running end of each byte string, from their offset buffers; return the total.
+    """Write the running end of each byte string from the offset buffers; return the total.
 
-    references: int64[n].  bases: uint64[batches], the address of row 0's offset.  wide: 8 for 64-bit offsets, else 4.
-    ends: int64[n + 1], written.  O(n).
+    Input: references int64[n]. bases uint64[batches], the address of row 0's offset. wide: 8 for 64-bit offsets, else
+    4.
+    Output: ends int64[n + 1]. O(n).
 
     >>> offsets, ends = np.array([0, 2, 5], np.int32), np.empty(2, np.int64)
     >>> gather_offsets(np.array([1]), np.array([offsets.ctypes.data], np.uint64), np.int64(4), ends)
@@ -128,8 +129,9 @@ def gather_offsets(references: Ints, bases: Words, wide: np.int64, ends: Ints) -
 def _gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, ends: np.uint64, out: np.uint64) -> None:
     """Copy the byte strings whose ends `gather_offsets` wrote.
 
-    references, bases, wide: as there.  data: uint64[batches], the address of each batch's bytes.  ends: address of
-    int64[n + 1].  out: address of ends[n] writable bytes.  O(n + bytes).
+    Input: references, bases, wide as for `gather_offsets`. data uint64[batches], the address of each batch's bytes.
+    ends: the address of int64[n + 1].
+    Output: out, the address of ends[n] bytes. O(n + bytes).
     """
     for i in range(references.size):
         r = references[i]
@@ -153,12 +155,13 @@ def _gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, e
 
 @kernel
 def gather_columns(references: Ints, addresses: Words3d, plan: Words2d, begin: int) -> None:
-    """Copy the values of several columns.
+    """Copy the values of several columns. O(n) per column.
 
-    references: int64[n], those from ``begin`` on of all.  addresses: uint64[columns, 5, batches], of which [c, 1] has
-    the addresses of each batch's first value or offset, [c, 2] of its bytes.  plan: uint64[m, 4]: which column, bytes a
-    value or an offset, the address of room for the values of all references, and that of the ends of byte strings that
-    `gather_offsets` wrote, 0 for fixed widths.  O(n) a column.
+    - references: int64[n], the slice from ``begin`` on of all references.
+    - addresses: uint64[columns, 5, batches]. [c, 1] holds the address of each batch's first value or offset, [c, 2] the
+      address of its bytes.
+    - plan: uint64[m, 4]: the column, bytes per value or offset, the output address for all references, and the address
+      of the ends from `gather_offsets`, 0 for fixed widths.
 
     >>> source, out = np.array([7, 8, 9]), np.empty(2, np.int64)
     >>> addresses, plan = np.zeros((1, 5, 1), np.uint64), np.array([[0, 8, out.ctypes.data, 0]], np.uint64)

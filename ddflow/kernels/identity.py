@@ -1,12 +1,10 @@
-"""Identities: one or two uniform words for every row, by a bijective mix or by SipHash-1-3 keyed with a secret.
+"""Compute identities: one or two uniform words per row, by a bijective mix or by SipHash-1-3 keyed with a secret.
 
-Invariant: equal values give equal identities and, for one integer word, different values give different ones; without
-the secret nobody can choose values whose identities agree or share leading bits. Everything above trusts the leading
-bits to be uniform (buckets, slots, partitions), and trusts two rows with one identity to be one row. One word is mixed
-bijectively, so it cannot collide. Anything else is absorbed, word by word, into a SipHash state of four words a row
-(Aumasson and Bernstein, "SipHash", 2012; 128-bit output, 1 and 3 rounds): 1e10 rows collide with odds of about 1e-19.
-The encoding is prefix-free: a text is its length, then its bytes; a null is a tweak of the state that no word can
-imitate. Nothing here knows of Arrow; it reads memory by address.
+One word is mixed bijectively, so different values get different identities. Anything else is absorbed word by word into
+a four-word SipHash state per row (Aumasson and Bernstein, "SipHash", 2012; 128-bit output, 1 and 3 rounds): 1e10 rows
+collide with odds of about 1e-19. The encoding is prefix-free: the length of a text precedes its bytes, and no word
+imitates a null. Without the secret no user can craft values with equal identities or equal leading bits; buckets, slots
+and partitions rely on uniform leading bits. Kernels read memory by address.
 
 >>> import numpy as np
 >>> words, out = np.arange(3, dtype=np.uint64), np.empty(3, np.uint64)
@@ -26,7 +24,7 @@ from ddflow.kernels.pointer import load_u8, load_u64
 def mix_words(words: Words, k0: np.uint64, k1: np.uint64, out: Words) -> None:
     """Write a keyed bijection of every word to ``out`` (splitmix64's finalizer around two secret words).
 
-    words, out: uint64[n], may be the same array.  k0, k1: the secret.  O(n), about 1 ns a word.
+    Input: words uint64[n]. k0, k1: the secret. Output: out uint64[n], may be the same array. O(n).
 
     >>> out = np.empty(1, np.uint64)
     >>> mix_words(np.zeros(1, np.uint64), np.uint64(0), np.uint64(0), out)
@@ -43,7 +41,7 @@ def mix_words(words: Words, k0: np.uint64, k1: np.uint64, out: Words) -> None:
 
 @kernel
 def _unmix_word(word: np.uint64, k0: np.uint64, k1: np.uint64) -> np.uint64:
-    """Undo `mix_words`: take its steps backwards, with the inverses of its factors."""
+    """Undo `mix_words`: apply its steps in reverse, with the inverses of its factors."""
     z = word ^ (word >> np.uint64(31)) ^ (word >> np.uint64(62))
     z *= np.uint64(0x319642B2D24D8EC3)
     z ^= (z >> np.uint64(27)) ^ (z >> np.uint64(54))
@@ -53,9 +51,9 @@ def _unmix_word(word: np.uint64, k0: np.uint64, k1: np.uint64) -> np.uint64:
 
 @kernel
 def unmix_words(words: Words, keep: Flags, k0: np.uint64, k1: np.uint64, out: Words) -> None:
-    """Write the words that `mix_words` made ``words`` of, and 0 where ``keep`` is 0.
+    """Recover the words that `mix_words` mixed, and write 0 for each ``keep`` of 0.
 
-    words, out: uint64[n].  keep: uint8[n], or of size 0 for all.  k0, k1: the secret.  O(n), below 1 ns a word.
+    Input: words uint64[n]. keep uint8[n], or size 0 for all. k0, k1: the secret. Output: out uint64[n]. O(n).
 
     >>> out = np.array([7, 8], np.uint64)
     >>> mix_words(out, np.uint64(1), np.uint64(2), out)
@@ -73,9 +71,9 @@ def unmix_words(words: Words, keep: Flags, k0: np.uint64, k1: np.uint64, out: Wo
 
 @kernel
 def canonicalize_floats(words: Words) -> None:
-    """Make the bits of float64 values canonical in place: one NaN, and -0.0 becomes 0.0.
+    """Canonicalize the bits of float64 values in place: one NaN, and 0.0 for -0.0.
 
-    words: uint64[n], the bits.  O(n).
+    words uint64[n], the bits. O(n).
 
     >>> bits = np.array([-0.0, np.nan]).view(np.uint64)
     >>> canonicalize_floats(bits)
@@ -92,9 +90,9 @@ def canonicalize_floats(words: Words) -> None:
 
 @kernel
 def make_floats_sortable(words: Words) -> None:
-    """Turn canonical float64 bits, in place, into words whose int64 order is the order of the values, NaN largest.
+    """Convert canonical float64 bits, in place, to words whose int64 order is the order of the values, NaN largest.
 
-    words: uint64[n].  O(n).
+    words uint64[n]. O(n).
 
     >>> bits = np.array([-1.5, 0.0, 2.0, np.nan]).view(np.uint64)
     >>> make_floats_sortable(bits)
@@ -108,9 +106,9 @@ def make_floats_sortable(words: Words) -> None:
 
 @kernel
 def unpack_bits(address: np.uint64, first: np.int64, out: Flags) -> None:
-    """Widen ``out.size`` bits, from bit number ``first`` after ``address`` on, to bytes of 0 and 1.
+    """Unpack ``out.size`` bits, from bit number ``first`` after ``address`` on, to bytes of 0 and 1.
 
-    address: of a bitmap, least bit first.  out: uint8[n].  O(n).
+    Input: address of a bitmap, least significant bit first. Output: out uint8[n]. O(n).
 
     >>> bits, out = np.array([0b1010], np.uint8), np.empty(3, np.uint8)
     >>> unpack_bits(np.uint64(bits.ctypes.data), np.int64(1), out)
@@ -127,7 +125,7 @@ def unpack_bits(address: np.uint64, first: np.int64, out: Flags) -> None:
 def _sip_round(
     a: np.uint64, b: np.uint64, c: np.uint64, d: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    """One SipRound on the four words of a state."""
+    """Apply one SipRound to the four words of a state."""
     a += b
     b = (b << np.uint64(13)) | (b >> np.uint64(51))
     b ^= a
@@ -147,9 +145,9 @@ def _sip_round(
 
 @kernel
 def start_hashes(k0: np.uint64, k1: np.uint64, state: Words2d) -> None:
-    """Set every row's SipHash state from the secret, for 128-bit output.
+    """Initialize every row's SipHash state from the secret, for 128-bit output.
 
-    k0, k1: the secret.  state: uint64[n, 4], written.  O(n).
+    Input: k0, k1: the secret. Output: state uint64[n, 4]. O(n).
 
     >>> state = np.empty((1, 4), np.uint64)
     >>> start_hashes(np.uint64(1), np.uint64(2), state)
@@ -163,9 +161,9 @@ def start_hashes(k0: np.uint64, k1: np.uint64, state: Words2d) -> None:
 
 @kernel
 def absorb_words(state: Words2d, words: Words, valid: Flags) -> None:
-    """Absorb one word a row, or the null tweak where the row is null.
+    """Absorb one word per row, or the null tweak for a null row.
 
-    state: uint64[n, 4], changed.  words: uint64[n].  valid: uint8[n], or of size 0 when no row is null.  O(n).
+    state uint64[n, 4], updated. words uint64[n]. valid uint8[n], or size 0 if no row is null. O(n).
 
     >>> state = np.zeros((1, 4), np.uint64)
     >>> absorb_words(state, np.ones(1, np.uint64), np.empty(0, np.uint8))
@@ -183,10 +181,10 @@ def absorb_words(state: Words2d, words: Words, valid: Flags) -> None:
 
 @kernel
 def absorb_bytes(state: Words2d, ends: Words, data: np.uint64, valid: Flags) -> None:
-    """Absorb one byte string a row, its length first, or the null tweak where the row is null.
+    """Absorb one byte string per row, its length first, or the null tweak for a null row.
 
-    state: uint64[n, 4], changed.  ends: uint64[n + 1], offsets into the bytes at ``data``.  valid: uint8[n], or of
-    size 0 when no row is null.  O(n + bytes).
+    state uint64[n, 4], updated. ends uint64[n + 1], offsets into the bytes at ``data``. valid uint8[n], or size 0 if no
+    row is null. O(n + bytes).
 
     >>> state, data = np.zeros((1, 4), np.uint64), np.frombuffer(b"abc", np.uint8)
     >>> absorb_bytes(state, np.array([0, 3], np.uint64), np.uint64(data.ctypes.data), np.empty(0, np.uint8))
@@ -215,10 +213,10 @@ def absorb_bytes(state: Words2d, ends: Words, data: np.uint64, valid: Flags) -> 
 
 @kernel
 def absorb_lists(state: Words2d, ends: Words, words: Words, valid: Flags) -> None:
-    """Absorb one list of words a row, its length first, or the null tweak where the row is null.
+    """Absorb one list of words per row, its length first, or the null tweak for a null row.
 
-    state: uint64[n, 4], changed.  ends: uint64[n + 1], offsets into ``words``, the children's.  valid: uint8[n], or of
-    size 0 when no row is null.  O(n + children).
+    state uint64[n, 4], updated. ends uint64[n + 1], offsets into ``words``, the hashes of children. valid uint8[n], or
+    size 0 if no row is null. O(n + children).
 
     >>> state = np.zeros((1, 4), np.uint64)
     >>> absorb_lists(state, np.array([0, 2], np.uint64), np.arange(2, dtype=np.uint64), np.empty(0, np.uint8))
@@ -239,9 +237,9 @@ def absorb_lists(state: Words2d, ends: Words, words: Words, valid: Flags) -> Non
 
 @kernel
 def finish_hashes(state: Words2d, high: Words, low: Words) -> None:
-    """Write the hash of every row: 128 bits, or the first 64 when ``low`` is of size 0.
+    """Write the hash of every row: 128 bits, or the first 64 if ``low`` is of size 0.
 
-    state: uint64[n, 4], read.  high: uint64[n].  low: uint64[n] or uint64[0].  O(n).
+    Input: state uint64[n, 4]. Output: high uint64[n]. low uint64[n] or uint64[0]. O(n).
 
     >>> state, high = np.zeros((1, 4), np.uint64), np.empty(1, np.uint64)
     >>> finish_hashes(state, high, np.empty(0, np.uint64))

@@ -1,12 +1,13 @@
-"""The index: identity -> what a key holds, in a hash-ordered table with open addressing.
+"""Map each identity to its entry, in a hash-ordered table with open addressing.
 
-The table is cut into shards, equal ranges of slots for equal ranges of identities. An entry is a row of words:
-identity, value hash, reference (0: an empty slot), then the second word of the identity, if any, and the words of its
-order.
+The table has shards: equal ranges of slots for equal ranges of identities. An entry is a row of words: first identity
+word, value hash, reference (0 marks an empty slot), the second identity word if there is one, then the order words.
 
-Guarantees: an entry stands at or after its home slot in its shard, with no empty slot between. So a sorted step walks
-the table front to back, and threads write shards beside each other. `evict_entries` keeps it so, in place.
-Limits: no wrap-around; a probe that runs off its shard reports so, and the caller rebuilds. No payload, no history.
+Guarantees: an entry is at or after its home slot, in the same shard, with no empty slot between them. So a sorted step
+walks the table front to back, and threads write different shards at the same time. `evict_entries` preserves this in
+place.
+Limits: probes do not wrap around. A probe that leaves its shard reports it, and the caller rebuilds the table. Entries
+hold no payload and no history.
 """
 
 from typing import Any
@@ -19,15 +20,18 @@ from ddflow.kernels.pointer import mulhi, prefetch
 
 ID, VALUE, REF, LOW = 0, 1, 2, 3
 BATCH, BATCHES = 40, (1 << 20) - 1
-"""Where a reference holds the number of its batch, as in ``kernels.gather``."""
+"""Lowest bit and mask of the batch number in a reference, as in ``kernels.gather``."""
 AHEAD = 24
-"""How many keys ahead a walk asks for: a step's keys are ascending, but too far apart for the machine to guess."""
+"""Number of keys that a walk prefetches ahead. A step's keys ascend, but their distances are too large for the hardware
+prefetcher."""
 ONE, NEXT = np.uint64(1), np.uint64(64)
 
 
 @kernel
 def _compute_home_slot(high: np.uint64, capacity: np.uint64, shards: np.uint64, slots: np.uint64) -> np.int64:
-    """Compute the home slot of an identity.  capacity: homes in a shard.  slots: of a shard, the spare ones too.
+    """Compute the home slot of an identity.
+
+    capacity: homes in a shard. slots: slots of a shard, spare slots included.
 
     >>> int(_compute_home_slot(np.uint64(2**63 + 2**62), np.uint64(8), np.uint64(2),
     ...     np.uint64(10)))  # half of shard 2
@@ -42,10 +46,10 @@ def _compute_home_slot(high: np.uint64, capacity: np.uint64, shards: np.uint64, 
 def _find_slot(
     table: Words, slot: np.int64, high: np.uint64, low: np.uint64, wide: bool, shards: np.uint64, slots: np.uint64
 ) -> np.int64:
-    """Find the first slot, at or after one from the home on, that has the identity or is empty; -1 past its shard."""
+    """Find the first slot from ``slot`` on that holds the identity or is empty. Return -1 past the identity's shard."""
     while slot < table.shape[0]:
         if table[slot, REF] == np.uint64(0):
-            # Only an empty slot may be another shard's: an entry never is.
+            # Only an empty slot can belong to another shard; an entry never does.
             return slot if shards == ONE or slot < np.int64((mulhi(high, shards) + ONE) * slots) else np.int64(-1)
         if table[slot, ID] == high and (not wide or table[slot, LOW] == low):
             return slot
@@ -55,7 +59,9 @@ def _find_slot(
 
 @kernel
 def _prefetch_slot(home: np.uint64) -> None:
-    """Ask for the line of a home and for the next one: every second entry is not, or not wholly, in the first."""
+    """Prefetch the cache line of a home slot and the next line, since every second entry is partly or wholly on the
+    next one.
+    """
     prefetch(home)
     prefetch(home + NEXT)
 
@@ -73,12 +79,16 @@ def look_up_keys(
     value: Words,
     order: Ints2d,
 ) -> None:
-    """Look up what each group of events holds.
+    """Look up the entry of each group of events. O(g) expected.
 
-    table: uint64[slots, width], read, in ``shards`` of so many homes each.  high, low: uint64[n], sorted (low of size 0
-    for one-word identities).  starts: int32[g], the row in ``high`` that begins each group.  Written: place int64[g],
-    the slot that holds the key, or the empty one where it belongs, or -1 past its shard; reference int64[g], 0 when
-    absent; value uint64[g]; order int64[g, w], w words.  O(g) expected.
+    Input:
+    - table: uint64[slots, width], in ``shards`` of ``capacity`` homes each.
+    - high, low: uint64[n], sorted (low of size 0 for one-word identities).
+    - starts: int32[g], the row of ``high`` where each group begins.
+
+    Output:
+    - place: int64[g], the slot of the key, or the empty slot for it, or -1 past its shard.
+    - reference: int64[g], 0 for an absent key. value: uint64[g]. order: int64[g, w].
 
     >>> place, nothing = np.empty(1, np.int64), np.empty(0, np.uint64)
     >>> look_up_keys(np.zeros((2, 3), np.uint64), ONE, ONE, np.ones(1, np.uint64), nothing, np.zeros(1, np.int32),
@@ -136,13 +146,13 @@ def write_entries(
     flag: np.int64,
     tombstone: np.int64,
 ) -> int:
-    """Put the last version of each key, replacing what it held; return how many keys are new, or -1 when it ran out.
+    """Write the last version of each key over its entry. Return the number of new keys, or -1 if a shard is full.
 
-    table: uint64[slots, width], changed.  place: int64[g], where `look_up_keys` ended (-1: begin at home), in the order
-    of identities.  last: int64[g], each key's version, -1 for none.  By version: high, low, value: uint64[m]; live:
-    uint8[m]; order: int64[m, w].  An entry refers to ``tag`` + version, with ``flag`` set for a live one; one of a
-    deletion to ``tombstone`` instead, when that is not 0.  The caller has made room; after -1 it rebuilds larger and
-    writes again (which is harmless: writing is idempotent).  O(g).
+    Input: place int64[g], from `look_up_keys` in the order of identities (-1: start at the home slot). last int64[g],
+    the version of each key or -1. By version: high, low, value uint64[m]; live uint8[m]; order int64[m, w]. A reference
+    is ``tag`` + version, with ``flag`` for a live one; a deletion gets ``tombstone`` instead unless that is 0.
+    Output: table uint64[slots, width]. The caller reserves space. After -1 it rebuilds a larger table and writes again;
+    repeated writes are idempotent. O(g).
 
     >>> one, words = np.zeros(1, np.int64), np.ones(1, np.uint64)
     >>> write_entries(np.zeros((4, 3), np.uint64), np.uint64(2), ONE, one, one, words, words[:0], words, np.ones(1,
@@ -194,12 +204,13 @@ def copy_entries(
     wide: bool,
     keep: np.uint64,
 ) -> int:
-    """Copy the entries of some shards from an old table, which may be cut in another way; return how many, or -1 when a
-    shard ran out.
+    """Copy the entries of some shards to a table that may have other shards. Return their number, or -1 if a shard is
+    full.
 
-    old: uint64[slots, width], read, in ``parts`` of ``held`` homes each.  table: uint64[other slots, width], in
-    ``shards`` of ``capacity`` homes, empty from the home of the identity ``first`` to that of ``last``.  keep: a mask
-    of reference bits, of which a copied entry has at least one.  O(slots), both tables walked front to back.
+    Input: old uint64[slots, width], in ``parts`` of ``held`` homes each. first, last: the range of first identity
+    words. keep: a mask of reference bits; an entry is copied if it has any of them.
+    Output: table uint64[other slots, width], in ``shards`` of ``capacity`` homes, empty from the home of ``first`` to
+    the home of ``last``. O(slots); both tables are walked front to back.
 
     >>> old = np.array([[1, 0, 9]], np.uint64)
     >>> copy_entries(old, ONE, ONE, np.zeros((4, 3), np.uint64), np.uint64(2), ONE, ONE, ~ONE, False, ONE)
@@ -225,9 +236,10 @@ def copy_entries(
 
 @kernel
 def redirect_entries(table: Words2d, places: Ints, references: Ints, flags: np.uint64) -> None:
-    """Point entries at where their rows have moved, their flags unchanged; entries with place -1 have none.
+    """Update the references of entries whose rows moved, and keep their flags.
 
-    table: uint64[slots, width], changed.  places, references: int64[m].  flags: a mask of bits that stay.  O(m).
+    Input: places int64[m], -1 for a row without an entry. references int64[m]. flags: the mask of bits to keep.
+    Output: table uint64[slots, width]. O(m).
 
     >>> table = np.full((1, 3), 12, np.uint64)
     >>> redirect_entries(table, np.array([0, -1]), np.array([5, 6]), np.uint64(8))
@@ -252,12 +264,12 @@ def walk_entries(
     references: Ints,
     places: Ints,
 ) -> int:
-    """Write the references of the entries of a range of identities, and their slots, in the order of identities.
+    """Write the references and slots of the entries in a range of identities, in the order of identities.
 
-    table: uint64[slots, width], read.  mask: bits that a reference must have, all of them.  members: uint8[batch
-    slots], 1 for the batches whose references are wanted; of size 0 for all.  first, last: the least and the greatest
-    identity (its first word).  references, places: int64[room], written.  Returns how many, or -1 when there is not
-    enough room. O(slots of the range): the table is nearly in that order, entries stand a few slots after their homes.
+    Input: table uint64[slots, width]. mask: bits that a reference must all have. members uint8[batch slots], 1 for a
+    wanted batch; size 0 for all. first, last: the least and the greatest first identity word.
+    Output: references, places int64[room]. Returns the number of entries, or -1 if they exceed the room. O(slots of the
+    range): the table is almost in that order, since entries are a few slots after their homes.
 
     >>> references, places = np.empty(3, np.int64), np.empty(3, np.int64)
     >>> table = np.array([[9, 0, 1], [4, 0, 1]], np.uint64)
@@ -277,7 +289,7 @@ def walk_entries(
             break
         if found == room:
             return -1
-        # Written at any rate, counted if it is wanted: half the slots are empty, and no branch could guess which.
+        # Write every slot and count only wanted ones: half the slots are empty, and a branch would be mispredicted.
         references[found], places[found] = np.int64(word), slot
         wanted = (word & mask == mask) & (identity >= first) & (identity <= last)
         if not every:
@@ -295,7 +307,7 @@ def walk_entries(
 
 @kernel
 def _has_greater_identity(table: Words, wide: bool, one: np.int64, other: np.int64) -> bool:
-    """Whether the identity in one slot is greater than that in another."""
+    """Return whether the identity in slot ``one`` is greater than the identity in slot ``other``."""
     if table[one, ID] != table[other, ID]:
         return bool(table[one, ID] > table[other, ID])
     return wide and bool(table[one, LOW] > table[other, LOW])
@@ -303,10 +315,10 @@ def _has_greater_identity(table: Words, wide: bool, one: np.int64, other: np.int
 
 @kernel
 def read_entries(table: Words2d, places: Ints, high: Words, low: Words, value: Words, order: Ints2d) -> None:
-    """Copy what the entries at ``places`` hold.
+    """Copy the words of the entries at ``places``.
 
-    table: uint64[slots, width], read.  places: int64[m], none negative.  Written: high, value: uint64[m]; low:
-    uint64[m] or of size 0; order: int64[m, w].  O(m).
+    Input: table uint64[slots, width]. places int64[m], none negative.
+    Output: high, value uint64[m]. low uint64[m] or size 0. order int64[m, w]. O(m).
 
     >>> high, value, order = np.empty(1, np.uint64), np.empty(1, np.uint64), np.empty((1, 0), np.int64)
     >>> read_entries(np.array([[9, 7, 1]], np.uint64), np.zeros(1, np.int64), high, high[:0], value, order)
@@ -328,20 +340,19 @@ def read_entries(table: Words2d, places: Ints, high: Words, low: Words, value: W
 def evict_entries(
     table: Words2d, capacity: np.uint64, shards: np.uint64, begin: np.uint64, end: np.uint64, gone: Flags
 ) -> int:
-    """Remove the entries of a range of identities that point into certain batches; return how many there were.
+    """Remove the entries of a range of identities that point into certain batches. Return their number.
 
-    An emptied slot would cut off the entries beyond it from their homes, so these move back, in place and in one walk.
-    Proof: let all slots before ``s`` be done, so no slot from the home of an entry in them to it is empty. An entry at
-    ``s`` that stays goes to the first empty slot at or after its home, which is ``s`` at the latest: nothing that was
-    not looked at is overwritten. Later only slots after ``s`` are emptied. The walk begins at the home of the least
-    identity evicted, and ends at the first slot, at or after the home of the greatest, that was empty from the start:
-    the homes of entries beyond lie beyond, too, and no hole before that slot matters to them.
+    An emptied slot would separate later entries from their homes, so one walk moves these back in place. Proof: assume
+    no slot before ``s`` is empty between an entry and its home. An entry at ``s`` that stays moves to the first empty
+    slot at or after its home, at the latest ``s``, so it overwrites no unread slot. The walk starts at the home of the
+    least evicted identity. It ends at the first slot, at or after the home of the greatest, that was empty from the
+    start: entries beyond it have homes beyond it, so no earlier hole affects them.
 
-    table: uint64[slots, width], the entries of `index` (of one word or two), changed.  capacity, shards: as it was
-    written with.  begin, end: the first word of the identities is at or after ``begin`` and before ``end``; an ``end``
-    of 0 is 2**64, so (0, 0) is all of them.  gone: uint8[batch slots], 1 for those whose entries go; every reference's
-    batch slot is one of them.  No scratch.  O(slots in the range) and the cluster after it; where identities crowd, no
-    more than it costs to look each of them up.
+    Input: capacity, shards: as the table was written. begin, end: the range of first words, ``end`` excluded. An end of
+    0 is 2**64, so (0, 0) is everything. gone uint8[batch slots], 1 for evicted batches; it covers the batch of every
+    reference.
+    Output: table uint64[slots, width], for identities of one or two words. No scratch. O(slots in the range and the
+    cluster after it), at most the cost of a look-up of each entry if identities crowd.
 
     >>> table = np.array([[5, 0, 1]], np.uint64)
     >>> evict_entries(table, np.uint64(1), np.uint64(1), np.uint64(6), np.uint64(0), np.ones(1, np.uint8))
@@ -362,7 +373,7 @@ def evict_entries(
     removed = 0
     slots = np.uint64(table.shape[0]) // shards
     slot, stop = _compute_home_slot(begin, capacity, shards, slots), _compute_home_slot(last, capacity, shards, slots)
-    free = slot  # from the homes that may still come up to it, no slot is empty
+    free = slot  # no slot before this one is empty between a remaining entry and its home
     while slot < table.shape[0]:
         if table[slot, REF] == np.uint64(0):
             if slot >= stop:

@@ -1,8 +1,8 @@
-"""Join updates with rows of their group: all pairs of them, or the one row that a group holds at a time.
+"""Join updates with the rows of their group: all pairs, or the one row that a group holds at a time.
 
-Guarantees: multiplicities multiply, and a product that leaves int64 is reported, not written. A pair is there from the
-later of its two times on. A group that holds several rows where one is asked for is reported.
-Limits: the caller numbers groups and rows; equal rows have one number.
+Guarantees: the diff of a pair is the product of both multiplicities, and its time is the later of the two times. A
+product that overflows int64 is reported and not written. A look-up reports a group with several rows.
+Limits: the caller numbers groups and rows; equal rows must have one number.
 
 >>> import numpy as np
 >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
@@ -25,14 +25,14 @@ HALF = 1 << 31
 
 @kernel
 def _product_overflows(a: int, b: int) -> bool:
-    """Whether a * b leaves int64; b is not 0."""
+    """Return whether a * b overflows int64; b is not 0."""
     most = np.uint64(1 << 63) if (a < 0) != (b < 0) else np.uint64((1 << 63) - 1)
     return bool(_compute_magnitude(a) > most // _compute_magnitude(b))
 
 
 @kernel
 def _compute_magnitude(a: int) -> Any:
-    """uint64: how far a is from 0."""
+    """Compute the absolute value of ``a`` as uint64."""
     size: Any = np.uint64(a) if a >= 0 else ~np.uint64(a) + np.uint64(1)
     return size
 
@@ -51,14 +51,16 @@ def pair_updates(
     out_theirs: Ints,
     out_diff: Ints,
 ) -> int:
-    """Write the pairs of some updates and the rows of their groups, in the order of the updates.
+    """Write all pairs of updates and rows of their groups, in the order of the updates. O(n + pairs).
 
-    number: int32[n], the group of each update.  ranks: int32[n], of their times; diffs: int64[n].  begins:
-    int64[g + 1], where the rows of each group begin; references: int64[r], what the rows are called; times: int64[r],
-    how often they are there; theirs: int32[r], the ranks of their times, of size 0 for rows that were there before.
-    Written, for each pair: out_rank, the later of the ranks; out_mine, the update; out_theirs, the reference; out_diff,
-    the product.
-    Returns an update whose product with a row leaves int64, or -1.  O(n + pairs).
+    Input:
+    - number: int32[n], the group of each update. ranks: int32[n], of its time. diffs: int64[n].
+    - begins: int64[g + 1], where the rows of each group begin.
+    - references: int64[r], the rows. times: int64[r], their multiplicities.
+    - theirs: int32[r], the ranks of the rows' times; size 0 for rows held before the step.
+
+    Output, by pair: out_rank, the later rank; out_mine, the update; out_theirs, the reference; out_diff, the product.
+    Returns an update whose product overflows int64, or -1.
 
     >>> import numpy as np
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
@@ -96,12 +98,13 @@ def find_group_row_at_times(
     counts: Ints,
     found: Ints,
 ) -> int:
-    """Find the row that each of some groups holds at each of the asked times.
+    """Find the row that each group holds at each of the requested times.
 
-    begins, change_begins, asked_begins: int64[g + 1], the begins of groups: of rows held, with their numbers and
-    multiplicities; of changes, ascending in time, with ranks of times, diffs, numbers; and of asked times, ascending.
-    Scratch: counts, zeros by number.  Written: found int64[asked], the number of the row, -1 for none.  Returns the
-    first asked time at which there are several rows, or -1.  O(all).
+    Input, with begins of each group int64[g + 1]: begins of held rows, with their numbers and multiplicities;
+    change_begins of changes in ascending time, with ranks of times, diffs and numbers; asked_begins of ascending
+    requested times. Scratch: counts, zeros, by number.
+    Output: found int64[asked], the number of the row, -1 for none. Returns the first requested time with several rows,
+    or -1. O(all).
 
     >>> none, few, begins = np.empty(0, np.int64), np.zeros(1, np.int32), np.array([0, 0])
     >>> found = np.zeros(1, np.int64)

@@ -1,8 +1,8 @@
-"""The versions in a batch: check those that were read from a file, and prune those that a merge need not keep.
+"""Check the versions of a batch read from a file, and prune versions that a merge may drop.
 
 Guarantees: a batch that passes `find_first_invalid_row` is in hash order with valid flags, so no search, merge or
-reference leaves its bounds. What `prune_versions` leaves reads the same at every time from ``since`` on. Limits:
-`prune_versions` needs the next version of each key, so the newest batches must take part.
+reference leaves its bounds. `prune_versions` does not change any read at ``since`` or later.
+Limits: `prune_versions` needs the next version of each key, so the newest batches must take part.
 
 >>> import numpy as np
 >>> kept, groups = np.empty(2, np.int64), np.empty(2, np.int64)
@@ -31,13 +31,16 @@ def prune_versions(
     kept: Ints,
     groups: Ints,
 ) -> int:
-    """Write the places of the versions that stay, in the order of identities, then times; return how many.
+    """Write the places of the versions to keep, in the order of identities, then times; return their number. O(n).
 
-    permutation: int32[n], versions sorted by identity, within one by time.  starts: int32[g + 1], places.  times:
-    int64[n], live: uint8[n], by version.  since: times before it need not be told apart.  droppable: whether a lone
-    deletion may go (the oldest batch takes part, and orders need not be kept).  kept, groups: int64[n], written: the
-    place of each, and which key it is of.  Returns -1 - version instead where a key has two versions of one time: the
-    state is corrupt.  O(n).
+    Input:
+    - permutation: int32[n], versions sorted by identity, then time. starts: int32[g + 1], places.
+    - times: int64[n], and live: uint8[n], by version.
+    - since: earlier times need not be distinguished.
+    - droppable: whether a single deletion may be dropped (the oldest batch takes part, and orders are not kept).
+
+    Output: kept, groups int64[n], the place and the key of each kept version. Returns -1 - version instead if a key has
+    two versions of one time: the state is corrupt.
 
     >>> one, kept = np.zeros(1, np.int32), np.empty(1, np.int64)
     >>> starts, dead = np.array([0, 1], np.int32), np.zeros(1, np.uint8)
@@ -62,11 +65,13 @@ def prune_versions(
 
 @kernel
 def find_first_invalid_row(high: Words, low: Words, more: np.uint64, words: int, time: Ints, live: Flags) -> int:
-    """Find the first row that is not above the previous one by (identity, time), or has no valid flag; -1 for none.
+    """Find the first row that is not above the previous one by (identity, time), or has an invalid flag; -1 for none.
+    O(n).
 
-    high: uint64[n].  low: uint64[n], or of size 0 where one word is enough.  more: the address of uint64[n, words], the
-    words of identities beyond two.  time: int64[n], or of size 0 where all
-    rows have one.  live: uint8[n], or of size 0 where all are the same.  O(n).
+    - high: uint64[n]. low: uint64[n], or size 0 for one-word identities.
+    - more: the address of uint64[n, words], the identity words after the second.
+    - time: int64[n], or size 0 if all rows have the same time.
+    - live: uint8[n], or size 0 if all flags are the same.
 
     >>> none = np.empty(0, np.uint64)
     >>> find_first_invalid_row(np.array([1, 2], np.uint64), none, np.uint64(0), 0, np.empty(0, np.int64),

@@ -1,12 +1,11 @@
-"""The ordered index: a B+-tree in arrays over identities of several words, in their order.
+"""Read and write the ordered index: a B+-tree in arrays over identities of several words, in their order.
 
-Leaves hold entries ascending, none is empty, and they are linked in that order. A directory of two levels names them:
-nodes of up to ``FAN`` leaves, and one ascending list of nodes, with the first word of the first entry of each child. An
-entry is a row of words as in ``index``: first word of the identity, value, reference, then its other words.
+Leaves hold ascending entries, are never empty, and are linked in order. A two-level directory lists them: nodes of up
+to ``FAN`` leaves, and one ascending list of nodes, each with the first word of its children's first entries. An entry
+is a row of words as in ``index``: the first identity word, value, reference, then the other words.
 
-Guarantees: all entries of a group, a prefix of the words, stand together. Keys ascend, so a walk stays on a leaf if it
-can.
-Limits: leaves are made and taken out in ``ordered_tree``.
+Guarantees: all entries of a group, which share a prefix of words, are adjacent. Keys ascend, so consecutive look-ups
+often stay on one leaf. Leaves are created and removed in ``ordered_tree``.
 """
 
 import numpy as np
@@ -40,17 +39,18 @@ from ddflow.kernels.ordered_tree import (
 from ddflow.kernels.pointer import load_u64, prefetch, store_u64
 
 AHEAD = 8
-"""Rows whose leaves are asked for together; a power of 2."""
+"""Number of rows whose leaves are prefetched together; a power of 2."""
 
 
 @kernel
 def look_up_ordered_entries(
     tree: Tree, keys: IdentityAddresses, starts: Narrow, place: Ints, reference: Ints, value: Words
 ) -> None:
-    """Look up entries, by all their words.
+    """Look up entries by all their words.
 
-    keys: ascending.  starts: int32[g], rows of these.  Written: place int64[g], -1 when absent; reference int64[g], 0
-    when absent; value uint64[g].  O(g log entries).
+    Input: keys, ascending. starts int32[g], rows of keys.
+    Output: place int64[g], -1 for an absent key. reference int64[g], 0 for an absent key. value uint64[g]. O(g log
+    entries).
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one, place = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty(1, np.int64)
@@ -85,9 +85,9 @@ def look_up_ordered_entries(
 def _advance_to_leaf(
     tree: Tree, leaf: Number, keys: IdentityAddresses, row: Number, strict: bool, dense: bool
 ) -> Number:
-    """Find the last leaf that begins before the words of a row, or at them unless ``strict``, else the first one.
+    """Find the last leaf that begins before the words of a row, or at them unless ``strict``; else the first leaf.
 
-    ``leaf``: the leaf of a previous row, 0 for none.  ``dense``: whether the next leaf is likely to be needed next.
+    ``leaf``: the leaf of a previous row, 0 for none. ``dense``: whether the next leaf is likely to be needed next.
     """
     for _ in range(2):
         if leaf == 0:
@@ -108,13 +108,13 @@ def _advance_to_leaf(
 
 @kernel
 def _is_dense(tree: Tree, n: Number) -> Number:
-    """Whether so many rows in order come to most leaves."""
+    """Return whether ``n`` ascending rows visit most leaves."""
     return n * 2 * LEAF > _load_int64(tree.counters, USED)
 
 
 @kernel
 def _prefetch_next_leaf(tree: Tree, leaf: Number, dense: bool) -> None:
-    """Ask for the entries of the leaf behind one, ahead of their use."""
+    """Prefetch the entries of the leaf after this one."""
     if dense:
         at = tree.table + np.uint64(_load_int64(tree.follows, leaf) * LEAF) * tree.width
         for i in range((LEAF * 3 // 4 * np.int64(tree.width)) >> 6):
@@ -144,12 +144,14 @@ def write_ordered_entries(
     alive: Number,
     keeps: bool,
 ) -> int:
-    """Put versions into the tree, replacing what their identities held.
+    """Write versions into the tree over the entries of their identities. O(m log entries).
 
-    keys, value: uint64[n], live: uint8[n], by version, ascending.  last: int64[m], the versions to put, ascending, -1
-    for none; those from ``begin`` on.  tag: of the reference, beside the row.  alive: its flag for a live one.  keeps:
-    whether deletions are entries; else they take one out.  Returns up to where in ``last`` there was room.
-    O(m log entries).
+    Input:
+    - keys, value: uint64[n], and live: uint8[n], by version, ascending.
+    - last: int64[m], the ascending versions to write, -1 for none, from position ``begin`` on.
+    - tag: the reference without its row. alive: its flag for a live version.
+    - keeps: whether a deletion is an entry; otherwise it removes one.
+    Returns the position in ``last`` reached before the tree was full, or the size of ``last``.
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one, live, last = allocate_tree(4, 4), np.ones(1, np.uint64), np.ones(1, np.uint8), np.zeros(1,
@@ -209,13 +211,13 @@ def read_groups(
     begins: Ints,
     words: Words2d,
 ) -> int:
-    """Write the entries of groups, each in order, up to ``most`` of a group and those that tie with its last one.
+    """Write the ordered entries of groups, up to ``most`` of each group plus the entries that tie with the last of
+    these.
 
-    keys: as many prefixes of words as ``begins`` has room for.  most: int64[groups].  tied: how many words beyond two
-    say whether entries tie.  mask: bits of a reference of which it must have one.  references: int64[room], values:
-    uint64[room], begins: int64[groups + 1], written; words: uint64[room, w], written, those beyond two, or of size 0.
-    Returns how many entries there are; where that is more than there is room for, the first ones are written.
-    O(g log entries + entries walked).
+    Input: keys, one prefix of words per group. most int64[groups]. tied: the number of words beyond two that decide
+    ties. mask: reference bits; an entry needs any of them. Output: references int64[room]; values uint64[room]; begins
+    int64[groups + 1]; words uint64[room, w], the words beyond two, or size 0. Returns the number of entries; if that
+    exceeds the room, only the first are written. O(g log entries + entries walked).
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one, none = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
@@ -272,7 +274,7 @@ def read_groups(
 
 @kernel
 def _is_tie(tree: Tree, before: Number, here: Number, tied: Number) -> bool:
-    """Whether two entries of a group have equal words beyond two, the first ``tied`` of them; 0 is none."""
+    """Return whether two entries of a group agree in the first ``tied`` words beyond two; entry 0 is none."""
     if before == 0 or _load_entry_word(tree, before, LOW) != _load_entry_word(tree, here, LOW):
         return False
     same = True
@@ -285,11 +287,11 @@ def _is_tie(tree: Tree, before: Number, here: Number, tied: Number) -> bool:
 def walk_ordered_entries(
     tree: Tree, bounds: Words, mask: np.uint64, members: Flags, references: Ints, places: Ints
 ) -> int:
-    """Write the references and places of the entries of a range, in their order; return how many.
+    """Write the references and places of the entries of a range, in order; return their number.
 
-    bounds: uint64[2], the least and the greatest first word.  mask: bits that a reference must have, all of them.
-    members: uint8[batch slots], 1 for those whose references are wanted; of size 0 for all.  references, places:
-    int64[at least as many].  O(log entries + entries of the range).
+    Input: bounds uint64[2], the least and the greatest first word. mask: bits that a reference must all have. members
+    uint8[batch slots], 1 for wanted batches; size 0 for all.
+    Output: references, places int64, with space for all. O(log entries + entries of the range).
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, none = allocate_tree(4, 4), np.empty(0, np.int64)
@@ -320,10 +322,10 @@ def walk_ordered_entries(
 
 @kernel
 def evict_ordered_entries(tree: Tree, bounds: Words, gone: Flags) -> int:
-    """Take out the entries of a range that point into certain batches; return how many there were.
+    """Remove the entries of a range that point into certain batches; return their number.
 
-    bounds: as of `walk_ordered_entries`.  gone: uint8[batch slots], 1 for those whose entries go.  O(log entries +
-    entries of the range).
+    Input: bounds as for `walk_ordered_entries`. gone uint8[batch slots], 1 for evicted batches. O(log entries + entries
+    of the range).
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays = allocate_tree(4, 4)

@@ -1,8 +1,10 @@
-"""How leaves of the ordered index are found, filled, split and taken out; for ``ordered`` alone.
+"""Find, fill, split and remove the leaves of the ordered index, a B+-tree in arrays.
 
-Invariant: as there. What a function changes is whole when it returns: a leaf that is made is named by the directory and
-linked, one that is let go is neither, and may be made again. Leaves and nodes have numbers from 1 on; 0 is none. All is
-words at addresses, because numba counts references to arrays wherever it hands them on, which took most of the time.
+Leaves and nodes are numbered from 1; 0 is none. Arguments are words at addresses, because numba counts references to an
+array at each call, which dominated the run time.
+
+Guarantees: a function leaves the tree complete. The directory lists a created leaf, and the leaf chain links it. A
+removed leaf is in neither, and its number may be reused.
 
 >>> arrays = allocate_tree(leaves=2, width=4)
 >>> tree = Tree.from_arrays(arrays)
@@ -22,13 +24,14 @@ from ddflow.kernels.pointer import copy_bytes, load_u64, store_u64
 
 Number = Any
 LEAF, FAN = 64, 64
-"""Entries of a leaf, and leaves of a node, at most."""
+"""Maximal entries of a leaf, and maximal leaves of a node."""
 LEAVES, FREE, NODES, SPARE, TOPS, USED, MOST_LEAVES, MOST_NODES = range(8)
-"""Counters: the last leaf made, one that is free; nodes likewise; nodes in use; entries; room for leaves and nodes."""
+"""Counters: the last leaf made and the first free leaf; the same for nodes; nodes in use; entries; space for leaves and
+nodes."""
 
 
 class Tree(NamedTuple):
-    """The addresses of a tree's arrays, which must be kept meanwhile, and the bytes of an entry."""
+    """The addresses of a tree's arrays, which the caller keeps alive, and the bytes of an entry."""
 
     table: np.uint64
     size: np.uint64
@@ -43,13 +46,13 @@ class Tree(NamedTuple):
 
     @classmethod
     def from_arrays(cls, arrays: list[Words]) -> Self:
-        """Of what `allocate_tree` gave."""
+        """Take the addresses of the arrays from `allocate_tree`."""
         words = [each.ctypes.data for each in arrays] + [8 * arrays[0].shape[1]]
         return cls._make(map(np.uint64, words))
 
 
 class IdentityAddresses(NamedTuple):
-    """The addresses of identities: of first and second words, and of the others, so many a row.  0: there are none."""
+    """The addresses of identities: first words, second words, and ``words`` further words per row; 0 for none."""
 
     high: np.uint64
     low: np.uint64
@@ -58,13 +61,15 @@ class IdentityAddresses(NamedTuple):
 
     @classmethod
     def from_arrays(cls, high: Words, low: Words, more: Words | Ints) -> Self:
-        """uint64[n], uint64[n] or of size 0, w words of 64 bits a row; they must be kept meanwhile."""
+        """Take the addresses of uint64[n], uint64[n] or size 0, and w 64-bit words per row; the caller keeps the arrays
+        alive.
+        """
         second = np.uint64(low.ctypes.data if low.size else 0)
         return cls(np.uint64(high.ctypes.data), second, np.uint64(more.ctypes.data), np.int64(more.shape[1]))
 
 
 def allocate_tree(leaves: Number, width: Number) -> list[Words]:
-    """Make the arrays of a tree without entries, with room for ``leaves``, in the order of `Tree`'s fields."""
+    """Allocate the arrays of an empty tree with space for ``leaves``, in the order of `Tree`'s fields."""
     nodes = max(leaves // (FAN // 2), 1) + 2
     arrays: list[Any] = [np.empty(((leaves + 1) * LEAF, width), np.uint64)]
     sizes = leaves + 1, leaves + 1, (nodes + 1) * FAN, (nodes + 1) * FAN, nodes + 1, nodes + 1, nodes + 1, 8
@@ -75,19 +80,19 @@ def allocate_tree(leaves: Number, width: Number) -> list[Words]:
 
 @kernel
 def _load_int64(base: np.uint64, at: Number) -> Any:
-    """Get a number of an array."""
+    """Load a number of an array."""
     return np.int64(load_u64(base + np.uint64(at << 3)))
 
 
 @kernel
 def _store_int64(base: np.uint64, at: Number, number: Number) -> None:
-    """Set a number of an array."""
+    """Store a number in an array."""
     store_u64(base + np.uint64(at << 3), np.uint64(number))
 
 
 @kernel
 def _copy_word(base: np.uint64, to: Number, at: Number) -> None:
-    """Copy a word of an array to another place."""
+    """Copy a word of an array to another position."""
     store_u64(base + np.uint64(to << 3), load_u64(base + np.uint64(at << 3)))
 
 
@@ -99,14 +104,14 @@ def _load_entry_word(tree: Tree, place: Number, word: Number) -> np.uint64:
 
 @kernel
 def _copy_entries(tree: Tree, to: Number, place: Number, n: Number) -> None:
-    """Copy entries to another place."""
+    """Copy ``n`` entries to another place."""
     target, at = tree.table + np.uint64(to) * tree.width, tree.table + np.uint64(place) * tree.width
     copy_bytes(target, at, np.uint64(n) * tree.width)
 
 
 @kernel
 def _compare_entry(tree: Tree, place: Number, keys: IdentityAddresses, row: Number) -> int:
-    """-1, 0 or 1: how an entry stands to the words of a row; to a prefix of words, where these are fewer."""
+    """Compare an entry with the words of a row, or with its prefix if the row has fewer words; return -1, 0 or 1."""
     mine, other = _load_entry_word(tree, place, ID), load_u64(keys.high + np.uint64(row << 3))
     if mine != other:
         return -1 if mine < other else 1
@@ -127,7 +132,7 @@ def _compare_entry(tree: Tree, place: Number, keys: IdentityAddresses, row: Numb
 
 @kernel
 def _count_words_below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64) -> Any:
-    """How many of n ascending words are below a word; without a branch on them, because none could be foreseen."""
+    """Count the ascending words below a word, without a branch on the words, because none would be predictable."""
     begin = np.int64(0)
     while n > 0:
         half = (n + 1) >> 1
@@ -138,9 +143,9 @@ def _count_words_below(words: np.uint64, n: Number, stride: np.uint64, word: np.
 
 @kernel
 def _find_child(tree: Tree, node: Number, keys: IdentityAddresses, row: Number, strict: bool) -> Any:
-    """Find the last child of a node (0: the list of nodes) that begins before the words of a row, else the first.
+    """Find the last child of a node (0: the list of nodes) that begins before the words of a row, else the first child.
 
-    ``strict``: exclude a child that begins at them.
+    ``strict``: exclude a child that begins exactly at them.
     """
     words, n = tree.first, _load_int64(tree.counters, TOPS)
     if node > 0:
@@ -163,20 +168,22 @@ def _find_child(tree: Tree, node: Number, keys: IdentityAddresses, row: Number, 
 
 @kernel
 def _descend_to_leaf(tree: Tree, keys: IdentityAddresses, row: Number, strict: bool) -> tuple[Any, Any]:
-    """Find the last leaf that begins before the words of a row, else the first: its node's place, its place there."""
+    """Find the last leaf that begins before the words of a row, else the first leaf; return the positions of node
+    and leaf.
+    """
     at = _find_child(tree, np.int64(0), keys, row, strict)
     return at, _find_child(tree, _load_int64(tree.top, at), keys, row, strict)
 
 
 @kernel
 def _load_leaf(tree: Tree, at: Number, c: Number) -> Any:
-    """Return a leaf by its node's place and its place there."""
+    """Return a leaf from the position of its node and its position there."""
     return _load_int64(tree.child, _load_int64(tree.top, at) * FAN + c)
 
 
 @kernel
 def _find_lower_bound(tree: Tree, leaf: Number, keys: IdentityAddresses, row: Number) -> Any:
-    """How many entries of a leaf are before the words of a row."""
+    """Count the entries of a leaf that are below the words of a row."""
     word, base, end = load_u64(keys.high + np.uint64(row << 3)), leaf * LEAF, _load_int64(tree.size, leaf)
     begin = _count_words_below(tree.table + np.uint64(base) * tree.width, end, tree.width, word)
     if begin < end and _load_entry_word(tree, base + begin, ID) == word:
@@ -191,7 +198,7 @@ def _find_lower_bound(tree: Tree, leaf: Number, keys: IdentityAddresses, row: Nu
 
 @kernel
 def _add_to_counter(tree: Tree, counter: Number, more: Number) -> Any:
-    """Change a counter; what it is then."""
+    """Add to a counter and return its new value."""
     now = _load_int64(tree.counters, counter) + more
     _store_int64(tree.counters, counter, now)
     return now
@@ -199,7 +206,7 @@ def _add_to_counter(tree: Tree, counter: Number, more: Number) -> Any:
 
 @kernel
 def _has_room(tree: Tree) -> Any:
-    """Whether a leaf and a node can be made."""
+    """Return whether a leaf and a node can be created."""
     if (
         _load_int64(tree.counters, LEAVES) == _load_int64(tree.counters, MOST_LEAVES)
         and _load_int64(tree.counters, FREE) == 0
@@ -213,7 +220,7 @@ def _has_room(tree: Tree) -> Any:
 
 @kernel
 def _allocate_node_number(tree: Tree, free: Number, made: Number, nexts: np.uint64, stride: Number) -> Any:
-    """Take the number of a free leaf or node, or make a new one."""
+    """Take the number of a free leaf or node, or of a new one."""
     number = _load_int64(tree.counters, free)
     if number == 0:
         return _add_to_counter(tree, made, 1)
@@ -223,7 +230,7 @@ def _allocate_node_number(tree: Tree, free: Number, made: Number, nexts: np.uint
 
 @kernel
 def _create_first_leaf(tree: Tree, word: np.uint64) -> None:
-    """Make the first leaf of an empty tree."""
+    """Create the first leaf of an empty tree."""
     leaf = _allocate_node_number(tree, FREE, LEAVES, tree.follows, 1)
     node = _allocate_node_number(tree, SPARE, NODES, tree.child, FAN)
     _store_int64(tree.size, leaf, 0)
@@ -238,7 +245,7 @@ def _create_first_leaf(tree: Tree, word: np.uint64) -> None:
 
 @kernel
 def _insert_entry(tree: Tree, leaf: Number, spot: Number, keys: IdentityAddresses, row: Number) -> None:
-    """Make a place in a leaf that has room, with the words of a row."""
+    """Insert an entry with the words of a row into a leaf that has space."""
     size, here = _load_int64(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
     copy_bytes(here + tree.width, here, np.uint64(size - spot) * tree.width)
     store_u64(here + np.uint64(8 * ID), load_u64(keys.high + np.uint64(row << 3)))
@@ -252,7 +259,7 @@ def _insert_entry(tree: Tree, leaf: Number, spot: Number, keys: IdentityAddresse
 
 @kernel
 def _remove_entry(tree: Tree, leaf: Number, spot: Number) -> None:
-    """Take an entry out of a leaf."""
+    """Remove an entry from a leaf."""
     size, here = _load_int64(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
     copy_bytes(here, here + tree.width, np.uint64(size - spot - 1) * tree.width)
     _store_int64(tree.size, leaf, size - 1)
@@ -261,7 +268,7 @@ def _remove_entry(tree: Tree, leaf: Number, spot: Number) -> None:
 
 @kernel
 def _split_node(tree: Tree, at: Number, half: Number) -> None:
-    """Make a node behind a full one, with its children from ``half`` on."""
+    """Split a full node: create a node after it with the children from ``half`` on."""
     old, node = _load_int64(tree.top, at), _allocate_node_number(tree, SPARE, NODES, tree.child, FAN)
     for i in range(half, FAN):
         _store_int64(tree.child, node * FAN + i - half, _load_int64(tree.child, old * FAN + i))
@@ -278,9 +285,9 @@ def _split_node(tree: Tree, at: Number, half: Number) -> None:
 
 @kernel
 def _split_leaf(tree: Tree, at: Number, c: Number, ends: bool) -> None:
-    """Make a leaf behind a full one, with half of its entries; ``ends``: with the last, for what follows all of them.
+    """Split a full leaf: create a leaf after it with half of the entries, or only the last one if ``ends``.
 
-    Keys that ascend so fill leaves nearly whole.
+    ``ends``: the next entry follows all entries of the leaf. So ascending keys fill leaves almost completely.
     """
     if _load_int64(tree.fill, _load_int64(tree.top, at)) == FAN:
         half = FAN - 1 if ends and c == FAN - 1 else FAN // 2
@@ -305,7 +312,7 @@ def _split_leaf(tree: Tree, at: Number, c: Number, ends: bool) -> None:
 
 @kernel
 def _update_directory(tree: Tree, at: Number, c: Number) -> None:
-    """Tell the directory of a leaf's first entry; a leaf without entries goes, and a node without leaves."""
+    """Write a leaf's first entry to the directory; remove an empty leaf, and then its node if that is empty too."""
     node = _load_int64(tree.top, at)
     leaf = _load_int64(tree.child, node * FAN + c)
     if _load_int64(tree.size, leaf) > 0:
@@ -324,7 +331,7 @@ def _update_directory(tree: Tree, at: Number, c: Number) -> None:
 
 @kernel
 def _unlink_leaf(tree: Tree, at: Number, c: Number) -> None:
-    """Let a leaf go, but for the directory of nodes."""
+    """Remove a leaf from its node and from the leaf chain."""
     node = _load_int64(tree.top, at)
     leaf = _load_int64(tree.child, node * FAN + c)
     if c > 0:

@@ -1,11 +1,11 @@
-"""Read the ordered index other than forwards: groups from their ends, and the windows that a change can affect.
+"""Read groups of the ordered index from their ends, and the windows that a change can affect.
 
-Entries that are equal in the first words of their order are a class, and the next word is their content. A boundary is
-between two neighbouring classes of one entry each, with different contents. The window of a place goes from the last
-boundary before it to the first one after it, or to the ends of the group. Places whose windows meet share one window.
+A class is all entries with equal first words of their order; the next word is their content. A boundary separates two
+neighbouring classes of one entry each with different contents. The window of a place extends from the last boundary
+before it to the first one after it, or to the ends of the group. Overlapping windows are one window.
 
-Guarantees: `read_groups_backward` writes what `ordered.read_groups` writes, each group reversed. Neither reads a
-column.
+Guarantees: `read_groups_backward` writes the output of `ordered.read_groups` with each group reversed. Neither kernel
+reads a column.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ from ddflow.kernels.pointer import load_u64
 
 @kernel
 def _find_upper_bound(tree: Tree, leaf: Number, keys: IdentityAddresses, row: Number) -> Any:
-    """How many entries of a leaf are before the words of a row, or begin with them.
+    """Count the entries of a leaf that are below the words of a row, or begin with them.
 
     >>> from ddflow.kernels.ordered import write_ordered_entries
     >>> from ddflow.kernels.ordered_tree import allocate_tree
@@ -73,10 +73,10 @@ def read_groups_backward(
     begins: Ints,
     words: Words2d,
 ) -> int:
-    """Write the entries of groups, each from its end, up to ``most`` of a group and those that tie with its last one.
+    """Write the entries of groups from their ends, up to ``most`` of each plus the entries that tie with the last of
+    these.
 
-    Arguments, what is written and returned: as of `ddflow.kernels.ordered.read_groups`.  O(g log entries + entries
-    walked).
+    Takes the arguments of `ddflow.kernels.ordered.read_groups` and returns the same. O(g log entries + entries walked).
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one, none = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
@@ -142,13 +142,13 @@ def read_windows(
     values: Words,
     words: Words2d,
 ) -> int:
-    """Write the entries of the windows of some places, ascending, which are prefixes of identities.
+    """Write the entries in the windows of ascending places, which are prefixes of identities.
 
-    keys: as many as ``segments`` has room for.  tied: how many words beyond two say which class an entry is of.  mask:
-    bits of a reference of which an entry must have one.  Written: segments int64[places], the window of each; begins
-    int64[places + 1], where windows begin, the last many times; references int64[room], values uint64[room]; words
-    uint64[room, w], those beyond two.  Returns how many entries there are; where that is more than there is room for,
-    the first ones are written.  O(places log entries + entries of windows).
+    Input: keys, the places, as many as ``segments``. tied: the number of words beyond two that define a class. mask:
+    reference bits; an entry needs any of them. Output: segments int64[places], the window of each place. begins
+    int64[places + 1], where windows begin; unused ones repeat the end. references int64[room]. values uint64[room].
+    words uint64[room, w], the words beyond two. Returns the number of entries; if it exceeds the room, only the first
+    are written. O(places log entries + entries of windows).
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one = allocate_tree(4, 5), np.ones(1, np.uint64)
@@ -206,7 +206,7 @@ def read_windows(
 def _find_window_begin(
     tree: Tree, keys: IdentityAddresses, p: Number, tied: Number, mask: np.uint64
 ) -> tuple[Number, Number]:
-    """Find the leaf and the spot at which the window of a place begins.
+    """Find the leaf where the window of a place begins, and the position in the leaf.
 
     >>> from ddflow.kernels.ordered import write_ordered_entries
     >>> from ddflow.kernels.ordered_tree import allocate_tree
@@ -258,7 +258,7 @@ def _find_window_begin(
 
 @kernel
 def _is_boundary(tree: Tree, single: Number, before: Number, many: Number, tied: Number) -> bool:
-    """Whether there is a boundary between a class of one entry, 0 for none, and the next, of ``many``."""
+    """Return whether a boundary separates a one-entry class, 0 for none, from the next class of ``many`` entries."""
     if single == 0 or many != 1:
         return False
     return bool(_load_entry_word(tree, single, LOW + 1 + tied) != _load_entry_word(tree, before, LOW + 1 + tied))
@@ -266,7 +266,7 @@ def _is_boundary(tree: Tree, single: Number, before: Number, many: Number, tied:
 
 @kernel
 def _is_in_group(tree: Tree, here: Number, keys: IdentityAddresses, p: Number) -> bool:
-    """Whether an entry is of the group of a place."""
+    """Return whether an entry belongs to the group of a place."""
     if _load_entry_word(tree, here, ID) != load_u64(keys.high + np.uint64(p << 3)):
         return False
     return bool(_load_entry_word(tree, here, LOW) == load_u64(keys.low + np.uint64(p << 3)))
@@ -274,7 +274,7 @@ def _is_in_group(tree: Tree, here: Number, keys: IdentityAddresses, p: Number) -
 
 @kernel
 def _is_same_group(keys: IdentityAddresses, one: Number, other: Number) -> bool:
-    """Whether two places are of one group."""
+    """Return whether two places belong to one group."""
     if load_u64(keys.high + np.uint64(one << 3)) != load_u64(keys.high + np.uint64(other << 3)):
         return False
     return bool(load_u64(keys.low + np.uint64(one << 3)) == load_u64(keys.low + np.uint64(other << 3)))

@@ -1,11 +1,11 @@
-"""Memory by address and 128-bit products, for the kernels that gather bytes and mix hashes.
+"""Read and write memory by address, and multiply to 128 bits, for the kernels that gather bytes and mix hashes.
 
-Numba has no pointers, so each function is lowered by hand: to one machine instruction, or one ``memmove``. Not
-compiled, the plain function below reads the same bytes through ctypes. Addresses and values are unsigned words of 64
-bits; loads widen with zeros, stores drop the high bits; any alignment is allowed, in the byte order of the machine.
+Numba has no pointers, so each function is lowered by hand to one machine instruction or one ``memmove``. Interpreted,
+the plain functions below access the same bytes through ctypes. Addresses and values are unsigned 64-bit words. Loads
+extend with zeros and stores drop the high bits, at any alignment and in the byte order of the machine.
 
-Guarantees: every function means the same compiled and not compiled; a test compares both.
-Limits: nothing is checked. A wrong address crashes the process; the caller keeps the array of the memory alive.
+Guarantees: every function gives the same result compiled and interpreted; a test compares both.
+Limits: nothing is checked. A wrong address crashes the process, so the caller keeps the memory's array alive.
 """
 
 import ctypes
@@ -72,7 +72,7 @@ def clear_bytes(address: Word, size: Word) -> None:
 
 
 def prefetch(address: Word) -> None:
-    """Ask for the cache line at ``address`` ahead of its use; any address is allowed, nothing is read."""
+    """Prefetch the cache line at ``address``. Any address is allowed; no value is read."""
 
 
 def mulhi(a: Word, b: Word) -> np.uint64:
@@ -112,7 +112,7 @@ def _emit_pointer(builder: Any, address: Any, bits: int) -> Any:
 
 
 def _register_intrinsic(function: Any, result: Any, operands: int, emit: Any) -> None:
-    """Tell numba that ``function`` maps words to ``result`` by the code that ``emit(builder, words)`` emits."""
+    """Register ``function`` with numba: it maps words to ``result`` by the code that ``emit(builder, words)`` emits."""
     signature = result(*[_WORD] * operands)
 
     def lower(context: Any, builder: Any, _signature: Any, words: Any) -> Any:
@@ -121,7 +121,7 @@ def _register_intrinsic(function: Any, result: Any, operands: int, emit: Any) ->
             return context.get_dummy_value()
         return context.make_tuple(builder, result, value) if result == _PAIR else value
 
-    # numba counts the parameters of the typing function, so there is one of each length.
+    # numba counts the parameters of the typing function, so each length has its own.
     typers: dict[int, Any] = {
         1: lambda a: signature,
         2: lambda a, b: signature,
@@ -165,7 +165,7 @@ def _emit_prefetch(builder: Any, words: Any) -> None:
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), number, number, number])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    # For reading, to be kept in all levels of the cache, of data.
+    # Arguments: a read, kept in all cache levels, of data.
     builder.call(function, [_emit_pointer(builder, words[0], 8), number(0), number(3), number(1)])
 
 

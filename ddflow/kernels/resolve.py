@@ -1,11 +1,12 @@
-"""Resolve upserts: fold the events of each key, in time order, over what the key holds; emit the differences.
+"""Resolve upserts: find the winning event of each key at each time, and derive the net changes.
 
-This is the loop of McSherry's "Upserts in differential dataflow" with the rulings of docs/semantics.md, for full-row
-replacement. Order words and a tie rule decide who wins, not places. A key holds the order of a deleted row, too.
+The loop follows McSherry's "Upserts in differential dataflow" with the rules of docs/semantics.md, for full-row
+replacement. Order words and a tie rule decide which event wins; its position in the input does not. A key also keeps
+the order of a deleted row.
 
-Guarantees: a key has at most one net change at a time: the exact row that was held is retracted, and the one that won
-is asserted, nothing if they are equal. Every event gets one verdict.
-Limits: sees identities, orders, hashes and row numbers, never payload, and changes no state.
+Guarantees: a key has at most one net change at a time. The kernel retracts exactly the held row and asserts the
+winner's row, or emits nothing if both are equal. Every event gets one verdict.
+Limits: reads identities, orders, hashes and row numbers only, never the payload. It changes no state.
 """
 
 from __future__ import annotations
@@ -20,87 +21,89 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import prefetch
 
 Empty = Callable[[int, Any], Any]
-"""Makes an array of unspecified content, by its size and type."""
+"""A function that allocates an array of unspecified content from its size and dtype."""
 
 LAST, FIRST, GREATEST, ERROR = 0, 1, 2, 3
 AHEAD = 16
-"""How many keys ahead the rows of events are asked for."""
+"""Number of keys between the current one and the key whose rows are prefetched."""
 BAD, FORGOTTEN, LATE, STALE, TIE_LOST, SUPERSEDED, NOOP, APPLIED = 0, 1, 2, 3, 4, 5, 6, 7
 
 OCCUPIED, LIVE = 1 << 62, 1 << 61
-"""Flags of a reference into state: that there is an entry at all, and that its row is live (not a tombstone)."""
+"""Flags of a reference into state: the entry exists, and its row is live rather than a tombstone."""
 LAPSED = 1 << 60
-"""Flag of what a key held until the step began, and was forgotten then: it decides nothing."""
+"""Flag of a reference that expiry forgot at the start of the step; it no longer decides anything."""
 NOBODY = 1 << 62
-"""Events from this arrival number on are nobody's: they delete what is forgotten."""
+"""First arrival number of events that ddflow makes itself, to delete forgotten rows and keys absent from full contents.
+"""
 OUTCOME, RETRACTS = 60, -(1 << 63)
-"""An event's outcome: its verdict from bit 60 on; where it retracts a row, RETRACTS and, below, which: an applied one,
-or a deletion of a key that was forgotten, whose row is due to go anyway."""
+"""Layout of an event's outcome. The verdict starts at bit 60. RETRACTS is set if the event retracts a row, and the bits
+below 60 then hold the reference to it. An applied event can retract a row; so can the deletion of a forgotten key."""
 ROW = (1 << OUTCOME) - 1
 NOTHING = -(1 << 62)
-"""Instead of an event or a group: there is no order to compare with."""
+"""Marks a missing order in place of an event or a group."""
 
 
 class SortedEvents(NamedTuple):
-    """The events of a step.  The first four are in the order of identities, the rest in that of rows."""
+    """The events of a step. The first four arrays are in the order of identities, the others in the order of rows."""
 
     permutation: Narrow
-    """int32[n]: the row at each place, sorted by identity; within a key by time."""
+    """int32[n]: the row at each place, sorted by identity and within a key by time."""
     starts: Narrow
     """int32[g + 1]: the place where each key begins."""
     high: Words
-    """uint64[n]: the identities."""
+    """uint64[n]: the first word of each identity."""
     low: Words
-    """uint64[n]: their second words, or of size 0."""
+    """uint64[n]: the second word of each identity, or size 0 if identities have one word."""
     mark: Narrow
-    """int32[n]: twice the rank of each row's time, and 1 more for a delete."""
+    """int32[n]: twice the rank of each row's time, plus 1 for a delete."""
     times: Ints
-    """int64[times]: the step's distinct times, by rank."""
+    """int64[times]: the distinct times of the step, by rank."""
     order: Ints2d
-    """int64[n, w]: order words, base words first, then those that break ties."""
+    """int64[n, w]: order words, base words first, then the words that break ties."""
     value: Words
-    """uint64[n]: the hash of what counts in "did it change"; overwritten, where an event retracts a row, with the hash
-    of that one: the line is at hand then, and emitting makes values of hashes."""
+    """uint64[n]: the hash of the columns that decide whether a row changed. If an event retracts a row, `resolve_keys`
+    overwrites the event's hash with the hash of the retracted row, because `emit_values` recovers values from hashes.
+    """
 
 
 class Prior(NamedTuple):
-    """What each key holds when the step begins."""
+    """The state of each key at the start of the step."""
 
     place: Ints
-    """int64[g]: the index's slot that holds the key or will, -1 for none."""
+    """int64[g]: the index slot that holds the key or will hold it, -1 for none."""
     reference: Ints
-    """int64[g]: flags and where its row is; 0 for a key never seen."""
+    """int64[g]: flags and the location of the row; 0 for a key never seen."""
     value: Words
-    """uint64[g]: the hash of its row."""
+    """uint64[g]: the hash of the row."""
     order: Ints2d
-    """int64[g, w]: the order it was won with, in the words of the events."""
+    """int64[g, w]: the order of the event that set the row, in the same words as the events."""
 
     def slice_keys(self, begin: int, end: int) -> Prior:
-        """Of the keys [begin, end)."""
+        """Slice the keys [begin, end)."""
         return Prior(self.place[begin:end], self.reference[begin:end], self.value[begin:end], self.order[begin:end])
 
 
 class Rules(NamedTuple):
-    """Which event wins, and what is kept."""
+    """The rules for choosing winners and keeping orders."""
 
     base: int
-    """How many of the order words come from ``order_by`` (and the original time)."""
+    """Number of order words that come from ``order_by`` and, if it takes part, the original time."""
     tie: int
     """LAST, FIRST, GREATEST or ERROR."""
     ties: bool
-    """Whether equal base words are a tie; not where arrival or a sequence alone decides."""
+    """Whether equal base words are a tie; false if arrival or a sequence alone decides."""
     keeps: bool
-    """Whether a key keeps its order, after a delete too."""
+    """Whether a key keeps its order, also after a delete."""
     since: int
-    """The since after the step: history before it is not kept apart."""
+    """The since after the step; earlier versions of a key are merged into one."""
     over: bool = False
-    """Whether the events win over whatever order a key holds; among themselves they are resolved as ever."""
+    """Whether the events win over any held order; among themselves they are resolved as usual."""
     forgets: bool = False
-    """Whether the row of a key that is forgotten is not retracted."""
+    """Whether forgotten rows disappear without a retraction."""
 
 
 class Outcomes(NamedTuple):
-    """The outcome, written by `resolve_keys`: the first two by row, the versions by key, then time.
+    """The output arrays of `resolve_keys`. The first two are by row; the versions are by key, then time.
 
     >>> one = lambda *values: np.array(values, np.int64)
     >>> words, few = np.array([7, 8], np.uint64), lambda *values: np.array(values, np.int32)
@@ -117,27 +120,27 @@ class Outcomes(NamedTuple):
     outcome: Ints
     """int64[n]: see `OUTCOME`."""
     winner: Ints
-    """int64[n]: the row whose order the key holds after that time, or -1 - group for what was held, or NOTHING; of size
-    0 when nobody asks."""
+    """int64[n]: the row whose order the key holds after the event's time, -1 - group for the held order, or NOTHING;
+    size 0 if no caller needs it."""
     high: Words
-    """uint64[n]: the identity of each version."""
+    """uint64[n]: the first identity word of each version."""
     low: Words
-    """uint64[n], or of size 0."""
+    """uint64[n]: the second identity word, or size 0."""
     time: Ints
-    """int64[n]: from when on the version is in force; of size 0 when that is one time for all, as far as is told."""
+    """int64[n]: the time from which the version is valid; size 0 if all versions have the same time."""
     live: Flags
-    """uint8[n]: whether it is a row or a deletion."""
+    """uint8[n]: 1 for a row, 0 for a deletion."""
     value: Words
-    """uint64[n]: the hash of its row."""
+    """uint64[n]: the hash of the version's row."""
     event: Ints
-    """int64[n]: the event that made it, whose order it has; of size 0 when nobody asks."""
+    """int64[n]: the event that made the version and whose order it has; size 0 if no caller needs it."""
     row: Ints
-    """int64[n]: where its row comes from: an event, or the row that was held (a no-op that kept it)."""
+    """int64[n]: the source of the version's row: an event, or the held row if a no-op kept it."""
     last: Ints
-    """int64[g]: each key's last version, -1 where nothing changed."""
+    """int64[g]: the last version of each key, -1 for no change."""
 
     def slice_versions(self, begin: int, end: int, first: int, stop: int) -> Outcomes:
-        """Slice the room for versions [begin, end) and keys [first, stop); the room for events stays whole."""
+        """Slice the space for versions [begin, end) and keys [first, stop); the arrays by event stay whole."""
         low = self.low[begin:end] if self.low.size else self.low
         time = self.time[begin:end] if self.time.size else self.time
         event = self.event[begin:end] if self.event.size else self.event
@@ -155,11 +158,13 @@ def allocate_outcomes(
     timed: bool = True,
     ordered: bool = True,
 ) -> Outcomes:
-    """Room for the outcome of ``rows`` events of ``groups`` keys: at most one version an event.
+    """Allocate the outcome arrays for ``rows`` events of ``groups`` keys: at most one version an event.
 
-    ``winners``, ``timed``, ``ordered``: whether anybody asks for the winners, the versions' times, their events.
-    ``kept``: makes arrays for what a batch keeps of it (identities, times, which are live), 9 bytes a row, 8 more where
-    ``wide`` and 8 where ``timed``; ``passing``: for the rest.
+    ``winners``, ``timed``, ``ordered``: whether a caller needs the winners, the times of versions, the events of
+    versions.
+    ``kept``: allocates the arrays that a batch keeps (identities, times, live flags). They take 9 bytes a row, plus 8
+    if ``wide`` and 8 if ``timed``.
+    ``passing``: allocates all other arrays.
     """
     n = rows
     return Outcomes(
@@ -178,7 +183,7 @@ def allocate_outcomes(
 
 @kernel
 def _compare_words(a: Ints, i: int, b: Ints, j: int, begin: int, end: int) -> int:
-    """-1, 0 or 1: words [begin, end) of row i of a against those of row j of b, left to right."""
+    """Compare words [begin, end) of row i of a with row j of b, left to right; return -1, 0 or 1."""
     for w in range(begin, end):
         if a[i, w] != b[j, w]:
             return 1 if a[i, w] > b[j, w] else -1
@@ -187,7 +192,7 @@ def _compare_words(a: Ints, i: int, b: Ints, j: int, begin: int, end: int) -> in
 
 @kernel
 def _compare_order(order: Ints, row: int, prior: Ints, other: int, begin: int, end: int) -> int:
-    """Compare a row's order words with those of another row, or (negative) of what a group held."""
+    """Compare a row's order words with another row or, if ``other`` is negative, with the held order of a group."""
     if other >= 0:
         return _compare_words(order, row, order, other, begin, end)
     return _compare_words(order, row, prior, -1 - other, begin, end)
@@ -197,9 +202,10 @@ def _compare_order(order: Ints, row: int, prior: Ints, other: int, begin: int, e
 def _find_winner(
     permutation: Narrow, order: Ints, prior: Ints, outcome: Ints, begin: int, end: int, bound: int, base: int, tie: int
 ) -> int:
-    """Find the row that wins among places [begin, end), one key at one time, or -1 for none; -2 - row refuses the step.
+    """Find the winning row among places [begin, end) of one key and time. Return -1 for none, -2 - row to refuse the
+    step.
 
-    ``bound`` is whose order the key holds (`NOTHING` for no order).  Writes stale and tie_lost verdicts.
+    ``bound``: the holder of the key's order, `NOTHING` for no order. Writes the verdicts STALE and TIE_LOST.
     """
     words = order.shape[1]
     best = -1
@@ -247,7 +253,7 @@ def _write_loser_verdicts(
     base: int,
     ties: bool,
 ) -> None:
-    """Write the verdicts of those who lost to ``best``, and whose order each event's key holds now."""
+    """Write the verdicts of the events that lost to ``best``, and the holder of the key's order after each event."""
     for place in range(begin, end):
         row = permutation[place]
         if winner.size != 0:
@@ -259,9 +265,9 @@ def _write_loser_verdicts(
 
 @kernel
 def _prefetch_row(at_hash: np.uint64, at_mark: np.uint64, at_outcome: np.uint64, row: np.uint64) -> None:
-    """Ask for a row ahead of its turn.
+    """Prefetch the words of a row that a later turn reads.
 
-    Ints lie as they came: a branch that waits for one from afar costs more than all else here.
+    Rows are in arrival order, so an unpredicted branch on a cold cache line costs more than the rest of the loop.
     """
     prefetch(at_hash + (row << np.uint64(3)))
     prefetch(at_outcome + (row << np.uint64(3)))
@@ -270,19 +276,19 @@ def _prefetch_row(at_hash: np.uint64, at_mark: np.uint64, at_outcome: np.uint64,
 
 @kernel
 def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes) -> tuple[int, int, int, int, int]:
-    """Fold all events over what is held.
+    """Fold all events over the held state and write every array of ``out``. O(n), no allocation.
 
-    out: written.  Returns the number of updates, and of versions written; a row that ties under ERROR (then the outcome
-    is void), or -1; how many more keys are live, and hold an order and no row.  O(n), no allocation.  Under ERROR the
-    rows of a key and time must come sorted by their base words.
+    Returns the numbers of updates and versions, a row that ties under ERROR or -1, and the changes in live keys and in
+    keys with an order but no row. A tie makes the output invalid. Under ERROR the rows of a key and time must be sorted
+    by base words.
+
     >>> none, words, few = np.empty(0, np.int64), np.empty(0, np.uint64), np.zeros(1, np.int32)
     >>> events = SortedEvents(few[:0], few, words, words, few[:0], none, np.empty((0, 0), np.int64), words)
     >>> resolve_keys(events, Prior(none, none, words, np.empty((0, 0), np.int64)), Rules(0, LAST, True, False, -1),
     ...       allocate_outcomes(0, 0, False))
     (0, 0, -1, 0, 0)
     """
-    # Fields are taken out once: reading one inside the loops would count references for every event.
-    permutation, starts, highs, lows, marks, times, order, hashes = events
+    permutation, starts, highs, lows, marks, times, order, hashes = events  # field reads in loops count references
     _, references, values, priors = prior
     base, tie, ties, keeps, since, over, forgets = rules
     outcome, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out

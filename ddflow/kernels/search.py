@@ -1,12 +1,12 @@
-"""Search a sorted batch for the keys of a step, if no index has their rows.
+"""Search a sorted batch for the keys of a step that no index holds.
 
-A batch may be mapped and far larger than any cache, where each step of a binary search would miss. Identities are
-uniform, so the place of a key is guessed from a known row, three times while earlier keys have their turns, with a
-prefetch each; the search gallops from the last guess. A batch of few rows for each key is walked instead.
-`search_row_ranges` serves identities of several words and their prefixes.
+A batch may be mapped and far larger than any cache, so each step of a binary search would miss the cache. Identities
+are uniform, so the row of a key is interpolated from a known row, three times with a prefetch each, while earlier keys
+are processed. The search then gallops from the last guess. If there are few rows for each key, the batch is scanned
+instead. `search_row_ranges` serves identities of several words and their prefixes.
 
-Guarantees: finds the last, which is the newest, row of an identity; logarithmic in the error of the guess.
-Limits: does not verify that a batch is sorted, but reads no other memory.
+Guarantees: finds the last row of an identity, which is the newest; logarithmic in the error of the guess.
+Limits: does not verify that a batch is sorted, but never reads outside it.
 """
 
 import numpy as np
@@ -17,16 +17,17 @@ from ddflow.kernels.ordered_tree import IdentityAddresses, Number
 from ddflow.kernels.pointer import load_u64, prefetch
 
 FAR, MIDDLE, NEAR = 24, 16, 8
-"""How many keys ahead of its turn a key's place is guessed, and guessed again from what stands at the last guess."""
+"""Numbers of keys between the current key and the key whose row is guessed, or guessed again from the identity there.
+"""
 DENSE = 16
-"""Rows for each wanted key, below which both are walked side by side."""
+"""Number of rows per wanted key below which both are scanned side by side."""
 LINE = 8
-"""Words in a cache line; a gallop begins with half of one."""
+"""Words per cache line; a gallop begins with half a line."""
 
 
 @kernel
 def _is_row_greater(part_high: np.uint64, part_low: np.uint64, row: int, high: np.uint64, low: np.uint64) -> bool:
-    """Whether the identity at a row of the batch is greater than the wanted one."""
+    """Return whether the identity at a row of the batch is greater than the wanted one."""
     there = load_u64(part_high + np.uint64(row << 3))
     if there != high or part_low == np.uint64(0):
         return bool(there > high)
@@ -35,7 +36,7 @@ def _is_row_greater(part_high: np.uint64, part_low: np.uint64, row: int, high: n
 
 @kernel
 def _is_row_equal(part_high: np.uint64, part_low: np.uint64, row: int, high: np.uint64, low: np.uint64) -> bool:
-    """Whether the identity at a row of the batch is the wanted one."""
+    """Return whether the identity at a row of the batch is the wanted one."""
     if load_u64(part_high + np.uint64(row << 3)) != high:
         return False
     return part_low == np.uint64(0) or bool(load_u64(part_low + np.uint64(row << 3)) == low)
@@ -47,7 +48,7 @@ def _find_upper_bound(
 ) -> int:
     """Find the first row of [begin, end) whose identity is greater than the wanted one, or ``end``.
 
-    Gallops from the guess, a row of that range; O(log of how far it is off).
+    Gallops from the guess, a row of that range. O(log of the guess's error).
     """
     stride = LINE // 2
     if _is_row_greater(part_high, part_low, guess, high, low):
@@ -73,7 +74,7 @@ def _find_upper_bound(
 
 @kernel
 def _interpolate_row(row: int, there: np.uint64, high: np.uint64, slope: float, begin: int, end: int) -> int:
-    """Where in [begin, end) ``high`` stands, by a row, what stands there, and how many rows a unit of identity is."""
+    """Guess the row of ``high`` in [begin, end) from a row, the identity there, and the rows per unit of identity."""
     if high >= there:
         guess = row + int(np.float64(high - there) * slope)
     else:
@@ -83,7 +84,7 @@ def _interpolate_row(row: int, there: np.uint64, high: np.uint64, slope: float, 
 
 @kernel
 def _count_groups_below(high: Words, starts: Narrow, wanted: Ints, bound: np.uint64) -> int:
-    """How many of the wanted groups have an identity whose first word is less than ``bound``."""
+    """Count the wanted groups whose first identity word is less than ``bound``."""
     begin, end = 0, wanted.size
     while begin < end:
         middle = (begin + end) >> 1
@@ -106,7 +107,7 @@ def _search_by_scan(
     end: int,
     found: Ints,
 ) -> int:
-    """`search_batch` among few rows for each wanted group: O(rows + groups)."""
+    """Run `search_batch` among few rows per wanted group. O(rows + groups)."""
     hits, row = 0, begin
     for i in range(wanted.size):
         here = starts[wanted[i]]
@@ -132,7 +133,7 @@ def _search_by_interpolation(
     end: int,
     found: Ints,
 ) -> int:
-    """`search_batch` among many rows for each wanted group; until its turn, ``found`` holds the guess."""
+    """Run `search_batch` among many rows per wanted group; ``found`` holds the guess until the group's turn."""
     first, last = load_u64(part_high + np.uint64(begin << 3)), load_u64(part_high + np.uint64((end - 1) << 3))
     slope = np.float64(end - begin) / np.float64(last - first) if last > first else 0.0
     half = np.uint64(4 * LINE)
@@ -151,7 +152,7 @@ def _search_by_interpolation(
         if 0 <= i < n:
             seen = load_u64(part_high + np.uint64(found[i] << 3))
             found[i] = _interpolate_row(found[i], seen, high[starts[wanted[i]]], slope, begin, end)
-            # Half a line off to either side: it may well be on the next line, rarely further.
+            # The key is often on a neighbouring line, rarely further away.
             prefetch(part_high + np.uint64(found[i] << 3) - half)
             prefetch(part_high + np.uint64(found[i] << 3) + half)
             if part_low != np.uint64(0):
@@ -160,7 +161,7 @@ def _search_by_interpolation(
             continue
         here = starts[wanted[turn]]
         there, second = high[here], low[here] if low.size != 0 else np.uint64(0)
-        least = max(begin, row - 1)  # not ``row``, which may be the end: the gallop begins on a row
+        least = max(begin, row - 1)  # not ``row``, which may be the end: a gallop must begin on a row
         row = _find_upper_bound(part_high, part_low, least, end, max(least, found[turn]), there, second)
         found[turn] = -1
         if row > begin and _is_row_equal(part_high, part_low, row - 1, there, second):
@@ -181,13 +182,16 @@ def search_batch(
     begin: np.int64,
     found: Ints,
 ) -> int:
-    """Write the last row of each wanted group in a part of a batch, -1 where it has none; return how many have one.
+    """Write the last row of each wanted group in a part of a batch, -1 for none; return the number of groups found.
 
-    high, low: uint64[k], sorted (low of size 0 for one-word identities).  starts: int32[g], the row in ``high`` that
-    begins each group.  wanted: int64[m], ascending numbers of groups.  part_high, part_low: addresses of uint64[n],
-    sorted by (high, low), an identity once or more (part_low 0 for one-word identities); any slice of all identities.
-    begin: only rows of the part at or after it count.  found: int64[m], written: rows in [begin, n), or -1.  O(m)
-    expected, 30 to 45 ns a group in a large part, 10 to 20 in one of few rows for each; O(m log n) at worst.
+    Input:
+    - high, low: uint64[k], sorted (low of size 0 for one-word identities).
+    - starts: int32[g], the row of ``high`` where each group begins. wanted: int64[m], ascending group numbers.
+    - part_high, part_low: addresses of uint64[n], sorted by (high, low), with repeated identities allowed (part_low 0
+      for one-word identities).
+    - begin: the first row of the part that counts.
+
+    Output: found int64[m], rows in [begin, n), or -1. O(m) expected; O(m log n) at worst.
 
     >>> words, one, found, nowhere = np.zeros(1, np.uint64), np.array([0]), np.empty(1, np.int64), np.uint64(0)
     >>> search_batch(words, words[:0], one, one, nowhere, nowhere, np.int64(0), np.int64(0), found), found.tolist()
@@ -218,7 +222,7 @@ def search_batch(
 
 @kernel
 def _compare_row(keys: IdentityAddresses, key: Number, rows: IdentityAddresses, row: Number) -> int:
-    """-1, 0 or 1: how a row stands to a key, by as many words as the key has."""
+    """Compare a row with a key, by as many words as the key has; return -1, 0 or 1."""
     mine, other = load_u64(rows.high + np.uint64(row << 3)), load_u64(keys.high + np.uint64(key << 3))
     if mine != other:
         return -1 if mine < other else 1
@@ -239,10 +243,11 @@ def _compare_row(keys: IdentityAddresses, key: Number, rows: IdentityAddresses, 
 def search_row_ranges(
     keys: IdentityAddresses, wanted: Ints, rows: IdentityAddresses, begin: Number, end: Number, first: Ints, last: Ints
 ) -> None:
-    """Find where the rows of some keys stand in a part.
+    """Find the range of rows of each key in a part of a batch.
 
-    wanted: int64[m], which of the keys, ascending words; these may have fewer words than rows.  begin, end: the part.
-    Written: first, last: int64[m], the rows [first, last) of each.  O(m log rows).
+    Input: wanted int64[m], which of the keys, with ascending words; keys may have fewer words than rows. begin, end:
+    the part.
+    Output: first, last int64[m], the rows [first, last) of each key. O(m log rows).
 
     >>> words, few = np.empty(0, np.uint64), np.empty(0, np.int64)
     >>> none = IdentityAddresses.from_arrays(words, words, words.reshape(0, 0))

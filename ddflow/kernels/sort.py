@@ -1,11 +1,11 @@
-"""Sort rows by identity, and number equal ones.
+"""Sort rows by identity, and number equal identities.
 
-One counting sort by leading bits, then a short sort inside each bucket. Identities are uniform, so a bucket holds about
-one row; the crowded bucket of a hot key is merged from its natural runs. `sort_within_groups` goes on by the further
-words of identities. `number_groups` numbers equal identities without sorting, which is faster for few groups.
+One counting sort by leading bits precedes a short sort inside each bucket. Identities are uniform, so a bucket holds
+about one row; the crowded bucket of a hot key is merged from its natural runs. `sort_within_groups` sorts further by
+the other words of identities. `number_groups` numbers equal identities without sorting, which is faster for few groups.
 
-Guarantees: stable, so events of one key keep the order in which they came.
-Limits: never looks at keys, times or payload.
+Guarantees: the sort is stable, so events of one key keep their order of arrival.
+Limits: never reads keys, times or payload.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ from ddflow.kernels.arrays import Ints, Narrow, Narrow2d, Words, Words2d
 from ddflow.kernels.compile import kernel
 
 CROWD = 24
-"""Rows of a bucket above which they are merged, not inserted."""
+"""Number of rows above which a bucket is merged rather than sorted by insertion."""
 
 
 @kernel
 def _is_identity_greater(high: Words, low: Words, i: int, j: int) -> bool:
-    """Whether identity i is greater than identity j."""
+    """Return whether identity i is greater than identity j."""
     if high[i] != high[j]:
         return bool(high[i] > high[j])
     return low.size != 0 and bool(low[i] > low[j])
@@ -29,7 +29,7 @@ def _is_identity_greater(high: Words, low: Words, i: int, j: int) -> bool:
 
 @kernel
 def _merge_runs(high: Words, low: Words, permutation: Narrow, begin: int, end: int) -> None:
-    """Sort the bucket [begin, end) by merging its natural runs pairwise; O(m log runs) time, O(m) scratch."""
+    """Sort the bucket [begin, end) by merging its natural runs pairwise. O(m log runs) time, O(m) scratch."""
     m = end - begin
     bounds = np.empty(m + 1, np.int64)
     runs = 1
@@ -70,7 +70,7 @@ def _merge_runs(high: Words, low: Words, permutation: Narrow, begin: int, end: i
 
 @kernel
 def _insertion_sort(high: Words, low: Words, permutation: Narrow, begin: int, end: int) -> None:
-    """Sort the bucket [begin, end) by insertion; for small buckets."""
+    """Sort a small bucket [begin, end) by insertion."""
     for i in range(begin + 1, end):
         if not _is_identity_greater(high, low, i - 1, i):
             continue
@@ -91,7 +91,7 @@ def _insertion_sort(high: Words, low: Words, permutation: Narrow, begin: int, en
 def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
     """Count identities by their leading bits.
 
-    high: uint64[n].  counts: int32[2**bits], written.  O(n + 2**bits).
+    Input: high uint64[n]. Output: counts int32[2**bits]. O(n + 2**bits).
 
     >>> counts = np.empty(2, np.int32)
     >>> count_buckets(np.array([1, 2**63, 2], np.uint64), np.int64(1), counts)
@@ -116,9 +116,9 @@ def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
 
 @kernel
 def compute_bucket_starts(counts: Narrow2d) -> None:
-    """Turn counts into where each bucket begins: for some spans of rows, one behind the other within a bucket.
+    """Turn counts into the start of each span's rows in each bucket; within a bucket, spans follow each other.
 
-    counts: int32[spans, buckets], changed.  O(size).
+    counts int32[spans, buckets], updated. O(size).
 
     >>> counts = np.array([[2, 1], [1, 0]], np.int32)
     >>> compute_bucket_starts(counts)
@@ -144,11 +144,11 @@ def fill_buckets(
     sorted_high: Words,
     sorted_low: Words,
 ) -> None:
-    """Put a span of rows into their buckets, in their order.
+    """Distribute a span of rows over the buckets, in their order.
 
-    high, low: uint64[n] of the span (low of size 0 for one-word identities); first: the number of its first row.  at:
-    int32[2**bits], where in each bucket the span begins, changed to where it ends.  Written, by place: permutation
-    int32, sorted_high, sorted_low uint64.  O(n).
+    Input: high, low uint64[n] of the span (low of size 0 for one-word identities). first: the number of its first row.
+    at int32[2**bits], the start of the span in each bucket, updated to its end.
+    Output, by place: permutation int32, sorted_high and sorted_low uint64. O(n).
 
     >>> at, out = np.array([0, 1], np.int32), np.empty(2, np.int32)
     >>> ids, none = np.empty(2, np.uint64), np.empty(0, np.uint64)
@@ -170,10 +170,11 @@ def fill_buckets(
 def sort_buckets(
     ends: Narrow, begin: np.int64, stop: np.int64, permutation: Narrow, sorted_high: Words, sorted_low: Words
 ) -> None:
-    """Sort the buckets [begin, stop) by identity, stably, in place.
+    """Sort the buckets [begin, stop) by identity, stably and in place.
 
-    ends: int32[buckets], where each bucket ends.  permutation int32[n], sorted_high, sorted_low uint64[n], changed.
-    O(n) for uniform identities; O(n log n), and scratch of the largest bucket, at worst.
+    Input: ends int32[buckets], where each bucket ends.
+    Updated: permutation int32[n], sorted_high and sorted_low uint64[n]. O(n) for uniform identities. At worst O(n log
+    n), and scratch of the largest bucket.
 
     >>> out, ids = np.array([0, 1], np.int32), np.array([9, 4], np.uint64)
     >>> sort_buckets(np.array([2], np.int32), np.int64(0), np.int64(1), out, ids, np.empty(0, np.uint64))
@@ -185,7 +186,7 @@ def sort_buckets(
     for bucket in range(begin, stop):
         crowded |= ends[bucket] - (ends[bucket - 1] if bucket > 0 else 0) > CROWD
     if not crowded:
-        # Buckets ascend, so one pass over all of them sorts each, and only an inversion is a branch guessed wrong.
+        # Buckets ascend, so one pass over all of them sorts each; only an inversion mispredicts a branch.
         last: Any = np.int64(ends[stop - 1])
         _insertion_sort(sorted_high, sorted_low, permutation, first, last)
         return
@@ -200,9 +201,9 @@ def sort_buckets(
 
 @kernel
 def find_group_starts(sorted_high: Words, sorted_low: Words, starts: Narrow) -> int:
-    """Write where each run of equal identities starts, and ``n`` after the last; return how many runs there are.
+    """Write the start of each run of equal identities, and ``n`` after the last; return the number of runs.
 
-    sorted_high, sorted_low: uint64[n], sorted.  starts: int32[n + 1], written up to the count.  O(n).
+    Input: sorted_high, sorted_low uint64[n], sorted. Output: starts int32[n + 1], filled up to the count. O(n).
 
     >>> starts = np.empty(4, np.int32)
     >>> find_group_starts(np.array([5, 5, 7], np.uint64), np.empty(0, np.uint64), starts), starts[:3].tolist()
@@ -232,11 +233,11 @@ def sort_rows(
     sorted_low: Words,
     starts: Narrow,
 ) -> int:
-    """Sort rows by identity, stably, in one span: all of the above; return how many keys there are.
+    """Sort rows by identity, stably, in one span with all steps above; return the number of keys.
 
-    high, low: uint64[n], low of size 0 for one-word identities.  at: int32[1, 2**bits], overwritten.  Written:
-    permutation int32[n], sorted_high, sorted_low uint64, starts int32[n + 1] as in `find_group_starts`.  O(n +
-    2**bits).
+    Input: high, low uint64[n], low of size 0 for one-word identities. Scratch: at int32[1, 2**bits].
+    Output: permutation int32[n], sorted_high and sorted_low uint64, starts int32[n + 1] as in `find_group_starts`. O(n
+    + 2**bits).
 
     >>> ids, none = np.array([9, 4], np.uint64), np.empty(0, np.uint64)
     >>> at, out, starts = np.empty((1, 2), np.int32), np.empty(2, np.int32), np.empty(3, np.int32)
@@ -253,9 +254,9 @@ def sort_rows(
 
 @kernel
 def find_range_and_order(words: Ints) -> tuple[int, int, bool]:
-    """Find the least and the greatest of some words, and whether they ascend.
+    """Find the least and the greatest word, and whether the words ascend.
 
-    words: int64[n], at least one.  O(n).
+    Input: words int64[n], at least one. O(n).
 
     >>> find_range_and_order(np.array([4, 9, 2]))
     (2, 9, False)
@@ -271,10 +272,10 @@ def find_range_and_order(words: Ints) -> tuple[int, int, bool]:
 
 @kernel
 def order_by_rank(ranks: Narrow, second: Ints, size: np.int64, out: Ints) -> None:
-    """Write the stable order of rows by (rank, second) for small ranks: a counting sort.
+    """Write the stable order of rows by (rank, second) with a counting sort, for small ranks.
 
-    ranks: int32[n] in [0, size).  second: int64[n] of 0 and 1, or of size 0 to sort by rank alone.  out: int64[n],
-    written: the row at each place.  O(n + size).
+    Input: ranks int32[n] in [0, size). second int64[n] of 0 and 1, or size 0 to sort by rank alone.
+    Output: out int64[n], the row at each place. O(n + size).
 
     >>> out = np.empty(3, np.int64)
     >>> order_by_rank(np.array([1, 0, 1], np.int32), np.array([1, 0, 0]), np.int64(2), out)
@@ -294,7 +295,7 @@ def order_by_rank(ranks: Narrow, second: Ints, size: np.int64, out: Ints) -> Non
 
 @kernel
 def _compare_rows(low: Words, more: Words, one: int, other: int) -> int:
-    """-1, 0 or 1: how the words of one row stand to those of another."""
+    """Compare the words of two rows; return -1, 0 or 1."""
     if low[one] != low[other]:
         return -1 if low[one] < low[other] else 1
     for w in range(more.shape[1]):
@@ -307,11 +308,11 @@ def _compare_rows(low: Words, more: Words, one: int, other: int) -> int:
 def sort_within_groups(
     permutation: Narrow, groups: Narrow, low: Words, more: Words2d, scratch: Narrow, starts: Narrow
 ) -> int:
-    """Sort the rows of each group by their other words; return how many identities there are.
+    """Sort the rows of each group by their other words; return the number of identities.
 
-    permutation: int32[n], rows sorted by first word, changed.  groups: int32[g + 1], places where first words begin.
-    low: uint64[n], more: uint64[n, w], by row.  scratch: int32[n].  starts: int32[n + 1], written: places where
-    identities begin, and n.  O(n log n).
+    Input: permutation int32[n], rows sorted by first word, updated. groups int32[g + 1], places where first words
+    begin. low uint64[n] and more uint64[n, w], by row. Scratch: scratch int32[n].
+    Output: starts int32[n + 1], places where identities begin, then n. O(n log n).
 
     >>> one, none = np.zeros(1, np.int32), np.empty((1, 0), np.uint64)
     >>> sort_within_groups(one, np.array([0, 1], np.int32), np.ones(1, np.uint64), none, one.copy(), np.empty(2,
@@ -359,9 +360,10 @@ def sort_within_groups(
 def number_groups(high: Words, low: Words, bits: np.int64, table: Narrow, groups: Narrow, first: Ints) -> int:
     """Assign a number to each group of equal identities, and return the number of groups.
 
-    high, low: uint64[n] (low of size 0 for one-word identities).  table: int32[2**bits], all -1, more than n, scratch.
-    Written: groups int32[n], the number of each row's group; first int64[at least as many as groups], the first row of
-    each.  O(n) expected.
+    Input: high, low uint64[n] (low of size 0 for one-word identities). Scratch: table int32[2**bits], all -1, larger
+    than n.
+    Output: groups int32[n], the group number of each row. first int64, with space for all groups, the first row of
+    each. O(n) expected.
 
     >>> number_groups(np.zeros(1, np.uint64), np.empty(0, np.uint64), np.int64(1), np.full(2, -1, np.int32),
     ...       np.empty(1, np.int32), np.empty(1, np.int64))

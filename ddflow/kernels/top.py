@@ -1,9 +1,7 @@
-"""The first rows of groups: how they change, and which rows stand at the head of a group after each time of a step.
+"""Compute the first rows of ordered groups, and their changes at each time of a step.
 
-The rows of a group stand in order, those that were held beside those of the step. A row of multiplicity m takes m
-places. Places count from 0, and are shown from ``offset`` up to, not including, ``limit``.
-
-Guarantees: rows behind the last place shown are read only if a row before them changes.
+A group's held rows and its rows of the step are merged in order. A row of multiplicity m takes m places, counted from
+0; places ``offset`` to ``limit`` - 1 are shown. Rows after the last one are read only if an earlier row changes.
 
 >>> import numpy as np
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
@@ -25,12 +23,12 @@ from ddflow.kernels.pointer import load_u64
 
 Number = Any
 BEFORE, BEGIN, END = 0, 1, 2
-"""Of a row: how many places are before it, and its window."""
+"""Columns by row: the number of places before it, and the begin and end of its window."""
 
 
 @kernel
 def _compare_words(one: np.uint64, other: np.uint64, n: np.int64) -> int:
-    """-1, 0 or 1: how the n words at one address stand to those at another."""
+    """Compare the n words at two addresses; return -1, 0 or 1."""
     for w in range(n):
         mine, its = load_u64(one + np.uint64(w << 3)), load_u64(other + np.uint64(w << 3))
         if mine != its:
@@ -57,16 +55,17 @@ def merge_top_rows(
     place: Ints,
     ends: Ints,
 ) -> int:
-    """Merge the rows of a step into the first ones that groups hold; return how many there are.
+    """Merge the rows of a step into the first rows that groups hold; return their number. O(m + r).
 
-    first: int64[g + 1], where the groups of the step's m rows begin.  prior: int64[m], their multiplicities before.
-    last: int64[m], references to them, -1 where nothing changed.  most: int64[g], how many rows were asked for.
-    begins: int64[g + 1], references, values: int64[r]: what was found.  order, words: the addresses of the words of
-    both, ``wide`` a row.  tied: how many of these say whether rows tie.
+    Input, for the m rows of the step: first int64[g + 1], where groups begin. prior int64[m], multiplicities before.
+    last int64[m], references, -1 for no change.
+    Input, for the r rows found: begins int64[g + 1], where groups begin. references, values int64[r].
+    Input, for both: order, words, the addresses of their words, ``wide`` per row. tied: the number of words that decide
+    ties. most int64[g], the number of rows requested.
 
-    Written: merged (references) and held (multiplicities) int64[m + r]; ties: uint8[m + r], 1 where a row ties with the
-    one before; place: int64[m], where a row of the step stands, -1 behind all that was asked for; ends: int64[g + 1],
-    where groups begin.  O(m + r).
+    Output: merged (references) and held (multiplicities) int64[m + r]. ties uint8[m + r], 1 for a tie with the previous
+    row. place int64[m], the position of a row of the step, -1 beyond all requested rows. ends int64[g + 1], where
+    groups begin.
 
     >>> one, word, none = np.array([0, 1]), np.array([[7]], np.uint64), np.empty(0, np.int64)
     >>> out = [np.empty(1, np.int64), np.empty(1, np.int64), np.empty(1, np.uint8), np.empty(1, np.int64), one.copy()]
@@ -120,14 +119,14 @@ def compute_window_updates(
     out_diff: Ints,
     out_place: Ints,
 ) -> int:
-    """How the windows of rows change at each time of a step.
+    """Compute the changes of each row's window at each time of a step.
 
-    ends: int64[g + 1], where the groups of n rows begin.  held: int64[n], multiplicities, changed.  begins: int64[g +
-    1], where the c changes of groups begin, each group's ascending in time.  places: int64[c], of the rows that change;
-    ranks: int32[c], of times; counts: int64[c], what their multiplicities are from then on.  ranked: whether each place
-    is told apart.  windows: int64[n, 3], written: how many places are before a row, and its window, after the step.
-    Written: out_*: int[room], a group's ascending in time: the rank, the row, how often it comes or goes, and the place
-    where ``ranked``.  Returns how many; beyond the room they are only counted.  O(c + n), and O(limit) a group's time.
+    Input: ends int64[g + 1], where the groups of n rows begin. held int64[n], multiplicities, changed. begins int64[g +
+    1], where the c changes of groups begin, in ascending time. places int64[c], the changed rows; ranks int32[c], of
+    times; counts int64[c], their new multiplicities. ranked: whether each place is a separate row. Output: windows
+    int64[n, 3], the places before a row and its window after the step. out_* [room], by group and time: the rank, the
+    row, its diff, and the place if ``ranked``. Returns the number of updates; those beyond the room are only counted.
+    O(c + n), and O(limit) per group and time.
 
     >>> one, none = np.array([0, 0]), np.empty(0, np.int64)
     >>> ranks, windows = np.empty(0, np.int32), np.empty((0, 3), np.int64)
@@ -137,7 +136,7 @@ def compute_window_updates(
     written = 0
     windows[:] = 0
     for g in range(ends.size - 1):
-        # The windows before the step are found at a time that none has: nothing of it comes out.
+        # Compute the windows before the step at rank -1, which emits no updates.
         first, stop, at, rank = ends[g], ends[g + 1], begins[g], np.int32(-1)
         edge = least = first
         while True:
@@ -188,7 +187,7 @@ def _add_update(
     diff: Number,
     place: Number,
 ) -> Number:
-    """Write an update where there is room for it; where the next one goes."""
+    """Write an update if there is space for it; return the position of the next one."""
     if at < ranks.size:
         ranks[at], rows[at], diffs[at], places[at] = rank, row, diff, place
     return at + 1
@@ -208,14 +207,16 @@ def list_first_rows(
     stops: Ints,
     out: Ints,
 ) -> int:
-    """Write the first rows of each state of groups; return how many there are, beyond the room of ``out`` counted only.
+    """List the first rows of each state of groups; return their number. Rows beyond the room of ``out`` are only
+    counted.
 
-    ends: int64[g + 1], where the groups of n rows begin.  held: int64[n], multiplicities before the step, changed.
-    skipped: uint8[n].  cells: int64[g + 1], where the c cells of groups begin; begins: int64[c + 1], where the changes
-    of each cell begin; places: int64[k], the rows that change, -1 for one that is none of these; counts: int64[k], what
-    their multiplicities are from then on.  limit: rows of a state.  Written: there: uint8[g + c], whether a state has
-    any row; stops: int64[g + c + 1], where the rows of states begin; out: int64[room], the rows.
-    O(n + k + rows written), and for each state the rows at the head of the group that came and went.
+    Input, for the n rows: ends int64[g + 1], where groups begin. held int64[n], multiplicities before, changed. skipped
+    uint8[n].
+    Input, for the c cells and k changes: cells int64[g + 1] and begins int64[c + 1], where cells and changes begin.
+    places int64[k], the changed rows, -1 for a row outside. counts int64[k], their new multiplicities. limit: rows per
+    state.
+    Output: there uint8[g + c], whether a state has any row. stops int64[g + c + 1], where the rows of states begin. out
+    int64[room], the rows. O(n + k + rows written), plus for each state the rows that came and went at the head.
 
     >>> none, no = np.empty(0, np.int64), np.empty(0, np.uint8)
     >>> list_first_rows(np.zeros(1, np.int64), none, no, np.zeros(1, np.int64), np.zeros(1, np.int64), none, none, 1,

@@ -1,12 +1,12 @@
-"""Turn diffs back into upserts: the row, or all rows, that each key has after each time.
+"""Turn diffs back into upserts: the greatest row, or all rows, of each key after each time.
 
-A *candidate* is a row that a key held or that an update touches; the candidates of a key stand together, numbered so
-that a greater number is a greater row. The rows held are *cells*: int64[m, 4] of NEXT (the next cell of its key or of
-the free ones, -1: none), COUNT (its multiplicity, 0 for a free one), HASH (of its values beside the key), REF (where
-its row is).
+A *candidate* of a key is a row that it holds or an update names. The candidates of a key are adjacent and numbered in
+ascending order of their rows. Held rows are *cells*, int64[m, 4] with four columns:
+NEXT, the next cell of the key or of the free list, -1 for none. COUNT, the multiplicity, 0 for a free cell.
+HASH, the hash of the values without the key. REF, the location of the row.
 
-Guarantees: the diffs of one time are netted before they are applied, so a row that leaves and comes back was never
-gone. A hidden row shows again when the greater one goes. No loop looks at all candidates for each update.
+Guarantees: diffs of one time are netted before they are applied, so a row that leaves and returns at one time never
+counts as gone. A hidden row reappears when the greater row leaves. No loop scans all candidates for each update.
 """
 
 import numpy as np
@@ -16,23 +16,25 @@ from ddflow.kernels.compile import kernel
 
 NEXT, COUNT, HASH, REF = 0, 1, 2, 3
 GONE = -1
-"""The candidate of a key that shows nothing."""
+"""Stands for the candidate of a key that shows no row."""
 SEVERAL, ABSENT, OVERFLOW = 1, 2, 3
-"""Why a step is refused: a key holds several rows, a row is retracted that is not there, a sum leaves int64."""
+"""Reasons to refuse a step: a key holds several rows, a retracted row is absent, a sum overflows int64."""
 FEW = 24
-"""Candidates and updates of a key above which rows are looked up in a table."""
+"""Number of candidates and updates of a key above which rows are found by a hash table."""
 
 
 @kernel
 def _sum_overflows(a: int, b: int) -> bool:
-    """Whether a + b leaves int64."""
+    """Return whether a + b overflows int64."""
     total = a + b
     return (a >= 0) == (b >= 0) and (total >= 0) != (a >= 0)
 
 
 @kernel
 def count_chained_cells(cells: Ints2d, heads: Ints) -> int:
-    """How many cells the chains that begin at ``heads`` (int64[g], -1: none) have in all.  O(cells of them).
+    """Count the cells of the chains that begin at ``heads``. O(their cells).
+
+    Input: heads int64[g], -1 for an empty chain.
 
     >>> count_chained_cells(np.array([[1, 1, 0, 0], [-1, 1, 0, 0]]), np.array([0, -1]))
     2
@@ -60,12 +62,14 @@ def list_candidates(
     hashed: Ints,
     candidate: Narrow,
 ) -> None:
-    """List each key's candidates, the held ones first, and say which one each update is of.
+    """List the candidates of each key, held rows first, and assign each update to its candidate.
 
-    permutation: int32[n], rows sorted by key.  starts: int32[g + 1], places.  hashes: int64[n], by row.  cells; heads:
-    int64[g], the first cell of each key or -1.  Written: first int64[g + 1], where each key's candidates begin; of each
-    (room for the held rows and n): cell and count (-1 and 0 for a new one), row (of its first update; -1 for a held
-    one), hashed; candidate int32[n], by place.  O(n + held) expected; scratch of the largest key.
+    Input: permutation int32[n], rows sorted by key. starts int32[g + 1], places. hashes int64[n], by row. cells. heads
+    int64[g], the first cell of each key or -1.
+    Output: first int64[g + 1], where the candidates of each key begin. By candidate, sized for the held rows plus n:
+    cell and count (-1 and 0 for a new one), row (its first update, -1 for a held row), hashed. candidate int32[n], by
+    place.
+    O(n + held) expected; scratch of the largest key.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> held, at = np.array([[-1, 3, 8, 0]]), few(0, 0)
@@ -118,10 +122,10 @@ def list_candidates(
 def _apply_net_diffs(
     permutation: Narrow, begin: int, end: int, diffs: Ints, candidate: Narrow, net: Ints, count: Ints, entered: Narrow
 ) -> tuple[int, int, bool, int, int]:
-    """Net the run [begin, end) of one key and time, then apply it to the counts.
+    """Net the diffs in the run [begin, end) of one key and time, then apply them to the counts.
 
-    net: all 0, and so again afterwards unless it is refused.  entered: written, the candidates that were not there.
-    Returns how many entered, how many left, whether anything changed, why it is refused or 0, and the place of that.
+    net: all 0, and 0 again afterwards unless the step is refused. entered: output, the candidates that appear.
+    Returns how many entered, how many left, whether a count changed, the reason for a refusal or 0, and its place.
     """
     for place in range(begin, end):
         c, diff = candidate[place], diffs[permutation[place]]
@@ -151,7 +155,7 @@ def _apply_net_diffs(
 
 @kernel
 def _push_candidate(heap: Ints, size: int, c: int) -> int:
-    """Put a candidate into the heap, whose greatest is first; returns the new size."""
+    """Push a candidate on the max-heap and return the new size."""
     at = size
     while at > 0 and heap[(at - 1) // 2] < c:
         heap[at] = heap[(at - 1) // 2]
@@ -162,7 +166,7 @@ def _push_candidate(heap: Ints, size: int, c: int) -> int:
 
 @kernel
 def _pop_greatest(heap: Ints, size: int) -> int:
-    """Take the greatest out of the heap; returns the new size."""
+    """Remove the greatest candidate from the heap and return the new size."""
     size -= 1
     c, at = heap[size], 0
     while 2 * at + 1 < size:
@@ -193,15 +197,15 @@ def find_changes_of_greatest(
     out_row: Ints,
     out_shown: Ints,
 ) -> tuple[int, int, int, int]:
-    """Say at which times the greatest candidate that a key holds becomes another one, or none.
+    """Find each time when the greatest candidate of a key changes or disappears.
 
-    permutation: int32[n], rows sorted by key, within one by time.  starts: int32[g + 1], places.  ranks: int32[n], of
-    times, diffs: int64[n], by row.  candidate: int32[n], by place.  first: int64[g + 1]; a key's candidates are in
-    ascending order.  unique: refuse a key with several rows.  count: int64[m], changed to what is held afterwards.
-    Scratch: net int64[m], all 0; heap int64[m + n]; entered int32[n].  Written: out_row int64[n], the first update of
-    the key at the time; out_shown int64[n], the candidate or `GONE`.  Returns how many, why the step is refused or 0,
-    and the key and the place of the refusal that came first by row; that key's counts are those of that time then.
-    O((n + m) log of the candidates of a key).
+    Input: permutation int32[n], rows sorted by key, then time. starts int32[g + 1], places. ranks int32[n], of times,
+    and diffs int64[n], by row. candidate int32[n], by place. first int64[g + 1]; the candidates of a key ascend.
+    unique: refuse a key with several rows. count int64[m], updated to the new multiplicities.
+    Scratch: net int64[m], all 0; heap int64[m + n]; entered int32[n].
+    Output: out_row int64[n], the key's first update at that time. out_shown int64[n], the candidate or `GONE`.
+    Returns the number of changes, the reason for a refusal or 0, and the key and place of the first refusal by row.
+    After a refusal, count holds that key's multiplicities at that time. O((n + m) log of the candidates of a key).
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> find_changes_of_greatest(few(0), few(0, 1), few(0), ints(-1), few(0), ints(0, 1), False, ints(0), ints(0),
@@ -253,11 +257,12 @@ def find_changes_of_greatest(
 def write_cells(
     first: Ints, cell: Ints, count: Ints, hashed: Ints, refs: Ints, cells: Ints2d, free: int, used: int, heads: Ints
 ) -> tuple[int, int, int]:
-    """Write what each key holds now into the cells.
+    """Write the new rows of each key into the cells.
 
-    first: int64[g + 1].  cell, count, hashed: int64[m], of the candidates; refs: int64[m], of the new ones.  cells:
-    changed; free: the first free one, or -1; used: how many are taken or free.  heads: int64[g], written.  Returns the
-    new free, used, and how many rows more are held.  O(m).  There must be room for all new candidates with a count.
+    Input: first int64[g + 1]. cell, count, hashed int64[m], by candidate. refs int64[m], for new candidates. free: the
+    first free cell or -1. used: the number of cells taken or free. The cells must have space for all new candidates
+    with a count.
+    Output: cells, updated; heads int64[g]. Returns the new free, the new used, and the change in held rows. O(m).
 
     >>> one, cells = np.ones(1, np.int64), np.zeros((2, 4), np.int64)
     >>> heads = one.copy()
@@ -292,8 +297,8 @@ def write_cells(
 
 @kernel
 def _heap_sort(values: Narrow, n: int) -> None:
-    """Sort the first n values in their place, by a heap: numba's own sort takes a second to compile.  O(n log n)."""
-    for size in range(n + n // 2 - 1, -1, -1):  # the first n // 2 rounds make the heap, each other one takes its top
+    """Sort the first n values in place with a heap. O(n log n). numba's own sort takes a second to compile."""
+    for size in range(n + n // 2 - 1, -1, -1):  # the first n // 2 rounds build the heap, the others remove its top
         root, stop = size - n, n
         if root < 0:
             root, stop = 0, size
@@ -310,7 +315,7 @@ def _heap_sort(values: Narrow, n: int) -> None:
 
 @kernel
 def _merge_sorted(values: Narrow, n: int, others: Narrow, m: int) -> None:
-    """Merge m ascending values into n that are ascending, from behind; there is room for n + m.  O(n + m)."""
+    """Merge m ascending values into n ascending ones from the end; the array has space for n + m. O(n + m)."""
     i, j = n - 1, m - 1
     for at in range(n + m - 1, -1, -1):
         if j < 0 or (i >= 0 and values[i] > others[j]):
@@ -338,12 +343,13 @@ def list_rows_per_time(
     listed: Ints,
     counted: Ints,
 ) -> tuple[int, int, int, int, int]:
-    """List all that a key holds after each time at which it changed.
+    """List all rows of a key after each time with a change.
 
-    As `find_changes_of_greatest`, but for: live: int32[m], scratch.  out_size: int64[n], written: how many candidates
-    each list has, 0 where the key is gone.  listed, counted: int64[room], written as far as there is room: the
-    candidates of the lists, ascending, and their counts.  Returns how many lists, how much room they need, and the
-    refusal as `find_changes_of_greatest` does. O(n + m, and for each list its length and the logarithm of that).
+    Takes the arguments of `find_changes_of_greatest`, except live int32[m], scratch. Output: out_size int64[n], the
+    number of candidates in each list, 0 for a key without rows. listed, counted int64[room], filled up to their size:
+    the ascending candidates of the lists and their counts.
+    Returns the number of lists, the space they need, and the refusal as `find_changes_of_greatest` does. O(n + m) plus,
+    for each list, its length and the logarithm of the length.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> listed = ints(9, 9)

@@ -1,13 +1,13 @@
-"""Functions of users, compiled into the loops that call them: mergers, transitions of machines, and aggregates.
+"""Compile user functions into the loops that call them: mergers, transitions of machines, and aggregates.
 
-A call that is not inlined costs more than all else, so each function has loops that are compiled with it and kept as
-long as the process lives; no file has them, since the code of a function may change from run to run. Mergers and
-machines get records, which the loops move as bytes. The state of an aggregate is a tuple of int64 and doubles, a word
-each.
+A call that is not inlined dominates the run time, so each function is compiled together with its loops. They stay in
+memory as long as the process lives. They are never cached on disk, since the code of a function may change from run to
+run. Mergers and machines receive records, which the loops move as bytes. The state of an aggregate is a tuple of int64
+and doubles, one word each.
 
-Guarantees: a loop writes what the function makes of each key, called event by event in the order of the walk, and of
-nothing else: what a call may write to is zeros or its own key's. A refusal is a code and a row; an exception passes
-through. Equal states of a machine or of an aggregate are equal bytes.
+Guarantees: a loop writes the function's result for each key, called event by event in the order of the walk. A call can
+write only to zeroed memory or to its own key's memory. A refusal is a code and a row; exceptions pass through. Equal
+states of a machine or an aggregate have equal bytes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ddflow.kernels.pointer import clear_bytes, load_u8, load_u32, load_u64, sto
 
 Kind = np.dtype[Any]
 Fields = Ints
-"""int64[f, 6]: of each column where its value is in a record, how many bytes it has, where the flag of null is, whether
-it may not change, whether it may not be null, and of a float again how many bytes, else 0."""
+"""int64[f, 6], by column: the offset of the value in a record, its size in bytes, the offset of the null flag, whether
+it may not change, whether it may not be null, and again the size in bytes for a float, else 0."""
 FINE, CHANGED, NULL, TOO_MANY, UNSOUND = range(5)
-"""Codes: all is well; a column that may not change was; one that may not be null is; more values than there is room
-for; a number of values that is none."""
+"""Codes: no fault; a changed column that may not change; a null in a column that may not be null; more values than
+space; an invalid number of values."""
 
 
 def to_record_array(array: Any) -> Any:
-    """Make fields of an array of records readable as attributes even if nothing is compiled.
+    """Make the fields of a record array readable as attributes even with the compiler off.
 
     >>> def add(held, given, out):
     ...     out["n"] = held["n"] + given["n"]
@@ -57,17 +57,17 @@ def to_record_array(array: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def compile_function(function: Any, *_: Kind) -> Any:
-    """Compile a function, for records of these types alone: numba would confuse types that begin alike."""
+    """Compile a function for records of these types only, since numba confuses types with equal beginnings."""
     if config.DISABLE_JIT:
         return getattr(function, "py_func", function)
     return function if hasattr(function, "py_func") else numba.njit(function)
 
 
 def find_compile_error(function: Any, *given: Any) -> Exception | None:
-    """Return numba's error for a function of such arguments, arrays of records or records; None if it compiles.
+    """Return numba's error for a function with such arguments (record arrays or records); None if it compiles.
 
-    The loops use the compiled function.  If nothing is to be compiled, only errors about fields count: the functions
-    that are called are plain Python then, and numba knows none of those.
+    The loops use the compiled function. With the compiler off, only errors about fields count: called functions are
+    then plain Python, and numba knows none of them.
     """
     try:
         made = compile_function(function, *(each.dtype for each in given))
@@ -82,14 +82,14 @@ def find_compile_error(function: Any, *given: Any) -> Exception | None:
 
 @kernel
 def _copy_record(source: Any, to: Any, size: Any) -> None:
-    """Copy bytes from an address to another."""
+    """Copy bytes from one address to another."""
     for i in range(size):
         store_u8(np.uint64(to + i), load_u8(np.uint64(source + i)))
 
 
 @kernel
 def _coalesce_record(held: Any, given: Any, out: Any, fields: Fields) -> None:
-    """Make the record at ``out`` of two others: each value that is given, where it is null the held one."""
+    """Write the record at ``out``: each given value or, if it is null, the held one."""
     for f in range(fields.shape[0]):
         begin, size, null = fields[f, 0], fields[f, 1], fields[f, 2]
         source = held if load_u8(np.uint64(given + null)) != 0 else given
@@ -99,9 +99,9 @@ def _coalesce_record(held: Any, given: Any, out: Any, fields: Fields) -> None:
 
 @kernel
 def _check_record(given: Any, out: Any, fields: Fields) -> int:
-    """Check a record that a function made, and return the code of its fault.
+    """Check a record that a function wrote, and return the code of its fault.
 
-    Values under a null become 0; one that may not change and is null in ``given`` becomes null again.
+    Values under a null become 0. A column that may not change and is null in ``given`` becomes null again.
     """
     for f in range(fields.shape[0]):
         begin, size, null = fields[f, 0], fields[f, 1], fields[f, 2]
@@ -124,7 +124,7 @@ def _check_record(given: Any, out: Any, fields: Fields) -> int:
 
 @kernel
 def _canonicalize_floats(record: Any, fields: Fields) -> None:
-    """Give each float its one form, in which zero has no sign and NaN no payload: equal values are equal bytes then."""
+    """Canonicalize floats, so that equal values have equal bytes: zero without a sign, NaN without a payload."""
     for f in range(fields.shape[0]):
         at = np.uint64(record + fields[f, 0])
         if fields[f, 5] == 8:
@@ -143,7 +143,7 @@ def _canonicalize_floats(record: Any, fields: Fields) -> None:
 
 @kernel
 def _is_same_record(one: Any, other: Any, size: Any) -> bool:
-    """Whether two records are the same, byte by byte."""
+    """Return whether two records are equal byte by byte."""
     equal = True
     for i in range(size):
         equal = equal and load_u8(np.uint64(one + i)) == load_u8(np.uint64(other + i))
@@ -152,7 +152,7 @@ def _is_same_record(one: Any, other: Any, size: Any) -> bool:
 
 @kernel
 def _contains_record(address: Any, records: Any, n: Any, size: Any) -> Any:
-    """Whether a record of so many bytes is one of n that stand together."""
+    """Return whether the record at an address equals any of n adjacent records."""
     known = False
     for i in range(n):
         known = known or _is_same_record(address, records + i * size, size)
@@ -161,14 +161,15 @@ def _contains_record(address: Any, records: Any, n: Any, size: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def build_merge_loop(function: Callable[..., Any], kind: Kind) -> Any:
-    """Build a loop that folds records of a type by a function.
+    """Build a loop that folds records of a type with a function.
 
-    Its arguments: (permutation, key_times, keys, action, held, live, given, made, fields, work).
+    Arguments of the loop: (permutation, key_times, keys, action, held, live, given, made, fields, work).
 
-    The first four: as in `fold.EventsByKey`, and the action by place.  held: records[g]; live: uint8[g], whether a key
-    holds one.  given: records[n], by row.  fields: see `Fields`.  work: three records.  Written: made, records[m], the
-    record of each key after each of its times, zeros if it holds none, and live, after the last.  Returns a code and
-    its row. The function gets copies of the held and given records, so its writes to them are lost.  O(p).
+    Input: the first four as in `fold.EventsByKey`, and the action by place. held records[g]. live uint8[g], whether a
+    key holds a record. given records[n], by row. fields: see `Fields`. Scratch: work, three records.
+    Output: made records[m], the record of each key after each of its times, zeros for none. live, after the last time.
+    Returns a code and its row. The function gets copies of the held and given records, so its writes to them are lost.
+    O(p).
     """
     call = compile_function(function, kind, kind, kind)
 
@@ -220,14 +221,13 @@ def build_merge_loop(function: Callable[..., Any], kind: Kind) -> Any:
 
 @lru_cache(maxsize=64)
 def build_state_machine_loop(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
-    """Build a loop that runs a transition, of records of a type by events of another.
+    """Build a loop that runs a transition on records of one type with events of another.
 
     (begin, permutation, key_times, keys, action, values, offsets, start, given, fields, work, out, ends) -> the key
-    that it reached, a code, a row.  values, offsets: the records of keys, and int64[g + 1].  start: the records of a
-    new key.  given: records[n].  work: records[2 * limit].  Written: out, from ``ends[keys[begin]]`` on, the values
-    after each of its times, and ends, int64[m + 1].  It stops before a key for which ``out`` may not have the room.
-    All memory that the function may write to is cleared before each call, since it may write a value and then leave
-    it out.  That takes some 7 ns for each 1,000 bytes.
+    that it reached, a code, a row. Input: values records by key, with offsets int64[g + 1]. start: the records of a new
+    key. given records[n]. Scratch: work records[2 * limit]. Output: out, from ``ends[keys[begin]]`` on, the values
+    after each time of a key; ends int64[m + 1]. The loop stops before a key that may not fit ``out``. It clears the
+    memory that the function may write before each call, because a function may write a value and then not return it.
     """
     call = compile_function(function, kind, event, kind)
 
@@ -291,11 +291,11 @@ def build_state_machine_loop(function: Callable[..., Any], kind: Kind, event: Ki
 
 
 Kinds = tuple[bool, ...]
-"""Of the numbers of a state: whether each is a double."""
+"""A flag per number of a state: whether it is a double."""
 
 
 def _build_state_loader(kinds: Kinds) -> Any:
-    """Build a function that makes a tuple of the words of a row.  A tuple of several types is built one by one."""
+    """Build a function that loads the words of a row as a tuple. A tuple of mixed types is built element by element."""
 
     def one(at: int, double: bool) -> Any:
         def of_double(ints: Any, doubles: Any, row: Any) -> Any:
@@ -343,8 +343,10 @@ def _build_state_writer(kinds: Kinds) -> Any:
 
 
 class AggregateLoops(NamedTuple):
-    """Of an aggregate.  ``fold``: states after cells, of rows that are present, by a flag each; by none, of all.
-    ``results``: of states.
+    """The compiled loops of an aggregate.
+
+    ``fold`` computes states after cells from the rows that are present; an empty ``present`` means all rows.
+    ``results`` computes the results of states.
 
     >>> kinds = (False, True)
     >>> add, retract = lambda s, x: (s[0] + 1, s[1] + x), lambda s, x: (s[0] - 1, s[1] - x)
@@ -363,7 +365,7 @@ class AggregateLoops(NamedTuple):
 
     @classmethod
     def from_functions(cls, add: Any, retract: Any, result: Any, kinds: Kinds) -> AggregateLoops:
-        """Those of some functions."""
+        """Build the loops of three functions."""
         return _build_loops(add, retract, result, kinds)
 
 
@@ -407,9 +409,9 @@ def _build_loops(add: Any, retract: Any, result: Any, kinds: Kinds) -> Aggregate
 
 @lru_cache(maxsize=256)
 def find_aggregate_fault(functions: tuple[Any, Any, Any], kinds: Kinds, value: Any, whole: bool) -> str:
-    """Describe the fault of functions of such states and values, "" for none.  ``whole``: results must be integers.
+    """Describe the fault of aggregate functions for such states and values, "" for none.
 
-    Without a compiler, nothing is checked.
+    ``whole``: results must be integers. With the compiler off, nothing is checked.
     """
     if config.DISABLE_JIT:
         return ""

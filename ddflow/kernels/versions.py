@@ -1,9 +1,9 @@
-"""Which rows of a key are versions, until when, and how that changes: the neighbours of what changes, and no others.
+"""Compute which rows of a key are versions, when each ends, and how a change affects its neighbours only.
 
-Invariant: the rows of a key stand in their order. Those of one event stand together, a delete first and the greatest
-row last; an event shows the last of its rows that is there. Neighbours that show the same content are one version,
-which is the first of them; content 0 is a delete, which ends the one before and is none. ``until``, of a row: -2 where
-it is no version, -1 where nothing ended it, else the first row of the event that did.
+The rows of a key are in order. Rows of one event are adjacent, a delete first and the greatest row last; an event shows
+its last present row. Neighbouring events with equal content are one version, represented by the first. Content 0 is a
+delete: it ends the previous version and is none itself. ``until`` of a row: -2 if it is no version, -1 if it has no
+end, else the first row of the event that ended it.
 
 >>> import numpy as np
 >>> one = lambda *values: np.array(values, np.int64)
@@ -22,15 +22,15 @@ from ddflow.kernels.compile import kernel
 
 Number = Any
 NONE, OPEN = -2, -1
-"""No version, and one that nothing ended."""
+"""Values of ``until``: the row is no version; the version has no end."""
 
 
 @kernel
 def compute_versions(ends: Ints, held: Ints, event: Ints, content: Words, until: Ints) -> None:
     """Compute the versions of keys.
 
-    ends: int64[g + 1], where the rows of keys begin.  held, event: int64[n], by row: how often it is there, and the
-    ascending number of its event.  content: uint64[n].  Written: until int64[n].  O(n).
+    Input: ends int64[g + 1], where the rows of keys begin. held, event int64[n], by row: the multiplicity, and the
+    ascending number of its event. content uint64[n]. Output: until int64[n]. O(n).
 
     >>> one = np.zeros(1, np.int64)
     >>> compute_versions(one, one, one, np.zeros(1, np.uint64), one)
@@ -70,13 +70,13 @@ def compute_version_updates(
     out_until: Ints,
     out_diff: Ints,
 ) -> int:
-    """How the versions of keys change at each time of a step.
+    """Compute the changes of versions at each time of a step.
 
-    ends, event, content: as of `compute_versions`.  held, until: so before the step, then after.  begins: int64[g + 1],
-    where the c changes of keys begin, each key's ascending in time.  places: int64[c], of the rows that change; ranks:
-    int32[c], of times; counts: int64[c], how often a row is there then.  Scratch: fresh int64[n].
-    Written: out_* [8 * c], a key's ascending in time.  Returns how many.  Of a time it looks from the version before
-    the first change to the first after the last that stays as it was, and no further than rows ever were.
+    Input: ends, event, content as for `compute_versions`. held, until: before the step, updated to after it. begins
+    int64[g + 1], where the c changes of keys begin, in ascending time. places int64[c], the changed rows; ranks
+    int32[c], of times; counts int64[c], new multiplicities. Scratch: fresh int64[n]. Output: out_* [8 * c], by key,
+    then time. Returns the number of updates. For each time it reads from the version before the first change to the
+    first unchanged version after the last change, at most to the last row ever present.
 
     >>> one, none, out = np.array([0, 1]), np.full(2, -2), [np.empty(8, np.int32), *np.empty((3, 8), np.int64)]
     >>> content, until, held = np.array([5, 7], np.uint64), np.array([-1, -2]), np.array([1, 0])
@@ -112,7 +112,7 @@ def compute_version_updates(
                 if run >= 0:
                     fresh[run] = head
                 run = shown if content[shown] != 0 else np.int64(-1)
-                # What begins here, or ended before, did so before the step: all is as it was from here on.
+                # This boundary existed before the step, so nothing changes from here on.
                 if event[head] > changed and (run < 0 or until[run] != NONE):
                     i, run = head, np.int64(-1)
                     break
@@ -128,7 +128,7 @@ def compute_version_updates(
 
 @kernel
 def _find_version_start(event: Ints, until: Ints, first: Number, low: Number) -> Number:
-    """Find the first row of the event of the last version before the event of a row, else the first row of the key."""
+    """Find the first row of the event of the last version before a row's event, else the first row of the key."""
     begin = low
     while begin > first and (event[begin] == event[low] or until[begin] == NONE):
         begin -= 1
@@ -149,7 +149,7 @@ def _add_update(
     until: Number,
     diff: int,
 ) -> Number:
-    """Write that a version comes or goes, if it is one; where the next update goes."""
+    """Write that a version appears or disappears, if it is one; return the position of the next update."""
     if until != NONE:
         ranks[at], rows[at], untils[at], diffs[at] = rank, row, until, diff
         at += 1

@@ -1,11 +1,11 @@
-"""The walk: which events of a key are folded, which are skipped, which clear; and whose order the key has then.
+"""Walk the events of each key in order: decide which to fold, ignore or clear, and the key's order afterwards.
 
-`apply_events_by_key` serves orders of groups of columns and deletes of groups. `walk_single_group` does the same for
-rows of one order and no groups, at a fraction of its cost; a test compares the two.
+`apply_events_by_key` serves orders of column groups and deletes of groups. `walk_single_group` does the same for rows
+with one order and no groups, at a fraction of the cost; a test compares the two.
 
-Guarantees: events are taken in the order given, each against the running order of its key, so it does not matter how
-events are cut into steps. Every event gets an action for each group, or a reason why it acts on none.
-Limits: never looks at a cell; that is ``fold``. Versions of cells are in ``walk_cells``.
+Guarantees: each event is compared with the running order of its key, in the given sequence, so the cut of events into
+steps has no effect. Every event gets an action for each group, or the reason why it has none.
+Limits: never reads a cell; ``fold`` does. Versions of single cells are in ``walk_cells``.
 """
 
 from typing import NamedTuple
@@ -18,32 +18,32 @@ from ddflow.kernels.fold import BLANK, CLEAR, SKIP, TAKE, EventsByKey
 from ddflow.kernels.resolve import ERROR, FIRST, LAST, STALE, SUPERSEDED, TIE_LOST
 
 OLDER, TIED, REFUSED = 2, 3, 4
-"""What `_compare_orders` says beside TAKE."""
+"""Results of `_compare_orders` besides TAKE."""
 NONE, TOMBSTONE, ROW = 0, 1, 2
-"""What a key holds: nothing, a tombstone, a row."""
+"""The content of a key: nothing, a tombstone, a row."""
 OF_KEY = 2
-"""A delete that is of the whole key, also where deletes are of groups: full contents do not name the key."""
+"""A delete of the whole key even if deletes are by group: the key is absent from full contents."""
 
 
 class WalkRules(NamedTuple):
-    """What of a spec decides."""
+    """The rules of a spec that the walk needs."""
 
     tie: int
     """LAST, FIRST, GREATEST or ERROR."""
     keeps: bool
     """Whether a key keeps its order from one time to the next, and after a delete."""
     ordered: bool
-    """Whether the row has an order of its own, be it arrival; else it follows its groups."""
+    """Whether the row has an order, be it arrival; else it follows its groups."""
     by_group: bool
-    """Whether deletes are of groups, not of the row, but for those that are `OF_KEY`."""
+    """Whether deletes are of groups rather than the row, except `OF_KEY`."""
     over: bool
-    """Whether what is held decides nothing (full contents)."""
+    """Whether the held order decides nothing (full contents)."""
     inherits: bool
-    """Whether some order of the row is null, and is inherited."""
+    """Whether an order column of the row may be null and is then inherited."""
 
 
 class WalkOutcome(NamedTuple):
-    """The outcome, written by `apply_events_by_key`.
+    """The output arrays of `apply_events_by_key`.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> rule = WalkRules(LAST, True, True, False, False, False)
@@ -61,18 +61,19 @@ class WalkOutcome(NamedTuple):
     action: Flags2d
     """uint8[groups, n], by place."""
     why: Flags
-    """uint8[n], by row: the verdict of an event that acts on no group; SUPERSEDED for one that acts."""
+    """uint8[n], by row: the verdict of an event that acts on no group; SUPERSEDED for an event that acts."""
     running: Ints2d
     """int64[m, w]: the key's order words after each of its times."""
     live: Flags
-    """uint8[m]: whether it has a row then."""
+    """uint8[m]: whether the key then has a row."""
     last: Ints
     """int64[m]: the last row that acted at the (key, time), or -1."""
 
 
 @kernel
 def _compare_orders(order: Ints, row: int, other: Ints, at: int, begin: int, base: int, end: int, tie: int) -> int:
-    """TAKE, OLDER, TIED or REFUSED: an event's words [begin, end) against running ones, of which base decide first.
+    """Compare an event's words [begin, end) with running ones: TAKE, OLDER, TIED or REFUSED. Words before ``base``
+    decide first.
 
     >>> _compare_orders(np.array([[4, 1]]), 0, np.array([[4, 2]]), 0, 0, 1, 2, LAST) == OLDER
     True
@@ -92,11 +93,10 @@ def _compare_orders(order: Ints, row: int, other: Ints, at: int, begin: int, bas
 
 @kernel
 def _inherit_order(order: Ints, row: int, fields: Ints, running: Ints, at: int, out: Ints, to: int) -> None:
-    """Copy an event's order words to row ``to`` of ``out``; what is null in the row's order comes from running ones.
+    """Copy an event's order words to row ``to`` of ``out``, and fill nulls of the row's order from the running words.
 
-    fields: int64[f, 4], of each order column the group, its first word, the word after its last, and whether it may
-    be null.  A null is LEAST in a column of one word, and 0 in the first of two.  at: -1 where there is nothing to
-    inherit.
+    fields int64[f, 4], by order column: the group, its first word, the word after its last, and whether it may be null.
+    A null is LEAST in a column of one word, and 0 in the first of two. at: -1 if there is no running order.
     """
     for w in range(order.shape[1]):
         out[to, w] = order[row, w]
@@ -111,7 +111,7 @@ def _inherit_order(order: Ints, row: int, fields: Ints, running: Ints, at: int, 
 
 @kernel
 def _is_null(order: Ints, row: int, begin: int, end: int, nullable: int) -> bool:
-    """Whether the words [begin, end) of one order column stand for null."""
+    """Return whether the words [begin, end) of one order column mean null."""
     if nullable == 0:
         return False
     return bool(order[row, begin] == (0 if end - begin == 2 else -(2**63)))
@@ -119,7 +119,7 @@ def _is_null(order: Ints, row: int, begin: int, end: int, nullable: int) -> bool
 
 @kernel
 def _has_group_order(order: Ints, row: int, fields: Ints, group: int) -> bool:
-    """Whether an event gives a group an order: one of its order columns is not null."""
+    """Return whether an event gives a group an order: at least one order column is not null."""
     for f in range(fields.shape[0]):
         if fields[f, 0] == group and not _is_null(order, row, fields[f, 1], fields[f, 2], fields[f, 3]):
             return True
@@ -128,7 +128,7 @@ def _has_group_order(order: Ints, row: int, fields: Ints, group: int) -> bool:
 
 @kernel
 def _is_older_than_prior(scratch: Ints, spans: Ints, group: int, known: bool, tie: int) -> bool:
-    """Whether an event is older than what its key held when the step began."""
+    """Return whether an event is older than the order that its key held at the start of the step."""
     if not known:
         return False
     return bool(
@@ -140,10 +140,11 @@ def _is_older_than_prior(scratch: Ints, spans: Ints, group: int, known: bool, ti
 def _compare_with_groups(
     place: int, spans: Ints, fields: Ints, known: bool, tie: int, scratch: Ints, action: Flags
 ) -> tuple[bool, bool, bool, bool]:
-    """Compare an event (row 2 of scratch) with what each group beside the row runs by; codes go to row 3, -1 for none.
+    """Compare an event (row 2 of scratch) with the running order of each group except the row; write codes to row 3, -1
+    for none.
 
-    Returns whether it gives a group an order; whether one takes it; whether one refuses it for a tie; whether one is
-    newer by an event of the step.  Code 0 is REFUSED where ERROR refuses it.
+    Returns whether it gives a group an order; whether a group takes it; whether a group refuses it for a tie; whether a
+    group is newer by an event of the step. Code 0 is REFUSED if ERROR refuses it.
     """
     given = taken = tied = late = False
     codes = scratch[3]
@@ -164,7 +165,9 @@ def _compare_with_groups(
 def _apply_to_groups(
     place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool, spans: Ints, scratch: Ints, action: Flags
 ) -> bool:
-    """Write what an event does to each group, and let those that take it run by its order; whether it does anything."""
+    """Write the event's action on each group, raise the order of groups that take it, and return whether it acts at
+    all.
+    """
     codes, acted = scratch[3], False
     action[0, place] = SKIP
     if (deletes and not by_group and not accepted) or (not deletes and not alive and not accepted):
@@ -174,7 +177,7 @@ def _apply_to_groups(
             action[g, place], acted = TAKE if not deletes else BLANK if alive else CLEAR, True
             _set_group_order(scratch, spans, g)
         elif not deletes and not alive:
-            action[g, place] = BLANK  # the row begins here, and this group without a value
+            action[g, place] = BLANK  # the row begins here, without a value for this group
         if deletes and not by_group:
             action[g, place] = CLEAR
     if accepted and not (deletes and by_group):
@@ -196,19 +199,20 @@ def apply_events_by_key(
     scratch: Ints2d,
     out: WalkOutcome,
 ) -> int:
-    """Walk all keys.
+    """Walk the events of all keys. Return a row that ERROR refuses, or -1. O(n * groups).
 
-    steps: see the fields.  order: int64[n, w], words by row.  gone: uint8[n], which delete: 1, or OF_KEY.  status:
-    uint8[g], NONE, TOMBSTONE or ROW; prior: int64[g, w], the words held (w 0: none are).  spans: int64[groups, 3], of
-    each group its first word, where its tie words begin, and the end.  fields: as `_inherit_order` takes them.  rule:
-    see the fields. scratch: int64[4, the greater of w and groups].  out: written.  Returns a row that is refused under
-    ERROR, or -1. O(n * groups).
+    Input:
+    - steps, rule: see their fields. fields: as for `_inherit_order`.
+    - order: int64[n, w], words by row. gone: uint8[n], 1 or OF_KEY for a delete.
+    - status: uint8[g], NONE, TOMBSTONE or ROW. prior: int64[g, w], the held words (w 0: none).
+    - spans: int64[groups, 3], by group: its first word, where its tie words begin, and the end.
+    Scratch: int64[4, max(w, groups)]. Output: out.
     """
     permutation, key_times, keys = steps
     tie, keeps, ordered, by_group, over, inherits = rule
     action, why, running, live, last = out
     words = order.shape[1]
-    # Rows of scratch: 0 what runs, 1 what was held, 2 the event, 3 the codes of groups.
+    # Rows of scratch: 0 the running order, 1 the held order, 2 the event, 3 the codes of groups.
     for key in range(keys.size - 1):
         known = keeps and not over and status[key] != NONE
         alive = not over and status[key] == ROW
@@ -252,7 +256,7 @@ def apply_events_by_key(
 
 @kernel
 def _clear_orders(scratch: Ints, spans: Ints, fields: Ints) -> None:
-    """Write, as running and held words, those of groups that nobody gave an order: null in every column."""
+    """Set the running and held words of groups without an order: null in every column."""
     for w in range(scratch.shape[1]):
         scratch[0, w] = scratch[1, w] = -(2**63)
     for f in range(fields.shape[0]):
@@ -263,7 +267,7 @@ def _clear_orders(scratch: Ints, spans: Ints, fields: Ints) -> None:
 
 @kernel
 def _is_row_order_unset(scratch: Ints, spans: Ints) -> bool:
-    """Whether the row never had an order."""
+    """Return whether the row never had an order."""
     w = spans[0, 0]
     while w < spans[0, 2] and scratch[0, w] == -(2**63):
         w += 1
@@ -272,14 +276,14 @@ def _is_row_order_unset(scratch: Ints, spans: Ints) -> bool:
 
 @kernel
 def _set_group_order(scratch: Ints, spans: Ints, group: int) -> None:
-    """Raise the order of a group to the event's."""
+    """Set the running order of a group to the event's."""
     for w in range(spans[group, 0], spans[group, 2]):
         scratch[0, w] = scratch[2, w]
 
 
 @kernel
 def _compare_order_words(event: Ints, other: Ints, base: int, tie: int) -> int:
-    """TAKE, OLDER, TIED or REFUSED, as `_compare_orders`, of an event's words and others; base of them decide first.
+    """Compare an event's words with others as `_compare_orders` does; the first ``base`` words decide before ties.
 
     >>> _compare_order_words(np.array([4, 1]), np.array([4, 2]), 1, LAST) == OLDER
     True
@@ -309,8 +313,9 @@ def walk_single_group(
     rule: WalkRules,
     out: WalkOutcome,
 ) -> int:
-    """Walk all keys: as `apply_events_by_key`, with one span of words, of which ``base`` decide before ties.  O(n), 15
-    ns an event.
+    """Walk the events of all keys whose rows have one order; ``base`` of its words decide before ties.
+
+    Takes the other arguments of `apply_events_by_key`, and returns the same. O(n).
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> taken = WalkOutcome(np.empty((1, 3), np.uint8), np.empty(3, np.uint8), np.empty((1, 1), np.int64),

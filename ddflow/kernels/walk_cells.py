@@ -1,10 +1,10 @@
-"""The walk under versions of cells: every cell is compared by the order of the event that set it.
+"""Walk the events of each key under versions of cells: compare each cell by the order of the event that set it.
 
-A key keeps the order of its row, that of its latest delete, and that of each cell. A cell holds the value of the
-greatest order above the latest delete, and the row lives while an event above that delete was seen. `walk_latest_cells`
-does the same for an order of one column without nulls where the last to arrive wins a tie; a test compares the two.
+A key keeps the order of its row, of its latest delete, and of each cell. A cell holds the value of the greatest order
+above the latest delete. The row lives if the key has seen an event above that delete. `walk_latest_cells` does the same
+for an order of one column without nulls and ties won by the last to arrive; a test compares the two.
 
-Guarantees: the outcome does not depend on the order of arrival, except for ties that the rule leaves to it.
+Guarantees: the result does not depend on the order of arrival, except for ties that the rule decides by arrival.
 """
 
 from typing import NamedTuple
@@ -20,11 +20,11 @@ from ddflow.kernels.walk import NONE, OLDER, REFUSED, ROW, TIED, WalkOutcome, Wa
 UNSET = -(2**63)
 """The word of an order that was never set."""
 LATEST, EARLIEST, EVERY = 0, 1, 2
-"""Which event gives a cell its value: that of the greatest order, of the least one, or all of them do."""
+"""The event that gives a cell its value: the one with the greatest order, the one with the least, or every event."""
 
 
 class CellValues(NamedTuple):
-    """The cells' values as words, under GREATEST; else of no columns.
+    """The values of cells as words, under GREATEST; otherwise without columns.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> taken = WalkOutcome(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64),
@@ -43,16 +43,16 @@ class CellValues(NamedTuple):
     word: Ints2d
     """int64[cells, n], by row."""
     there: Flags2d
-    """uint8[cells, n]: whether it is not null."""
+    """uint8[cells, n]: 1 if not null."""
     held: Ints2d
-    """int64[cells, g]: what keys hold."""
+    """int64[cells, g]: the values that keys hold."""
     had: Flags2d
-    """uint8[cells, g]."""
+    """uint8[cells, g]: 1 if not null."""
 
 
 @kernel
 def _is_unset(words: Ints, at: int, begin: int, end: int) -> bool:
-    """Whether an order was never set."""
+    """Return whether an order was never set."""
     left = begin
     while left < end and words[at, left] == UNSET:
         left += 1
@@ -61,7 +61,7 @@ def _is_unset(words: Ints, at: int, begin: int, end: int) -> bool:
 
 @kernel
 def _compare_part_order(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
-    """Compare the event in row 2 of scratch with a part of the orders in row ``at``; TAKE if the part is unset."""
+    """Compare the event in row 2 of scratch with one part's order in row ``at``; return TAKE if the part is unset."""
     begin = part * wide
     if _is_unset(scratch, at, begin, begin + wide):
         return TAKE
@@ -82,7 +82,7 @@ def _set_part_order(scratch: Ints, part: int, wide: int) -> None:
 
 @kernel
 def _is_greater_value(values: CellValues, cell: int, row: int, current: int, key: int) -> bool:
-    """Whether the event's value is greater than that of the cell: set by row ``current``, held (-1), or none (-2)."""
+    """Return whether the event's value is greater than the cell's: set by row ``current``, held (-1), or none (-2)."""
     if values.there[cell, row] == 0:
         return False
     if current == -2 or (current == -1 and values.had[cell, key] == 0):
@@ -94,7 +94,9 @@ def _is_greater_value(values: CellValues, cell: int, row: int, current: int, key
 
 @kernel
 def _compare_earliest_order(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
-    """As `compared`, where the least order wins: TAKE for an event before the part's, OLDER for one after it."""
+    """Compare as `_compare_part_order` if the least order wins: TAKE for an event before the part's, OLDER for one
+    after it.
+    """
     begin = part * wide
     if _is_unset(scratch, at, begin, begin + wide):
         return TAKE
@@ -102,7 +104,7 @@ def _compare_earliest_order(scratch: Ints, at: int, part: int, wide: int, base: 
         if w == base and tie == ERROR:
             return REFUSED
         if scratch[2, w] != scratch[at, begin + w]:
-            # Among ties FIRST keeps the complement of the sequence.
+            # Among ties, FIRST stores the complement of the sequence.
             before = scratch[2, w] < scratch[at, begin + w]
             return TAKE if before != (w >= base and tie == FIRST) else OLDER
     if tie == ERROR:
@@ -127,10 +129,10 @@ def _apply_to_cells(
     scratch: Ints,
     action: Flags,
 ) -> tuple[bool, bool, bool, bool]:
-    """Let an event fill, or clear, the cells that its order gives it.
+    """Fill or clear the cells that an event's order permits.
 
-    The arrays are those of `walk_cells`.  Returns whether it did for one; whether one went to another event of the
-    step; whether one lost a tie; whether one is refused under ERROR.
+    Takes the arrays of `walk_cells`. Returns whether it changed a cell; whether a cell went to another event of the
+    step; whether it lost a tie; whether ERROR refuses it.
     """
     filled = passed = lost = refused = False
     for c in range(gives.shape[0]):
@@ -152,7 +154,7 @@ def _apply_to_cells(
             cell = TIED
         if cell == TAKE:
             _set_part_order(scratch, part, wide)
-            if deletes and kind != LATEST:  # what is cleared has no first event, and no sum, any more
+            if deletes and kind != LATEST:  # a cleared cell has neither a first event nor a sum
                 for w in range(part * wide, part * wide + wide):
                     scratch[0, w] = UNSET
             filled = True
@@ -179,14 +181,14 @@ def _load_key_orders(scratch: Ints, prior: Ints, key: int, known: bool, alive: b
 
 @kernel
 def _copy_orders(scratch: Ints, target: Ints, at: int, words: int) -> None:
-    """Row 0 of scratch into a row of another."""
+    """Copy row 0 of scratch to a row of another array."""
     for w in range(words):
         target[at, w] = scratch[0, w]
 
 
 @kernel
 def _compare_row_order(scratch: Ints, deletes: bool, alive: bool, wide: int, base: int, tie: int) -> int:
-    """Compare the event with the order of the live row: a delete loses a tie under GREATEST."""
+    """Compare the event with the order of the live row; a delete loses a tie under GREATEST."""
     code = _compare_part_order(scratch, 0, 0, wide, base, tie) if alive else TAKE
     if code == TAKE and deletes and tie == GREATEST and _is_base_tie(scratch, 0, wide, base, alive):
         return TIED
@@ -209,19 +211,19 @@ def walk_cells(
     scratch: Ints2d,
     out: WalkOutcome,
 ) -> int:
-    """Walk all keys.
+    """Walk the events of all keys under versions of cells.
 
-    steps, gone, status, fields, rule, out: as `apply_events_by_key` takes them.  order: int64[n, v], by row, of which
-    ``base`` words decide before ties.  prior: int64[g, (2 + cells) * v].  gives: uint8[cells, n]: whether an event
-    gives a cell a value; kinds: int64[cells], LATEST, EARLIEST or EVERY.  scratch: int64[4, (2 + cells) * v + cells].
-    Returns a row that is refused under ERROR, or -1.  O(n * cells).
+    Input: steps, gone, status, fields, rule as for `apply_events_by_key`. order int64[n, v], by row; ``base`` words
+    decide before ties. prior int64[g, (2 + cells) * v]. gives uint8[cells, n], whether an event gives a cell a value.
+    kinds int64[cells], LATEST, EARLIEST or EVERY. Scratch: int64[4, (2 + cells) * v + cells]. Output: out. Returns a
+    row that ERROR refuses, or -1. O(n * cells).
     """
     permutation, key_times, keys = steps
     tie, _, _, _, over, inherits = rule
     action, why, running, live, last = out
     cells, wide = gives.shape[0], order.shape[1]
     words = (2 + cells) * wide
-    # Behind row 1 of scratch stands which row set each cell: -1 for what was held, -2 for none.
+    # After row 1 of scratch: the row that set each cell, -1 for the held value, -2 for none.
     setter = scratch[1, words:]
     action[:] = SKIP
     for key in range(keys.size - 1):
@@ -268,7 +270,7 @@ def walk_cells(
 
 @kernel
 def _is_base_tie(scratch: Ints, part: int, wide: int, base: int, there: bool) -> bool:
-    """Whether the event in row 2 ties with a part of the running orders that was set."""
+    """Return whether the event in row 2 ties with a set part of the running orders."""
     begin = part * wide
     if not there or _is_unset(scratch, 0, begin, begin + wide):
         return False
@@ -280,7 +282,7 @@ def _is_base_tie(scratch: Ints, part: int, wide: int, base: int, there: bool) ->
 
 @kernel
 def _write_part_order(running: Ints, key_time: int, part: int, wide: int, word: int) -> None:
-    """Set the order of a part to an event's: the flag for not null, if there is a word for it, and the word."""
+    """Set the order of a part to an event's word, and its flag for not null if the order has one."""
     running[key_time, part * wide] = 1
     running[key_time, part * wide + wide - 1] = word
 
@@ -296,10 +298,10 @@ def walk_latest_cells(
     over: bool,
     out: WalkOutcome,
 ) -> None:
-    """Walk all keys under versions of cells, where the latest event gives each cell its value.
+    """Walk the events of all keys under versions of cells if the latest event gives each cell its value.
 
-    As `walk_cells` takes them, with order: int64[n, v], v 1, or 2 of which the first is 1: not null.  prior: int64[g,
-    (2 + cells) * v], of which the last word of each order decides.  O(n * cells), some 10 ns an event and cell.
+    Takes the arguments of `walk_cells`, with order int64[n, v]: v is 1, or 2 with a first word of 1 for not null. prior
+    int64[g, (2 + cells) * v]; the last word of each order decides. O(n * cells).
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> byte, wide = lambda *shape: np.zeros(shape, np.uint8), np.empty((1, 4), np.int64)
