@@ -1,21 +1,11 @@
-"""Decode and check the rows of one input, number them, and turn them into events with a time.
+"""Decode and check the rows of one input, number them, and convert them to events with a time.
 
-`InputValidator.decode` makes rows of messages, and `validate_rows` makes events of rows, which an `IngestedRows` puts
-in the queue.
+`InputValidator.decode` converts messages to rows, and `InputValidator.validate_rows` converts rows to events.
+`IngestedRows` then queues them. Every row gets an arrival number, also a bad one. A row that is late and lacks its key
+counts once, as bad. An advanced event is stamped at the frontier, but resolved by its own time.
 
-Invariant: `validate_rows` changes nothing. Either all rows of a push or step are admitted (bad and late ones with their
-verdict), or an error names what is wrong and the input is as before. Every row gets an arrival number, bad ones too. A
-row that lacks its key and is late counts once, as bad. An advanced event is stamped at the frontier, but is resolved by
-its own time.
-
->>> import pyarrow as pa
->>> from ddflow.plan.inputs.bind import bind_upserts
->>> from ddflow.plan.inputs.spec import Upsert
->>> schema = pa.schema({"k": pa.int64(), "t": pa.int64()})
->>> admission = InputValidator(bind_upserts("o", schema, Upsert("k", time="t", late="drop")))
->>> events, refused = admission.validate_rows(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
->>> events.times.tolist(), refused.counts_by_verdict
-([9], {'late': 1})
+Guarantees: `validate_rows` changes nothing. It admits all rows of a call, bad and late ones with their verdict, or
+raises an error that names the cause.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -59,20 +49,20 @@ from ddflow.time import CLOSED, NEVER, format_time
 
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")
 Where = Callable[[int], str | Row]
-"""The name of a row in an error."""
+"""Returns the name of a row for an error."""
 Look = Callable[[pa.RecordBatch], None]
-"""Is shown rows as they came."""
+"""Gets rows as they arrived."""
 
 
 class RefusedRows(NamedTuple):
-    """Rows that are counted and go no further: bad and late ones.  ``codes``: their verdicts."""
+    """Rows that are counted but not admitted: bad and late ones. ``codes``: their verdicts."""
 
     events: Events
     codes: Ints
 
     @property
     def counts_by_verdict(self) -> dict[str, int]:
-        """How many there are, by verdict."""
+        """The number of rows, by verdict."""
         return {NAMES[code]: int(n) for code, n in enumerate(np.bincount(self.codes)) if n}
 
 
@@ -88,7 +78,7 @@ class DecodeProgress:
 
 
 class DecodedRows(NamedTuple):
-    """Rows, or the events of messages: ``truncate`` comes before them, and ``where`` names them in errors."""
+    """Rows, or the events of messages. ``truncate`` comes before them, and ``where`` names them in errors."""
 
     rows: Any
     truncate: Truncate | None = None
@@ -96,22 +86,34 @@ class DecodedRows(NamedTuple):
 
 
 class InputValidator:
-    """``bound``: the input's spec and schema.  ``arrived``: how many rows have come so far; the engine adds to it."""
+    """The checks of one input.
+
+    ``bound``: its spec and schema. ``arrived``: the number of rows so far, which the engine updates.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.plan.inputs.bind import bind_upserts
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> schema = pa.schema({"k": pa.int64(), "t": pa.int64()})
+    >>> admission = InputValidator(bind_upserts("o", schema, Upsert("k", time="t", late="drop")))
+    >>> events, refused = admission.validate_rows(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
+    >>> events.times.tolist(), refused.counts_by_verdict
+    ([9], {'late': 1})
+    """
 
     def __init__(self, bound: Binding) -> None:
         self.bound, self.arrived = bound, 0
         self.columns: list[str] = bound.schema.names
-        """Those that the last rows had."""
+        """The columns of the last rows."""
         self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.required_columns
         self.table: str | None = None
-        """That messages are of, once one has said it; the engine sets it."""
+        """The table of the messages, once a message has named it. The engine sets it."""
         doubted = [at for at, field in enumerate(bound.schema) if bound.format is None and needs_validation(field.type)]
         self.texts = [at for at in doubted if is_text(bound.schema.field(at).type)]
         self.doubted = [at for at in doubted if at not in self.texts]
-        """The columns, but for `texts`, that may have values beyond their types."""
+        """The columns, except `texts`, that may have values outside their types."""
         self.certain = [field.name for field in bound.schema if not field.nullable]
         self.spelled = INTERVAL in bound.schema.types
-        """Whether values of a column may be written in several ways; the column keeps one."""
+        """Whether a column's values have several notations; the column keeps one of them."""
         self.key = [name for name in bound.non_null_columns if name not in self.certain]
         """The columns that may not be null in an event."""
         self.words = None if bound.spec.time is None else build_word_reader(bound.time_type)
@@ -119,7 +121,7 @@ class InputValidator:
         self.notes = bound.event_schema != bound.schema
         """Whether events have other columns than rows."""
         self.given = bound.schema if bound.format is None else pa.schema([])
-        """The columns that rows are given in, as far as they are declared: messages say theirs."""
+        """The declared columns of incoming rows. Messages bring their own columns, so none are declared for them."""
         self.format, self.marks = bound.format, bound.has_bad_event_column
         self.unseen = (
             MissingColumnFinder(())
@@ -130,13 +132,13 @@ class InputValidator:
 
     @property
     def missing_columns(self) -> tuple[str, ...]:
-        """The columns that the last rows lacked and are null there; under a merge, and of messages, they are not."""
+        """The columns that the last rows lacked, which are null then. Empty for messages and under a merge."""
         if self.format is not None or self.bound.merging is not None:
             return ()
         return tuple(name for name in self.bound.schema.names if name not in self.columns)
 
     def decode(self, given: Any, read: DecodeProgress) -> Sequence[DecodedRows]:
-        """Return rows unchanged, and the events of messages, split at each truncate.
+        """Return rows unchanged, or the events of messages, split at each truncate.
 
         ``read``: the earlier messages. O(1), O(bytes) of messages. Raises `BadMessage`, and `SchemaMismatch` for a
         value that is no table of messages.
@@ -156,7 +158,7 @@ class InputValidator:
         return parts
 
     def decode_without_truncates(self, given: Any, read: DecodeProgress | None = None) -> Any:
-        """Return rows unchanged, and the events of messages. Like `decode`, and raises `BadMessage` for a truncate."""
+        """Return rows unchanged, or the events of messages. Like `decode`, but raises `BadMessage` for a truncate."""
         made = self._decode_messages(given, read or DecodeProgress(self.table))
         return refuse_truncates(made, self.what).rows if isinstance(made, DecodedEvents) else made
 
@@ -180,7 +182,7 @@ class InputValidator:
         return made
 
     def _refuse_null_keys(self, made: DecodedEvents, given: pa.Table, first: int) -> None:
-        """Raise `NullKey` for an event without its key, with the place of its message."""
+        """Raise `NullKey` for an event without its key, and name its message."""
         lacking = np.zeros(made.rows.num_rows, np.bool_)
         for name in self.key:
             lacking |= np.asarray(made.rows.column(name).is_null())
@@ -202,7 +204,7 @@ class InputValidator:
         )
 
     def build_event_batch(self, given: Any) -> pa.RecordBatch:
-        """Convert rows to the columns of events without a copy if they have them, in one chunk. O(rows) else.
+        """Convert rows to the columns of events: without a copy if one chunk has these columns, else O(rows).
 
         Raises `NotArrow`, `SchemaMismatch`.
         """
@@ -213,7 +215,7 @@ class InputValidator:
         if len(batches) == 1 and not [x for x in self.certain if batches[0].column(x).null_count]:
             batch = batches[0]
             try:
-                for at in self.texts:  # in no function, which a small step would feel
+                for at in self.texts:  # inlined, because small steps are sensitive to calls
                     if batch.num_rows < MANY or not is_large_ascii_array(batch.column(at)):
                         batch.column(at).validate(full=True)
             except pa.ArrowInvalid:
@@ -239,10 +241,10 @@ class InputValidator:
         looks: Iterable[Look] = (),
         where: Where | None = None,
     ) -> tuple[Events, RefusedRows | None]:
-        """Check and number the rows of one input. Return the events that go on, and the rows that do not.
+        """Check and number the rows of one input. Return the admitted events and the refused rows. O(rows).
 
-        ``time``: of the step, in epoch mode. ``before``: how many rows came before these in the same call. ``looks``:
-        are shown them all. ``where``: what errors call a row, by default its number in the call. O(rows).
+        ``time``: the time of the step, in epoch mode. ``before``: the number of earlier rows of the same call.
+        ``looks``: functions that get all rows. ``where``: names a row in errors, by default by its number in the call.
 
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
         """
@@ -275,7 +277,10 @@ class InputValidator:
         return events if times is original and ascending else events.sort_by_time(), refused
 
     def _mark_bad_rows(self, events: pa.RecordBatch, where: Where) -> Flags | None:
-        """Which events lack their key or are marked as bad, None when none.  Raises `NullKey` when that is an error."""
+        """Mark the events that lack their key or are marked as bad; return None if there are none.
+
+        Raises `NullKey` if the spec refuses events without a key.
+        """
         marked = None
         if self.marks and events.column(MARK).null_count < events.num_rows:
             marked = np.asarray(events.column(MARK).is_valid()).astype(np.uint8)
@@ -290,7 +295,7 @@ class InputValidator:
         return marked
 
     def _read_times(self, events: pa.RecordBatch, keyless: Flags | None, where: Where) -> tuple[Ints, int, bool]:
-        """Return the events' times as int64, the least, and whether they ascend.
+        """Return the events' times as int64, the least time, and whether the times ascend.
 
         Raises `SchemaMismatch` for a null, or a time that no event may have.
         """
@@ -322,7 +327,7 @@ class InputValidator:
         return times, least, ascending
 
     def _raise_null_error(self, keyless: Any, where: Where, events: Any) -> None:
-        """Raise the binding's error for rows without a key if it refuses them, with the first of the ``events``."""
+        """Raise the binding's error, with the first of the ``events``, if it refuses rows without a key."""
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
             others = ErrorText(" or ", Option("null_key", "keep")) if self.bound.unique else ErrorText()
@@ -341,7 +346,7 @@ class InputValidator:
             raise error
 
     def _stamp_late_events(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:
-        """Return the stamps of the events, some of them late. Raises `LateEvent` if late events are an error."""
+        """Return the stamps of events, of which some are late. Raises `LateEvent` if the spec refuses late events."""
         rule = self.bound.spec.late
         if rule == "error":
             rows, kind = np.flatnonzero(late), self.bound.time_type

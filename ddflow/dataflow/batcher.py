@@ -1,18 +1,11 @@
-"""Pending events of one input: push by push in, out in the order of time, resident or spilled.
+"""Hold the pending events of one input until their times close, in memory or in files.
 
-Invariant: an event comes out of exactly one ``seal``, the first whose upper is above its time. Events come out in the
-order of times and, within a time, of arrival. Pushes arrive in any order of times, most of them nearly sorted. A seal
-costs what it releases, not what waits, be it ten million events or more than memory holds. A step that may still be
-refused releases nothing: the engine peeks, resolves, and seals when it is sure; the batcher keeps what was peeked for
-that. It does not resolve events, nor look at their columns. `checkpoint_batcher` writes what waits as plain values and
-files, a run once, and `restore_batcher` makes a batcher of them that releases the same.
+`Batcher.add` takes events in any order of times. `Batcher.seal` releases all events below a time, ordered by time and
+then by arrival. The engine first peeks, computes the step, and seals only when the step is certain to succeed.
 
->>> import numpy as np
->>> import pyarrow as pa
->>> batcher, times = Batcher(), np.array([5, 3])
->>> batcher.add(Events(pa.record_batch({"k": ["late", "early"]}), times, times, np.array([0, 1])))
->>> batcher.seal(4).rows.to_pylist(), len(batcher)
-([{'k': 'early'}], 1)
+Guarantees: each event is released once, by the first seal above its time. A seal costs O(released), however many events
+wait, even more than memory holds. `checkpoint_batcher` writes each run once, and `restore_batcher` makes a batcher that
+releases the same events.
 """
 
 from __future__ import annotations
@@ -39,11 +32,19 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob
 
 PIECE: Final = 1 << 16
-"""Events that `Batcher.peek_in_chunks` hands out at a time, at most."""
+"""The most events in a piece of `Batcher.peek_in_chunks`."""
 
 
 class Batcher:
-    """Pending events; ``len`` is how many."""
+    """The pending events of one input; ``len`` is their number. It neither resolves events nor reads their columns.
+
+    >>> import numpy as np
+    >>> import pyarrow as pa
+    >>> batcher, times = Batcher(), np.array([5, 3])
+    >>> batcher.add(Events(pa.record_batch({"k": ["late", "early"]}), times, times, np.array([0, 1])))
+    >>> batcher.seal(4).rows.to_pylist(), len(batcher)
+    ([{'k': 'early'}], 1)
+    """
 
     def __init__(self, runs: PendingRuns | None = None, pending: int = 0) -> None:
         self.runs, self.pending = PendingRuns() if runs is None else runs, pending
@@ -55,18 +56,18 @@ class Batcher:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that pending events hold.  O(1)."""
+        """Bytes of memory that pending events hold. O(1)."""
         return self.runs.bytes_resident
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of the files that hold the others.  O(1)."""
+        """Bytes of the files that hold spilled events. O(1)."""
         return self.runs.mapped
 
     def add(self, run: Events) -> None:
-        """Take in the events of one push, in the order of arrival or of time.  The rows are referred to, not copied.
+        """Add the events of one push, in the order of arrival or of time. The rows are referenced, not copied.
 
-        O(n log n) where times are out of order, else O(n); and merging, O(log pending) amortised for each event.
+        O(n log n) if times are out of order, else O(n). Merges add O(log pending) amortised for each event.
         """
         if run.times.size:
             self._peeked = None
@@ -74,19 +75,19 @@ class Batcher:
             self.pending += run.times.size
 
     def copy(self) -> Batcher:
-        """Return what waits now; runs are shared.  O(runs)."""
+        """Copy the batcher; both share the runs. O(runs)."""
         return Batcher(self.runs.copy(), self.pending)
 
     def copy_with_events(self, run: Events) -> Batcher:
-        """Copy the batcher and add these events to the copy. Runs are shared. O(runs) more than `add`."""
+        """Copy the batcher and add these events to the copy. Both share the runs. O(runs) more than `add`."""
         both = self.copy()
         both.add(run)
         return both
 
     def peek(self, upper: int) -> Events | None:
-        """Return the events that ``seal`` would release, without releasing them, or None. O(released log released).
+        """Return the events that ``seal`` would release, or None, and release nothing. O(released log released).
 
-        The result is kept for a `seal` with the same upper, until the next other call.
+        The result is kept for a `seal` with the same upper, until any other call.
         """
         if self._peeked is None or self._peeked[0] != upper:
             parts = [run.slice_events(run.find_first_event_at(upper)) for run in self.runs.list_runs_before(upper)]
@@ -94,7 +95,7 @@ class Batcher:
         return self._peeked[1]
 
     def seal(self, upper: int) -> Events | None:
-        """Release the events at times below ``upper``, or None.  O(released log released), or O(runs) once peeked."""
+        """Release the events at times below ``upper``, or None. O(released log released), or O(runs) after a peek."""
         events = self.peek(upper)
         self._peeked = None
         if events is not None:
@@ -105,9 +106,9 @@ class Batcher:
     def peek_in_chunks(self, upper: int) -> tuple[int, Iterator[Events]]:
         """Count the events that ``seal`` would release, and return them in pieces, because they may exceed the memory.
 
-        A piece has at most 65,536 events and some 8 MB, refers to its run's columns, and is in order by itself; pieces
-        overlap in time. Nothing is consumed; the pieces stay valid when the batcher changes. O(runs that release
-        something), and O(1) a piece.
+        A piece has at most 65,536 events and some 8 MB. It refers to its run's columns and is ordered by time; pieces
+        overlap in time. Nothing is released, and the pieces stay valid when the batcher changes. O(runs that release
+        something), and O(1) for each piece.
         """
         parts = [(run, run.find_first_event_at(upper)) for run in self.runs.list_runs_before(upper)]
         pieces = (
@@ -118,7 +119,7 @@ class Batcher:
         return sum(end - run.begin for run, end in parts), pieces
 
     def discard(self, upper: int) -> int:
-        """Drop the events that ``peek_in_chunks`` counts, and return how many.  O(runs that release something)."""
+        """Drop the events that ``peek_in_chunks`` counts, and return their number. O(runs that release something)."""
         self._peeked = None
         number = sum(run.find_first_event_at(upper) - run.begin for run in self.runs.list_runs_before(upper))
         self.runs.drop_events_before(upper)
@@ -126,11 +127,11 @@ class Batcher:
         return number
 
     def spill(self, batch_store: BatchStore, at_most: int, chunk: int = LARGE) -> None:
-        """Write runs to files until at most so many bytes are resident; they are then mapped. O(bytes written).
+        """Write runs to files until at most ``at_most`` bytes are in memory, and map the files. O(bytes written).
 
-        Runs with the latest times go first, joined and split by time into files of about ``chunk`` bytes, 8 MB at most.
-        This takes the memory of a few files. A file is unlinked after its last event is consumed and its last reference
-        is gone. Raises `SpillFull`, `SpillFailed`; the batcher is then unchanged, and no file is left.
+        Runs with the latest times go first. They are joined and split by time into files of about ``chunk`` bytes, 8 MB
+        at most. This takes the memory of a few files. A file is unlinked when its last event is released and nothing
+        refers to it. Raises `SpillFull`, `SpillFailed`; the batcher is then unchanged, and no file is left.
         """
         self._peeked = None
         chunk = min(chunk, LARGE)
@@ -140,7 +141,7 @@ class Batcher:
         try:
             for events in split_events_by_time(chosen, count_rows_for_bytes(chosen, chunk)):
                 written.append(PendingRun.spill_events(batch_store, events))
-                del events  # before the next takes memory
+                del events  # free memory before the next chunk
         except BaseException:
             for run in written:
                 assert run.file is not None
@@ -151,15 +152,16 @@ class Batcher:
     def _check_invariants(self) -> None:
         """Assert the invariant."""
         self.runs._check_invariants()
-        # Pending is what the runs hold.
+        # The runs hold all pending events.
         assert self.pending == sum(map(len, self.runs.by_least))
 
 
 class PendingRunRecord(StrictRecord, frozen=True):
-    """A run of pending events.
+    """A run of pending events in an inventory.
 
-    ``rows``: of its file; those from ``begin`` on are pending. ``advanced``: whether events have later times than they
-    came with. ``final``: whether later merges skip it. ``columns``: of its events.
+    ``rows``: the number of rows in its file; those from ``begin`` on are pending. ``advanced``: whether events have
+    later times than they came with. ``final``: whether later merges leave it out. ``columns``: the columns of its
+    events.
     """
 
     file: Blob
@@ -176,9 +178,9 @@ class PendingRunRecord(StrictRecord, frozen=True):
 
 
 def checkpoint_batcher(batcher: Batcher, batch_store: BatchStore) -> list[PendingRunRecord]:
-    """Write the runs that are in no file yet; all of them as records.  O(bytes not written yet + runs).
+    """Write the runs that have no file yet, and return records of all runs. O(bytes written + runs).
 
-    Raises `StorageFull`, `StorageFailed`; the batcher is then as before.
+    Raises `StorageFull`, `StorageFailed`; the batcher is then unchanged.
     """
     out = []
     for run in batcher.runs.by_least:
@@ -198,11 +200,11 @@ def restore_batcher(
     home: BatchStore | None = None,
     held: Batcher | None = None,
 ) -> Batcher:
-    """Restore a batcher from the runs of an inventory. O(bytes); every file is verified.
+    """Restore a batcher from the runs of an inventory, and verify every file. O(bytes).
 
-    ``what``: the place of the records, for messages. ``schema``: of the events. ``spilled``: whether runs count as
-    files, and not as memory. ``home``: the store to which compressed files are written again, so that they can be
-    mapped; None: their events are held in memory. ``held``: a batcher of an earlier inventory, whose runs are not read
+    ``what``: the place of the records, for messages. ``schema``: the columns of the events. ``spilled``: whether runs
+    count as files, and not as memory. ``home``: the store for uncompressed copies of compressed files, which can be
+    mapped; None keeps their events in memory. ``held``: a batcher of an earlier inventory, whose runs are not read
     again. Raises `CorruptState`, and the errors of the home.
     """
     batcher, runs = Batcher(), [] if held is None else held.runs.by_least

@@ -1,10 +1,10 @@
-"""Sizes as people write them, and the budget: how many bytes of memory an engine may take, and for what.
+"""Parse sizes such as "512MB", and divide an engine's memory budget into shares.
 
-Invariant: what ddflow holds (indexes, batches, pending events, scratch, outputs on their way) stays inside the budget.
-Without a spill folder, a step whose state would outgrow it is refused before anything changes. With one, state, pending
-events and outputs go to files, and large steps are taken in pieces. None of these can be cut short while it works. So
-each has a share that it is brought under before and after every step, and what a step may add in between is a share as
-well. The caller's input and Python itself are not counted.
+The budget counts indexes, batches, pending events, scratch and outputs in transit. It does not count the caller's input
+and Python itself. Without a spill folder, a step whose state would exceed the budget is refused before anything
+changes. With one, state, pending events and outputs go to files, and large steps are computed in pieces. These parts
+cannot stop halfway. So each has a share, which it must fit before and after a step; another share covers the growth in
+between.
 
 >>> parse_size("512MB"), parse_size("2 GiB"), parse_size(100)
 (512000000, 2147483648, 100)
@@ -35,19 +35,19 @@ UNITS: Final = {
     "TIB": 2**40,
 }
 LEAST: Final = 16_000_000
-"""The smallest budget that can be spilled within: pieces of a few thousand events, and what merging them takes."""
+"""The smallest budget with a spill folder. It allows pieces of a few thousand events, and their merges."""
 SCRATCH: Final = 320
-"""Bytes of scratch an event of a piece, beside three times its row: identities, the sort, what is held, versions."""
+"""Bytes of scratch for each event of a piece, besides three times its row: identities, sort, held rows and versions."""
 
 
 class MemoryBudget:
     """The memory of an engine, and the folder to spill to.
 
-    ``memory``: bytes in all, None for no budget. ``spill``: the folder, None for none. ``state``: the state that has a
-    folder if ``spill`` is None. ``scratch``: the store for results that exceed a call's share. ``home``: the store for
-    state and pending events: the same, unless the state is durable.
+    ``memory``: bytes in total, None for no budget. ``spill``: the folder, None for none. ``state``: the state that
+    provides a folder if ``spill`` is None. ``scratch``: the store for results that exceed a call's share. ``home``: the
+    store for state and pending events; the same one, unless the state is durable.
 
-    Raises `SpecError` for a budget too small, before it checks the folder, and the errors of `ScratchStore`.
+    Raises `SpecError` for a budget that is too small, before it checks the folder, and the errors of `ScratchStore`.
     """
 
     def __init__(self, memory: int | None, spill: str | PathLike[str] | None, state: Store | None = None) -> None:
@@ -75,20 +75,20 @@ class MemoryBudget:
 
     @property
     def can_spill(self) -> bool:
-        """Whether there is somewhere to spill to."""
+        """Whether there is a folder to spill to."""
         return self.scratch is not None
 
     def close(self) -> None:
-        """Remove the files of calls; twice is harmless."""
+        """Remove the files of calls. A second call does nothing."""
         if self.scratch is not None:
             self.scratch.store.close()
 
     def compute_max_rows(self, width: float) -> int:
-        """How many events of some bytes a row are resolved together."""
+        """Return how many events are resolved together. ``width``: the bytes of a row."""
         return max(int(self.piece / (SCRATCH + 3 * width)), 1024)
 
     def check_state_size(self, needed: int) -> None:
-        """Raise `BudgetExceeded` when the state would outgrow a budget that cannot be spilled."""
+        """Raise `BudgetExceeded` if the state would exceed a budget without a spill folder."""
         if self.memory is not None and not self.can_spill and needed > self.memory:
             found = f"the state would take {format_size(needed)}, the budget is {format_size(self.memory)}"
             remedy = ErrorText(
@@ -98,7 +98,10 @@ class MemoryBudget:
 
 
 def parse_size(given: str | int | None, option: str = "memory=") -> int | None:
-    """Bytes of ``"512MB"``, ``"2 GiB"`` or a number; None stays None (no budget).  Raises `SpecError` of the option."""
+    """Convert ``"512MB"``, ``"2 GiB"`` or a number to bytes; None means no budget.
+
+    Raises `SpecError`, which names the option.
+    """
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
         return given
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", given) if isinstance(given, str) else None

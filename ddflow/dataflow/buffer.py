@@ -1,9 +1,10 @@
-"""The update buffer: where the updates of a large step wait between operators, and what outputs are put together on.
+"""Store the updates of a step between operators, and merge them into the tables of its outputs.
 
-Invariant: updates that come back equal those that were kept; past the buffer's share of memory they are in mapped
-files. A step in pieces gives each output in pieces, each in the order of times, and an output is in the order of times
-as a whole. So the pieces are merged by windows of times, none larger than the share, straight into the file that the
-caller's table is mapped from. Within a time, retractions come first. Without scratch everything stays in memory.
+`UpdateBuffer` keeps updates in memory up to its share of the budget, and in mapped files beyond that. A step that is
+computed in pieces yields each output in pieces, and each piece is ordered by time. `UpdateBuffer.merge_to_table` merges
+the pieces in windows of times, directly into the file that the caller's table maps. Retractions come first within a
+time.
+Guarantees: updates read back equal the stored ones. Limits: without a scratch store everything stays in memory.
 
 >>> from ddflow.operators.updates import narrow_ints, ints
 >>> pieces = [Updates(pa.table({"v": [v, v]}), narrow_ints(0, 1), ints(1, -1), ints(5, 9)) for v in (1, 2)]
@@ -25,14 +26,15 @@ from ddflow.storage.files.batch_store import BatchStore
 class UpdateBuffer:
     """The updates of a step, in memory or in files.
 
-    ``scratch``: for files, None without a budget. ``share``: the most bytes in memory. ``home``: for changes of state.
+    ``scratch``: the store for files, None without a budget. ``share``: the most bytes to keep in memory. ``home``: the
+    store for changes of state.
     """
 
     def __init__(self, scratch: BatchStore | None, share: int, home: BatchStore | None = None) -> None:
         self.scratch, self.share, self.bytes_resident, self.home = scratch, share, 0, home
 
     def store_copy(self, updates: Updates) -> Updates:
-        """Copy updates to memory or a file of the buffer, because their source may change. O(n)."""
+        """Copy updates to memory or to a file of the buffer, because their arrays may be overwritten. O(n)."""
         rows = updates.rows.select(updates.rows.schema.names)
         own = Updates(rows, updates.ranks.copy(), updates.diffs, updates.times)
         size = rows.nbytes + own.ranks.nbytes + own.diffs.nbytes
@@ -44,7 +46,7 @@ class UpdateBuffer:
         there = self.scratch.write_mapped(pa.Table.from_arrays(columns, schema=schema).to_batches(), schema)
         width = len(rows.schema)
         kept = pa.Table.from_arrays(there.columns[:width], schema=rows.schema)
-        ranks, diffs = (make_writable(there.column(width + i).to_numpy()) for i in range(2))  # they are read-only
+        ranks, diffs = (make_writable(there.column(width + i).to_numpy()) for i in range(2))  # maps are read-only
         return Updates(kept, ranks, diffs, updates.times)
 
     def merge_to_table(
@@ -54,13 +56,13 @@ class UpdateBuffer:
         time_type: pa.DataType | None,
         shown: pa.Schema | None = None,
     ) -> pa.Table:
-        """Merge the pieces into one table in the order of times; otherwise like `Updates.to_table`. O(n)."""
+        """Merge the pieces into one table, ordered by time; otherwise like `Updates.to_table`. O(n)."""
         if len(pieces) == 1:
             return pieces[0].to_table(schema, time_type, shown)
         return self.concat_tables(self._merge_by_window(pieces, schema, time_type))
 
     def concat_tables(self, tables: Iterable[pa.Table]) -> pa.Table:
-        """Tables one behind the other: in memory, or mapped when they are more than the share."""
+        """Concatenate tables in memory, or in a mapped file if they exceed the share."""
         read: list[pa.Table] = []
         rest, size = iter(tables), 0
         for table in rest:
@@ -73,7 +75,7 @@ class UpdateBuffer:
     def _merge_by_window(
         self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None
     ) -> Iterable[pa.Table]:
-        """Yield the output window by window."""
+        """Yield the merged output in windows of times."""
         counts = np.zeros(max(pieces[0].times.size, 1), np.int64)
         for piece in pieces:
             counts += np.bincount(piece.ranks, minlength=counts.size)
@@ -88,7 +90,7 @@ class UpdateBuffer:
         while begin < counts.size:
             done = int(ends[begin - 1]) if begin else 0
             end = max(int(np.searchsorted(ends, done + most, side="right")), begin + 1)
-            edges = np.array([begin, end], np.int32)  # as ranks are: else all of them would be converted
+            edges = np.array([begin, end], np.int32)  # int32 like the ranks, which searchsorted would convert otherwise
             cuts = [(piece, *piece.ranks.searchsorted(edges).tolist()) for piece in pieces]
             window = self._merge_window([cut for cut in cuts if cut[1] < cut[2]], begin, end, schema, time_type)
             yield from coalesce_tables(window, most)
@@ -102,10 +104,10 @@ class UpdateBuffer:
         schema: pa.Schema,
         time_type: pa.DataType | None,
     ) -> Iterable[pa.Table]:
-        """Yield the updates of the ranks [begin, end)."""
+        """Yield the merged updates of the ranks [begin, end)."""
         parts = [_slice_updates(*each) for each in cuts]
         if end == begin + 1:
-            # One time, so nothing is moved: each piece has its retractions first, or all of a key.
+            # A single time needs no sort: a piece has its retractions first, or all updates of each of its keys.
             firsts = [int(np.count_nonzero(part.diffs < 0)) for part in parts]
             if all((part.diffs[:first] < 0).all() for part, first in zip(parts, firsts, strict=True)):
                 minus = [_slice_updates(each, 0, first) for each, first in zip(parts, firsts, strict=True)]
@@ -129,7 +131,7 @@ def _slice_updates(updates: Updates, begin: int, end: int) -> Updates:
 
 
 def _drain_batches(read: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of all tables; release each table of ``read`` after its batches."""
+    """Yield the batches of all tables, and release each table of ``read`` after its batches."""
     while read:
         yield from read.pop(0).to_batches()
     for table in rest:
@@ -137,7 +139,10 @@ def _drain_batches(read: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[p
 
 
 def coalesce_tables(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Join tables to tables of one chunk and at least ``rows`` rows, except the last: thousands are slow to use."""
+    """Join tables into tables of one chunk with at least ``rows`` rows, except the last.
+
+    Thousands of tables are slow to use.
+    """
     read: list[pa.Table] = []
     for table in tables:
         read.append(table)

@@ -1,11 +1,9 @@
-"""CallGuard: one writer of an engine at a time, readers in between, and nobody after its end.
+"""Guard the calls of an engine: one writer at a time, readers between calls, and no call after the end.
 
-Invariant: between `lock_for_write` and the end of its ``with`` no other thread is in a call, nor is a thread of the
-engine's own: those wait for a call, and a call for them. A second writer does not wait; it is refused. A reader
-(`look`) waits for a call in hand, at most to its end, and holds the turn only while it takes what it will read. An
-engine that was closed, or whose step was interrupted while it changed the state, admits no further call. A forked child
-never makes a call: it has none of the threads, and a lock that was held at the fork is held for ever. The guard is its
-own context manager, because one made by a generator would take a tenth of the time of a step of one event.
+A second writer gets an error at once. A reader, and a thread of the engine, waits for the current call at most, and a
+call waits for them. A reader holds the lock only while it collects references. An engine that was closed, or
+interrupted while it changed the state, accepts no more calls. A forked child cannot call: it has no threads, and a lock
+held at the fork is never released.
 
 >>> turns = CallGuard()
 >>> with turns.lock_for_write("step"):
@@ -33,19 +31,19 @@ WHY: Final = {
 }
 
 FOREIGN: Final = suppress(RuntimeError)
-"""Suppresses the error of a turn that is not this thread's, in a forked child; one for all, as each step takes it."""
+"""Suppresses the error for releasing another thread's lock, in a forked child. Made once, because each step uses it."""
 
 
 class CallGuard:
-    """The lock of an engine's calls, and its state.
+    """The locks and the state of an engine's calls. It is its own context manager, which is faster than a generator.
 
-    ``state``: "open", or a key of `WHY`. ``commit``: a failure in this block ends the engine; ``failure``: the reason.
-    ``untold``: the error of an engine's thread, until a call has raised it.
+    ``state``: "open", or a key of `WHY`. ``commit``: a block that ends the engine if it fails. ``failure``: the reason.
+    ``untold``: the error of a background thread, until a call raises it.
     """
 
     def __init__(self) -> None:
-        # Writers do not wait for each other. Everybody waits for the turn, and who waits holds the gate: a writer that
-        # makes call after call passes no reader by.
+        # Writers never wait for each other. All threads wait for `_turn`, and hold `_gate` meanwhile, so a writer with
+        # one call after the other does not overtake a waiting reader.
         self._calls, self._turn, self._gate = threading.Lock(), threading.RLock(), threading.RLock()
         self._runs, self._runner, self._owner = threading.Lock(), 0, 0
         self._process, self.state = os.getpid(), "open"
@@ -58,7 +56,7 @@ class CallGuard:
         return os.getpid() == self._process
 
     def lock_in_any_state(self, what: str) -> CallGuard:
-        """Take the turn in any state of the engine. Raises `ConcurrentUse`."""
+        """Take the writer's lock in any state of the engine. Raises `ConcurrentUse`."""
         return self._acquire_writer_locks(what, self.is_owner_process)
 
     def _acquire_writer_locks(self, what: str, here: bool) -> CallGuard:
@@ -74,7 +72,7 @@ class CallGuard:
         return self
 
     def _wait_for_lock(self, here: bool = True) -> None:
-        """Wait for the turn; a forked child takes it only if it is free, because its holder may not exist there."""
+        """Wait for the lock; in a forked child take it only if it is free, because its holder may not exist there."""
         if not here:
             self._turn.acquire(blocking=False)
             return
@@ -84,7 +82,7 @@ class CallGuard:
 
     @contextmanager
     def lock_for_background(self) -> Iterator[bool]:
-        """Take the turn for a thread of the engine; yield whether the engine is open. ``untold`` keeps an error."""
+        """Take the lock for a thread of the engine; yield whether the engine is open. ``untold`` keeps an error."""
         try:
             with self.lock_for_read("commit", closed=True):
                 yield self.state == "open"
@@ -93,10 +91,10 @@ class CallGuard:
 
     @contextmanager
     def lock_for_read(self, what: str, *, closed: bool = False, nests: bool = True) -> Iterator[None]:
-        """Take the turn of a reader while it collects references. Raises `EngineClosed`, unless ``closed``.
+        """Take the lock for a reader while it collects references. Raises `EngineClosed`, unless ``closed``.
 
-        Within a call of its own thread, such as a callback, it sees the state before the call's changes. While the call
-        changes the state (a signal's handler can run then) it raises `ConcurrentUse`, and always unless it ``nests``.
+        A callback within a call of the same thread sees the state before that call. Raises `ConcurrentUse` there if
+        ``nests`` is False, or while the call changes the state, when a signal's handler may run.
         """
         self._check_process(what)
         nested = self._owner == threading.get_ident()
@@ -114,7 +112,7 @@ class CallGuard:
 
     @contextmanager
     def lock_for_run(self) -> Iterator[None]:
-        """Let no other thread write until the block ends.  Raises `ConcurrentUse`, `EngineClosed`."""
+        """Let no other thread write until the block ends. Raises `ConcurrentUse`, `EngineClosed`."""
         if not self._runs.acquire(blocking=False):
             raise ConcurrentUse("run", "another run works on this engine", "end that first: engine.stop()")
         try:
@@ -127,7 +125,7 @@ class CallGuard:
 
     @contextmanager
     def end_and_prevent_runs(self, what: str, stop: Callable[[], None]) -> Iterator[None]:
-        """Wait for the end of a run, which ``stop`` ends, and let none begin.
+        """End the current run with ``stop``, wait for it, and let no other run begin in the block.
 
         Raises `ConcurrentUse` on the run's own thread.
         """
@@ -143,7 +141,10 @@ class CallGuard:
                 self._runs.release()
 
     def lock_for_write(self, what: str) -> CallGuard:
-        """Take the turn of an open engine. Raises `ConcurrentUse`, and `EngineClosed`, also in a forked child."""
+        """Take the writer's lock of an open engine.
+
+        Raises `ConcurrentUse`, `EngineClosed`; the latter also after a fork.
+        """
         if os.getpid() != self._process:
             self._check_process(what)
         self._acquire_writer_locks(what, True)
@@ -177,17 +178,17 @@ class CallGuard:
             self._turn.release()
 
     def __enter__(self) -> None:
-        """Do nothing: the turn was taken already."""
+        """Do nothing: the lock is taken already."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Give the turn back, and replace an error for lack of memory by `OutOfMemory`."""
+        """Release the lock, and replace a `MemoryError` by `OutOfMemory`."""
         self._release_lock()
         self._calls.release()
         if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
             raise self.build_memory_error(error) from error
 
     def build_memory_error(self, error: MemoryError) -> OutOfMemory:
-        """Make the error for memory that a call could not get."""
+        """Make the error for memory that a call could not allocate."""
         whole = "nothing was changed" if self.state == "open" else "the engine goes no further: open a new one"
         found = str(error).strip() or "no more memory could be had"
         return OutOfMemory(
@@ -196,13 +197,13 @@ class CallGuard:
 
 
 class CommitErrorHandler:
-    """A block that writes to a store: if it fails, the store's content is unknown until it is opened again."""
+    """A block that writes to a store. A failure in it ends the engine, because the store's content is then unknown."""
 
     def __init__(self, turns: CallGuard) -> None:
         self.guard = turns
 
     def __enter__(self) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:

@@ -1,8 +1,8 @@
-"""A dataflow: an opened plan with its pending events and times, which takes steps.
+"""Compute and apply the steps of an opened plan, with its pending events and its times.
 
-Guarantees: a step computes everything before anything changes. A truncate among the events of a step becomes the
-deletes
-that it means, of the keys held at that place in the order.
+`Dataflow` is the engine's core without calls and commits. `Dataflow.step` runs in epoch mode; `Dataflow.push` and
+`Dataflow.advance` run in hold-back mode. A truncate in a step becomes deletes of the keys held at that point.
+Guarantees: a step computes everything before it changes anything.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -68,16 +68,18 @@ from ddflow.storage.feeding import FeedHistory
 from ddflow.time import CLOSED, NEVER, advance_frontier, format_time
 
 NOTHING: Final = np.zeros(len(NAMES), np.int64)
-"""No events, by verdict."""
+"""Zero events for each verdict."""
 NO_LOOKS: Final[Mapping[str, Sequence[Look]]] = MappingProxyType({})
 
 
 class Dataflow:
-    """``graph``: of the plan.  ``lists``: whether verdicts are listed row by row.  ``retain``: times of history.
+    """The state and the times of an opened plan.
 
-    ``step``: what computes a step.  ``frontier``: the least time that may still come: `NEVER` before the first step,
-    `CLOSED` when none can.  ``last``: the last closed one; ``before``: the one before the call at hand, `CLOSED` where
-    its step also tells what came earlier.  ``since``: reads at it and later are exact."""
+    ``graph``: the operators. ``lists``: whether verdicts are listed row by row. ``retain``: how many times of history
+    stay. ``step``: the class that computes a step. ``frontier``: the least time that may still come, `NEVER` before the
+    first step, `CLOSED` when no time can. ``last``: the last closed time. ``before``: the last closed time before the
+    current call, or `CLOSED` if its step also brings earlier rows. ``since``: reads at it and later are exact.
+    """
 
     def __init__(
         self,
@@ -95,7 +97,9 @@ class Dataflow:
         self.holds_back, self.time_type = flow.holds_back, flow.time_type
         self.guard, self.holds, self.recent = CallGuard(), HistoryHolds(), RecentSteps()
         self.taken = "open"
-        """The guard's state after a step: where calls are recorded, it is open again when the step was."""
+        """The guard's state after a step. It is "interrupted" if the call must be recorded before the engine is open
+        again.
+        """
         self.admissions = {name: InputValidator(input.bound) for name, input in flow.inputs.items()}
         self.batchers = {name: Batcher() for name in flow.inputs}
         outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
@@ -106,22 +110,22 @@ class Dataflow:
         self.claimed = CLOSED
         """The least time that readers held before the last step."""
         self.totals: dict[str, int] = {}
-        """Events by verdict, since the state began; and how many of them are `GONE`."""
+        """Events by verdict since the state began, and the number of events that are `GONE`."""
         self.fed: Mapping[str, FeedHistory] = {}
         """By input, how it was fed."""
         self.sources: dict[str, AttachedSource] = {}
-        """By name, the sources that are attached, with their committed positions."""
+        """By name, the attached sources with their committed positions."""
         self.owed: dict[str, pa.Table] = {}
-        """The rows of new outputs, which the next step gives."""
+        """By name, the rows of new outputs, which the next step returns."""
 
     @cached_property
     def collection_ids(self) -> dict[Collection, str]:
-        """The ids of collections, once.  Raises what `compute_node_ids` raises."""
+        """The ids of collections, computed once. Raises the errors of `compute_node_ids`."""
         return compute_node_ids(self.flow)
 
     @property
     def pending_count(self) -> int:
-        """How many events wait for their time."""
+        """The number of events that wait for their time."""
         return sum(map(len, self.batchers.values()))
 
     def output_schema(self, name: str) -> pa.Schema:
@@ -131,9 +135,9 @@ class Dataflow:
     def ingest_inputs(
         self, inputs: Mapping[str, Any], time: int | None, looks: Mapping[str, Sequence[Look]] = NO_LOOKS
     ) -> dict[str, IngestedRows]:
-        """Make room, and decode, admit and enqueue the rows of each input. O(rows).
+        """Spill if needed, then decode, admit and enqueue the rows of each input. O(rows).
 
-        ``time``: of the step, in epoch mode. ``looks``: by input, what is shown all rows.
+        ``time``: the time of the step, in epoch mode. ``looks``: by input, functions that get all its rows.
 
         Raises the errors of `InputValidator`, `BudgetExceeded` for a row that is larger than the budget allows,
         `SpillFull` and `SpillFailed`, each before any change.
@@ -164,7 +168,7 @@ class Dataflow:
         return inflow
 
     def step(self, inflows: Mapping[str, IngestedRows], time: int) -> Step:
-        """Epoch mode: take in all that was admitted, stamped ``time``."""
+        """Take in the admitted rows in epoch mode, stamped ``time``."""
         if self.budget.scratch is None:
             released = {name: ReleasedEvents.from_parts(*inflow.chunks) for name, inflow in inflows.items()}
             return self.apply_step(inflows, self.compute_step(released, time), time + 1, time)
@@ -173,7 +177,7 @@ class Dataflow:
             return self.apply_step(inflows, self.compute_step(released, time), time + 1, time)
 
     def push(self, inflows: Mapping[str, IngestedRows], to: int | None = None) -> Step:
-        """Take admitted rows in, in hold-back mode, and close the times before ``to``, if it is later.
+        """Take in admitted rows in hold-back mode, and close the times before ``to``, if it is later.
 
         ``to``: None for the frontier that the lateness of the inputs gives.
         """
@@ -204,9 +208,9 @@ class Dataflow:
     def _find_earliest_error(
         self, batchers: Mapping[str, Batcher], times: Ints, error: ExpressionError | NotSingle
     ) -> ExpressionError | NotSingle:
-        """Find the earliest time at which an expression fails, and return its error.
+        """Find the earliest time at which an expression fails, and return the error. O(log times) computations.
 
-        ``times``: the times to close. ``error``: the error of all of them together. O(log times) computations.
+        ``times``: the times to close. ``error``: the error of all these times together.
         """
         low, high = 0, times.size - 1
         while low < high:
@@ -222,7 +226,7 @@ class Dataflow:
         return replace_error_texts(error, found=error.found + f", at time {time}", fix=error.fix + closing)
 
     def close(self) -> None:
-        """Let go of all state in memory, and of the spill folder.  Twice is harmless."""
+        """Free all state in memory and the spill folder. A second call does nothing."""
         self.guard.state = "closed"
         self.graph, self.batchers = Graph(self.flow, Secret(0, 0)), {}
         self.threads.close()
@@ -233,7 +237,7 @@ class Dataflow:
     def open_read_copy(self, what: str) -> Iterator[Dataflow]:
         """Yield a copy of the state after the last closed step, to read on any thread while this one continues.
 
-        Waits for a running step, and then for no other. O(runs). Raises `EngineClosed`.
+        Waits for the current step and for no later one. O(runs). Raises `EngineClosed`.
         """
         try:
             with self.guard.lock_for_read(what):
@@ -246,17 +250,17 @@ class Dataflow:
             raise error if isinstance(error, DdflowError) else self.guard.build_memory_error(error) from error
 
     def build_committed_step(self, tables: Mapping[str, pa.Table], counts: Mapping[str, int], frontier: int) -> Step:
-        """Make the step of a committed call from its outputs that are not empty and its verdicts."""
+        """Make the step of a committed call from its verdicts and its outputs that are not empty."""
         return Step({**self.nothing, **tables}, Verdicts.of(counts, self.pending_count), frontier)
 
     def compute_since(self, last: int) -> int:
-        """Compute ``since`` for the moment when ``last`` is closed."""
+        """Return the value of ``since`` once ``last`` is closed."""
         since = last - self.retain if last > NEVER + self.retain else NEVER
         self.claimed = self.holds.find_least_time()
         return max(self.since, min(since, self.claimed))
 
     def compute_step(self, released: Mapping[str, ReleasedEvents], last: int) -> ComputedStep:
-        """Compute a step; nothing changes.  ``last``: the last time that it closes."""
+        """Compute a step without changing anything. ``last``: the last time that it closes."""
         listed: dict[str, list[pa.Table]] = {}
         budget, since = self.budget, self.compute_since(last)
         sides = SideOutputs(self.sides, self.time_type) if self.sides else None
@@ -283,7 +287,7 @@ class Dataflow:
         return computed
 
     def check_budget(self, computed: ComputedStep | None, inflows: Mapping[str, IngestedRows]) -> None:
-        """Raise `BudgetExceeded` if the rows would exceed the budget and there is no folder to spill to."""
+        """Raise `BudgetExceeded` if the rows would exceed a budget without a spill folder."""
         if self.budget.memory is None or self.budget.can_spill:
             return
         more = 0 if computed is None else computed.nbytes
@@ -294,7 +298,7 @@ class Dataflow:
     def apply_step(
         self, inflows: Mapping[str, IngestedRows], computed: ComputedStep | None, frontier: int, last: int
     ) -> Step:
-        """Make it so: nothing below can be refused any more but by the budget, which is looked at first."""
+        """Apply a computed step. Only the budget can refuse it, which is checked first."""
         self.check_budget(computed, inflows)
         counts: dict[str, int] = {}
         if computed is not None and computed.counts:
@@ -320,7 +324,7 @@ class Dataflow:
         assert arrived == count_resolved_events(self.totals) + pending, "events in are not resolved + pending"
         if self.budget.home is not None:
             with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
-                # And if there is none: the next call asks again, before it takes anything in.
+                # A failure here loses nothing: the next call tries again before it takes in rows.
                 spill_to_fit_budget(self.budget, self.graph, self.batchers)
         tables = {**self.nothing, **(computed.outputs if computed else {})}
         for name, inflow in inflows.items():
@@ -336,7 +340,7 @@ class Dataflow:
         return out
 
     def _choose_default_time(self, frontier: int, last: int) -> int:
-        """Return the time for messages without one: the last closed time, in hold-back mode the next."""
+        """Return the time for messages without one: the last closed time, or the next one in hold-back mode."""
         if not self.holds_back:
             return last
         return 0 if frontier in (NEVER, CLOSED) else frontier
@@ -344,7 +348,7 @@ class Dataflow:
     def _build_verdict_tables(
         self, inflows: Mapping[str, IngestedRows], computed: ComputedStep | None
     ) -> dict[str, pa.Table]:
-        """Verdict rows by input: of events refused at the door, then of those that were resolved."""
+        """Build verdict rows by input: first of events refused on arrival, then of resolved events."""
         refused, resolved = (
             {name: inflow.listed for name, inflow in inflows.items()},
             computed.listed if computed else {},
@@ -354,11 +358,11 @@ class Dataflow:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory of its state and its pending events."""
+        """Bytes of memory that state and pending events take."""
         return self.graph.nbytes + sum(batcher.nbytes for batcher in self.batchers.values())
 
     def _check_invariants(self) -> None:
-        """Assert the invariants of everything below."""
+        """Assert the invariants of the graph and the batchers."""
         self.graph._check_invariants()
         for batcher in self.batchers.values():
             batcher._check_invariants()

@@ -1,8 +1,7 @@
-"""The operators of one opened plan, wired, with their state.
+"""Open the operators of a plan, connect them, and hold their state.
 
-Invariant: a step is computed whole (``step``) before `Graph.apply` takes its changes in, which cannot be refused any
-more; so a step that fails, whichever operator objects, leaves every arrangement as it was. Only columns that somebody
-downstream reads are gathered at all.
+Guarantees: a step is computed as a whole before `Graph.apply_computed_step` takes its changes in, which cannot fail. So
+a step that fails in any operator leaves every arrangement unchanged. Only columns that are read later are gathered.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan
@@ -40,54 +39,54 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange
 
 Keep = Callable[[Collection, Updates], Updates]
-"""Some of a collection's rows."""
+"""Filters a collection's rows."""
 
 
 Held = dict[Collection, tuple[Arrangement, ...]]
 """The state of a graph."""
 Names = dict[Collection, dict[str, str]]
-"""By collection, each after its inputs: the columns with a value, and their names in the last one."""
+"""By collection, each after its inputs: its columns with a known value, and their names in the last collection."""
 
 
 class ReleasedEvents(NamedTuple):
-    """Events of one input whose time has come."""
+    """The events of one input whose time has come."""
 
     total: int
     times: Ints
-    """int64: the distinct times, ascending."""
+    """The distinct times, int64, ascending."""
     pieces: Iterable[Events]
-    """All events of some range of identities each, ranges ascending."""
+    """The events of one range of identities in each piece; ranges ascend."""
 
     @classmethod
     def from_parts(cls, *parts: Events | None) -> Self:
-        """Join all events to one piece."""
+        """Join all events into one piece."""
         events = merge_events([part for part in parts if part]) if len(parts) > 1 else next(iter(parts), None)
         if events is None or not events.times.size:
             return cls(0, ints(), ())
         times = events.times
         if times[0] == times[-1]:
-            return cls(times.size, times[:1].copy(), [events])  # they may be mapped
+            return cls(times.size, times[:1].copy(), [events])  # copied, as they may be mapped
         first = np.flatnonzero(times[1:] != times[:-1])
         return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [events])
 
 
 @dataclass
 class ComputedStep:
-    """A step that was computed, and is not taken in yet: its outputs, and its changes to the state."""
+    """A step that is computed but not applied: its outputs, and its changes of state."""
 
     since: int
-    """Its value after the step."""
+    """The value of ``since`` after the step."""
     outputs: dict[str, pa.Table] = field(default_factory=dict)
     changes: dict[str, list[ArrangementChange]] = field(default_factory=dict)
-    """By input."""
+    """By input, the changes of its rows."""
     kept: dict[Collection, list[Any]] = field(default_factory=dict)
-    """By operator that holds a state, what `RunningOperator.apply` takes in."""
+    """By operator with state, the changes for `RunningOperator.apply`."""
     counts: dict[str, Ints] = field(default_factory=dict)
     """By input, int64[8]: events by verdict."""
     expiry: dict[str, ExpiryChange] = field(default_factory=dict)
-    """By input that expires."""
+    """By input with expiry, the changes of its expiring keys."""
     listed: dict[str, list[pa.Table]] = field(default_factory=dict)
-    """By input, verdict rows, when they are asked for."""
+    """By input, verdict rows, if they are requested."""
 
     @property
     def nbytes(self) -> int:
@@ -97,9 +96,11 @@ class ComputedStep:
 
 
 class Graph:
-    """``plan``: what is opened.  ``secret``: for identities.  ``winners``: whether verdict rows will be asked for.
+    """The operators of an opened plan, with their state.
 
-    ``threads``: the threads that share the work.  ``running``: by operator."""
+    ``plan``: the plan. ``secret``: the secret of identities. ``winners``: whether verdict rows will be requested.
+    ``threads``: the threads that share the work. ``running``: the operators, by collection.
+    """
 
     def __init__(self, plan: Plan, secret: Secret, winners: bool = True, threads: Threads = ALONE) -> None:
         self.plan, self.secret, self.winners = plan, secret, winners or bool(plan.side_outputs())
@@ -110,32 +111,34 @@ class Graph:
         self.names: dict[Collection, str] = {each: name for name, each in plan.inputs.items()}
         self.running: dict[Collection, RunningOperator] = {}
         self.opened: dict[Collection, ReadableNode] = {each: self.inputs[each.name] for each in plan.inputs.values()}
-        """All of it, by collection."""
+        """All inputs and operators, by collection."""
         for node in plan.nodes:
             if node in self.needed and node.inputs:
                 wanted, inputs = frozenset(self.needed[node].names), tuple(self.opened[of] for of in node.inputs)
                 self.running[node] = node.open(OperatorContext(secret, self.time_type, wanted, threads, inputs))
                 self.opened[node] = self.running[node]
         self.keeping = {node: each for node, each in self.running.items() if node.keeps}
-        """The operators that hold a state."""
+        """The operators that hold state."""
         self.nodes = [node for node in plan.nodes if node in self.needed]
         """The collections that a step computes, each after its inputs."""
         self.exchange = {node for node in self.nodes if _needs_exchange(node)}
-        """The operators that must see all pieces of a step together."""
+        """The operators that need all pieces of a step together."""
         self.whole = {each for node in self.exchange for each in node.inputs} | set(plan.outputs.values())
-        """The collections whose pieces are kept until they are all there."""
+        """The collections whose pieces are kept until all have arrived."""
         self.exchanged = {node: node.exchange() for node in self.exchange}
-        """The columns of each input whose equal rows must meet, None where an input's rows need not."""
+        """The columns of each input whose equal rows must be in one piece. None for an input
+        that does not need this.
+        """
         self.spent: dict[Collection, int] = {}
-        """Nanoseconds that steps have computed each collection, and what an output of it takes."""
+        """Nanoseconds spent on each collection and on its outputs."""
         self.shown = {node: node.updates_schema(self.time_type) for node in plan.outputs.values()}
-        """The columns of the tables of outputs."""
+        """The columns of the output tables."""
         self._readers: list[Graph] = []
-        """Graphs of the same plan that nobody reads with now: operators' scratch memory is one thread's."""
+        """Idle graphs of the same plan for readers, because the scratch memory of operators belongs to one thread."""
         self._ways: dict[tuple[Collection, frozenset[str]], Names | None] = {}
 
     def _name_stateful_nodes(self) -> dict[str, ReadableNode]:
-        """List the parts that hold a state, by a readable name."""
+        """List the inputs and operators that hold state, by a readable name."""
         out: dict[str, ReadableNode] = {name: each for name, each in self.inputs.items() if each.bound.has_stored_rows}
         seen: dict[str, int] = {}
         for node, each in self.keeping.items():
@@ -145,20 +148,21 @@ class Graph:
 
     @property
     def arrangements(self) -> dict[str, Arrangement]:
-        """All state that is kept, by a name for people."""
+        """All arrangements, by a readable name."""
         return {name: arranged for name, each in self._name_stateful_nodes().items() for arranged in each.arrangements}
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory of all that."""
+        """Bytes of memory that the state takes."""
         return sum(each.nbytes for each in self.opened.values())
 
     def add_expiry_deletes(
         self, released: Mapping[str, ReleasedEvents], time: int, most: int | None
     ) -> dict[str, ReleasedEvents]:
-        """Add to the events released at ``time`` an event for each key that expires then and is deleted.
+        """Add a delete event for each key that expires at ``time`` to the events released then.
 
-        ``most``: the greatest number of deletions in a piece, None for any. O(events of inputs that have some).
+        ``most``: the greatest number of deletions in a piece, None without a limit. O(events of inputs with expiring
+        keys).
         """
         out = dict(released)
         for name, input in self.inputs.items():
@@ -173,7 +177,7 @@ class Graph:
         return out
 
     def apply_computed_step(self, computed: ComputedStep, upper: int) -> None:
-        """Take a computed step into the state.  Amortised O(versions written)."""
+        """Apply a computed step to the state. Amortised O(versions written)."""
         for name, input in self.inputs.items():
             changes = computed.changes.get(name, ())
             if input.expiring is not None and name in computed.expiry:
@@ -189,7 +193,7 @@ class Graph:
         """
         if lost := [name for name in self.list_stateless_inputs(*node.inputs) if not self.inputs[name].unfed]:
             raise self.make_missing_state_error(f"{node.verb}({', '.join(node.schema.names)})", lost)
-        # A state that is filled has had events.
+        # A state with rows has had events.
         some = Updates(pa.table({}), narrow_ints(0), ints(1), ints(last))
         inputs = [some if node.of_events else self.accumulate_rows(of)._replace(times=ints(last)) for of in node.inputs]
         running = self.running[node]
@@ -197,7 +201,7 @@ class Graph:
         running.apply([] if change is None else [change], upper, since)
 
     def list_stateless_inputs(self, *nodes: Collection) -> list[str]:
-        """List the inputs without kept rows that reading some collections would need. O(nodes)."""
+        """List the inputs without stored rows that a read of some collections would need. O(nodes)."""
         seen = self._list_nodes_to_read(nodes)
         return [
             name
@@ -206,7 +210,7 @@ class Graph:
         ]
 
     def read_new_outputs(self, names: Sequence[str], time: int) -> dict[str, pa.Table]:
-        """All that new outputs hold, by name, as their tables, stamped ``time``.  O(rows).  Raises `PlanChanged`."""
+        """Read all rows of new outputs as their tables, by name, stamped ``time``. O(rows). Raises `PlanChanged`."""
         for name in names:
             if lost := [
                 each for each in self.list_stateless_inputs(self.plan.outputs[name]) if not self.inputs[each].unfed
@@ -215,7 +219,7 @@ class Graph:
         return {name: self.read_output(self.plan.outputs[name], time) for name in names}
 
     def _list_nodes_to_read(self, nodes: Iterable[Collection]) -> list[Collection]:
-        """Return what is read to read some collections, each behind its inputs."""
+        """List the collections whose rows some collections are read from, each after its inputs."""
         found = walk_inputs(nodes, lambda node: () if self.opened[node].arrangements else node.inputs)
         return [node for node in self.plan.nodes if node in found]
 
@@ -232,12 +236,12 @@ class Graph:
         )
 
     def freeze_state(self) -> Held:
-        """Return what is held now, by collection, for `open_read_graph`.  O(runs).  No step may be at work."""
+        """Return the current state, by collection, for `open_read_graph`. O(runs). No step may be running."""
         return {node: tuple(a.freeze() for a in each.arrangements) for node, each in self.opened.items()}
 
     @contextmanager
     def open_read_graph(self, held: Held) -> Iterator[Graph]:
-        """Yield a graph that reads the current rows on any thread, while this one takes steps."""
+        """Yield a graph that reads the frozen rows on any thread, while this graph takes steps."""
         try:
             graph = self._readers.pop()
         except IndexError:
@@ -252,9 +256,10 @@ class Graph:
             self._readers.append(graph)
 
     def find_rows(self, node: Collection, given: Mapping[str, pa.Array], as_of: int | None) -> Updates | None:
-        """Look up the rows of a collection that have some values; return None if look-ups are not enough.
+        """Look up the rows of a collection that have some values; return None if a look-up is not possible.
 
-        ``given``: one value by column. No step may be running. O(rows found) now, O(runs log rows) as of a time.
+        ``given``: one value by column. No step may be running. O(rows found) at the last time, O(runs log rows) at
+        another.
         """
         key = node, frozenset(given)
         if key not in self._ways:
@@ -269,7 +274,7 @@ class Graph:
                     asked = {name: told[name] for name in own.keys.names}
                     exact = exact and {*asked.values()} == given.keys()
                     values = _cast_columns({name: given[here] for name, here in asked.items()}, each.schema)
-                    # An identity of one word has no room for a null.
+                    # An identity of one word cannot encode a null.
                     lost = values is None or (not own.keys.wide and values[0].null_count)
                     done[each] = _concat_updates(
                         () if lost or values is None else own.find_group(values, as_of), each.schema
@@ -283,7 +288,7 @@ class Graph:
         )
 
     def _find_lookup_collections(self, node: Collection, names: Iterable[str]) -> Names | None:
-        """Find the collections to look up for some columns, with the names in each; None if that is not enough."""
+        """Find the collections to look up by some columns, with the names in each; None if look-ups do not suffice."""
         nodes = self._list_nodes_to_read([node])
         kept = [each for each in nodes if self.opened[each].arrangements]
         told = trace_columns(nodes, {name: name for name in names}, kept)
@@ -291,32 +296,35 @@ class Graph:
         return told if found else None
 
     def _compute_rows(self, node: Collection, done: Mapping[Collection, Updates], as_of: int | None) -> Updates:
-        """Compute the rows of a collection that keeps none from those of its inputs."""
+        """Compute the rows of a stateless collection from the rows of its inputs."""
         read = partial(self.running[node].compute_output_rows, as_of=as_of)
         return compute_with_net_retry(read, [done[of] for of in node.inputs], self.secret)
 
     def read_collection(self, node: Collection, as_of: int | None) -> pa.Table:
-        """Read a collection as of a time, by default now: its rows and ``_diff``, consolidated.
+        """Read a collection as of a time, by default the last: its rows and ``_diff``, consolidated.
 
         O(rows of the inputs it needs).
         """
         return consolidate(self.accumulate_rows(node, as_of), self.secret).to_table(node.schema, None)
 
     def read_output(self, node: Collection, time: int, as_of: int | None = None) -> pa.Table:
-        """All that an output holds as of a time, by default now, as its table.  ``time``: what is stamped.  O(rows)."""
+        """Read all rows of an output as of a time, by default the last, as its table, stamped ``time``. O(rows)."""
         made = self.accumulate_rows(node, as_of)._replace(times=ints(time))
         return self.opened[node].to_output_table(made, self.secret, node.schema, self.time_type)
 
     def accumulate_rows(self, node: Collection, as_of: int | None = None) -> Updates:
-        """Return the rows of a collection as of a time, by default now, not consolidated. O(rows of the inputs)."""
+        """Return the rows of a collection as of a time, by default the last, not consolidated.
+
+        O(rows of the inputs).
+        """
         return self.accumulate_collections([node], as_of)[node]
 
     def accumulate_collections(
         self, nodes: Iterable[Collection], as_of: int | None = None, keep: Keep | None = None
     ) -> dict[Collection, Updates]:
-        """Return the rows of some collections, and of those below them, as of a time. O(rows of the inputs).
+        """Return the rows of some collections and of those below them, as of a time. O(rows of the inputs).
 
-        ``keep``: filters each piece of a collection's rows, so that memory never holds all rows that are read.
+        ``keep``: filters each piece of a collection's rows, so that memory never holds all rows.
         """
         done: dict[Collection, Updates] = {}
         keeps = keep or (lambda _, rows: rows)
@@ -342,15 +350,15 @@ def _concat_updates(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
 
 
 def select_matching_updates(updates: Updates, given: pa.Table, names: Mapping[str, str], alike: RowMatcher) -> Updates:
-    """Return the updates that have the values of a row. ``names``: its columns, as the updates name them. O(n)."""
+    """Select the updates with the values of a row. ``names``: its columns, as the updates name them. O(n)."""
     return updates.take(np.flatnonzero(alike.mark_matches(updates.rows.select([*names]), given, names)))
 
 
 def trace_columns(nodes: Sequence[Collection], asked: Mapping[str, str], kept: Container[Collection] = ()) -> Names:
     """Map each collection to its columns whose values follow from the given columns of the last collection.
 
-    ``nodes``: the last, and all that it is made of, each after its inputs; those ``kept`` are read, and not computed.
-    Only a collection's rows with these values matter: see `Collection.find_pushdown_columns`. O(nodes * columns).
+    ``nodes``: the last collection and all that it depends on, each after its inputs. ``kept``: the collections that are
+    read, not computed. Only rows with these values matter, see `Collection.find_pushdown_columns`. O(nodes * columns).
     """
     told: Names = {nodes[-1]: dict(asked)}
     for node in reversed(nodes):
@@ -362,7 +370,7 @@ def trace_columns(nodes: Sequence[Collection], asked: Mapping[str, str], kept: C
 
 
 def _cast_columns(given: Mapping[str, pa.Array], schema: pa.Schema) -> list[pa.Array] | None:
-    """Cast values to the types of columns; return None if a column cannot have one."""
+    """Cast values to the types of columns; return None if a column cannot hold its value."""
     try:
         kinds = [schema.field(name).type for name in given]
         return [
@@ -373,7 +381,7 @@ def _cast_columns(given: Mapping[str, pa.Array], schema: pa.Schema) -> list[pa.A
 
 
 def find_read_columns(plan: Plan) -> dict[Collection, pa.Schema]:
-    """Find, for each node below an output, the columns that its readers use; at least one, to carry the rows."""
+    """Find, for each node below an output, the columns that are read; at least one, to carry the rows."""
     read: dict[Collection, set[str]] = {node: set(node.schema.names) for node in plan.outputs.values()}
     for node in reversed(plan.nodes):
         if node in read:
@@ -386,5 +394,5 @@ def find_read_columns(plan: Plan) -> dict[Collection, pa.Schema]:
 
 
 def _needs_exchange(node: Collection) -> bool:
-    """Whether equal rows of all pieces of a step meet there, or it has several inputs."""
+    """Whether a node has several inputs, or needs equal rows of all pieces together."""
     return len(node.inputs) > 1 or any(by is not None for by in node.exchange())

@@ -1,8 +1,9 @@
-"""Holds: the times that readers still want to read at, so history is kept from there on; and their steps.
+"""Keep history for readers: the times that they hold, and the recent steps for them.
 
-Invariant: `HistoryHolds.least_time` is the least time of all claims that were not given up. A claim is given up without
-a lock, because a finalizer may do it in the middle of anything. `RecentSteps` has the last steps without a gap, as far
-as readers have not passed them and `MOST` bytes reach; older changes are in history.
+`HistoryHolds.find_least_time` is the least time of all holds that are not released. `RecentSteps` keeps the last steps
+without a gap, until all readers have read them or they exceed `MOST` bytes. Older changes come from history.
+
+Guarantees: both are safe to use from any thread. A release takes no lock, because a finalizer may run at any point.
 
 >>> holds = HistoryHolds()
 >>> first, second = holds.add_hold(3), holds.add_hold(5)
@@ -26,11 +27,11 @@ from ddflow.errors import ErrorText, Option, TimeWentBack
 from ddflow.time import CLOSED, INT64, format_time
 
 MOST: Final = 1 << 26
-"""Bytes of updates of steps that wait for readers; beyond it a reader that is behind gets them of history."""
+"""The most bytes of updates in steps that wait for readers. A reader that falls further behind reads history."""
 
 
 class HistoryHold:
-    """One claim on history: ``time`` and all later ones must stay readable.  `HistoryHolds` makes and changes it."""
+    """One claim on history: ``time`` and all later times must stay readable. `HistoryHolds` creates and changes it."""
 
     __slots__ = ("number", "time")
 
@@ -39,12 +40,12 @@ class HistoryHold:
 
     @property
     def sort_key(self) -> tuple[int, int]:
-        """The position among the others; the number distinguishes holds at one time."""
+        """The position among other holds; the number distinguishes holds of one time."""
         return self.time, self.number
 
 
 class HistoryHolds:
-    """The registry of an engine's readers: which times they hold.  ``len`` is how many there are.
+    """The registry of the times that an engine's readers hold. ``len`` is the number of holds.
 
     Safe to use from any thread.
     """
@@ -55,16 +56,16 @@ class HistoryHolds:
         self._lock, self._numbers = threading.Lock(), itertools.count()
 
     def add_hold(self, time: int) -> HistoryHold:
-        """Hold ``time`` back.  O(log n) expected."""
+        """Add a hold of ``time``. O(log n) expected."""
         hold = HistoryHold(time, next(self._numbers))
         with self._lock:
             self._held.add(hold.sort_key)
         return hold
 
     def advance_hold(self, hold: HistoryHold, to: int) -> None:
-        """Release the times before ``to``; does nothing for a hold that has ended.
+        """Release the times before ``to``. A released hold stays released.
 
-        O(log n) expected. Raises `TimeWentBack` for a time before the one it holds.
+        O(log n) expected. Raises `TimeWentBack` for a time before the hold's.
         """
         with self._lock:
             if to < hold.time:
@@ -76,16 +77,16 @@ class HistoryHolds:
                 self._held.add(hold.sort_key)
 
     def release_hold(self, hold: HistoryHold) -> None:
-        """Give a claim up; twice is harmless.  O(1).
+        """Release a hold. A second call does nothing. O(1).
 
-        It takes no lock, so that a finalizer may call it in the middle of anything.
+        It takes no lock, so a finalizer may call it at any point.
         """
         self._left.append(hold)
 
     def find_least_time(self) -> int:
-        """Return the least held time, `CLOSED` if there is none.
+        """Return the least held time, or `CLOSED` without holds.
 
-        O(log n) for each claim that ended since the last call.
+        O(log n) for each hold released since the last call.
         """
         with self._lock:
             if self._left:
@@ -98,15 +99,15 @@ class HistoryHolds:
             return len(self._held)
 
     def _drop_ended_holds(self) -> None:
-        """Remove the holds that have ended; the caller has the lock."""
+        """Remove the released holds. The caller has the lock."""
         while self._left:
             self._held.discard(self._left.popleft().sort_key)
 
     def _check_invariants(self) -> None:
-        """Assert the invariant."""
+        """Assert the invariants."""
         with self._lock:
             self._drop_ended_holds()
-            # Ascending, so that the first is the least; and no claim stands twice.
+            # Holds ascend, so the first is the least, and no hold occurs twice.
             assert list(self._held) == sorted(self._held)
             assert len({number for _, number in self._held}) == len(self._held)
 
@@ -114,7 +115,7 @@ class HistoryHolds:
 class RecentSteps:
     """The last steps of an engine that has readers.
 
-    ``nbytes``: of their updates. ``ended``: whether none will come any more.
+    ``nbytes``: the bytes of their updates. ``ended``: whether no more steps will come.
 
     Safe to use from any thread.
     """
@@ -138,13 +139,13 @@ class RecentSteps:
             self._wake_readers()
 
     def count_waiting_bytes(self, least: int) -> int:
-        """Return the bytes of updates that wait for readers.  ``least``: their least time.  O(steps let go)."""
+        """Return the bytes of updates that wait for readers. ``least``: the readers' least time. O(steps dropped)."""
         with self._lock:
             self._drop_passed_steps(least)
             return self.nbytes
 
     def _drop_passed_steps(self, least: int) -> None:
-        """Let go of the steps that readers have passed, and of too many."""
+        """Drop the steps that all readers have read, and the oldest beyond `MOST` bytes."""
         while self._steps and (self._steps[0][1] <= least or self.nbytes > MOST):
             self.nbytes -= self._steps.popleft()[3]
 
@@ -156,7 +157,7 @@ class RecentSteps:
 
     @contextmanager
     def call_on_each_step(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Have something called, by the writer's thread, at each step until the block ends."""
+        """Call ``wake`` on the writer's thread at each step until the block ends."""
         with self._lock:
             self._wakers.add(wake)
         try:
@@ -175,7 +176,7 @@ class RecentSteps:
             return next(((last, step) for before, last, step, _ in self._steps if before <= time < last), None)
 
     def find_resume_time(self, time: int) -> int | None:
-        """Return the earliest time after ``time`` whose later steps are kept; None if there is none. O(steps kept)."""
+        """Return the earliest time after ``time`` with all later steps kept; None if there is none. O(steps kept)."""
         with self._lock:
             return next((before for before, _, _, _ in self._steps if before > time), None)
 

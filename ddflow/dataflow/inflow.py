@@ -1,9 +1,9 @@
-"""The inflow of a call: which rows are for which input, and the queue of those that were admitted.
+"""Take in the rows of one call: map them to inputs, admit them, and queue their events.
 
-Invariant: either all rows of all inputs are taken in, or an error names what is wrong and every input is as before.
-Batchers are changed in copies, which the engine adopts when nothing can be refused any more. Under a budget the input
-is a stream that is never in memory whole, so rows are admitted and numbered while more are still to come; many rows are
-spilled on the way.
+`IngestedRows` holds the admitted events of one input. With a budget, the input is a stream that is never in memory as a
+whole: rows are admitted and numbered while more arrive, and large inputs are spilled meanwhile.
+Guarantees: either all rows of all inputs are taken in, or an error names the cause and nothing changes. Batchers change
+in copies, which the engine adopts when the call can no longer fail.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> admission = InputValidator(dd.Flow().upserts("v", {"v": pa.int64()}, dd.Upsert(key="v")).bound)
@@ -38,7 +38,7 @@ from ddflow.terminal import format_size
 from ddflow.time import CLOSED, NEVER
 
 PIECE = 1 << 16
-"""How many keys are gathered together."""
+"""The number of keys that are gathered together."""
 
 
 @dataclass
@@ -47,23 +47,23 @@ class IngestedRows:
 
     admission: InputValidator
     batcher: Batcher | None
-    """The pending events, with the admitted ones; None in epoch mode in memory, which has no pending events."""
+    """The pending events with the admitted ones. None in epoch mode in memory, which has no pending events."""
     read: DecodeProgress
     """The messages that were decoded."""
     frontier: int
     time: int | None
-    """Of the step, in epoch mode."""
+    """The time of the step, in epoch mode."""
     budget: MemoryBudget
     chunks: list[Events] = field(default_factory=list)
-    """The events that were admitted then."""
+    """The admitted events, if there is no batcher."""
     rows: int = 0
-    """How many rows came, with those that do not go on."""
+    """The number of rows so far, with refused rows."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Those, by verdict."""
+    """The numbers of refused rows, by verdict."""
     greatest: int = NEVER
-    """The greatest time among the events that go on, or NEVER."""
+    """The greatest time among the admitted events, or NEVER."""
     listed: list[pa.Table] | None = None
-    """Verdict rows, when they are asked for."""
+    """Verdict rows, if they are requested."""
     bad: list[pa.Array] = field(default_factory=list)
     """The marks of unreadable messages."""
 
@@ -85,7 +85,7 @@ class IngestedRows:
             self.listed.append(build_refused_verdicts(self.admission.bound, refused or none))
 
     def enqueue(self, events: Events) -> None:
-        """Add events; spill events to files if they are many. Raises `SpillFull`, `SpillFailed`."""
+        """Add events, and spill them to files if they are many. Raises `SpillFull`, `SpillFailed`."""
         budget = self.budget
         if self.batcher is not None:
             self.batcher = self.batcher.copy_with_events(events)
@@ -101,9 +101,10 @@ class IngestedRows:
 
 
 def build_truncate_deletes(upsert: RunningUpsert, inflow: IngestedRows, cut: Truncate) -> Iterator[pa.RecordBatch]:
-    """Make the events of a truncate. ``inflow``: the earlier rows of the call. O(keys held + events before).
+    """Make a delete event for each key that a truncate removes. O(keys held + earlier events).
 
-    Raises `WrongMode` in hold-back mode, `BadMessage` if it lacks an order that events have.
+    ``inflow``: the earlier rows of the call. Raises `WrongMode` in hold-back mode, `BadMessage` if the truncate lacks
+    an order that events have.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> flow = dd.Flow()
@@ -156,10 +157,10 @@ def _build_zero_indices(n: int) -> pa.Array:
 
 
 def map_rows_to_inputs(inputs: Any, known: Mapping[str, InputValidator]) -> Mapping[str, Any]:
-    """Map a call's rows to inputs: ``inputs``, or only rows if there is one input. O(inputs and their columns).
+    """Map a call's rows to inputs. ``inputs`` is such a mapping, or only rows if there is one input.
 
-    A mapping is rows, a dict of lists, if it has a column of the only input and is not the name of that input alone.
-    Raises `NotArrow` or `SchemaMismatch` unless it is clear which rows are for which input.
+    A mapping is taken as rows, a dict of lists, if it has a column of the only input and is not just the name of that
+    input. O(inputs and their columns). Raises `NotArrow` or `SchemaMismatch` if the input of the rows is not clear.
     """
     if isinstance(inputs, Mapping):
         if inputs.keys() <= known.keys():
@@ -180,7 +181,7 @@ def map_rows_to_inputs(inputs: Any, known: Mapping[str, InputValidator]) -> Mapp
 def group_full_contents_by_input(
     call: str, name: Any, rows: Any, known: Mapping[str, InputValidator]
 ) -> Mapping[str, Any]:
-    """Map a full-contents call's rows to inputs: ``rows`` is None if they are in the position of the name.
+    """Map the rows of a full-contents call to inputs. If ``rows`` is None, ``name`` has the rows.
 
     Raises `NotArrow` or `SchemaMismatch` if either is missing.
     """
@@ -206,7 +207,10 @@ def make_unknown_input_error(name: Any, known: Iterable[str]) -> SchemaMismatch:
 
 
 def compute_lateness_frontier(admissions: Mapping[str, InputValidator], inflows: Mapping[str, IngestedRows]) -> int:
-    """Where ``lateness=`` puts the frontier: the least, over the inputs, of the greatest time seen less it."""
+    """Return the frontier that ``lateness=`` allows.
+
+    It is the least, over the inputs, of the greatest time seen minus the lateness; `NEVER` if an input has no lateness.
+    """
     to = CLOSED
     for name, admission in admissions.items():
         if admission.bound.spec.lateness is None:
@@ -217,7 +221,7 @@ def compute_lateness_frontier(admissions: Mapping[str, InputValidator], inflows:
 
 
 def split_rows(given: Any, admission: InputValidator, most: int) -> Iterator[pa.Table]:
-    """Split an input's rows into tables of at most ``most`` bytes; at least one, so that its columns are checked.
+    """Split an input's rows into tables of at most ``most`` bytes. Yield at least one, so that its columns are checked.
 
     A reader is read lazily. Raises the errors of `to_arrow_rows`, and `BudgetExceeded` for a row that is larger.
     """

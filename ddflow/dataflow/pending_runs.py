@@ -1,10 +1,9 @@
-"""The runs of a batcher: events that wait, in the order of their times, resident or spilled to a file.
+"""Keep the runs of a batcher: pending events in the order of their times, in memory or in files.
 
-Invariant: a run never changes. Taking its first events makes another run over the same columns. The columns of a
-spilled run are those of a mapped file, which is unlinked when no run refers to it. A slice of the caller's batch keeps
-all of it alive, so a run that keeps more than twice its own bytes alive (`PendingRun.is_wasting_memory`) is copied.
-`split_events_by_time` cuts runs by time without joining them as a whole, and `PendingRuns` keeps few of them, however
-many pushes there were.
+A run never changes. Taking its first events makes another run over the same columns. A spilled run has the columns of a
+mapped file, which is unlinked when no run refers to it. A slice of the caller's batch keeps all of that batch in
+memory, so runs are copied if they waste more than half of their memory (`PendingRun.is_wasting_memory`).
+`split_events_by_time` cuts runs by time without joining them, and `PendingRuns` keeps their number small.
 
 >>> import numpy as np, pyarrow as pa
 >>> times = np.array([3, 5, 5])
@@ -28,15 +27,15 @@ from ddflow.operators.upsert.events import Events, merge_events
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
 
 SMALL: Final = 1 << 16
-"""Bytes that are not worth a closer look: to count them exactly, or to copy them."""
+"""The size in bytes up to which neither an exact count nor a copy pays off."""
 
 
 class PendingRun:
-    """A run of pending events: [begin, n) of ``events``; ``begin`` < n.
+    """A run of pending events: [begin, n) of ``events``, with ``begin`` < n.
 
-    ``bytes_resident``: bytes of memory it holds, 0 when spilled. ``file``: its spill file. ``final``: whether later
-    merges skip it. ``least``, ``greatest``: the times of the first and the last pending event. ``stored``: the file
-    that a commit wrote all of ``events`` to.
+    ``bytes_resident``: its bytes of memory, 0 if spilled. ``file``: its spill file. ``final``: whether later merges
+    leave it out. ``least``, ``greatest``: the times of the first and the last pending event. ``stored``: the file to
+    which a commit wrote all ``events``.
     """
 
     __slots__ = ("begin", "bytes_resident", "events", "file", "final", "greatest", "least", "stored")
@@ -56,21 +55,24 @@ class PendingRun:
 
     @classmethod
     def from_events(cls, events: Events, final: bool = False) -> PendingRun:
-        """Events in memory, at least one, referred to and not copied.  O(columns)."""
-        # A few bytes too many are soon found; a few rows of a large batch must be told from all of it.
+        """Make a run of one or more events in memory, without a copy. O(columns)."""
+        # Count exactly only if the buffers are large: then the events may be a few rows of a large batch.
         rows = int(events.rows.get_total_buffer_size())
         bytes_resident = (rows if rows <= SMALL else int(events.rows.nbytes)) + events.bookkeeping_bytes
         return cls(events, 0, bytes_resident, None, final)
 
     @classmethod
     def copy_if_wasteful(cls, events: Events, final: bool = False) -> PendingRun:
-        """Hold events in separate memory: copy them if they are a slice of a larger table. O(1), or O(n)."""
+        """Make a run of events, and copy them if they are a slice of a larger table. O(1), or O(n)."""
         run = cls.from_events(events, final)
         return cls.from_events(events.copy(), final) if run.is_wasting_memory else run
 
     @classmethod
     def spill_events(cls, batch_store: BatchStore, events: Events) -> PendingRun:
-        """Events written to a file, which is final.  O(bytes).  Raises what the place does; no file is left then."""
+        """Write events to a file and make a final run of them. O(bytes).
+
+        Raises the store's errors; no file is left then.
+        """
         file = batch_store.write(encode_events(events))
         return cls(decode_events(file.batch, events.original is not events.times), 0, 0, file, True)
 
@@ -83,14 +85,14 @@ class PendingRun:
         return times.size if self.greatest < upper else int(times.searchsorted(upper))
 
     def slice_events(self, end: int) -> Events:
-        """Slice the waiting events before place ``end``, without a copy."""
+        """Slice the pending events before place ``end``, without a copy."""
         if not self.begin and end == self.events.times.size:
             return self.events
         return self.events.slice_events(self.begin, end)
 
     @property
     def pending_events(self) -> Events:
-        """All its events, without a copy."""
+        """All pending events, without a copy."""
         return self.slice_events(self.events.times.size)
 
     def slice_remainder(self, end: int) -> PendingRun | None:
@@ -101,12 +103,12 @@ class PendingRun:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of the pending events, about, if they were in separate memory."""
+        """The approximate bytes of the pending events alone."""
         return self.bytes_resident * len(self) // self.events.times.size
 
     @property
     def is_wasting_memory(self) -> bool:
-        """Whether it keeps more than twice its bytes of memory alive, not counting a few.  O(columns)."""
+        """Whether the run keeps more than twice its bytes in memory, apart from `SMALL`. O(columns)."""
         if self.file is not None:
             return False
         alive = int(self.events.rows.get_total_buffer_size()) + self.events.bookkeeping_bytes
@@ -119,7 +121,7 @@ class PendingRun:
 
 
 def encode_events(events: Events) -> pa.RecordBatch:
-    """Events as the columns of a file: their bookkeeping, then their own.  O(columns)."""
+    """Convert events to the columns of a file: their bookkeeping, then their own. O(columns)."""
     own = {"_time": events.times, "_arrival": events.arrival}
     if events.original is not events.times:
         own["_original"] = events.original
@@ -129,9 +131,9 @@ def encode_events(events: Events) -> pa.RecordBatch:
 
 
 def decode_events(record: pa.RecordBatch, advanced: bool) -> Events:
-    """Rebuild the events of a file's record over the same memory.
+    """Rebuild the events of a file's record over the same memory. O(columns).
 
-    ``advanced``: whether it has their original times. O(columns).
+    ``advanced``: whether the record has their original times.
     """
     own = 2 + advanced
     times, arrival, *original = (column.to_numpy() for column in record.columns[:own])
@@ -141,16 +143,16 @@ def decode_events(record: pa.RecordBatch, advanced: bool) -> Events:
 
 
 def count_rows_for_bytes(runs: Sequence[PendingRun], size: int) -> int:
-    """How many events of these take ``size`` bytes, one at least.  O(runs)."""
+    """Return how many of these events take ``size`` bytes, at least one. O(runs)."""
     taken = sum(run.bytes_resident if run.file is None else run.file.nbytes for run in runs)
     return max(size * sum(run.events.times.size for run in runs) // max(taken, 1), 1)
 
 
 def split_events_by_time(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
-    """Split the events of ``runs`` into chunks of about ``rows``, 3 x ``rows`` at most. A chunk of one run is a slice.
+    """Split the events of ``runs`` into chunks of about ``rows``, at most 3 x ``rows``. A chunk of one run is a slice.
 
-    Chunks follow each other in time, except several chunks of one time. Takes memory for one chunk, twice, and for two
-    times a run and chunk. O(n log n).
+    Chunks ascend in time, but one time may fill several chunks. Takes the memory of two chunks, and of two times for
+    each run and chunk. O(n log n).
     """
     begins = [run.begin for run in runs]
     for cut in [*_find_cut_times(runs, rows), None]:
@@ -167,8 +169,8 @@ def split_events_by_time(runs: Sequence[PendingRun], rows: int) -> Iterator[Even
 
 
 def _find_cut_times(runs: Sequence[PendingRun], rows: int) -> list[int]:
-    """Ascending times with about ``rows`` events between each two, unless they have one time."""
-    # Every time taken stands for `step` events; the last few of a run are not counted, at most half of `rows` in all.
+    """Return ascending times with about ``rows`` events between two neighbours, unless the events have one time."""
+    # Each sampled time counts for `step` events. The last events of the runs, half of `rows` in total, may be missed.
     step = max(rows // (2 * len(runs)), 1)
     times = np.sort(np.concatenate([run.events.times[run.begin + step - 1 :: step] for run in runs]))
     every = max(rows // step, 1)
@@ -176,24 +178,23 @@ def _find_cut_times(runs: Sequence[PendingRun], rows: int) -> list[int]:
 
 
 FAN: Final = 16
-"""Runs of one size class that are merged into one."""
+"""The number of runs of one size class that are merged into one."""
 LARGE: Final = 8 << 20
-"""The size in bytes from which runs are final."""
+"""The least number of bytes of a final run."""
 CHUNK: Final = 1 << 20
-"""Bytes of the pieces that it is then cut into."""
+"""The bytes of the chunks into which a final run is cut."""
 LEAST = attrgetter("least")
 
 
 class PendingRuns:
-    """The runs of one batcher, by their least time: few that overlap, however many pushes there were.
+    """The runs of one batcher, by their least time.
 
-    ``by_least``: the runs.  ``bytes_resident``: bytes of the resident ones.  ``mapped``: bytes of the files of the
-    others.
+    ``by_least``: the runs. ``bytes_resident``: bytes of those in memory. ``mapped``: bytes of the files of the others.
 
-    Of one size class fewer than `FAN` runs wait to be merged, and fewer than `LARGE` bytes, so n events pushed one by
-    one leave O(log n) small runs. An event is copied once a class. Events that were merged to `LARGE` bytes are final:
-    they are cut by time into chunks, which a seal consumes one after the other. A copy of a `PendingRuns` shares its
-    runs.
+    In each size class, fewer than `FAN` runs and fewer than `LARGE` bytes wait to be merged, so n events that are
+    pushed one by one leave O(log n) small runs. Each class copies an event once. Events that were merged to `LARGE`
+    bytes are final: they are cut by time into chunks, and a seal releases chunk after chunk. A copy of a `PendingRuns`
+    shares its runs.
     """
 
     __slots__ = ("by_least", "bytes_resident", "classes", "fresh", "mapped")
@@ -202,7 +203,7 @@ class PendingRuns:
         self.by_least: list[PendingRun] = []
         self.bytes_resident = self.mapped = 0
         self.classes: dict[int, tuple[int, int]] = {}
-        """The number and the bytes of the runs to merge, by class."""
+        """By class, the number and the bytes of the runs to merge."""
         self.fresh: PendingRun | None = None
         """The last pushed run, in the caller's memory."""
 
@@ -214,14 +215,14 @@ class PendingRuns:
         return out
 
     def push(self, run: PendingRun) -> None:
-        """Add a new run in the caller's memory; copy the events of the run before if it wastes memory or is large."""
+        """Add a new run in the caller's memory. Copy the previous run's events if it wastes memory or is large."""
         fresh, self.fresh = self.fresh, run
         if fresh is not None and (fresh.is_wasting_memory or fresh.bytes_resident >= LARGE):
             self.replace_runs([fresh], copy_events(fresh))
         self.add(run)
 
     def add(self, run: PendingRun) -> None:
-        """Put a run in, and merge its class when that is due.  O(log runs), and O(log n) amortised for each event."""
+        """Add a run, and merge its size class if that is due. O(log runs), and O(log n) amortised for each event."""
         insort(self.by_least, run, key=LEAST)
         self._update_totals(run, 1)
         number, bytes_resident = self.classes.get(of := compute_run_size_class(run), (0, 0))
@@ -229,11 +230,11 @@ class PendingRuns:
             self.replace_runs(due := self.list_runs_of_size_class(of), merge_runs(due))
 
     def list_runs_before(self, upper: int) -> list[PendingRun]:
-        """List the runs that have an event before ``upper``. O(log runs + those)."""
+        """List the runs that have an event before ``upper``. O(log runs + result)."""
         return self.by_least[: bisect_left(self.by_least, upper, key=LEAST)]
 
     def drop_events_before(self, upper: int) -> None:
-        """Take the events before ``upper`` out.  O(runs that have one); what is left of a run may be copied."""
+        """Drop the events before ``upper``, and copy a remainder that wastes memory. O(runs that have such events)."""
         gone = self.list_runs_before(upper)
         del self.by_least[: len(gone)]
         for run in gone:
@@ -248,7 +249,7 @@ class PendingRuns:
                     self.add(part)
 
     def replace_runs(self, gone: Iterable[PendingRun], new: Iterable[PendingRun]) -> None:
-        """Replace some runs by others with the same events.  O(runs)."""
+        """Replace some runs by others with the same events. O(runs)."""
         old = set(map(id, gone))
         for run in self.by_least:
             if id(run) in old:
@@ -264,7 +265,7 @@ class PendingRuns:
         return [run for run in self.by_least if compute_run_size_class(run) == number]
 
     def _update_totals(self, run: PendingRun, sign: int) -> None:
-        """Count a run in, or out."""
+        """Add a run to the totals, or subtract it."""
         self.bytes_resident += sign * run.bytes_resident
         self.mapped += sign * (run.file.nbytes if run.file is not None else 0)
         if of := compute_run_size_class(run):
@@ -273,37 +274,37 @@ class PendingRuns:
 
     def _check_invariants(self) -> None:
         """Assert the invariant."""
-        # By least time, and the totals are those of the runs.
+        # Runs ascend by their least time, and the totals match the runs.
         assert [run.least for run in self.by_least] == sorted(run.least for run in self.by_least)
         assert self.bytes_resident == sum(run.bytes_resident for run in self.by_least)
         assert self.mapped == sum(run.file.nbytes for run in self.by_least if run.file is not None)
         classes = {of: self.list_runs_of_size_class(of) for of in set(map(compute_run_size_class, self.by_least)) - {0}}
         counted = {of: (len(runs), sum(run.bytes_resident for run in runs)) for of, runs in classes.items()}
         assert {of: each for of, each in self.classes.items() if each != (0, 0)} == counted
-        # Few of a class.
+        # No size class is due for a merge.
         assert all(
             number < FAN and (number == 1 or bytes_resident < LARGE) for number, bytes_resident in counted.values()
         )
         assert self.fresh is None or any(run is self.fresh for run in self.by_least)
         for run in self.by_least:
             times, arrival = run.events.times, run.events.arrival
-            # No run is empty; each is in the order of times, then of arrival.
+            # No run is empty, and its events ascend by time, then by arrival.
             assert 0 <= run.begin < times.size
             assert bool(((times[1:] > times[:-1]) | (times[1:] == times[:-1]) & (arrival[1:] > arrival[:-1])).all())
             assert run.events.rows.num_rows == times.size
-            # A file is as it was written; memory is counted where there is none.
+            # Files are undamaged, and only runs without a file count as memory.
             if run.file is not None:
                 run.file.verify()
             assert (run.bytes_resident == 0) == (run.file is not None)
 
 
 def compute_size_class(size: int) -> int:
-    """Return the number of a size class, 1 and up: bytes within a factor of ``FAN`` of each other."""
+    """Return the number of a size class, 1 and up. Sizes of a class are within a factor of ``FAN`` of each other."""
     return (size.bit_length() + 3) // 4
 
 
 def compute_run_size_class(run: PendingRun) -> int:
-    """Return the size class of a run: resident runs of one class are merged; 0 for none."""
+    """Return the size class of a run; 0 for a run that takes part in no merge."""
     return 0 if run.final or run.bytes_resident >= LARGE else compute_size_class(run.bytes_resident)
 
 
@@ -323,11 +324,11 @@ def copy_events(run: PendingRun) -> list[PendingRun]:
 
 
 def choose_runs_to_spill(runs: PendingRuns, at_most: int, chunk: int) -> list[PendingRun]:
-    """Choose the runs to write so that at most ``at_most`` bytes stay resident. O(runs log runs).
+    """Choose the runs to write so that at most ``at_most`` bytes stay in memory. O(runs log runs).
 
-    Final runs go first, those with the latest times before others, as they will wait longest; then the largest. Small
-    files of earlier spills, of less than half of ``chunk`` bytes, are written again with them, ``FAN`` of a size class
-    at a time. So files never become many, and each event is written once a class.
+    Final runs go first, and among them the latest times, because these wait longest. Then the largest runs follow.
+    Small files of earlier spills, below half of ``chunk`` bytes, are written again with them, ``FAN`` of a size class
+    at a time. So the number of files stays small, and each event is written once for each class.
     """
     chosen, bytes_resident = [], runs.bytes_resident
     for run in sorted(

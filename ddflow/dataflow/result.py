@@ -1,9 +1,9 @@
-"""What a step returns: one Arrow table an output, and the verdicts.
+"""Hold the result of a step: one Arrow table for each output, and the verdicts.
 
-Invariant: a step is a mapping of exactly the flow's outputs (and those that ``stale=`` adds), each a table of the
-collection's columns, then ``_time`` and ``_diff``, sorted by time, retractions of a key before its assertion; tables
-never change afterwards and own their memory. Every event has exactly one verdict or is pending, so events in = resolved
-+ pending. Causes are looked at in the order of `NAMES`: an event that is bad is not also late.
+Guarantees: a step is a mapping of exactly the flow's outputs, and of the outputs that ``stale=`` adds. Each table has
+the collection's columns, then ``_time`` and ``_diff``. It is sorted by time, with the retractions of a key before its
+assertion. Tables never change afterwards and own their memory. Every event has exactly one verdict or is pending. The
+first verdict in the order of `NAMES` applies, so a bad event is not also late.
 
 >>> from ddflow.columns.schema import empty_table, build_updates_schema
 >>> step = Step({"v": empty_table(build_updates_schema(pa.schema({"v": pa.int64()}), pa.int64()))}, Verdicts.of({}), 5)
@@ -23,9 +23,9 @@ from ddflow.errors import NoSuchOutput, SpecError, shorten
 from ddflow.terminal import format_count, html_table
 
 NAMES: Final = ("bad", "forgotten", "late", "stale", "tie_lost", "superseded", "noop", "applied")
-"""By the codes of ``kernels.resolve``, in the order of resolution."""
+"""Verdicts by the codes of ``kernels.resolve``, in the order of resolution."""
 GONE: Final = "gone"
-"""The name of a count next to verdicts in the totals of a state: events of inputs that were dropped since."""
+"""The name of a count in the totals of a state: events of inputs that were dropped since."""
 PRINTED: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", "bad", "forgotten")
 
 
@@ -33,7 +33,7 @@ PRINTED: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", 
 class Verdicts:
     """Counts of events by verdict. It prints as text.
 
-    Each count that it prints is an entry, ``verdicts["absent"]``, and an attribute, ``verdicts.absent``.
+    Each printed count is an item, ``verdicts["absent"]``, and an attribute, ``verdicts.absent``.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Verdicts:
     rows : mapping of str to pyarrow.Table, optional
         By input, one row for each event resolved here, if the engine was opened with ``verdicts="rows"``.
     absent : int
-        Keys that this call deleted because full contents lack them. These are no events.
+        Keys that this call deleted because full contents lack them. They are not events.
 
     Examples
     --------
@@ -60,35 +60,35 @@ class Verdicts:
 
     @classmethod
     def of(cls, counts: Mapping[str, int], pending: int = 0, rows: Mapping[str, pa.Table] | None = None) -> Self:
-        """Make one of some counts; the others are 0.
+        """Make `Verdicts` from some counts; missing counts are 0.
 
         Parameters
         ----------
         counts : mapping of str to int
             Events by verdict, and ``absent``.
         pending, rows
-            As of `Verdicts`.
+            As for `Verdicts`.
 
         Returns
         -------
         Verdicts
-            With all eight counts.
+            All eight counts.
         """
         return cls({name: int(counts.get(name, 0)) for name in PRINTED}, pending, rows, int(counts.get("absent", 0)))
 
     @classmethod
     def add_up(cls, parts: Sequence[Self]) -> Self:
-        """Make one of those of several calls, one or more, in their order.
+        """Add up the verdicts of one or more calls, in their order.
 
         Parameters
         ----------
         parts : sequence of Verdicts
-            Of one engine.
+            Verdicts of one engine.
 
         Returns
         -------
         Verdicts
-            With the sums of all counts; ``pending`` is the last one's.
+            The sums of all counts, with the last ``pending``.
         """
         counts = {name: sum(each[name] for each in parts) for name in (*PRINTED, "absent")}
         rows = dict[str, list[pa.Table]]()
@@ -101,12 +101,12 @@ class Verdicts:
 
     @property
     def resolved(self) -> int:
-        """How many events have a verdict, an int."""
+        """The number of events that have a verdict, an int."""
         return sum(self.counts.values())
 
     @property
     def total(self) -> int:
-        """How many events there are, resolved and pending, an int."""
+        """The number of events, resolved and pending, an int."""
         return self.resolved + self.pending
 
     def __getitem__(self, name: str) -> int:
@@ -136,7 +136,7 @@ class Verdicts:
 
 
 def count_resolved_events(totals: Mapping[str, int]) -> int:
-    """How many events of the inputs that there are have a verdict.  ``totals``: of a state, and `GONE`.
+    """Count the events of the present inputs that have a verdict. ``totals``: counts of a state, with `GONE`.
 
     >>> count_resolved_events({"applied": 7, "noop": 1, GONE: 3})
     5
@@ -145,12 +145,12 @@ def count_resolved_events(totals: Mapping[str, int]) -> int:
 
 
 def decode_verdicts(codes: np.ndarray[Any, np.dtype[Any]]) -> pa.Array:
-    """Verdict codes as a text column."""
+    """Convert verdict codes to a text column."""
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int8)), pa.array(NAMES)).cast(pa.string())
 
 
 SHOWN: Final = 10
-"""Updates of an output, and columns, that a notebook shows; and characters of a value."""
+"""The limits of a notebook view: updates of an output, columns, and characters of a value."""
 COLUMNS: Final = 20
 CHARACTERS: Final = 60
 
@@ -164,7 +164,7 @@ class Step(Mapping[str, pa.Table]):
     Attributes
     ----------
     verdicts : Verdicts
-        Of the events resolved in this call.
+        Counts of the events resolved in this call.
     frontier : int
         The least time still open.
     """
@@ -176,17 +176,17 @@ class Step(Mapping[str, pa.Table]):
 
     @classmethod
     def join(cls, steps: Sequence[Self]) -> Self:
-        """Make one of the steps of an epoch, one or more, in their order.
+        """Join one or more steps of an epoch, in their order.
 
         Parameters
         ----------
         steps : sequence of Step
-            Of one engine.
+            Steps of one engine.
 
         Returns
         -------
         Step
-            All their updates, their verdicts together, and the frontier of the last.
+            All updates, the sums of the verdicts, and the last frontier.
         """
         last = steps[-1]
         if len(steps) == 1:
@@ -197,7 +197,7 @@ class Step(Mapping[str, pa.Table]):
         return out
 
     def committed(self, timeout: float | None = None) -> int:
-        """Wait until the call is committed.  Any thread may.
+        """Wait until the call is committed. Any thread may wait.
 
         Parameters
         ----------
@@ -212,13 +212,13 @@ class Step(Mapping[str, pa.Table]):
         Raises
         ------
         SpecError
-            For a state in memory; for an engine that commits only when `Engine.flush` is called, without a ``timeout``.
+            For a state in memory. Without a ``timeout``, also for an engine that commits only by `Engine.flush`.
         TimeoutError
-            If it is not committed in time.
+            If the call is not committed in time.
         EngineClosed
-            If the engine was closed before.
+            If the engine was closed before the commit.
         DdflowError
-            What the commit raised.
+            The error of the commit.
 
         Notes
         -----
@@ -251,7 +251,7 @@ class Step(Mapping[str, pa.Table]):
 
 
 def raise_no_output(name: object, known: Iterable[str]) -> NoReturn:
-    """Raise `NoSuchOutput`, a `KeyError` as mappings raise it.  O(names)."""
+    """Raise `NoSuchOutput`, which is a `KeyError`, as for any mapping. O(names)."""
     raise NoSuchOutput("take an output", f"there is no output {name!r:.200}", did_you_mean(str(name), known))
 
 
@@ -266,7 +266,7 @@ def render_rows_html(name: str, table: pa.Table) -> str:
 
 
 def format_values(column: pa.ChunkedArray, most: int = SHOWN) -> Iterator[str]:
-    """Format the first values of a column and shorten long ones. O(those)."""
+    """Format the first values of a column and shorten long ones. O(values)."""
     for value in column.slice(0, most):
         try:
             plain = value.as_py()

@@ -1,20 +1,10 @@
-"""Side outputs of events: verdict rows, and the outputs that ``stale=`` adds.
+"""Build side outputs of events: verdict rows, and the outputs that ``stale=`` and ``on_bad=`` add.
 
-Invariant: every event that a call resolves is listed in it once, with the verdict that was counted and the winner's
-order, which its key holds from then on. Nothing is decided here. Resolved events are read before they are applied,
-because the orders that keys held before are read from state.
+`build_resolved_verdicts` and `build_refused_verdicts` make one row for each event of a call: its number, its verdict
+and the order that its key holds from then on. `SideOutputs` collects the side outputs of a step piece by piece.
 
->>> import pyarrow as pa, ddflow as dd
->>> flow = dd.Flow()
->>> v = flow.upserts("v", {"k": pa.int64(), "at": pa.int64()}, dd.Upsert("k", order_by="at", stale="side"))
->>> _ = flow.output("out", v)
->>> with flow.open(verdicts="rows") as engine:
-...     out = engine.step({"v": pa.table({"k": [1, 1], "at": [9, 4]})}, time=1)
-...     late = engine.step({"v": pa.table({"k": [1], "at": [5]})}, time=2)
->>> out.verdicts.rows["v"].select(["seq", "verdict", "winner_at"]).to_pylist()[1]
-{'seq': 1, 'verdict': 'superseded', 'winner_at': 9}
->>> late["v.stale"].to_pylist()
-[{'k': 1, 'at': 5, '_winner_at': 9, '_time': 2, '_diff': 1}]
+Guarantees: each resolved event is listed once, with its counted verdict. No verdict is decided here. Limits: events are
+read before they are applied, because the orders that keys held before come from state.
 """
 
 from collections import defaultdict
@@ -42,7 +32,7 @@ ARRIVAL: Final = "_arrival"
 
 
 def check_verdict_columns(bound: Binding) -> None:
-    """Raise `SpecError` if a key column has the name of one that verdict rows add."""
+    """Raise `SpecError` if a key column has the name of a column of verdict rows."""
     taken = {ARRIVAL, "seq", "verdict", *(f"winner_{n}" for n in bound.spec.order_by)} & set(bound.key_schema.names)
     if taken:
         raise SpecError(
@@ -76,9 +66,9 @@ def _build_verdict_rows(
 ) -> pa.Table:
     """Make one row for each event. O(events).
 
-    Its columns are ``_arrival`` (its number among all events of the input), ``seq`` (that, or the seq column's value),
-    the key, ``verdict``, the time of the resolution (null for events refused on arrival), and ``winner_`` columns of
-    the order its key holds.
+    ``_arrival`` is the event's number among all events of the input, and ``seq`` is that number or the value of the seq
+    column. The key, ``verdict`` and the time of the resolution follow. The time is null for events refused on arrival.
+    The ``winner_`` columns have the order that the key holds.
     """
     number = pa.array(arrival)
     seq = number if bound.spec.seq is None else events.column(bound.spec.seq)
@@ -94,7 +84,7 @@ def has_bad_messages(name: str) -> bool:
 
 
 def build_bad_message_table(marks: Sequence[pa.Array], time: int, time_type: pa.DataType) -> pa.Table:
-    """Build the table of messages that could not be read. O(those)."""
+    """Build the table of unreadable messages. O(messages)."""
     every = pa.concat_arrays(marks)
     n = len(every)
     columns = [*every.flatten(), build_time_column(np.full(n, time), time_type), pa.array(np.ones(n, np.int64))]
@@ -102,7 +92,20 @@ def build_bad_message_table(marks: Sequence[pa.Array], time: int, time_type: pa.
 
 
 class SideOutputs:
-    """The tables of `Flow.side_outputs`, which are ``wanted``, for one step, piece by piece."""
+    """The tables of the ``wanted`` side outputs of `Flow.side_outputs` for one step, added piece by piece.
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> flow = dd.Flow()
+    >>> v = flow.upserts("v", {"k": pa.int64(), "at": pa.int64()}, dd.Upsert("k", order_by="at", stale="side"))
+    >>> _ = flow.output("out", v)
+    >>> with flow.open(verdicts="rows") as engine:
+    ...     out = engine.step({"v": pa.table({"k": [1, 1], "at": [9, 4]})}, time=1)
+    ...     late = engine.step({"v": pa.table({"k": [1], "at": [5]})}, time=2)
+    >>> out.verdicts.rows["v"].select(["seq", "verdict", "winner_at"]).to_pylist()[1]
+    {'seq': 1, 'verdict': 'superseded', 'winner_at': 9}
+    >>> late["v.stale"].to_pylist()
+    [{'k': 1, 'at': 5, '_winner_at': 9, '_time': 2, '_diff': 1}]
+    """
 
     def __init__(self, wanted: Mapping[str, tuple[Input, pa.Schema]], time_type: pa.DataType) -> None:
         self.wanted, self.time_type = wanted, time_type
@@ -129,7 +132,7 @@ class SideOutputs:
         return pa.Table.from_arrays(columns, schema=build_updates_schema(schema, self.time_type))
 
     def build_tables(self) -> dict[str, pa.Table]:
-        """By name, in the order of times."""
+        """Build the table of each side output, ordered by time."""
         out = {}
         for name, (_, schema) in self.wanted.items():
             made = self.made[name]

@@ -1,17 +1,7 @@
-"""Stay within the budget: move state to files before and after a step, and cut a step that does not fit in memory.
+"""Stay within the budget: move state to files before and after a step, and split a step that exceeds memory.
 
-Guarantees: room is made before rows are admitted, and a failure there changes nothing. A step that is too large is
-sorted on disk into ranges of identities, stably, and resolved range by range.
-
->>> import tempfile, pyarrow as pa, ddflow as dd
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> with tempfile.TemporaryDirectory() as place, flow.open(memory="16MB", spill=place) as engine:
-...     _ = engine.step({"people": pa.table({"id": range(1000)})}, 0)
-...     before = engine.stats()["bytes_mapped"]
-...     spill_to_fit_budget(engine.dataflow.budget, engine.dataflow.graph, {}, share=0)
-...     before, engine.stats()["bytes_mapped"] > 8000, engine.read("people").num_rows
-(0, True, 1000)
+Guarantees: state and pending events are spilled before rows are admitted, and a failure there changes nothing. The
+events of a step that is too large are sorted on disk into ranges of identities, stably, and resolved range by range.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +19,9 @@ from ddflow.storage.files.batch_store import BatchStore, StoredBatch
 
 
 class EventRanges:
-    """``keys``: hashes the key columns.  ``count``: how many ranges, a power of two.
+    """Events on disk, in ranges of identities.
+
+    ``keys``: hashes the key columns. ``count``: the number of ranges, a power of two.
 
     >>> import tempfile, numpy as np
     >>> from ddflow.columns.hashing import Secret
@@ -51,9 +43,9 @@ class EventRanges:
         self.pieces: list[tuple[StoredBatch, Ints]] = []
 
     def add(self, events: Events) -> None:
-        """Write some events in the order of ranges.  O(n).  Raises `SpillFull`, `SpillFailed`."""
+        """Write some events in the order of ranges. O(n). Raises `SpillFull`, `SpillFailed`."""
         rows, (high, _) = events.rows, self.keys.identify_rows(events.rows)
-        # Shifted by all 64 bits a word would stay as it is.
+        # A shift by all 64 bits leaves a word unchanged, so shift in two parts.
         at = (high >> np.uint64(63) >> np.uint64(1) if not self.bits else high >> np.uint64(64 - self.bits)).astype(
             np.uint16
         )
@@ -92,17 +84,27 @@ def _slice_events(batch: pa.RecordBatch, begin: int, end: int) -> Events:
 def spill_to_fit_budget(
     budget: MemoryBudget, graph: Graph, batchers: Mapping[str, Batcher], share: int | None = None
 ) -> None:
-    """Bring state and pending events under their shares, or all state out of memory with a ``share`` of 0.
+    """Bring state and pending events under their shares; with a ``share`` of 0 move all state to files.
 
-    O(1) where nothing is over; else the merges that are paid for.  Raises `SpillFull`, `SpillFailed`; what was moved
-    until then has moved.
+    O(1) if nothing exceeds its share; else the cost of the merges. Raises `SpillFull`, `SpillFailed`; earlier moves
+    stay.
+
+    >>> import tempfile, pyarrow as pa, ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+    >>> with tempfile.TemporaryDirectory() as place, flow.open(memory="16MB", spill=place) as engine:
+    ...     _ = engine.step({"people": pa.table({"id": range(1000)})}, 0)
+    ...     before = engine.stats()["bytes_mapped"]
+    ...     spill_to_fit_budget(engine.dataflow.budget, engine.dataflow.graph, {}, share=0)
+    ...     before, engine.stats()["bytes_mapped"] > 8000, engine.read("people").num_rows
+    (0, True, 1000)
     """
     if budget.home is None:
         return
     arranged = list(graph.arrangements.values())
     total = sum(each.nbytes for each in arranged) or 1
     for each in arranged:
-        # Each gets of the whole what it takes of it.
+        # The share of an arrangement is proportional to its size.
         each.spill(budget.home, budget.state * each.nbytes // total if share is None else share, budget.piece)
     for batcher in batchers.values():
         if batcher.nbytes > budget.pending:
@@ -110,10 +112,10 @@ def spill_to_fit_budget(
 
 
 class EventRelease:
-    """The events that ``batchers`` release before ``to``; in ranges on disk during the block, if they are many.
+    """The events that ``batchers`` release before ``to``, held in ranges on disk during the block if they are many.
 
-    ``inputs``: by name. O(events released). Raises `SpillFull`, `SpillFailed`. It is no generator, because a generator
-    would take a tenth of the time of a step of one event.
+    ``inputs``: by name. O(events released). Raises `SpillFull`, `SpillFailed`. A class and no generator, because a
+    generator would slow down small steps.
     """
 
     def __init__(
@@ -150,6 +152,6 @@ class EventRelease:
         return ReleasedEvents(count, np.unique(np.concatenate(times)), ranges)
 
     def __exit__(self, *_: object) -> None:
-        """Let the ranges go."""
+        """Remove the files of the ranges."""
         for ranges in self.made:
             ranges.close()

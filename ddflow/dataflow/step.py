@@ -1,25 +1,11 @@
-"""One step, computed: events become updates, updates flow through the operators, and nothing changes yet.
+"""Compute one step without changing state: events become updates, and updates pass through the operators.
 
-Invariant: the result does not depend on how many pieces the events came in. A piece is all events of some range of
-identities; most steps are one piece. Operators without state pass pieces on as they come. A count, or a consolidation,
-sees equal rows of all pieces together, so its updates are brought into ranges of their own. The next piece uses the
-same scratch. So data that outlives a piece (updates for an output or for a keyed operator, changes of state) is kept in
-the update buffer, in files where memory is short. Each node is computed once, however many read it.
+A step is computed in pieces if it exceeds its share of memory. A piece holds all events of a range of identities.
+Stateless operators process each piece alone. A keyed operator, such as a count, and a consolidation need equal rows of
+all pieces together, so their updates are regrouped by ranges of identities. Pieces share scratch memory, so the update
+buffer copies all data that outlives a piece. Each node is computed once, however many nodes read it.
 
->>> import pyarrow as pa
->>> from ddflow.plan.plan import Plan
->>> from ddflow.columns.hashing import Secret
->>> from ddflow.plan.inputs.spec import Upsert
->>> flow = Plan()
->>> v = flow.upserts("v", {"k": pa.int64()}, Upsert(key="k"))
->>> _ = flow.output("n", v.count([]))
->>> from ddflow.operators.upsert.events import Events
->>> events = pa.record_batch({"k": [1, 2]}, schema=v.schema)
->>> events = Events(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
->>> computation = StepComputation(Graph(flow, Secret(1, 2)), {"v": ReleasedEvents.from_parts(events)}, 0,
-...     UpdateBuffer(None, 0))
->>> computation.run().outputs["n"].to_pylist()
-[{'count': 2, '_time': 0, '_diff': 1}]
+Guarantees: the result does not depend on the number of pieces.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,13 +30,29 @@ from ddflow.trace.batch import ArrangementChange
 
 Observe = Callable[[Resolved | ResolvedDifferences], None]
 GATHERED = 1 << 18
-"""Updates that a keyed operator takes together, where memory is short."""
+"""The most updates that a keyed operator takes at a time, if memory is short."""
 
 
 class StepComputation:
-    """``graph``: the operators.  ``released``: the events, by input.  ``since``: what it will be after the step.
+    """The computation of one step.
 
-    ``buffer``: where updates of a large step lie. ``observe``: is shown the resolved events of each piece once.
+    ``graph``: the operators. ``released``: the events, by input. ``since``: its value after the step. ``buffer``: holds
+    the updates of a large step. ``observe``: called once with the resolved events of each piece.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.plan.plan import Plan
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> flow = Plan()
+    >>> v = flow.upserts("v", {"k": pa.int64()}, Upsert(key="k"))
+    >>> _ = flow.output("n", v.count([]))
+    >>> from ddflow.operators.upsert.events import Events
+    >>> events = pa.record_batch({"k": [1, 2]}, schema=v.schema)
+    >>> events = Events(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
+    >>> computation = StepComputation(Graph(flow, Secret(1, 2)), {"v": ReleasedEvents.from_parts(events)}, 0,
+    ...     UpdateBuffer(None, 0))
+    >>> computation.run().outputs["n"].to_pylist()
+    [{'count': 2, '_time': 0, '_diff': 1}]
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class StepComputation:
         self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
         self.done: dict[Collection, list[Updates]] = {}
         self.deferred: dict[Collection, list[Updates]] = {}
-        """By operator, the pieces whose expression failed, until equal rows of all pieces have come."""
+        """By operator, the pieces whose expression failed. They are computed again when all pieces have arrived."""
         self.out = ComputedStep(since)
         self.nodes, self.exchange, self.kept = graph.nodes, graph.exchange, graph.whole
 
@@ -86,7 +88,7 @@ class StepComputation:
                 self._resolve_input(self.graph.names[node], node)
             if self.deferred:
                 self._compute_deferred_operators()
-        # An input whose columns nobody reads is resolved all the same.
+        # Resolve also the inputs that no operator reads.
         for name in self.released:
             if name not in self.out.changes:
                 self._resolve_input(name, self.graph.plan.inputs[name])
@@ -97,7 +99,7 @@ class StepComputation:
         return self.out
 
     def _add_elapsed_time(self, node: Collection) -> None:
-        """Account for the time since this was last called."""
+        """Add the time since the last call to the time spent on a node."""
         now, spent = perf_counter_ns(), self.graph.spent
         spent[node] = spent.get(node, 0) + now - self.clock
         self.clock = now
@@ -107,7 +109,7 @@ class StepComputation:
         return self.graph.plan.outputs.items()
 
     def receive_updates(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
-        """Return the updates of a node that a keyed operator, or an output, reads by some columns (None: all)."""
+        """Return the updates of a node that a keyed operator or an output reads by some columns (None: all)."""
         del by
         return self._list_updates(node)
 
@@ -131,7 +133,7 @@ class StepComputation:
         self.out.counts[name] = counts
 
     def _spill_change_if_needed(self, arranged: Arrangement, change: ArrangementChange) -> ArrangementChange:
-        """Move a change that outlives its piece to files, if the step is in pieces because memory is short."""
+        """Move a change that outlives its piece to files, if memory is short."""
         if self.buffer.home is None:
             return change
         return arranged.write_change(change, self.buffer.home)
@@ -144,7 +146,7 @@ class StepComputation:
         return self.buffer.merge_to_table(pieces, pieces[0].rows.schema, time_type).select(shown.names)
 
     def _compute_operator(self, node: Collection) -> None:
-        """Run an operator over all pieces, together if equal rows must meet."""
+        """Run an operator on all pieces, together if it needs equal rows of all pieces."""
         running, changes = self.graph.running[node], self.out.kept.setdefault(node, [])
         for inputs in self._group_input_updates(node):
             try:
@@ -156,19 +158,19 @@ class StepComputation:
                 changes.append(running.store_change(change, self._spill_change_if_needed) if self.many else change)
 
     def _retry_on_net_updates(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
-        """Compute an operator of net updates, after an expression failed.  Raises what fails then."""
+        """Compute an operator on net updates, after an expression failed. Raises the error if it fails again."""
         net = [consolidate(each, self.graph.secret) for each in inputs]
         return self.graph.running[node].compute(net, self.since)
 
     def _compute_deferred_operators(self) -> None:
-        """Compute deferred operators once all pieces of their inputs have come."""
+        """Compute deferred operators once all pieces of their inputs have arrived."""
         for node in self.nodes:
             if node in self.deferred:
                 for (each,) in self._group_equal_rows([self.deferred.pop(node)], [None]):
                     self._propagate_updates(node, self._retry_on_net_updates(node, [each])[0])
 
     def _group_input_updates(self, node: Collection) -> Iterable[Sequence[Updates]]:
-        """Group the updates of each input: together if equal rows must meet, else piece by piece."""
+        """Group the updates of each input: all pieces if equal rows must be in one group, else piece by piece."""
         if node.of_events:
             return [[self.build_updates_at_time(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
@@ -181,13 +183,13 @@ class StepComputation:
         return ([*none[:i], piece, *none[i + 1 :]] for i, pieces in enumerate(every) for piece in pieces)
 
     def build_updates_at_time(self, node: Collection) -> Updates:
-        """Make an update without columns for each time at which an input has events."""
+        """Make an update without columns for each time that has events of an input."""
         released = self.released.get(self.graph.names[node])
         ranks = np.searchsorted(self.times, ints() if released is None else released.times).astype(np.int32)
         return Updates(pa.table({}), ranks, np.ones(ranks.size, np.int64), self.times)
 
     def _propagate_updates(self, node: Collection, updates: Updates) -> None:
-        """Pass a piece of a node's updates to the operators above it; keep the pieces that others need together."""
+        """Pass a piece of a node's updates to the operators above it, and keep pieces for nodes that need them all."""
         fresh: dict[Collection, Updates] = {node: updates}
         self._add_elapsed_time(node)
         for each in self.nodes:
@@ -206,7 +208,7 @@ class StepComputation:
                 self.done.setdefault(each, []).append(self.buffer.store_copy(made) if self.many else made)
 
     def _list_updates(self, node: Collection) -> list[Updates]:
-        """Return all pieces of a node's updates; an empty one if there are none."""
+        """Return all pieces of a node's updates, or one empty piece."""
         found = self.done.get(node)
         if found:
             return found
@@ -224,7 +226,7 @@ class StepComputation:
     ) -> Iterable[Sequence[Updates]]:
         """Regroup the pieces of some inputs so that equal rows are in one piece.
 
-        Rows are equal by some columns of each input (None: all). Yields a range of identities at a time, ascending.
+        ``by``: the columns that decide equality in each input (None: all). Yields ranges of identities, ascending.
         """
         if len(inputs) == len(inputs[0]) == 1:
             return [inputs[0]]
@@ -250,7 +252,7 @@ class StepComputation:
             ]
 
     def _sort_by_hash_range(self, piece: Updates, by: Sequence[str] | None, bits: int) -> tuple[Updates, Ints]:
-        """Sort a piece by ranges of its rows' identities, by some columns, and return it with the end of each range."""
+        """Sort a piece by ranges of its rows' identities over some columns. Return it with the end of each range."""
         if not bits:
             return piece, ints(0, piece.diffs.size)
         names = piece.rows.schema.names if by is None else by

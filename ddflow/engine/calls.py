@@ -1,7 +1,7 @@
-"""The calls of an engine: answered again if committed, else admitted, computed and recorded for the next epoch.
+"""Perform the calls of an engine: replay a committed call, or admit, compute and record a new one for the next epoch.
 
 Guarantees: a call counts as made when it is recorded for the commit. With `commit_every`, a timer commits calls
-together after a span of time; its thread waits for a call in progress, and an error in it ends the engine.
+together after a span of time. Its thread waits for a call in progress, and an error in it ends the engine.
 
 >>> import ddflow as dd, pyarrow as pa
 >>> flow = dd.Flow()
@@ -37,14 +37,14 @@ from ddflow.storage.feeding import EVENTS, FeedMode, record_feed_call
 from ddflow.time import CLOSED, format_time, parse_seconds
 
 CALL: Final = "call"
-"""Every call is an epoch."""
+"""The value of `commit_every` that makes every call an epoch."""
 
 
 class CommitTimer:
-    """The clock of group commits.
+    """The timer of group commits.
 
-    ``span``: seconds that a call may wait for its commit, 0 for none, None if only the caller commits. ``guard``: of
-    the engine's calls. ``epoch``: the last that was committed.
+    ``span``: seconds that a call may wait for its commit, 0 for none, None if only the caller commits. ``guard``: the
+    guard of the engine's calls. ``epoch``: the last committed epoch.
 
     >>> [CommitTimer(every, CallGuard(), epoch=0).span for every in ("call", "50ms", None)]
     [0.0, 0.05, None]
@@ -57,7 +57,7 @@ class CommitTimer:
         self._began, self._ended = 0.0, False
 
     def needs_commit(self, commit: Callable[[], int]) -> bool:
-        """Whether a call that was made must be committed now; where not, ``commit`` is called when its span ends."""
+        """Whether a call must be committed now. Otherwise a timer calls ``commit`` when the span ends."""
         if not self.span:
             return self.span is not None
         now = monotonic()
@@ -69,7 +69,7 @@ class CommitTimer:
         return now - self._began >= self.span
 
     def wake_waiters(self, epoch: int, ended: bool = False) -> None:
-        """Wake the threads that wait for an epoch, because it is committed; ``ended``: because it will never be."""
+        """Wake the threads that wait for an epoch, because it is committed or, with ``ended``, never will be."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -106,7 +106,10 @@ class CommitTimer:
 
 
 class EngineCalls:
-    """``durable``: where calls become epochs, None for a state in memory.  ``metrics``: takes the figures of each."""
+    """The calls of one engine.
+
+    ``durable``: commits calls as epochs, None for a state in memory. ``metrics``: gets the figures of each call.
+    """
 
     def __init__(
         self,
@@ -122,28 +125,28 @@ class EngineCalls:
         if durable is not None:
             dataflow.taken = "interrupted"
         self.stopping = False
-        """Whether a run is to end, or the next one to end at once."""
+        """Whether the current run, or else the next one, must end."""
         self.end_run: Callable[[], None] = lambda: None
-        """Tells the run in hand that it is to end."""
+        """Tells the current run to end."""
         self.files: list[str] = []
         self.quiet = False
-        """Whether columns that rows lack are nothing to warn of: sources may lack some."""
+        """Whether missing columns cause no warning, because the rows of sources may lack some."""
         self._warned: set[tuple[str, str]] = set()
         self.hashes: dict[str, RowHasher] = {}
         self.choose_row_hashes()
 
     def choose_row_hashes(self) -> None:
-        """Choose how rows of the inputs are hashed for digests: by the columns that they have."""
+        """Choose how rows of the inputs are hashed for digests, by their columns."""
         secret, admissions = self.dataflow.secret, self.dataflow.admissions
         self.hashes = {name: RowHasher(each.bound.event_schema, secret) for name, each in admissions.items()}
 
     @property
     def epoch(self) -> int:
-        """The last epoch that was committed; 0 before the first, and where state is not durable."""
+        """The last committed epoch; 0 before the first, and for state in memory."""
         return 0 if self.durable is None else self.durable.log.epoch
 
     def check_call_mode(self, what: str, holds_back: bool) -> None:
-        """Raise `WrongMode` for a call of the other mode."""
+        """Raise `WrongMode` for a call that belongs to the other mode."""
         if self.dataflow.holds_back == holds_back:
             return
         mode, why, instead = (
@@ -160,9 +163,9 @@ class EngineCalls:
         inputs: Mapping[str, Any],
         compute: Callable[[dict[str, IngestedRows]], Step],
     ) -> Step:
-        """Perform a call: answer it again if it is committed, else admit its rows, compute and record it.
+        """Replay a committed call, or admit the rows of a new one, compute it and record it.
 
-        Raises the errors of `find_committed_step`, `ingest_inputs`, ``compute`` and `record`.
+        Raises the errors of `find_committed_step`, `ingest_inputs`, ``compute`` and `record_call`.
         """
         if (again := self.find_committed_step(asked, epoch, inputs)) is not None:
             return again
@@ -170,7 +173,7 @@ class EngineCalls:
         for name in inputs:
             admission = self.dataflow.admissions[name]
             if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
-                # Where events may delete, those that do need only their key.
+                # A delete event needs only its key.
                 lacking = admission.missing_columns if admission.bound.spec.delete is None else ()
                 self.warn_of_missing_columns(name, lacking, f"rows for {name!r}: they lack", "in all of them")
             if admission.unseen.is_searching:
@@ -178,15 +181,15 @@ class EngineCalls:
         return self.record_call(asked, compute(inflows), inflows)
 
     def find_committed_step(self, asked: CallRequest, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
-        """Return the step of an epoch that is committed already; None for a new one. O(rows) for their digest.
+        """Return the step of a committed epoch; None for a new one. O(rows) for their digest.
 
-        Raises `TimeWentBack` for a new epoch whose time is before the frontier, and `SpecError` for a new one with a
-        number if the clock makes epochs or the state is in memory.
+        Raises `TimeWentBack` for a new epoch with a time before the frontier. Raises `SpecError` for a new epoch with a
+        number, if the timer makes epochs or the state is in memory.
         """
         back = asked.time < self.dataflow.frontier and not self.dataflow.holds_back
         if self.durable is not None:
             if self.timer.span and self.durable.calls and (back or epoch is not None):
-                self.flush()  # so that what may be given again does not depend on the clock
+                self.flush()  # so that a replay does not depend on the timer
             again = self.durable.find_committed_step(asked, epoch, inputs, self.dataflow)
             if again is not None:
                 return again
@@ -221,7 +224,7 @@ class EngineCalls:
     ) -> dict[str, IngestedRows]:
         """Admit the rows of each input, and keep their digests and their files for the next epoch. O(rows).
 
-        ``looks``: by input, what is shown all rows.
+        ``looks``: by input, functions that get all its rows.
         """
         dataflow, durable = self.dataflow, self.durable
         time = None if dataflow.holds_back else asked.time
@@ -238,7 +241,7 @@ class EngineCalls:
         return inflows
 
     def warn_of_missing_columns(self, name: str, lacking: Sequence[str], found: str, where: str) -> None:
-        """Warn of columns that rows lack, once of each: a stream of small steps lacks them in each."""
+        """Warn of missing columns, once for each, because a stream of small steps lacks them every time."""
         if fresh := [each for each in lacking if (name, each) not in self._warned]:
             self._warned |= {(name, each) for each in fresh}
             found = f"{found} the columns {fresh}, which are null {where}"
@@ -268,7 +271,10 @@ class EngineCalls:
         return self.epoch
 
     def commit_waiting_calls(self, asked: str) -> None:
-        """Commit what waits for its span to end.  Raises as `flush`, and `SpecError` for calls that wait for it."""
+        """Commit the calls that wait for their span to end.
+
+        Raises the errors of `flush`, and `SpecError` for calls that wait for a flush.
+        """
         if self.durable is None or not self.durable.calls:
             return
         if self.timer.span is None:
@@ -279,7 +285,7 @@ class EngineCalls:
     def close(self) -> None:
         """Commit the waiting calls and release everything. Raises the errors of `flush`.
 
-        If the commit of a thread failed and its error was not raised yet, it is raised here.
+        Also raises the error of a background commit that no call has raised yet.
         """
         for each in self.before_close:
             each()
@@ -319,7 +325,7 @@ class EngineCalls:
         return step
 
     def _publish_call_metrics(self, asked: CallRequest, step: Step, rows: Mapping[str, int], began: float) -> None:
-        """Hand over the figures of a call whose recording ``began`` then.  O(arrangements)."""
+        """Publish the figures of a call. O(arrangements). ``began``: when its recording began."""
         now, verdicts = perf_counter(), step.verdicts
         held = {name: ArrangementFigures.of(each) for name, each in self.dataflow.graph.arrangements.items()}
         publish_call_metrics(
@@ -343,6 +349,6 @@ class EngineCalls:
 
 
 def warn_of_unseen_columns(name: str, admission: InputValidator) -> None:
-    """Warn of the table and of declared columns that no message of an input has had, once of each."""
+    """Warn once of a table and of declared columns that no message of an input has had."""
     for found in admission.unseen.pop_warnings():
         warnings.warn(f"messages for {name!r}: {found}", stacklevel=4)

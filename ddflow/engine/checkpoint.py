@@ -1,20 +1,7 @@
-"""The checkpoint of one partition: its state as an inventory of files, and an engine restored from one.
+"""Write the state of one partition as an inventory of files, and restore a dataflow from inventories.
 
-Guarantees: an inventory is a typed record that refuses unknown fields, and names every file with its length and
-checksum. Restoring checks what the files hold before any of it is used.
-
->>> import pyarrow as pa, ddflow as dd
->>> from ddflow.storage.manifest import load_newest_manifest
->>> from ddflow.storage.memory import MemoryStore
->>> flow, store = dd.Flow(), MemoryStore()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> with flow.open(store) as engine:
-...     _ = engine.step({"people": pa.table({"id": [1, 2]})}, time=7)
->>> stored = StoredInventory.read(store, load_newest_manifest(store).inventories[0])
->>> stored.of.inputs["people"].arrived, stored.of.totals["applied"]
-(2, 2)
->>> stored.describe_place("inputs", "people").partition(", ")[2]
-'inputs, people'
+Guarantees: an inventory is a typed record that refuses unknown fields. It names every file with its length and
+checksum. Restoring checks the content of the files before it uses them.
 """
 
 from __future__ import annotations
@@ -50,11 +37,11 @@ from ddflow.trace.spill import Made
 
 
 class InputRecord(StrictRecord, frozen=True):
-    """An input.
+    """An input in an inventory.
 
-    ``arrived``: the number of its events. ``greatest``: of their times. ``rows``: the held rows. ``runs``: the pending
-    events. ``horizon``: the greatest order of all steps, if keys expire and there was one. ``table``: of its messages,
-    if it is known.
+    ``arrived``: the number of its events. ``greatest``: the greatest of their times. ``rows``: the held rows. ``runs``:
+    the pending events. ``horizon``: the greatest order of all steps, if keys expire and one is known. ``table``: the
+    table of its messages, if known.
     """
 
     arrived: Natural
@@ -66,14 +53,17 @@ class InputRecord(StrictRecord, frozen=True):
 
 
 class OperatorRecord(StrictRecord, frozen=True):
-    """An operator that keeps state."""
+    """An operator with state in an inventory."""
 
     arrangements: list[ArrangementRecord]
 
 
 class Inventory(StrictRecord, frozen=True):
-    """``inputs``: by name.  ``operators``: by the ids of their nodes.  ``totals``: events by verdict,
-    and how many of them are `ddflow.dataflow.result.GONE`."""
+    """The state of one partition.
+
+    ``inputs``: by name. ``operators``: by the ids of their nodes. ``totals``: events by verdict, and the number of
+    events that are `ddflow.dataflow.result.GONE`.
+    """
 
     inputs: dict[str, InputRecord]
     operators: dict[str, OperatorRecord]
@@ -84,7 +74,21 @@ _DECODER: Final = Decoder(Inventory)
 
 
 class StoredInventory(NamedTuple):
-    """An inventory in a file. ``what``: its place, for messages. ``of``: its content. ``text``: with its sections."""
+    """An inventory in a file. ``what``: its place, for messages. ``of``: its content. ``text``: its text with sections.
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> from ddflow.storage.manifest import load_newest_manifest
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow, store = dd.Flow(), MemoryStore()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+    >>> with flow.open(store) as engine:
+    ...     _ = engine.step({"people": pa.table({"id": [1, 2]})}, time=7)
+    >>> stored = StoredInventory.read(store, load_newest_manifest(store).inventories[0])
+    >>> stored.of.inputs["people"].arrived, stored.of.totals["applied"]
+    (2, 2)
+    >>> stored.describe_place("inputs", "people").partition(", ")[2]
+    'inputs, people'
+    """
 
     what: str
     of: Inventory
@@ -97,11 +101,11 @@ class StoredInventory(NamedTuple):
 
     @classmethod
     def parse(cls, text: InventoryText, what: str) -> StoredInventory:
-        """Parse the text of an inventory. Costs and errors are those of `read_inventory_text`."""
+        """Parse the text of an inventory. It has the costs and errors of `read_inventory_text`."""
         return cls(what, decode_record(_DECODER, text.data, what), text)
 
     def describe_place(self, kind: str, name: str) -> str:
-        """Name the place of an input or an operator in it, for messages."""
+        """Name the place of an input or an operator in the inventory, for messages."""
         return f"{self.what}, {kind}, {name[:80]}"
 
 
@@ -111,9 +115,9 @@ MEND: Final = ErrorText("restore it from a copy, or go back with ", CommandFix("
 
 
 def make_inventory(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
-    """Write what is in no file yet; all of the engine's state as a record.
+    """Write the state that no file has yet, and return a record of all state.
 
-    O(bytes not written yet + files).  Raises `StorageFull`, `StorageFailed`; the engine is then as before.
+    O(bytes written + files). Raises `StorageFull`, `StorageFailed`; the engine is then unchanged.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -158,11 +162,11 @@ def restore_dataflow(
     sieved: bool = True,
     partitions: int = 1,
 ) -> None:
-    """Fill a dataflow, whose times are set, from inventories.  O(bytes), and O(rows) for counts that are new.
+    """Fill a dataflow, whose times are set, from inventories. O(bytes), and O(rows) for new counts.
 
-    One that was filled from an earlier inventory of the same part is brought up to date: O(bytes that are new).
-    ``stored``: stage by stage, of ``partitions`` partitions each; what is of several is to be read only.  ``indexed``,
-    ``sieved``: as in `arrangements.restore`.  Raises `CorruptState`, naming the file.
+    A dataflow that was filled from an earlier inventory of the same part is updated: O(new bytes). ``stored``: stage by
+    stage, of ``partitions`` partitions each; several partitions can only be read. ``indexed``, ``sieved``: as in
+    `arrangements.restore_arrangement`. Raises `CorruptState`, which names the file.
     """
     assert partitions == 1 or not indexed, "what is joined is not searched"
     graph, inventories = dataflow.graph, Inventories(stored, partitions)
@@ -199,7 +203,7 @@ def restore_dataflow(
 def restore_lookup_collections(
     dataflow: Dataflow, nodes: Iterable[Collection], stored: StoredInventory, batch_store: BatchStore, indexed: bool
 ) -> None:
-    """Fill collections whose state is in another stage from that stage's inventory, for look-ups.
+    """Fill collections for look-ups from the inventory of another stage, which holds their state.
 
     Collections filled from an earlier inventory are updated: O(new bytes). Raises `CorruptState`.
     """
@@ -263,7 +267,7 @@ def _restore_operator(
 
 
 class Inventories:
-    """All inventories of a state.  ``stored``: stage by stage, of ``partitions`` partitions each."""
+    """All inventories of a state. ``stored``: stage by stage, of ``partitions`` partitions each."""
 
     def __init__(self, stored: Sequence[StoredInventory], partitions: int) -> None:
         self.stored, self.partitions = stored, partitions
@@ -271,12 +275,12 @@ class Inventories:
     def find_input(self, name: str) -> list[tuple[str, InputRecord]]:
         """Return each partition's record of an input with its place, in order; [] if none has it. O(inventories).
 
-        Raises `CorruptState` unless it is on one stage, in all of its partitions.
+        Raises `CorruptState` unless the input is in one stage, in all of its partitions.
         """
         return self._find_records("inputs", name, [each.of.inputs for each in self.stored])
 
     def find_operator(self, name: str) -> list[tuple[str, OperatorRecord]]:
-        """Return each partition's record of an operator, by the id of its node, like `input`."""
+        """Return each partition's record of an operator, by the id of its node, like `find_input`."""
         return self._find_records("operators", name, [each.of.operators for each in self.stored])
 
     def _find_records(self, kind: str, name: str, within: Sequence[Mapping[str, T]]) -> list[tuple[str, T]]:
@@ -292,7 +296,7 @@ class Inventories:
         return [(self.stored[n].describe_place(kind, name), within[n][name]) for n in places]
 
     def sum_verdict_counts(self) -> dict[str, int]:
-        """Events by verdict, and `GONE`, of all partitions.  O(inventories)."""
+        """Sum events by verdict, and `GONE`, over all partitions. O(inventories)."""
         out: dict[str, int] = {}
         for each in self.stored:
             add_to_counts(out, {name: n for name, n in each.of.totals.items() if name in (*NAMES, GONE)})
@@ -311,8 +315,8 @@ def _restore_arrangement(
 ) -> Arrangement:
     """Fill an empty arrangement from its inventories.
 
-    Several inventories become one joined arrangement in its place. ``identified``: the columns that identify its
-    versions, if their set may have grown.
+    Several inventories become one joined arrangement. ``identified``: the columns that identify its versions, if they
+    may be more than before.
     """
     every = [empty, *(empty.make_empty() for _ in given[1:])]
     home = batch_store if sieved and not indexed else None
@@ -342,9 +346,9 @@ def _restore_rekeyed_arrangement(
     secret: Secret,
     home: BatchStore | None,
 ) -> None:
-    """Fill an arrangement whose versions were written without a column that now identifies them; it is null there.
+    """Fill an arrangement with versions that lack a column of its identity; the column is null there.
 
-    The column changes their identities, so all versions are placed again. O(versions), in memory.
+    The column changes the identities, so all versions are placed again. O(versions), in memory.
     """
     there = {name for names in record.shapes for name in names}
     schema = pa.schema([field for field in empty.schema if field.name in there])
@@ -354,7 +358,7 @@ def _restore_rekeyed_arrangement(
     def hash_regrown(rows: pa.Table | pa.RecordBatch) -> Hashes:
         return *keys.identify_rows(rows), made(conform_to_wider_schema(rows, empty.schema))[2]
 
-    # Groups of an ordered one are of columns that it was written with.
+    # The groups of an ordered arrangement use only columns that it was written with.
     arrangements.restore_arrangement(
         old, record, what, batch_store, False, made if empty.ordered else hash_regrown, False
     )
@@ -383,7 +387,7 @@ def _restore_pending_events(
 def find_max_times_and_orders(dataflow: Dataflow) -> tuple[dict[str, int], dict[str, int]]:
     """Return the greatest event time of each input, and the greatest order if keys expire. O(inputs).
 
-    Each inventory has these for its part; all partitions need them over all parts.
+    Each inventory has them for its part; partitions need them over all parts.
     """
     times = {name: each.greatest for name, each in dataflow.admissions.items() if dataflow.flow.holds_back}
     expiring = {name: each.expiring for name, each in dataflow.graph.inputs.items() if each.expiring is not None}

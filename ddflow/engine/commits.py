@@ -1,7 +1,6 @@
-"""Commits: the calls of an engine become epochs of a durable state, each published as a whole.
+"""Commit the calls of an engine as epochs of a durable state, each published as a whole.
 
-Guarantees: a repeated call is recognised by the digest of its rows and gets the answer of the first one. Files are
-synced before the manifest that names them, so a crash leaves the older version or the newer one.
+Guarantees: the digest of rows identifies a repeated call. A crash leaves the older or the newer version, as a whole.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -47,11 +46,11 @@ from ddflow.storage.manifest import Epoch, EpochCall, Manifest
 from ddflow.time import INT64, NEVER, format_time
 
 MOST = 1 << 26
-"""Bytes that are looked at together."""
+"""The most bytes of rows that are hashed at a time."""
 
 
 class RowsDigest:
-    """Of the rows of one input, as they come.  ``hashes``: of their columns, where those are the same for all.
+    """A digest of the rows of one input, in their order. ``hashes``: hashes their columns, if all rows have the same.
 
     >>> secret, schema = Secret(1, 2), pa.schema({"k": pa.int64()})
     >>> one, two = RowsDigest(secret), RowsDigest(secret)
@@ -67,14 +66,14 @@ class RowsDigest:
         self.rows, self.state = 0, xxhash.xxh3_128()
 
     def update(self, events: pa.RecordBatch) -> None:
-        """Take in rows.  O(rows)."""
+        """Add rows. O(rows)."""
         self.rows += events.num_rows
         hashes = self.hashes or RowHasher(events.schema, self.secret)
         self.state.update(hashes.compute_value_hashes(events.columns, events.num_rows).data)
 
 
 def combine_digests(kind: str, time: int, digests: Mapping[str, RowsDigest]) -> str:
-    """32 hex digits for a call."""
+    """Return the digest of a call, 32 hex digits."""
     out = xxhash.xxh3_128(f"{kind} {time}".encode())
     for name, each in sorted(digests.items()):
         if each.rows:
@@ -90,10 +89,10 @@ def compute_call_digest(
     admissions: Mapping[str, InputValidator],
     secret: Secret,
 ) -> str:
-    """Compute the digest of a call without taking its rows in.
+    """Compute the digest of a call without taking its rows in. O(rows).
 
-    ``admissions``: of the columns that the call was given with; rows may be in wider ones by now, and have new columns
-    that are null. O(rows). Raises `NotArrow`, `SchemaMismatch`.
+    ``admissions``: the inputs with the columns of the original call. Rows may have wider columns now, and new columns
+    with nulls. Raises `NotArrow`, `SchemaMismatch`.
     """
     digests = {name: RowsDigest(secret) for name in inputs}
     for name, given in inputs.items():
@@ -108,20 +107,20 @@ def compute_call_digest(
 
 @dataclass(frozen=True)
 class CallRequest:
-    """A call with its arguments. ``time``: of the step, or the requested frontier."""
+    """A call with its arguments. ``time``: the time of the step, or the requested frontier."""
 
     kind: Kind
     time: int
     further: str = ""
-    """Other arguments of the call, as text; part of the digest."""
+    """Other arguments of the call, as text. They are part of the digest."""
     began: float = field(default_factory=perf_counter, compare=False)
-    """When, by the clock that measures how long calls take."""
+    """The start of the call, by the clock for durations."""
     time_type: pa.DataType = field(default=INT64, compare=False)
-    """That of times, as text shows them."""
+    """The type of times, for text."""
 
     @property
     def kind_and_arguments(self) -> str:
-        """The call's kind and what else it names, for its digest."""
+        """The call's kind and other arguments, for its digest."""
         return f"{self.kind} {self.further}" if self.further else self.kind
 
     def __str__(self) -> str:
@@ -129,7 +128,7 @@ class CallRequest:
 
 
 class EpochCommitter:
-    """``log``: the state's epochs.  ``batch_store``, ``sections``: of its store."""
+    """The commits of one engine. ``log``: the state's epochs. ``batch_store``, ``sections``: write to its store."""
 
     def __init__(self, log: EpochLog) -> None:
         self.log = log
@@ -138,19 +137,19 @@ class EpochCommitter:
             InventorySectionWriter(log.manifest_log.store),
         )
         self.calls: list[EpochCall] = []
-        """Made since the last commit; their outputs are in files."""
+        """The calls since the last commit; their outputs are in files."""
         self.came: tuple[CallRequest | None, Mapping[str, RowsDigest]] = (None, {})
-        """The last call that brought rows, and their digests."""
+        """The last call with rows, and their digests."""
         self.origin = ""
         """The files that its rows were read from."""
         self._told: tuple[int, int] = (-1, 0)
-        """The epoch that is being given again, and how many of its calls were."""
+        """The epoch of the current replay, and how many of its calls were replayed."""
 
     @classmethod
     def open(cls, flow: Plan, options: EngineOptions) -> EpochCommitter:
-        """Take hold of the state that ``options`` name, or make a new one there.
+        """Open the state that ``options`` name, or make a new one there.
 
-        Raises `CorruptState`, `PlanChanged`, and what the store raises.
+        Raises `CorruptState`, `PlanChanged`, and the errors of the store.
         """
         log = EpochLog.open(
             flow,
@@ -175,13 +174,13 @@ class EpochCommitter:
 
     @property
     def hash_secret(self) -> Secret:
-        """The state's."""
+        """The state's secret."""
         return Secret(*self.log.manifest_log.manifest.secret)
 
     def recover_dataflow(self, dataflow: Dataflow) -> dict[str, pa.Table]:
-        """Fill a new engine with the state; what its new outputs owe, by name.  O(bytes of the state).
+        """Fill a new engine with the state; return the rows that new outputs owe, by name. O(bytes of the state).
 
-        Raises `CorruptState`, naming the file.
+        Raises `CorruptState`, which names the file.
         """
         manifest, store = self.log.manifest_log.manifest, self.log.manifest_log.store
         for arranged in dataflow.graph.arrangements.values():
@@ -207,10 +206,9 @@ class EpochCommitter:
     def find_committed_step(
         self, asked: CallRequest, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow
     ) -> Step | None:
-        """Return the step of an epoch that is committed already; None for a new one.
+        """Return the step of a committed epoch; None for a new one.
 
-        O(rows) for their digest. Raises `ReplayMismatch`, `EpochSkipped`, and `Fenced` if another writer has taken
-        over.
+        O(rows) for their digest. Raises `ReplayMismatch`, `EpochSkipped`, and `Fenced` if another writer has committed.
         """
         manifest_log = self.log.manifest_log
         if epoch is None:
@@ -228,19 +226,19 @@ class EpochCommitter:
             raise self.log.make_skip_error(f"{asked} of epoch {epoch}")
         at = self._find_replay_position(epoch)
         step = self._replay_call(receipt.calls[at], epoch, asked, inputs, dataflow)
-        # After the last of its calls comes the first: whoever is not sure gives an epoch any number of times.
+        # After the last call the first one is next, so an epoch can be replayed any number of times.
         self._told = (epoch, (at + 1) % len(receipt.calls))
         return step
 
     def find_call_time(self, epoch: int) -> int | None:
-        """Return the time of a committed epoch's call that comes next in a replay; None for a new epoch."""
+        """Return the time of the next call in the replay of a committed epoch; None for a new epoch."""
         for receipt in self.log.manifest_log.manifest.receipts:
             if receipt.epoch == epoch and receipt.calls:
                 return receipt.calls[self._find_replay_position(epoch)].time
         return None
 
     def find_epoch_of_same_rows(self) -> int | None:
-        """Find an earlier epoch that was one call with the same rows as the last epoch. O(epochs kept)."""
+        """Find an earlier epoch of one call with the same rows as the last epoch. O(epochs kept)."""
         asked, digests = self.came
         if asked is None:
             return None
@@ -251,7 +249,7 @@ class EpochCommitter:
         return None
 
     def _find_replay_position(self, epoch: int) -> int:
-        """Return the position of the call that comes next in the replay of an epoch."""
+        """Return the position of the next call in the replay of an epoch."""
         return self._told[1] if self._told[0] == epoch else 0
 
     def _replay_call(
@@ -290,7 +288,8 @@ class EpochCommitter:
     def publish_connector_positions(self, dataflow: Dataflow) -> None:
         """Publish the positions of sources and sinks if the newest manifest has others. Like `commit`.
 
-        While the next step owes a new output its rows, the plan stays: otherwise the output would no longer be new.
+        The plan does not change while the next step owes rows of a new output: otherwise the output would no longer be
+        new.
         """
         manifest = self.log.manifest_log.manifest
         if (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
@@ -308,7 +307,7 @@ class EpochCommitter:
             self.publish_version(dataflow, self.log.manifest_log.manifest.receipts, "history is kept from here on")
 
     def record_call(self, asked: CallRequest, step: Step) -> None:
-        """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
+        """Write the outputs of a call to files for the next commit. O(updates). Raises the errors of `commit`."""
         digests, origin = (self.came[1], self.origin) if self.came[0] is asked else ({}, "")
         digest = combine_digests(asked.kind_and_arguments, asked.time, digests)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
@@ -317,13 +316,13 @@ class EpochCommitter:
         self.calls.append(EpochCall(asked.kind, asked.time, digest, step.frontier, counts, outputs, {}, origin))
 
     def commit(self, dataflow: Dataflow) -> int:
-        """Publish the calls since the last commit as one epoch; its number.  O(what changed).
+        """Publish the calls since the last commit as one epoch, and return its number. O(what changed).
 
         Raises `Fenced`, `StorageFull`, `StorageFailed`, `OutcomeUnknown`.
         """
         if not self.calls:
             return self.log.epoch
-        if len(self.calls) > 1:  # whose versions are then one file
+        if len(self.calls) > 1:  # write their versions as one file
             for each in dataflow.graph.arrangements.values():
                 each.spine.merge_unwritten_runs(each.slots, each.index, each.since, each.latest <= each.since)
         epoch = Epoch(self.log.epoch + 1, tuple(self.calls), None)
@@ -334,12 +333,12 @@ class EpochCommitter:
         return self.log.epoch
 
     def publish_version(self, dataflow: Dataflow, receipts: tuple[Epoch, ...], note: str) -> None:
-        """Write the state that no file has yet, and publish it as the next version. Like `commit`."""
+        """Write the state that has no file yet, and publish it as the next version. Like `commit`."""
         self.batch_store.finish_verification()
         data = encode_record(recovery.make_inventory(dataflow, self.batch_store))
         part = self.sections.write_inventory(data)
         files = self.sections.names
-        # From here on it may happen, whatever we are told.
+        # From here on the commit may happen, whatever the store reports.
         outputs = {blob.name for call in self.calls for output in call.outputs.values() for blob in output.blobs}
         self.batch_store.register_manifest_files(files | outputs)
         greatest, horizons = recovery.find_max_times_and_orders(dataflow)

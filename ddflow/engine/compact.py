@@ -1,25 +1,12 @@
-"""Compaction to the present: history before ``since`` goes and, on request, every byte of deleted rows.
+"""Compact a state to the present: drop history before ``since`` and, on request, every byte of deleted rows.
 
-Invariant: no read at or after ``since`` changes. After ``forget=True`` no file of the state holds a value of a row that
-was deleted or replaced, whatever its type. Such values live in many places beside the newest run: older runs and merges
-half done, the payload of tombstones, the bytes under nulls, released events in a pending file, the stored outputs of
-the last epochs, and earlier versions. So everything is rewritten, and the receipts, scopes and orders of full contents
-are removed (an epoch cannot be given again after that). What a sink has yet to take cannot go, so it is refused while
-one lags. The result is published twice, because the two newest versions always stay. Folders of outputs, targets of
-sinks, copies and caches elsewhere are not searched. The keyed hash of a deleted key stays for as long as its order
-does.
-
->>> import pyarrow as pa, ddflow as dd
->>> from ddflow.storage.memory import MemoryStore
->>> flow, store = dd.Flow(), MemoryStore()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64(), "name": pa.string()}, dd.Upsert(key="id")))
->>> with flow.open(store) as engine:
-...     for time, name in enumerate(["Ann Onymous", "Bob"]):
-...         _ = engine.step({"people": pa.table({"id": [1], "name": [name]})}, time)
-...     before = any(b"Ann" in data for data, _ in store.shared.blobs.values())
-...     engine.compact(forget=True)
-...     before, any(b"Ann" in data for data, _ in store.shared.blobs.values()), engine.read("people").num_rows
-(True, False, 1)
+Guarantees: reads at or after ``since`` do not change. After ``forget=True`` no file of the state has a value of a
+deleted or replaced row, of any type. Such values are also in older runs, merges in progress, the payload of tombstones,
+bytes under nulls, released events in pending files, stored outputs of the last epochs, and earlier versions. So
+everything is rewritten, and receipts, scopes and orders of full contents are removed; no epoch can be replayed then.
+The result is published twice, because the two newest versions always stay.
+Limits: a sink that lags refuses it. Output folders, sinks, copies and caches are not searched. The keyed hash of a
+deleted key stays as long as its order.
 """
 
 from collections.abc import Iterable
@@ -49,9 +36,21 @@ from ddflow.trace.spill import spill_batch
 
 
 def compact(calls: EngineCalls, forget: bool, look: Look = lambda rows: None) -> None:
-    """Merge all state into one run each, and publish it: see `Engine.compact`.
+    """Merge each arrangement into one run, and publish the state: see `Engine.compact`.
 
-    ``look``: for progress, called with the number of rows written since its last call.
+    ``look``: called with the number of rows written since its last call, for progress.
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow, store = dd.Flow(), MemoryStore()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64(), "name": pa.string()}, dd.Upsert(key="id")))
+    >>> with flow.open(store) as engine:
+    ...     for time, name in enumerate(["Ann Onymous", "Bob"]):
+    ...         _ = engine.step({"people": pa.table({"id": [1], "name": [name]})}, time)
+    ...     before = any(b"Ann" in data for data, _ in store.shared.blobs.values())
+    ...     engine.compact(forget=True)
+    ...     before, any(b"Ann" in data for data, _ in store.shared.blobs.values()), engine.read("people").num_rows
+    (True, False, 1)
     """
     dataflow, durable = calls.dataflow, calls.durable
     with dataflow.guard.lock_for_write("compact"):
@@ -95,11 +94,11 @@ def _check_compactable(calls: EngineCalls, forget: bool) -> None:
 def merge_all_runs(
     arranged: Arrangement, home: BatchStore | None, hidden: Iterable[str] = (), look: Look = lambda rows: None
 ) -> None:
-    """Make one run of all versions that reads at or after ``since`` need.  O(versions).
+    """Merge all versions that reads at or after ``since`` need into one run. O(versions).
 
-    ``home``: where runs on disk live, None where all is in memory.  ``hidden``: columns that tombstones need.
-    ``look``: as of `compact`.
-    Raises `StorageFull`, `StorageFailed`, `SpillFull`, `SpillFailed`; all can be read as before, and it can go on.
+    ``home``: the store of runs on disk, None if all runs are in memory. ``hidden``: columns that tombstones need.
+    ``look``: as in `compact`. Raises `StorageFull`, `StorageFailed`, `SpillFull`, `SpillFailed`; reads are unchanged
+    then, and a later call continues.
     """
     slots = arranged.slots
     spine, index, target = arranged.spine, cast(Index | None, arranged.index), cast(Target | None, None)
@@ -125,17 +124,14 @@ def merge_all_runs(
 
 
 def clear_deleted_values(batch: Batch, hidden: Iterable[str]) -> Batch:
-    """Clear the payload of deletions, except ``hidden`` columns, and the bytes beneath nulls.
-
-    O(n) a column.
-    """
+    """Clear the payload of deletions, except ``hidden`` columns, and the bytes under nulls. O(n) a column."""
     dead, table = batch.live == 0, batch.rows.table
     some, kept = bool(dead.any()), set(hidden)
     every = np.arange(len(batch))
     columns: list[Any] = []
     for field, column in zip(table.schema, batch.rows.columns, strict=True):
         gone = some and field.name not in kept
-        # What a null place gives is zero bytes, and so is what a place gives that holds a null.
+        # `take` writes zero bytes for a null index, and for a null value.
         if gone or column.null_count:
             column = column.take(pa.array(every, mask=dead) if gone else pa.array(every))
         columns.append(column)
@@ -143,7 +139,7 @@ def clear_deleted_values(batch: Batch, hidden: Iterable[str]) -> Batch:
 
 
 def rewrite_pending_runs(batcher: Batcher, home: BatchStore | None, look: Look = lambda rows: None) -> None:
-    """Copy the pending events out of runs that have released others. O(their bytes)."""
+    """Copy the pending events out of runs that have released events. O(their bytes)."""
     for run in [each for each in batcher.runs.by_least if each.begin]:
         if run.file is None or home is None:
             new = Waiting.from_events(run.pending_events.copy(), run.final)

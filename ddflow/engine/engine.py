@@ -1,8 +1,7 @@
-"""An engine, an opened plan that takes steps, answers reads and runs sources and sinks; and `Flow`, which opens it.
+"""The engine: an opened plan that takes steps, answers reads, and runs sources and sinks; and `Flow`, which opens it.
 
-Guarantees: a call happens as a whole or not at all. Everything is computed before anything changes, so a refused step
-leaves the engine as it was. Calls on durable state become epochs, which are published as a whole (`commits`).
-Limits: one thread writes at a time. An interrupt while changes are applied in memory ends the engine.
+Guarantees: a call happens as a whole or not at all, because everything is computed before anything changes. On durable
+state, calls become epochs. Limits: one thread writes at a time. An interrupt during a change of state ends the engine.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -66,7 +65,7 @@ def freeze_plan(flow: Plan, options: EngineOptions) -> Plan:
 
 
 def make_dataflow(flow: Plan, options: EngineOptions, durable: EpochCommitter | None) -> Dataflow:
-    """Make an empty dataflow. ``durable``: the commits of its state; None for state in memory."""
+    """Make an empty dataflow. ``durable``: the committer of durable state; None for state in memory."""
     lists, threads, memory = (
         options.verdicts == "rows",
         Threads.from_option(options.threads),
@@ -82,7 +81,7 @@ def make_dataflow(flow: Plan, options: EngineOptions, durable: EpochCommitter | 
 
 
 def recover_dataflow(durable: EpochCommitter, dataflow: Dataflow) -> None:
-    """Fill a dataflow with a state.  O(bytes of the state).  Raises `CorruptState`, naming the file."""
+    """Fill a dataflow with a state. O(bytes of the state). Raises `CorruptState`, which names the file."""
     began = perf_counter()
     dataflow.owed = durable.recover_dataflow(dataflow)
     where, took = durable.log.manifest_log.store.where, (perf_counter() - began) * 1e3
@@ -90,9 +89,9 @@ def recover_dataflow(durable: EpochCommitter, dataflow: Dataflow) -> None:
 
 
 class Engine(Reading, Closing):
-    """Runs a flow.  `Flow.open` makes it and has its options; `Reading` has what you can read of it.
+    """The engine that runs a flow. `Flow.open` makes it and has its options; `Reading` has its reads.
 
-    Use it in a ``with``.  One thread at a time may write, another gets `ConcurrentUse`; any thread may read.  After
+    Use it in a ``with``. One thread at a time may write; a second one gets `ConcurrentUse`. Any thread may read. After
     `close`, a failed commit or an interrupted step, calls raise `EngineClosed`.
     """
 
@@ -111,10 +110,10 @@ class Engine(Reading, Closing):
         self.calls = EngineCalls(self.dataflow, self.durable, options.metrics, options.commit_every)
 
     def close(self) -> None:
-        """Free all state in memory.  A second call does nothing.
+        """Free all state in memory. A second call does nothing.
 
-        Calls that wait for ``commit_every="50ms"`` are committed first; under None, uncommitted calls are lost. A `run`
-        on another thread is stopped like by `stop`, and this call waits for it.
+        Calls that wait for ``commit_every="50ms"`` are committed first; with None, uncommitted calls are lost. A `run`
+        on another thread is stopped as by `stop`, and this call waits for it.
         """
         with (
             self.dataflow.guard.end_and_prevent_runs("close", self.stop),
@@ -128,18 +127,18 @@ class Engine(Reading, Closing):
         return self.calls.epoch
 
     def step(self, inputs: Any, time: Time | None = None, *, epoch: int | None = None) -> Step:
-        """Epoch mode: take in rows of any inputs as one epoch, stamped ``time``.
+        """Take in rows of any inputs as one epoch, stamped ``time``. Epoch mode only.
 
         Parameters
         ----------
         inputs : mapping of str to table, or table
-            By input, a path or anything that speaks Arrow. With one input its rows are enough.
+            By input, a path or anything that speaks Arrow. With one input, its rows suffice.
         time : int, date, datetime or str, optional
-            The ``_time`` of the updates, above the last step's; by default the next number, 1 at first. The first step
-            sets the type of times: int64, dates, or timestamps of microseconds. The last two have no default.
+            The ``_time`` of the updates, above the last step's. By default the next number, 1 at first. The first step
+            sets the type of times: int64, dates, or timestamps of microseconds. Dates and timestamps have no default.
         epoch : int, optional
-            On durable state, its number. A replayed epoch or ``time`` returns its first result. Without both no call is
-            a replay.
+            The number of the epoch, on durable state. A replayed epoch or ``time`` returns its first result. A call
+            without both is never a replay.
 
         Returns
         -------
@@ -149,11 +148,11 @@ class Engine(Reading, Closing):
         Raises
         ------
         WrongMode, TimeWentBack
-            In hold-back mode; if ``time`` is not above the last step's.
+            In hold-back mode; for a ``time`` not above the last step's.
         NotArrow, SchemaMismatch, NullKey
-            For rows that the inputs do not take; for a time of another type than earlier times, or a missing one.
+            For rows that do not fit the inputs; for a missing time, or one of another type than earlier times.
         TieRefused, BudgetExceeded, CountOverflow
-            If a rule, the budget or an operator refuses the step; there are more of these.  Nothing changes then.
+            If a rule, the budget or an operator refuses the step. Operators raise further errors. Nothing changes then.
         ReplayMismatch, EpochSkipped
             On durable state, for rows that differ from the committed ones, or an epoch that is neither the next nor
             kept.
@@ -171,7 +170,9 @@ class Engine(Reading, Closing):
             return calls.perform_call(asked, epoch, inputs, partial(dataflow.step, time=at))
 
     def push(self, inputs: Any, *, epoch: int | None = None) -> Step:
-        """Hold-back mode: take in rows, which wait until their times close; bad and late ones get verdicts at once.
+        """Take in rows, which wait until their times close. Hold-back mode only.
+
+        Bad and late rows get their verdicts at once.
 
         Parameters
         ----------
@@ -188,7 +189,7 @@ class Engine(Reading, Closing):
         WrongMode, LateEvent
             In epoch mode; for an event behind the frontier under ``late="error"``.
         DdflowError
-            What `step` raises.
+            The errors of `step`.
 
         Notes
         -----
@@ -201,7 +202,7 @@ class Engine(Reading, Closing):
             return calls.perform_call(CallRequest("push", 0), epoch, inputs, dataflow.push)
 
     def advance_to(self, frontier: Time, *, epoch: int | None = None) -> Step:
-        """Hold-back mode: close the times below ``frontier``.
+        """Close the times below ``frontier``. Hold-back mode only.
 
         Parameters
         ----------
@@ -218,7 +219,7 @@ class Engine(Reading, Closing):
         Raises
         ------
         WrongMode, TimeWentBack
-            In epoch mode; if ``frontier`` is below the present one.
+            In epoch mode; for a ``frontier`` below the current one.
         TieRefused
             For a tie under ``tie="error"``; on durable state, also the errors of `step`.
 
@@ -234,9 +235,9 @@ class Engine(Reading, Closing):
             return calls.perform_call(asked, epoch, {}, partial(dataflow.advance, to=to))
 
     def flush(self) -> int:
-        """Commit the calls that are not committed yet as one epoch, state and outputs together.
+        """Commit the calls since the last commit as one epoch, state and outputs together.
 
-        With ``commit_every="call"``, every call has done that already.
+        With ``commit_every="call"``, every call has done so already.
 
         Returns
         -------
@@ -245,12 +246,14 @@ class Engine(Reading, Closing):
 
         Raises
         ------
-        SpecError, Fenced, StorageFull, StorageFailed, OutcomeUnknown
-            If the state is not durable; if another writer has committed; if the commit did not, or may have, happened.
+        SpecError
+            If the state is not durable.
+        Fenced, StorageFull, StorageFailed, OutcomeUnknown
+            If another writer has committed; if the commit failed; if it may have happened. Open the state again then.
 
         Notes
         -----
-        After all of these but `SpecError`, open the state again.  O(what changed).
+        O(what changed).
         """
         with self.dataflow.guard.lock_for_write("flush"):
             return self.calls.flush()
@@ -267,34 +270,36 @@ class Engine(Reading, Closing):
         allow_empty: bool = False,
         epoch: int | None = None,
     ) -> Step:
-        """Epoch mode: make ``table`` all that the input ``name`` holds from ``time`` on; returns the differences.
+        """Replace the contents of an input by ``table``, from ``time`` on. Returns the differences. Epoch mode only.
 
-        The rows of ``table`` win over whatever order is held.  Keys in the scope that are not in it are deleted, and
-        counted as ``verdicts.absent``.  A column that it lacks is null, with a warning; under a merge it stays.
+        The rows of ``table`` win over any held order. Keys in the scope that ``table`` lacks are deleted, and counted
+        as ``verdicts.absent``. A missing column is null, with a warning; under a merge it keeps its values.
 
         Parameters
         ----------
         name : str
-            The input.  Or ``{name: table}``, which replaces several in one step; of one input its rows alone will do.
+            The input. Or ``{name: table}``, which replaces several in one step; with one input, its rows suffice.
         table : table
-            A path or anything that speaks Arrow.  A reader is read as it goes; 8 or 16 bytes a row stay in memory.
+            A path or anything that speaks Arrow. A reader is consumed as a stream; 8 or 16 bytes a row stay in memory.
         time, epoch
             As in `step`.
         scope : str, optional
-            SQL over the row's columns: only rows within it are replaced, and all of ``table`` must be.
+            SQL over the row's columns. Only rows within it are replaced, and all rows of ``table`` must be in it.
         order : mapping or scalar, optional
-            That of the deletions, by column of ``order_by`` and ``seq``.  By default the greatest in the table.
+            The order of the deletions, by column of ``order_by`` and ``seq``. By default the greatest in the table.
         max_absent : int or str, optional
-            How many keys may be deleted, or which share of those held: 100, "50%".
+            The most keys that may be deleted, as a number or a share of the held keys: 100, "50%".
         allow_empty : bool
             Whether a ``table`` without rows may delete all keys.
 
         Raises
         ------
-        DuplicateKeys, OutOfScope, TooManyAbsent, EmptyContents, ExpressionError, SpecError
-            If it names a key twice, has rows outside the scope, lacks too many keys or all; for a bad scope or order.
+        DuplicateKeys, OutOfScope, TooManyAbsent, EmptyContents
+            If the table has a key twice, rows outside the scope, too few of the held keys, or no rows.
+        ExpressionError, SpecError
+            For a bad scope or order.
         DdflowError
-            What `step` raises.  Nothing changes then.
+            The errors of `step`. Nothing changes then.
 
         Notes
         -----
@@ -314,18 +319,18 @@ class Engine(Reading, Closing):
         allow_empty: bool = False,
         epoch: int | None = None,
     ) -> Step:
-        """Epoch mode: make the input ``name`` what ``events``, its corrected history, fold to from nothing.
+        """Rebuild an input from ``events``, its corrected history. Returns the differences. Epoch mode only.
 
-        Keys then hold the orders of the winners among these.  Keys that no event names are deleted as in `replace`.
+        Keys then hold the orders of the winners among these events. Keys without an event are deleted, as in `replace`.
 
         Parameters
         ----------
         name, time, epoch
             As in `replace`.
         events : table
-            Anything that speaks Arrow.  A reader is read as it goes.
+            Anything that speaks Arrow. A reader is consumed as a stream.
         order : mapping or scalar, optional
-            As in `replace`.  By default the greatest among the events.
+            As in `replace`. By default the greatest among the events.
         allow_empty : bool
             Whether ``events`` without rows may delete all keys.
 
@@ -337,7 +342,7 @@ class Engine(Reading, Closing):
         Raises
         ------
         DdflowError
-            What `replace` raises, without `DuplicateKeys` and `OutOfScope`.
+            The errors of `replace`, except `DuplicateKeys` and `OutOfScope`.
 
         Notes
         -----
@@ -348,21 +353,22 @@ class Engine(Reading, Closing):
         )
 
     def evolve(self, columns: Any) -> None:
-        """Take in new columns and wider types of inputs, between two calls; the next commit publishes them.
+        """Add columns to inputs, and widen types, between two calls. The next commit publishes them.
 
-        New columns come last, null in all existing rows, unless a name is close to another column's. Integers, floats
-        and text may become wider. Outputs that pass all columns grow with their input; projections and groups do not.
+        New columns come last and are null in all existing rows. Integers, floats and text may become wider. Outputs
+        that pass all columns grow with their input; projections and groups do not.
 
         Parameters
         ----------
         columns : schema or mapping
-            A schema or ``{column: type}``; of several inputs ``{input: columns}``.  Others stay as they are.
+            A schema or ``{column: type}``; for several inputs ``{input: columns}``. Other columns do not change.
 
         Raises
         ------
         SpecError, PlanChanged
-            For a type that is not wider or would rewrite state (`ddflow.evolve`); for a new column whose name may be
-            misspelled (declare it in the flow and open that instead); while calls are not committed.
+            For a type that is not wider or would rewrite state (`ddflow.evolve`). For a new name close to another
+            column's, which may be misspelled: declare it in the flow and open that instead. While calls are not
+            committed.
 
         Notes
         -----
@@ -371,18 +377,19 @@ class Engine(Reading, Closing):
         evolve_engine(self.calls, columns)
 
     def compact(self, forget: bool = False) -> None:
-        """Merge all state into one run each, and publish it as another version of the same epoch.
+        """Merge each arrangement into one run, and publish the state as another version of the same epoch.
 
         Parameters
         ----------
         forget : bool
-            Also delete history up to the last closed time, and every byte of deleted rows.  Earlier epochs can then not
-            be given again, nor earlier versions read.
+            Also delete history up to the last closed time, and every byte of deleted rows. Earlier epochs can then not
+            be replayed, and earlier versions not read.
 
         Raises
         ------
         SpecError
-            While calls are not committed, contents of new outputs not given yet or, with ``forget``, readers open.
+            While calls are not committed, or new outputs have not returned their rows. With ``forget``, also while
+            readers are open or sinks lag.
 
         Notes
         -----
@@ -407,32 +414,32 @@ class Engine(Reading, Closing):
         max_absent: int | str | None = None,
         on_epoch: Callable[[Step], object] | None = None,
     ) -> RunDone:
-        """Follow sources, commit what comes with their positions, and give each epoch to the sinks.
+        """Follow sources, commit their rows together with their positions, and deliver each epoch to the sinks.
 
         Parameters
         ----------
         sources : mapping of str to Source
             By input, such as ``dd.sources.files("landing/*.csv", follow=True)``.
         sinks : mapping of str to TableSink
-            By output, such as ``dd.sinks.duckdb("shop.duckdb", "by_city")``.  They need a durable state.
+            By output, such as ``dd.sinks.duckdb("shop.duckdb", "by_city")``. They need a durable state.
         interval : str
             How long rows are gathered for an epoch.
         rows, room : int, and str or int
-            An epoch ends earlier after so many rows, or about so many bytes.
+            The number of rows, and the approximate bytes, after which an epoch ends earlier.
         until : str or datetime, optional
-            A span, or a time, to end at. By default when all sources end, or after an epoch at `stop` or a signal.
+            The duration or the end. By default when all sources end, or after an epoch at `stop` or a signal.
         lateness : int or str, optional
-            Hold-back mode: how late events may come after the greatest time seen, unless an input's spec sets it.
+            In hold-back mode, how far events may lag the greatest time seen, unless an input's spec sets it.
         idle : str, optional
-            Hold-back mode: a source that is silent for so long does not hold the frontier.
+            In hold-back mode, the silence after which a source no longer holds the frontier.
         sink_backlog : str or int
-            Bytes of updates that may wait for a sink (or 10,000 epochs); then no more input is taken.
+            Bytes of updates that may wait for a sink (or 10,000 epochs). Above that, no more input is taken.
         give_up_after : str, optional
-            How long ddflow retries a source or a sink that fails; None: for ever.
+            How long ddflow retries a source or a sink that fails; None: without end.
         evolve : {"add", "stop"}
-            Add a new column of a source after an epoch, or end the run.
+            Whether to add a new column of a source after an epoch, or to end the run.
         max_absent : int or str, optional
-            The most keys that full contents of a source may delete, 100 or ``"50%"``, as of `replace`.
+            The most keys that full contents of a source may delete, 100 or ``"50%"``, as in `replace`.
         on_epoch : callable, optional
             Called with the `Step` of each epoch, on this thread, after its commit. An error in it ends the run.
 
@@ -444,27 +451,27 @@ class Engine(Reading, Closing):
         Raises
         ------
         SpecError
-            For an unknown name, an invalid option, an output without the key that a mode needs.
+            For an unknown name, an invalid option, or an output without the key that a mode needs.
         SinkRefused, SinkAhead
-            For a target that this state cannot write, or that has an epoch of another history.
+            For a target that this state cannot write, or one with an epoch of another history.
         SourceFailed, SinkFailed
             For a failure that lasted ``give_up_after``; the state is complete.
         SourceChanged, SchemaMismatch, DdflowError
-            For a source that has changed; for a column that is new or wider; the errors of `step` and `evolve`.
+            For a source that has changed; for a new or wider column; the errors of `step` and `evolve`.
 
         Notes
         -----
-        A state keeps updates for a sink until you `detach_connectors` it. You may open it without the columns that a
-        run added.
+        A state keeps updates for a sink until you `detach` it. You may open the state without the columns that a run
+        added.
         """
         waits = lateness, idle, sink_backlog, give_up_after
         options = RunOptions(interval, rows, until, *waits, room, evolve, max_absent)
         return RunLoop(self, sources or {}, sinks or {}, options, shows=True, on_epoch=on_epoch).run()
 
     def stop(self) -> None:
-        """End the run in hand behind its epoch, which it commits; without one, the next run returns at once.
+        """End the current run after its epoch, which it commits; without a run, the next one returns at once.
 
-        Any thread may, and a signal's handler: it does not wait.  `close` waits.
+        You may call it from any thread and from a signal handler, because it does not wait. `close` waits.
         """
         self.calls.stopping = True
         self.calls.end_run()
@@ -477,18 +484,18 @@ class Engine(Reading, Closing):
         dry: bool = False,
         look: Look = lambda rows: None,
     ) -> dict[str, Synced]:
-        """Write the difference between the outputs and their targets to the targets, as of the last epoch.
+        """Make the targets equal to the outputs as of the last epoch, by writing the differences.
 
         Parameters
         ----------
         sinks : mapping of str to TableSink
-            By output.
+            The sink of each output.
         adopt : bool
             Whether to take over a table without a record, or with the record of another state.
         dry : bool
-            Only report the difference.
+            Whether to report the differences only.
         look : callable
-            For progress, called with the number of rows read of outputs and tables, and written, since its last call.
+            Called with the number of rows read and written since its last call, for progress.
 
         Returns
         -------
@@ -500,48 +507,48 @@ class Engine(Reading, Closing):
         SinkRefused
             For a table of another state, without ``adopt``, or of another shape; no row of any target is changed.
         SinkFailed, SpecError
-            As `run`; the error lists the targets that were changed before one failed.
+            As in `run`; the error lists the targets that were changed before the failure.
 
         Notes
         -----
-        O(rows of the outputs and the tables).  It holds all rows that differ.
+        O(rows of the outputs and the tables). All rows that differ are in memory.
         """
         self.calls.commit_waiting_calls("sync")
         return sync_targets(EngineEpochs(self.calls, "sync"), sinks, adopt, dry, look)
 
     def detach(self, *names: str) -> None:
-        """Forget sinks, whose updates the state keeps, and sources with their positions.
+        """Detach sinks, so that the state keeps no updates for them, and sources with their positions.
 
         Parameters
         ----------
         *names : str
-            Of outputs and of inputs, with their names in `run`; ``sink:NAME`` or ``source:NAME`` if both have the name.
+            Their names in `run`; ``sink:NAME`` or ``source:NAME`` if a sink and a source share a name.
 
         Raises
         ------
         SpecError
-            For a name that is not attached, or that a sink and a source have.
+            For a name that is not attached, or one that a sink and a source share.
 
         Notes
         -----
-        Tables stay as they are. A source attached later is read from its beginning. O(what changed).
+        Target tables do not change. A source attached later is read from its beginning. O(what changed).
         """
         self.calls.commit_waiting_calls("detach")
         detach_connectors(EngineEpochs(self.calls, "detach"), names)
 
     def watch(self, name: str, *, rows: int = 10, by: str | None = None, every: float = 0.2) -> Watch:
-        """Show an output in a notebook, as a table that follows each call, also those of `run`.
+        """Show an output in a notebook, as a table that follows each call, also within `run`.
 
         Parameters
         ----------
         name : str
             An output or an input.
         rows : int
-            How many rows are shown.
+            The number of rows to show.
         by : str, optional
             The column that orders them, such as ``"revenue desc"``; by default the first one.
         every : float
-            Seconds between two drawings at least; drawing takes a tenth of the time at most.
+            The least number of seconds between two drawings. Drawing takes a tenth of the time at most.
 
         Returns
         -------
@@ -551,7 +558,7 @@ class Engine(Reading, Closing):
         Raises
         ------
         NotReadable
-            For an unknown name, and for differences that are not kept.
+            For an unknown name, or differences that are not kept.
         SpecError
             For an unknown column.
 
@@ -566,7 +573,7 @@ class Engine(Reading, Closing):
         return watch
 
     def _check_invariants(self) -> None:
-        """Assert the invariants of everything below."""
+        """Assert the invariants of the dataflow."""
         self.dataflow._check_invariants()
 
 
@@ -576,9 +583,9 @@ class Flow(Plan, Explaining, ForeignVerbHints):
     Attributes
     ----------
     inputs : dict of str to Input
-        By name.
+        The inputs, by name.
     outputs : dict of str to Collection
-        By name.
+        The outputs, by name.
     """
 
     _shown = "a flow"
@@ -589,17 +596,17 @@ class Flow(Plan, Explaining, ForeignVerbHints):
 
     @classmethod
     def of(cls, plan: Plan) -> "Flow":
-        """Make a flow of a plan, such as one that was read back, so that you can open it.
+        """Make a flow of a plan, such as a decoded one, so that you can open it.
 
         Parameters
         ----------
         plan : Plan
-            The plan.  What you add to the flow later does not change it.
+            The plan. Later additions to the flow do not change it.
 
         Returns
         -------
         Flow
-            With the same collections.
+            A flow with the same collections.
 
         Notes
         -----
@@ -618,5 +625,5 @@ class Flow(Plan, Explaining, ForeignVerbHints):
 
     @accept_keyword_options(EngineOptions)
     def open(self, options: EngineOptions) -> Engine:
-        """Make an engine that runs this plan.  Use it in a ``with``."""
+        """Make an engine that runs this plan. Use it in a ``with``."""
         return Engine(self, options)

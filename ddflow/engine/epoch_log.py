@@ -1,22 +1,11 @@
-"""The epochs of a state: opened with a plan, asked for again, and published one after the other.
+"""Open a state with a plan, find its committed epochs, and publish new ones in sequence.
 
-Invariant: an epoch is one version of the state, published whole with its outputs or not at all. Its files and the names
-of its outputs are durable before its manifest, its outputs are shown after it, and only then do older versions go. An
-engine and a driver of many tasks have one each: an engine is a driver with one partition. What a partition holds, what
-rows a call had and who may give them again is known to those two (``commits``, ``partitions.commit``).
+An engine and a driver of Spark tasks each have an `EpochLog`; an engine is a driver with one partition.
+`engine.commits` and `partitions.commit` know the contents of partitions and the rows of calls.
 
->>> import ddflow as dd
->>> from ddflow.storage.memory import MemoryStore
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> log = EpochLog.open(flow.frozen(), MemoryStore(), partitions=1, fits=lambda manifest, where: None)
->>> log.publish_version(log.add_receipt(Epoch(1, (), None)), (), set(), "an example", last=7)
->>> log.epoch, log.find_committed_epoch(2, "epoch 2"), log.manifest_log.manifest.last
-(1, None, 7)
->>> log.find_committed_epoch(3, "epoch 3")
-Traceback (most recent call last):
-    ...
-ddflow.errors.EpochSkipped: epoch 3: the last one committed is 1, and the outputs of [1] are kept; give epoch 2
+Guarantees: an epoch is one version of the state, published as a whole with its outputs or not at all. Its files and the
+names of its outputs are durable before its manifest. Its outputs become visible after the manifest, and only then older
+versions are deleted.
 """
 
 import math
@@ -74,16 +63,16 @@ from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import GREATEST, Blob, Store
 
 KEPT: Final = 8
-"""How many epochs can be given again."""
+"""The number of epochs that can be replayed."""
 TIDY: Final = 2_000
-"""The most inventories for which a commit collects garbage; more are for ``ddflow gc``."""
+"""The most inventories in a state whose commits collect garbage. Larger states need ``ddflow gc``."""
 
 Fits = Callable[[Manifest, str], None]
-"""Raises if a version at its place does not fit the options of the open call."""
+"""Raises an error if the version of a place does not fit the options of the open call."""
 
 
 class LogOptions(NamedTuple):
-    """How a state is opened, see `Flow.open`.  ``keep``: how many epochs can be given again."""
+    """How a state is opened, see `Flow.open`. ``keep``: the number of epochs that can be replayed."""
 
     outputs: str | PathLike[str] | None = None
     trust: str = "owner"
@@ -93,11 +82,24 @@ class LogOptions(NamedTuple):
 
 
 class EpochLog:
-    """The epochs of a state. `open` makes it.
+    """The epochs of a state. `EpochLog.open` makes it.
 
     ``flow``: the state's plan, at the time of opening. ``manifest_log``: its manifests. ``change``: the difference
-    between the plan and the state's. ``outputs``: the sinks of outputs. ``keep``: the number of epochs that can be
+    between the plan and the state's. ``outputs``: the folders of outputs. ``keep``: the number of epochs that can be
     replayed.
+
+    >>> import ddflow as dd
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+    >>> log = EpochLog.open(flow.frozen(), MemoryStore(), partitions=1, fits=lambda manifest, where: None)
+    >>> log.publish_version(log.add_receipt(Epoch(1, (), None)), (), set(), "an example", last=7)
+    >>> log.epoch, log.find_committed_epoch(2, "epoch 2"), log.manifest_log.manifest.last
+    (1, None, 7)
+    >>> log.find_committed_epoch(3, "epoch 3")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.EpochSkipped: epoch 3: the last one committed is 1, and the outputs of [1] are kept; give epoch 2
     """
 
     def __init__(self, flow: Plan, manifest_log: ManifestLog, change: PlanChange, outputs: Outputs, keep: int) -> None:
@@ -109,7 +111,7 @@ class EpochLog:
         self.added = dict(manifest.added)
         """By input, the columns that it got from its source."""
         self._tidy = False
-        """Whether what others left was looked at."""
+        """Whether the files of earlier writers were checked for garbage."""
 
     @classmethod
     def open(
@@ -122,12 +124,12 @@ class EpochLog:
         options: LogOptions | None = None,
         catches_up: bool = False,
     ) -> Self:
-        """Take hold of a state, or make a new one of so many ``partitions``.  O(plan).
+        """Open a state, or make a new one with ``partitions``. O(plan).
 
-        A new state is published by whoever is first, with his plan, so the plan is compared after that, too; until
-        something is committed, it may be any.  ``flow``: frozen.  ``catches_up``: whether it may lack columns that the
-        state got from its sources.  Raises `PlanChanged`, `SpecError`, `CorruptState`,
-        what ``fits`` and what the store raises; nothing was made then that was not there, but for a state that is new.
+        The first process publishes a new state with its plan, so the plan is compared after that too. Until the first
+        commit, any plan fits. ``flow``: frozen. ``catches_up``: whether the flow may lack columns that the state got
+        from its sources. Raises `PlanChanged`, `SpecError`, `CorruptState`, the errors of ``fits`` and of the store.
+        Nothing was made then, except perhaps a new state.
         """
         check_storable_types(flow)
         options = options or LogOptions()
@@ -162,7 +164,7 @@ class EpochLog:
         return cls(flow, manifest_log, change, where, options.keep)
 
     def check_storable_columns(self, flow: Plan) -> None:
-        """Raise `SpecError` for columns that files of a state, or its sink, cannot have.  O(columns)."""
+        """Raise `SpecError` for columns that the files of a state, or its output folder, cannot hold. O(columns)."""
         check_storable_types(flow)
         if self.outputs.sink is not None:
             self.outputs.sink.check_claim(
@@ -170,35 +172,35 @@ class EpochLog:
             )
 
     def evolve_columns(self, flow: Plan, columns: Mapping[str, Sequence[str]]) -> None:
-        """Go on with wider or more columns, which the next version has.  ``columns``: new ones, by input.  O(plan)."""
+        """Continue with wider or more columns, which the next version has. ``columns``: new ones, by input. O(plan)."""
         self.added |= {name: (*self.added.get(name, ()), *of) for name, of in columns.items()}
         self.set_plan(flow)
         self.change = compare_plans(self.manifest_log.manifest.plan, flow, self.manifest_log.store.where)
 
     def set_plan(self, flow: Plan) -> None:
-        """Go on with steps' times of another type, which the next version has.  O(plan)."""
+        """Continue with another plan, such as one with another type of times, which the next version has. O(plan)."""
         self.plan = describe_plan(flow)
         self.fingerprint = fingerprint_plan(self.plan)
 
     @property
     def epoch(self) -> int:
-        """The last one that was committed."""
+        """The last committed epoch."""
         return self.manifest_log.manifest.epoch
 
     def resume_from_newest_version(self, files: set[str]) -> set[str]:
-        """Go on from the newest version: show its outputs.  O(its files).
+        """Continue from the newest version, and publish its outputs. O(its files). Raises `StorageFailed`.
 
-        ``files``: the names of its inventories and of all that those name.  Returns them with those of its outputs.
-        Raises `StorageFailed`.
+        ``files``: the names of its inventories and of all files in them. Returns these names and the names of output
+        files.
         """
         self.manifest_log.names = files | list_state_file_names(self.manifest_log.manifest.output_files())
         self.outputs.publish_fragments(self.manifest_log.manifest.receipts)
         return self.manifest_log.names
 
     def close(self) -> None:
-        """Let go of the store.  Twice is harmless."""
+        """Close the store. A second call does nothing."""
         self.manifest_log.wait_for_sweep()
-        with suppress(DdflowError):  # whoever opens the state next does it again
+        with suppress(DdflowError):  # the next opening of the state repeats it
             self.outputs.sync_sinks()
         self.manifest_log.store.close()
 
@@ -224,11 +226,11 @@ class EpochLog:
         )
 
     def add_receipt(self, epoch: Epoch) -> tuple[Epoch, ...]:
-        """Add an epoch to the receipts of the newest manifest; `publish` drops those that no one needs. O(receipts)."""
+        """Add an epoch to the receipts of the newest manifest; `publish_version` drops unneeded ones. O(receipts)."""
         return (*self.manifest_log.manifest.receipts, epoch)
 
     def find_past_schemas(self, epoch: int) -> PastSchemas | None:
-        """Return the columns that an epoch was committed with; None if the plan still has them. O(past columns)."""
+        """Return the columns of an epoch at its commit; None if the plan still has them. O(past columns)."""
         manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
         known = retain_past_columns(manifest.past, self._previous_plan, manifest.epoch, manifest.oldest_epoch)
         return find_past_schemas([PastSchemas.from_record(each, where) for each in known], epoch)
@@ -263,17 +265,17 @@ class EpochLog:
 
     @property
     def _previous_plan(self) -> Plan | None:
-        """The plan of the newest version, where this one has other columns."""
+        """The plan of the newest version, if it has other columns than the current plan."""
         return None if self.manifest_log.manifest.fingerprint == self.fingerprint else self.change.before
 
     def publish_version(
         self, receipts: tuple[Epoch, ...], inventories: tuple[Blob, ...], files: set[str], note: str, **state: Any
     ) -> None:
-        """Publish the next version: the version of a new epoch, the last of ``receipts``, or another of the same one.
+        """Publish the next version, for a new epoch, the last of ``receipts``, or as another version of the same epoch.
 
-        ``inventories``: of its parts. ``files``: the names of all files that those name. ``state``: the fields of the
-        manifest that change with it. O(what changed), and once O(what others left). Raises `Fenced`, `StorageFull`,
-        `StorageFailed` if it did not happen, and `OutcomeUnknown` if it may have.
+        ``inventories``: one for each part. ``files``: the names of all files in them. ``state``: the changed fields of
+        the manifest. O(what changed); the first call also collects garbage of earlier writers. Raises `Fenced`,
+        `StorageFull`, `StorageFailed` if it did not happen, and `OutcomeUnknown` if it may have.
         """
         before = self.manifest_log.manifest
         backlog, receipts = self._select_backlog(receipts)
@@ -300,7 +302,7 @@ class EpochLog:
             self.change = PlanChange()
 
     def publish_connector_positions(self, note: str) -> None:
-        """Publish the sources and sinks, and nothing else; only sinks of existing outputs. Like `publish`."""
+        """Publish only the positions of sources, and of sinks of existing outputs. Like `publish_version`."""
         log, sinks = self.manifest_log, {n: each for n, each in self.sinks.items() if n not in self.change.outputs}
         log.wait_for_sweep()
         new = replace(log.manifest, sources=dict(self.sources), sinks=sinks)
@@ -313,20 +315,20 @@ class EpochLog:
             min(sink.epoch for sink in self.sinks.values()) if self.sinks else GREATEST,
             log.manifest.backlog,
         )
-        if backlog and self.outputs.has_new_sink:  # what is only in the sink before goes
+        if backlog and self.outputs.has_new_sink:  # drop epochs that only the old folder has
             backlog, receipts = (), (*log.backlog.list_receipts(backlog, taken), *receipts)
         return log.backlog.move_receipts(
             backlog, log.add_digest_to_receipts(self.outputs.select_readable_receipts(receipts)), self.keep, taken
         )
 
     def finish_epoch(self, apart: float = math.inf) -> None:
-        """Show what the newest epoch gave; then let versions go whose time is over.  O(its files + those deleted).
+        """Publish the outputs of the newest epoch, then delete expired versions. O(its files + deleted files).
 
-        ``apart``: as in `ManifestLog.sweep_old_manifests`.  Raises `OutcomeUnknown`: it is committed.
+        ``apart``: as in `ManifestLog.sweep_old_manifests`. Raises `OutcomeUnknown`; the epoch is committed then.
         """
         try:
             self.outputs.publish_fragments(self.manifest_log.manifest.receipts[-1:])
-        except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
+        except (StorageFull, StorageFailed) as error:  # these would say that the commit failed
             raise OutcomeUnknown(
                 f"commit epoch {self.epoch}",
                 f"it is committed, and its outputs are hidden: {error.found}",
@@ -335,7 +337,7 @@ class EpochLog:
         self.manifest_log.sweep_old_manifests(apart)
 
     def _collect_garbage_once(self) -> None:
-        """Collect garbage once, and take over the versions of earlier writers. O(those); never fails.
+        """Collect garbage once, and adopt the versions of earlier writers. O(their files). Never fails.
 
         If a file is unaccounted for, nothing is deleted; ``ddflow gc`` says why.
         """
@@ -350,7 +352,7 @@ class EpochLog:
 
 
 def check_storable_types(flow: Plan) -> None:
-    """Raise `SpecError` for a column that a file of a state cannot have.  O(columns)."""
+    """Raise `SpecError` for a column that the files of a state cannot hold. O(columns)."""
     schemas: dict[str, pa.Schema] = {f"input {name!r}": input.bound.schema for name, input in flow.inputs.items()}
     schemas |= {f"output {name!r}": node.schema for name, node in flow.outputs.items()}
     for what, schema in schemas.items():

@@ -1,20 +1,10 @@
-"""Evolving an engine between two calls: inputs get new columns and wider types, and all that was made of them does.
+"""Evolve the columns of an engine between two calls: add columns to inputs, widen types, and convert the state.
 
-Invariant: the engine goes on as one that was opened on its state with the evolved plan. Identities that stay are not
-made again, and widening alone reads no other column than those that widen; a new column is in the hash of a row, so
-rows are hashed again. What would need state to be rewritten is refused, as is what an expression or a merge would make
-something else of. On durable state the next commit publishes the evolved plan; a crash before it leaves the old one.
-
->>> import pyarrow as pa, ddflow as dd
->>> flow = dd.Flow()
->>> people = flow.upserts("people", {"id": pa.int64(), "n": pa.int32()}, dd.Upsert(key="id"))
->>> _ = flow.output("people", people)
->>> with flow.open() as engine:
-...     _ = engine.step({"people": pa.table({"id": [1], "n": pa.array([5], pa.int32())})}, time=1)
-...     engine.evolve({"n": pa.int64(), "city": pa.string()})
-...     engine.step({"people": pa.table({"id": [1], "n": [2**40], "city": ["Bern"]})}, time=2)["people"].to_pylist()
-[{'id': 1, 'n': 5, 'city': None, '_time': 2, '_diff': -1}, {'id': 1, 'n': 1099511627776, 'city': 'Bern', '_time': 2, \
-'_diff': 1}]
+Guarantees: the engine then behaves like one that was opened on its state with the evolved plan. Unchanged identities
+are not computed again. Widening reads only the columns that widen. A new column is part of the row hash, so it causes
+all rows to be hashed again. On durable state, the next commit publishes the evolved plan; a crash before it leaves the
+old one.
+Limits: changes that would rewrite state are refused, and also changes in the meaning of an expression or a merge.
 """
 
 from __future__ import annotations
@@ -44,9 +34,18 @@ ASKED = "engine.evolve"
 
 
 def evolve_engine(calls: EngineCalls, given: Any, found: bool = False) -> None:
-    """Implement `Engine.evolve`.
+    """Implement `Engine.evolve`. ``found``: whether a source brought the columns, so that no user typed their names.
 
-    ``found``: whether the columns came from a source, so that their names are not a user's.
+    >>> import pyarrow as pa, ddflow as dd
+    >>> flow = dd.Flow()
+    >>> people = flow.upserts("people", {"id": pa.int64(), "n": pa.int32()}, dd.Upsert(key="id"))
+    >>> _ = flow.output("people", people)
+    >>> with flow.open() as engine:
+    ...     _ = engine.step({"people": pa.table({"id": [1], "n": pa.array([5], pa.int32())})}, time=1)
+    ...     engine.evolve({"n": pa.int64(), "city": pa.string()})
+    ...     engine.step({"people": pa.table({"id": [1], "n": [2**40], "city": ["Bern"]})}, time=2)["people"].to_pylist()
+    [{'id': 1, 'n': 5, 'city': None, '_time': 2, '_diff': -1}, {'id': 1, 'n': 1099511627776, 'city': 'Bern', \
+'_time': 2, '_diff': 1}]
     """
     dataflow, durable = calls.dataflow, calls.durable
     with dataflow.guard.lock_for_write("evolve"):
@@ -71,7 +70,7 @@ def evolve_engine(calls: EngineCalls, given: Any, found: bool = False) -> None:
 
 
 def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> None:
-    """Convert the rows of a dataflow to the columns of the evolved plan. O(rows) of what changes."""
+    """Convert the rows of a dataflow to the columns of the evolved plan. O(rows that change)."""
     old, graph = dataflow.graph, Graph(plan, dataflow.secret, dataflow.graph.winners, dataflow.threads)
     for name, upsert in graph.inputs.items():
         was, added = old.inputs[name], change.columns.get(name, ())
@@ -109,7 +108,7 @@ def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanC
 
 
 def _move_arrangements(was: ReadableNode, running: ReadableNode, dataflow: Dataflow) -> None:
-    """Give an operator the arrangements of the one before, in its columns."""
+    """Move the arrangements of the previous operator to the new one, with its columns."""
     for arranged, new in zip(was.arrangements, running.arrangements, strict=True):
         if has_changed_identities(was.identified, running.identified):
             below, home = bool(arranged.unindexed_parts), dataflow.budget.home
@@ -122,7 +121,7 @@ def _move_arrangements(was: ReadableNode, running: ReadableNode, dataflow: Dataf
 
 
 def _convert_pending_events(dataflow: Dataflow, name: str, schema: pa.Schema) -> None:
-    """Bring waiting events into the columns of a schema."""
+    """Convert pending events to the columns of a schema."""
     out = Batcher()
     for run in dataflow.batchers[name].runs.by_least:
         events = run.events._replace(rows=conform_to_wider_schema(run.events.rows, schema))

@@ -1,19 +1,10 @@
-"""Full contents of an input, as they come in: what they name, what they may not, and who is absent from them.
+"""Compare the full contents of an input with the held keys, and make the deletions of absent keys.
 
-Invariant: `FullContents.make_absent_key_deletions` gives exactly the keys that are live, whose row lies within the
-scope, and that no row names; each once. Contents may be larger than memory, and so may the state, so of the rows only
-identities are kept (8 bytes for a key of one number, else 16), and what is held is walked range by range in the same
-order; a row is only gathered where its key is missing. Nothing is resolved here, and nothing changes.
-
->>> import pyarrow as pa, ddflow as dd
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
->>> with flow.open() as engine:
-...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Bern"]})}, 1)
-...     contents = FullContents(engine.dataflow.graph.inputs["people"], "a replace", "city = 'Bern'")
-...     contents.add_rows(pa.record_batch({"id": [1], "city": ["Bern"]}))
-...     [batch.to_pylist() for batch in contents.make_absent_key_deletions(contents.sort_identities())]
-[[{'id': 3, 'city': 'Bern'}]]
+Contents and state may be larger than memory. So only the identities of the rows are kept, 8 bytes for a key of one
+number, else 16. The held keys are walked range by range in the same order, and a row is gathered only if its key is
+absent.
+Guarantees: `FullContents.make_absent_key_deletions` yields each live key in the scope that no row names, once. Nothing
+is resolved here, and nothing changes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,18 +39,29 @@ from ddflow.plan.inputs.spec import Upsert as Spec
 from ddflow.storage.feeding import Word
 
 NAMED = 5
-"""How many keys or rows an error names."""
+"""The most keys or rows that an error names."""
 SECRET = Secret(0, 0)
-"""For hashes that live no longer than a comparison."""
+"""The secret of hashes that serve one comparison."""
 PIECE = 1 << 16
-"""How many absent keys are gathered together."""
+"""The number of absent keys that are gathered together."""
 
 
 class FullContents:
-    """``upsert``: of the input.  ``asked``: how messages call it.  ``scope``: SQL over the row's columns.
-    ``order``: what the tombstones of absent keys take; see `parse_order`.
+    """The full contents of an input.
 
-    Raises `SpecError` and `ExpressionError` for an order or a scope that does not fit the input.
+    ``upsert``: the input. ``asked``: its name in messages. ``scope``: SQL over the row's columns. ``order``: the order
+    of the tombstones of absent keys; see `parse_order`. Raises `SpecError` and `ExpressionError` for an order or a
+    scope that does not fit the input.
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
+    >>> with flow.open() as engine:
+    ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Bern"]})}, 1)
+    ...     contents = FullContents(engine.dataflow.graph.inputs["people"], "a replace", "city = 'Bern'")
+    ...     contents.add_rows(pa.record_batch({"id": [1], "city": ["Bern"]}))
+    ...     [batch.to_pylist() for batch in contents.make_absent_key_deletions(contents.sort_identities())]
+    [[{'id': 3, 'city': 'Bern'}]]
     """
 
     def __init__(self, upsert: RunningUpsert, asked: str, scope: str | None = None, order: Any = None) -> None:
@@ -75,14 +77,14 @@ class FullContents:
         self.spelled = None if self.order is None else encode_order(self.order)
         """The given order, encoded for a manifest."""
         self.named = 0
-        """Keys that are held and named, once `make_absent_key_deletions` has gone through all."""
+        """The number of held keys that the contents name, once `make_absent_key_deletions` is exhausted."""
         self._ids: list[tuple[Words, Words]] = []
 
     def add_rows(self, events: pa.RecordBatch) -> None:
-        """Take in rows of the contents.  O(rows).  Raises `OutOfScope`."""
+        """Add rows of the contents. O(rows). Raises `OutOfScope`."""
         begin, self.rows = self.rows, self.rows + events.num_rows
         if self.bound.spec.null_key != "keep" and (keyless := self.bound.mark_events_without_key(events)).any():
-            # Such rows are bad, or refuse the call: either way they name no key.
+            # These rows are bad or refuse the call, so they name no key.
             events = events.filter(pa.array(keyless == 0))
         if not events.num_rows:
             return
@@ -96,7 +98,7 @@ class FullContents:
             )
         self._ids.append(self.upsert.keys.identify_rows(events))
         if self.bound.spec.exclusive and self.bound.merging is not None:
-            # Rows that are bad name their keys, but give nobody an order.
+            # Bad rows name their keys, but do not affect the order of deletions.
             events = events.filter(pa.array(self.bound.merging.mark_misordered_events(events) == 0))
         if self.ordered and not self._fixed and events.num_rows:
             best = events.select(self.ordered)
@@ -104,7 +106,7 @@ class FullContents:
             if self.order is not None:
                 both = pa.concat_batches([self.order, best])
                 best = both.slice(find_greatest_row(both), 1)
-            self.order = pa.concat_batches([best])  # so that the rest of the rows is not kept
+            self.order = pa.concat_batches([best])  # copied, to free the other rows
 
     def sort_identities(self) -> SortedRows:
         """Sort the identities of all rows. O(rows)."""
@@ -115,7 +117,7 @@ class FullContents:
     def refuse_duplicate_keys(self, by: SortedRows, rows: Iterable[Events], began: int) -> None:
         """Raise `DuplicateKeys` if a key has several rows. O(keys).
 
-        ``rows``: all of them, for the message; ``began``: the number of the first among all events.
+        ``rows``: all rows, for the message. ``began``: the number of the first row among all events.
         """
         twice = np.flatnonzero(np.diff(by.starts) > 1)
         if not twice.size:
@@ -143,14 +145,15 @@ class FullContents:
         """Make a row for each key to delete, in the columns of the input's events.
 
         ``by``: the result of `sort_identities`. The row's columns have the stored values, order and sequence are the
-        tombstone's, others are null. O(keys held, and rows of absent keys). Raises `SpecError` if there is no order.
+        tombstone's, and other columns are null. O(keys held + rows of absent keys). Raises `SpecError` if there is no
+        order.
         """
         arranged, schema = self.upsert.output_arrangement, self.bound.row_schema
         for high, low, references in walk_live_keys(arranged):
             missing = ~mark_present_identities(by, high, low)
             self.named += missing.size - int(np.count_nonzero(missing))
             if self.upsert.expiring is not None:
-                # What is forgotten is not held, and leaves no tombstone.
+                # Expired keys are not held, and their deletion leaves no tombstone.
                 missing &= ~self.upsert.expiring.mark_expired_keys(high, low)
             gone = references[missing]
             for begin in range(0, gone.size, PIECE):
@@ -178,14 +181,14 @@ class FullContents:
 
 
 def list_order_columns(spec: Spec | Differences) -> list[str]:
-    """List the columns whose values decide which event wins."""
+    """List the columns of an event's order, and the column of its sequence."""
     return [*spec.order_by, *([spec.seq] if spec.seq else [])]
 
 
 def parse_order(order: Any, names: list[str], schema: pa.Schema, asked: str) -> pa.RecordBatch:
-    """Convert the order that a caller gives to one row of the columns ``names``.
+    """Convert an order that a caller gives to one row of the columns ``names``. O(1). Raises `SpecError`.
 
-    A caller gives values by column, or the value of the only column. O(1). Raises `SpecError`.
+    A caller gives values by column, or the value of the only column.
     """
     if not names:
         raise SpecError(asked, f"order={order!r}, and the input keeps no order", "leave order= out")
@@ -242,9 +245,9 @@ def decode_order(words: Sequence[Word], names: Sequence[str], schema: pa.Schema)
 
 
 def find_greatest_row(rows: pa.RecordBatch) -> int:
-    """Find the row that is greatest by its columns, left to right, null smallest, NaN largest; one row at least.
+    """Find the greatest row by its columns, left to right, with null smallest and NaN largest. Needs at least one row.
 
-    O(n), for text and decimals O(n log n).
+    O(n); O(n log n) for text and decimals.
     """
     left = np.arange(rows.num_rows)
     for column in rows.columns:
@@ -267,14 +270,14 @@ def find_greatest_row(rows: pa.RecordBatch) -> int:
 
 
 def mark_present_identities(by: SortedRows, high: Words, low: Words) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """bool[n]: which of some identities are in ``by``.  O(n log rows), side by side in memory."""
+    """Mark the identities that are in ``by``, as bool[n]. O(n log rows)."""
     out = np.zeros(high.size, np.bool_)
     if not by.high.size:
         return out
     at = np.searchsorted(by.high, high)
     left = np.arange(high.size)
     while left.size:
-        # Nearly always one turn: several identities begin with the same word only where null meets a value.
+        # Usually one iteration: identities share a first word only if a null and a value collide.
         left = left[at[left] < by.high.size]
         left = left[by.high[at[left]] == high[left]]
         found = by.low[at[left]] == low[left] if low.size else np.ones(left.size, np.bool_)

@@ -1,25 +1,13 @@
-"""Collecting garbage: files that no version of a state names are deleted, whatever other processes do there meanwhile.
+"""Collect garbage: delete files that no version of a state names, while other processes use the state.
 
-Invariant: no file is deleted that a kept manifest names, or that a later manifest will name. A collection that cannot
-account for something deletes nothing. A writer puts files long before it publishes, and may be paused anywhere, for a
-week. The rule rests on one fact: *a file that was put before manifest K was published, and that K does not name, is
-named by no later manifest*. Number K + 1 is only given to a writer that has read K, and that names files of K or files
-that it put since. The same holds for the next number, and a rollback names copies, which it put since. So a decision
-from K stays right, even if the process that made it is stopped, fenced and woken. The store's own clock says whether a
-file was put before K: the youngest file that K names is older than K. Files are listed before manifests are read, so
-files that are put and published meanwhile count as named. Files that were put after K stay until K + 1 is published,
-however old they are.
-
->>> import pyarrow as pa, ddflow as dd
->>> from ddflow.storage.memory import MemoryStore
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> with flow.open(store := MemoryStore()) as engine:
-...     for time in range(4):
-...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
->>> done = gc(store.reopen(), grace=0)
->>> done.manifests, done.kept
-([0, 1, 2], [3, 4])
+Guarantees: no deleted file is named by a kept or a later manifest. If a file cannot be accounted for, nothing is
+deleted.
+Rule: a file put before manifest K was published, and not named by K, is named by no later manifest. Only a writer with
+K publishes K + 1, and it names files of K or newer ones. A rollback names copies, which are newer too. So a decision
+from K stays right, even if its process is paused for a week, fenced and resumed. The store's clock tells whether a file
+was put before K: it is older than the youngest file of K, and that is older than K. Files are listed before manifests
+are read, so files put and published meanwhile count as named. Files put after K stay until K + 1 is published, however
+old they are.
 """
 
 import math
@@ -39,27 +27,40 @@ from ddflow.storage.opening import State, Trust, open_existing_store
 from ddflow.storage.protocol import Blob, BlobEntry, Store
 
 DAY: Final = 86_400.0
-"""Seconds after which a file without a manifest is garbage."""
+"""The seconds after which a file without a manifest is garbage."""
 TICK: Final = 2.0
-"""Seconds by which one file must be older than another to be put before it: some stores' clocks tell no less."""
+"""Seconds by which a file must be older than another to count as put earlier. Some stores' clocks are this coarse."""
 
 
 @dataclass(frozen=True)
 class CollectedGarbage:
-    """The files that `gc` deleted; with ``dry_run``, the files that it would delete.
+    """The files that `gc` deleted or, with ``dry_run``, would delete.
 
     Attributes
     ----------
     manifests : list of int
         The numbers of the deleted manifests.
     kept : list of int
-        The numbers of the kept ones.
+        The numbers of the kept manifests.
     files, bytes : int
-        Deleted files, and their bytes.
+        The number of deleted files, and their bytes.
     waiting, bytes_waiting : int
-        Files without a manifest that may still be needed, and their bytes.
+        The number of files without a manifest that may still be needed, and their bytes.
     outputs : list of str
-        Where failed commits left fragments in the sink of the outputs.
+        The places in the sink of the outputs with fragments of failed commits.
+
+    Examples
+    --------
+    >>> import pyarrow as pa, ddflow as dd
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+    >>> with flow.open(store := MemoryStore()) as engine:
+    ...     for time in range(4):
+    ...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
+    >>> done = gc(store.reopen(), grace=0)
+    >>> done.manifests, done.kept
+    ([0, 1, 2], [3, 4])
     """
 
     manifests: list[int] = field(default_factory=list)
@@ -86,24 +87,24 @@ def gc(
     state : str, path or Store
         The state's folder, or ``s3://bucket/prefix``.
     grace : float
-        How many seconds a version outlives its successor.  The two newest stay.
+        How many seconds a version outlives its successor. The two newest versions stay.
     orphans : float
         The age, in seconds, at which a file that was never named is deleted; a day by default.
     dry_run : bool
-        Delete nothing, and only report.
+        Whether to report only, and delete nothing.
     trust : {"owner", "group"}
         As in `Flow.open`.
 
     Returns
     -------
     CollectedGarbage
-        What was deleted, or would be.
+        The deleted files.
 
     Raises
     ------
-    CorruptState
-        If the newest version, a kept one, or a manifest less than ``orphans`` old cannot be read. Nothing is deleted
-        then. The errors of the store are a `DdflowError`, too.
+    CorruptState, DdflowError
+        If the newest version, a kept one, or a manifest less than ``orphans`` old cannot be read, then nothing is
+        deleted; for errors of the store.
 
     Notes
     -----
@@ -112,7 +113,7 @@ def gc(
     with open_existing_store(state, trust=trust, readonly=dry_run) as store:
         sink = open_owned_folder(store, load_newest_manifest(store), deleting=True)
         outputs = [] if sink is None else sink.list_hidden_fragments()
-        entries = store.list_blobs()  # before the manifests are read, see the header
+        entries = store.list_blobs()  # before the manifests are read, see the module's docstring
         manifest = load_newest_manifest(store)
         if manifest is None:
             return CollectedGarbage()
@@ -125,7 +126,7 @@ def gc(
         since = manifest.written / 1000
         outputs = [each for each in outputs if each.name not in every and each.written < since and each.age >= orphans]
         if not dry_run:
-            for number in expired:  # before what they name, so that none ever names what is not there
+            for number in expired:  # before their files, so that no manifest names a missing file
                 store.delete_manifest(number)
             for entry in gone:
                 store.delete(entry.name)
@@ -143,9 +144,9 @@ def gc(
 
 
 def split_versions(store: Store, manifest: Manifest, grace: float, orphans: float) -> tuple[list[Manifest], list[int]]:
-    """Split the manifests into those to keep, from the newest down, and the numbers of the others, ascending.
+    """Split manifests into those to keep, newest first, and the numbers of the others, ascending.
 
-    O(bytes of those kept). Raises `CorruptState` for an unreadable one that is too young to delete.
+    O(bytes of kept manifests). Raises `CorruptState` for an unreadable one that is too young to delete.
     """
     kept, damaged, now = [manifest], list[int](), time()
     numbers = [number for number in store.list_manifests() if number < manifest.number]
@@ -158,7 +159,7 @@ def split_versions(store: Store, manifest: Manifest, grace: float, orphans: floa
             kept.append(load_manifest(store, number))
         except CorruptState as error:
             if number not in store.list_manifests():
-                continue  # another writer's sweep was here
+                continue  # another writer swept it
             if age < orphans:
                 raise CorruptState(
                     f"collect what {error.asked} does not name",
@@ -179,9 +180,9 @@ def collect_file_names(store: Store, manifest: Manifest) -> set[str]:
 
 
 def list_version_blobs(store: Store, manifest: Manifest, backlog: Backlog | None = None) -> Iterator[Blob]:
-    """List all files of a version: its partitions, their files, its outputs, its backlog. Like `collect_file_names`.
+    """List all files of a version: partitions, their files, outputs and backlog. Like `collect_file_names`.
 
-    ``backlog``: a reader to share between several versions.
+    ``backlog``: a reader that several versions may share.
     """
     yield from _list_version_files(store, manifest)
     yield from (backlog or Backlog(store)).list_files(manifest.backlog)
@@ -195,7 +196,7 @@ def _list_version_files(store: Store, manifest: Manifest) -> Iterator[Blob]:
 
 
 def _collect_referenced_files(store: Store, manifest: Manifest, backlog: Backlog, newest: Manifest) -> set[str]:
-    """Collect the files that a version names; of its backlog only files that the newest version does not name."""
+    """Collect the files that a version names; of its backlog, only files that the newest version does not name."""
     return (
         collect_file_names(store, manifest)
         | backlog.find_different_files(manifest.backlog, () if manifest is newest else newest.backlog)[0]
@@ -206,7 +207,7 @@ def _find_expired_files(store: Store, expired: list[int], backlog: Backlog, newe
     """Collect the files that expired versions name."""
     over = set[str]()
     for number in expired:
-        with suppress(CorruptState):  # then its files are like those that nobody named
+        with suppress(CorruptState):  # its files then count as never named
             over |= _collect_referenced_files(store, load_manifest(store, number), backlog, newest)
     return over
 

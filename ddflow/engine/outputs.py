@@ -1,17 +1,10 @@
-"""The outputs of a state: where they go, and that the committed ones become visible.
+"""Keep the outputs of a state: in a folder of fragments, or as files of the state, and publish committed ones.
 
-Invariant: the fragments that a manifest's receipts name are finished, durably, before a later manifest is published,
-which may name them no more. Every process that opens the state does this, also one with another sink or none. So an
-unfinished fragment that no version names was never committed. A state may have another sink than before. An epoch that
-is given again is looked for in both sinks; once a manifest names the new one, fragments of the old one are no longer
-given. Without a sink, updates are blobs of the state.
-
->>> import os, tempfile
->>> from ddflow.storage.memory import MemoryStore
->>> with tempfile.TemporaryDirectory() as place:
-...     outputs = Outputs.open(place, MemoryStore(), None, {}, "owner")
-...     outputs.sink_path == os.path.realpath(place), os.listdir(place)
-(True, [])
+The folder may change between two openings. A replayed epoch is searched in both folders. Once a manifest names the new
+one, fragments of the old one are no longer read.
+Guarantees: the fragments in a manifest's receipts are published, durably, before a later manifest, which may omit them.
+Every process that opens the state does this, with any folder or none. So an unpublished fragment that no version names
+was never committed.
 """
 
 from __future__ import annotations
@@ -31,10 +24,17 @@ from ddflow.storage.protocol import Store
 
 
 class Outputs:
-    """The sinks of a state's outputs.
+    """The folders of a state's outputs.
 
-    ``sink``: the folder of outputs, None for the state itself. ``before``: the sink of the newest manifest, if that is
-    another.
+    ``sink``: the current folder, None for the state itself. ``before``: the folder of the newest manifest, if it is
+    another one.
+
+    >>> import os, tempfile
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     outputs = Outputs.open(place, MemoryStore(), None, {}, "owner")
+    ...     outputs.sink_path == os.path.realpath(place), os.listdir(place)
+    (True, [])
     """
 
     def __init__(self, sink: OutputFolder | None, before: OutputFolder | None) -> None:
@@ -50,9 +50,9 @@ class Outputs:
         schemas: Mapping[str, pa.Schema],
         trust: str,
     ) -> Outputs:
-        """Check the folder given for a state's outputs; nothing is written. O(columns).
+        """Check a folder for a state's outputs, and write nothing. O(columns).
 
-        ``manifest``: its newest, None for a new one. ``schemas``: by output. Raises the errors of
+        ``manifest``: the newest manifest, None for a new state. ``schemas``: by output. Raises the errors of
         `OutputFolder.check_claim`.
         """
         sink = before = None
@@ -65,16 +65,16 @@ class Outputs:
 
     @property
     def sink_path(self) -> str | None:
-        """Where outputs go."""
+        """The path of the folder; None for the state itself."""
         return None if self.sink is None else self.sink.target
 
     @property
     def has_new_sink(self) -> bool:
-        """Whether the sink is another than the newest manifest names."""
+        """Whether the folder differs from the one in the newest manifest."""
         return self.sink is not None and self.before is not None
 
     def check_dropped_outputs(self, manifest: Manifest, names: Iterable[str]) -> None:
-        """Raise `StateRefused` if the sink has updates of a dropped output whose name a new output has.
+        """Raise `StateRefused` if a new output has the name of a dropped one whose updates are in the folder.
 
         O(files of such outputs).
         """
@@ -90,27 +90,27 @@ class Outputs:
                 )
 
     def claim_sink(self, manifest: Manifest, store: Store, names: Iterable[str]) -> None:
-        """Claim the sink for a state, before the first file is written. O(outputs). Like `OutputFolder.claim`."""
+        """Claim the folder for a state, before the first file is written. O(outputs). Like `OutputFolder.claim`."""
         if self.sink is not None:
             self.sink.claim(manifest.id, store.where, names)
 
     def publish_fragments(self, receipts: Iterable[Epoch]) -> None:
-        """Let committed epochs be seen; durable after `sync`.  O(fragments).  Raises `StorageFailed`."""
+        """Publish the fragments of committed epochs; durable after `sync_sinks`. O(fragments).
+
+        Raises `StorageFailed`.
+        """
         for receipt in receipts if self.sinks else ():
             fragments = list(list_fragments(receipt))
             for sink in self.sinks:
                 sink.publish_epoch(receipt.epoch, fragments)
 
     def sync_sinks(self) -> None:
-        """Make durable what was put and shown.  Raises `StorageFull`, `StorageFailed`."""
+        """Make written and published fragments durable. Raises `StorageFull`, `StorageFailed`."""
         for sink in self.sinks:
             sink.sync()
 
     def select_readable_receipts(self, receipts: Sequence[Epoch]) -> tuple[Epoch, ...]:
-        """Keep the last epochs that the sink of the next manifest can give again, without a gap.
-
-        O(their fragments).
-        """
+        """Keep the last epochs that the folder of the next manifest can replay, without a gap. O(their fragments)."""
         sink = self.sink
         if sink is None or not self.has_new_sink:
             return tuple(receipts)
@@ -121,7 +121,7 @@ class Outputs:
         return tuple(receipts[len(gone) - gone[::-1].index(True) :] if True in gone else receipts)
 
     def read_fragment(self, epoch: int, fragment: Fragment, schema: pa.Schema, batches: BatchStore) -> pa.Table:
-        """Read the rows of a fragment from its sink or from the state. O(bytes). Raises `CorruptState`."""
+        """Read the rows of a fragment from its folder or from the state. O(bytes). Raises `CorruptState`."""
         if is_state_file(fragment.blob):
             return batches.read_table(fragment.blob, schema, None)
         found = next(
@@ -131,15 +131,18 @@ class Outputs:
 
 
 def write_output(sink: OutputFolder | None, batches: BatchStore, name: str, table: pa.Table) -> Output:
-    """Keep what an output gained.  ``sink``: None for the state.  O(rows).  Raises as `OutputFolder.write_fragment`."""
+    """Write the updates of an output. ``sink``: None for the state. O(rows).
+
+    Raises the errors of `OutputFolder.write_fragment`.
+    """
     blob = batches.write_table(table.to_batches(), table.schema) if sink is None else sink.write_fragment(name, table)
     return Output((blob,), table.num_rows)
 
 
 def open_owned_folder(store: Store, manifest: Manifest | None, deleting: bool) -> OutputFolder | None:
-    """Open the sink that a manifest names, if it does not belong to another state; else return None. O(1).
+    """Open the folder that a manifest names, unless it belongs to another state; then return None. O(1).
 
-    ``deleting``: only if the sink's owner is this state at this place, because a copy of a state knows fewer commits.
+    ``deleting``: open it only if its owner is this state at this place, because a copy of a state knows fewer commits.
     Raises `CorruptState` for a damaged owner record, `StorageFailed`.
     """
     if manifest is None or manifest.folder is None:
@@ -152,7 +155,7 @@ def open_owned_folder(store: Store, manifest: Manifest | None, deleting: bool) -
 
 
 def list_fragments(receipt: Epoch) -> Iterable[Fragment]:
-    """List the fragments that an epoch wrote to a sink. O(fragments)."""
+    """List the fragments that an epoch wrote to a folder. O(fragments)."""
     for call in receipt.calls:
         for name, output in call.outputs.items():
             yield from (Fragment(name, blob) for blob in output.blobs if not is_state_file(blob))

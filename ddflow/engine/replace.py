@@ -1,6 +1,6 @@
-"""Replace the contents of an input: full contents in, differences out; and the time that a step gets.
+"""Replace or restate the contents of an input, and choose the time of a step.
 
-Guarantees: keys that the contents lack are deleted, within the scope that the call names. The times of a state have
+Guarantees: a replace deletes the keys that the contents lack, within the scope of the call. All times of a state have
 one type (whole numbers, days or moments), which the first step sets. A step without a time takes the next number.
 
 >>> import pyarrow as pa, ddflow as dd
@@ -65,10 +65,10 @@ GIVE: Final = "give the {what}, such as time='{later}'; nothing was taken in"
 
 
 def choose_step_time(calls: EngineCalls, what: str, time: Time | None, epoch: int | None) -> int:
-    """Return the time of a call in epoch mode: the given one, else that of a committed ``epoch``, else the next.
+    """Return the given time of a call in epoch mode, else the time of a committed ``epoch``, else the next number.
 
-    The next is 1 if no time was closed yet. O(1), of the first step O(nodes). Raises `SchemaMismatch` for a value that
-    is no time or has another type than earlier times, and for a missing time if times are days or moments.
+    The next number is 1 if no time is closed yet. O(1); O(nodes) for the first step. Raises `SchemaMismatch` for a
+    value that is no time or has another type than earlier times, and for a missing time if times are days or moments.
 
     >>> from datetime import date
     >>> import ddflow as dd
@@ -80,7 +80,7 @@ def choose_step_time(calls: EngineCalls, what: str, time: Time | None, epoch: in
     """
     last, kind = calls.dataflow.last, calls.dataflow.time_type
     if time.__class__ is int and kind == INT64 and NEVER <= time < CLOSED:
-        return time  # as nearly always
+        return time  # the common case
     if time is None:
         known = None if epoch is None or calls.durable is None else calls.durable.find_call_time(epoch)
         if known is None:
@@ -101,29 +101,29 @@ def choose_step_time(calls: EngineCalls, what: str, time: Time | None, epoch: in
 
 
 def check_time_is_numeric(calls: EngineCalls, asked: str, remedy: str = GIVE) -> None:
-    """Raise `SchemaMismatch` if the next step's time is no number, so that a caller must give it. O(1).
+    """Raise `SchemaMismatch` if the next step's time is no number, so that the caller must give it. O(1).
 
-    ``remedy``: a text in which ``{what}`` is day or moment, and ``{later}`` one above the last.
+    ``remedy``: a text with ``{what}`` for day or moment, and ``{later}`` for a time one above the last.
     """
     last, kind = calls.dataflow.last, calls.dataflow.time_type
     if last == NEVER or kind == INT64:
         return
     what = "day" if kind == pa.date32() else "moment"
     later = format_time(last, kind)
-    with suppress(OverflowError, ValueError):  # past the years that Python has
+    with suppress(OverflowError, ValueError):  # outside the years of Python's calendar
         later = str(cast(date, time_to_value(last, kind)) + timedelta(1))
     found = f"the times of the steps before are {what}s, the last {format_time(last, kind)}, and the next is not known"
     raise SchemaMismatch(asked, found, remedy.format(what=what, later=later))
 
 
 def _is_same_time_type(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether times of both are of one type; moments of any two zones are."""
+    """Whether two types of time are the same; timestamps of any two zones are."""
     zoned = [pat.is_timestamp(each) and each.tz is not None for each in (one, other)]
     return bool(one == other or all(zoned))
 
 
 def _set_time_type(calls: EngineCalls, kind: pa.DataType) -> None:
-    """Set the type of times, before the first time is closed."""
+    """Set the type of times before the first time is closed."""
     dataflow = calls.dataflow
     plan, nodes = build_plan_with_time_type(dataflow.flow, kind)
     convert_dataflow(dataflow, plan, nodes, PlanChange())
@@ -133,13 +133,16 @@ def _set_time_type(calls: EngineCalls, kind: pa.DataType) -> None:
 
 
 class AbsenceLimit(NamedTuple):
-    """``most``: how many keys may be absent (`compute_absence_limit`).  ``empty``: whether there may be no rows."""
+    """A limit on deletions by full contents.
+
+    ``most``: how many keys may be absent (`compute_absence_limit`). ``empty``: whether contents may have no rows.
+    """
 
     most: int | str | None = None
     empty: bool = False
 
     def check_absent_count(self, absent: int, contents: FullContents) -> None:
-        """Raise `EmptyContents` or `TooManyAbsent` for keys that may not go."""
+        """Raise `EmptyContents` or `TooManyAbsent` if more keys are absent than the limit allows."""
         if absent and not contents.rows and not self.empty:
             raise EmptyContents(
                 contents.asked,
@@ -171,9 +174,9 @@ def replace_rows(
     epoch: int | None,
     allowed: AbsenceLimit,
 ) -> Step:
-    """Take in full contents or corrected rows: one step that deletes absent keys from the inputs that have rows.
+    """Take in full contents or corrected rows, as one step that deletes absent keys from the inputs with rows.
 
-    ``name``: the rows if ``rows`` is None, of one input or by input. ``time``: None for one above the last.
+    ``name``: the rows of one input, or rows by input, if ``rows`` is None. ``time``: None for one above the last.
     """
     if allowed.most is not None:
         compute_absence_limit(allowed.most, 0)
@@ -232,7 +235,7 @@ def replace_rows(
 
 
 def compute_absence_limit(given: int | str, there: int) -> int:
-    """Compute how many of the existing keys may be deleted. Raises `SpecError`.
+    """Return how many of the existing keys may be deleted. Raises `SpecError`.
 
     >>> compute_absence_limit(12, 100), compute_absence_limit("12", 100), compute_absence_limit("2.5%", 100)
     (12, 12, 2)
@@ -245,7 +248,7 @@ def compute_absence_limit(given: int | str, there: int) -> int:
 
 
 def _encode_arguments(dataflow: Dataflow, every: Mapping[str, FullContents]) -> str:
-    """Encode a call's scopes and orders in text, so that its digest differs from other calls of the same rows."""
+    """Encode a call's scopes and orders as text, so that its digest differs from other calls with the same rows."""
     words = []
     for name, contents in sorted(every.items()):
         order = None if contents.order is None else int(compute_value_hashes(contents.order, dataflow.secret)[0])
@@ -256,7 +259,10 @@ def _encode_arguments(dataflow: Dataflow, every: Mapping[str, FullContents]) -> 
 def _enqueue_deletions(
     dataflow: Dataflow, inflow: IngestedRows, contents: FullContents, time: int, arrival: int, once: bool
 ) -> int:
-    """Put a deletion for each absent key with the rows; how many.  ``once``: whether a key may have one row only."""
+    """Enqueue a deletion for each absent key, and return their number.
+
+    ``once``: whether a key may have only one row.
+    """
     by, total = contents.sort_identities(), 0
     if once:
         contents.refuse_duplicate_keys(by, inflow.event_chunks, arrival - inflow.rows)

@@ -1,21 +1,11 @@
-"""A snapshot: one version of a state, for reading, in any process, while its writer goes on.
+"""Read one version of a state in any process, while its writer continues.
 
-Invariant: all answers of a snapshot are of one manifest, whole. Commits, merges and deletions of the writer change
-nothing. Files that the manifest names may be deleted before they are mapped. Then the newest version is read instead;
-where a certain version was asked for, it is `SnapshotExpired`. Mapped files stay readable, whatever becomes of their
-names. A snapshot is read and not searched, so nothing is indexed, and opening it costs what verifying its files costs.
-The partitions and stages of a state are read as one. The plan is the state's own, unless it has functions; then give
-the flow.
+A snapshot reads its files and builds no index, so opening it costs the verification of the files. All partitions and
+stages are read as one. The plan comes from the state; a plan with functions must be given as a flow.
 
->>> import tempfile, os, ddflow as dd
->>> flow = dd.Flow()
->>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
->>> _ = flow.output("by_city", people.project(["city"]).count())
->>> with tempfile.TemporaryDirectory() as place:
-...     with flow.open(os.path.join(place, "people")) as engine:
-...         _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
-...     read(os.path.join(place, "people"), "by_city").to_pylist()
-[{'city': 'Bern', 'count': 2, '_diff': 1}]
+Guarantees: all answers come from one manifest, whatever the writer commits, merges or deletes meanwhile. Mapped files
+stay readable after their names are gone. If files are deleted before they are mapped, the newest version is read
+instead; for a requested epoch the error is `SnapshotExpired`.
 """
 
 from __future__ import annotations
@@ -42,16 +32,16 @@ from ddflow.storage.protocol import Store
 from ddflow.time import Time
 
 TRIES = 10
-"""How many versions are tried that were swept away while their files were being opened."""
+"""The number of attempts, if versions are deleted while their files are opened."""
 
 
 class Snapshot(Reading, Closing):
-    """One version of a state, open for reading.  `Snapshot.open` makes it; use it in a ``with``, or close it.
+    """One version of a state, open for reading. `Snapshot.open` makes it; use it in a ``with``, or close it.
 
     Attributes
     ----------
     manifest : Manifest
-        Which version it is.
+        The manifest of the version.
     """
 
     def __init__(self, store: Store, manifest: Manifest | None = None, flow: Plan | None = None) -> None:
@@ -75,23 +65,23 @@ class Snapshot(Reading, Closing):
         flow: Plan | None = None,
         trust: Trust = "owner",
     ) -> Snapshot:
-        """Open a state for reading.  Nothing is written there.
+        """Open a state for reading. Nothing is written there.
 
         Parameters
         ----------
         state : str, path or Store
             The state's folder, or ``s3://bucket/prefix``.
         epoch : int, optional
-            The version. By default the newest.
+            The epoch of the version. By default the newest.
         flow : Plan, optional
-            The state's plan; needed if it has functions, because no state holds them.
+            The state's plan. Required if it has functions, because a state does not hold them.
         trust : {"owner", "group"}
             As in `Flow.open`.
 
         Returns
         -------
         Snapshot
-            It stays readable during later commits of the writer.
+            The version, which stays readable during later commits of the writer.
 
         Raises
         ------
@@ -121,11 +111,11 @@ class Snapshot(Reading, Closing):
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch after which this is the state, an int."""
+        """The number of the version's epoch, an int."""
         return self.manifest.epoch
 
     def close(self) -> None:
-        """Free its memory and files.  A second call does nothing."""
+        """Free its memory and files. A second call does nothing."""
         with self.dataflow.guard.lock_in_any_state("close"):
             self.dataflow.close()
 
@@ -162,7 +152,7 @@ def read(
     name : str
         The output or input.
     as_of : int, date, datetime or str, optional
-        A time not before the state's ``since``.  By default the last closed one.
+        A time not before the state's ``since``. By default the last closed one.
     epoch, flow, trust
         As in `Snapshot.open`.
 
@@ -176,18 +166,30 @@ def read(
     NotReadable
         For an unknown name, or a time that cannot be read.
     DdflowError
-        What `Snapshot.open` raises.
+        The errors of `Snapshot.open`.
 
     Notes
     -----
     O(bytes of the state).
+
+    Examples
+    --------
+    >>> import tempfile, os, ddflow as dd
+    >>> flow = dd.Flow()
+    >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+    >>> _ = flow.output("by_city", people.project(["city"]).count())
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     with flow.open(os.path.join(place, "people")) as engine:
+    ...         _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
+    ...     read(os.path.join(place, "people"), "by_city").to_pylist()
+    [{'city': 'Bern', 'count': 2, '_diff': 1}]
     """
     with Snapshot.open(state, epoch=epoch, flow=flow, trust=trust) as snapshot:
         return snapshot.read(name, as_of)
 
 
 def find_version(store: Store, epoch: int | None = None) -> Manifest:
-    """Find the newest manifest, or the last one of an epoch. O(manifests).
+    """Find the newest manifest, or the last manifest of an epoch. O(manifests).
 
     Raises `StateRefused` if there is no state, `SnapshotExpired` for an epoch that is not kept.
     """
@@ -200,7 +202,7 @@ def find_version(store: Store, epoch: int | None = None) -> Manifest:
         try:
             manifest = load_manifest(store, number)
         except DdflowError:
-            continue  # swept meanwhile, or damaged and not what was asked for
+            continue  # deleted meanwhile, or damaged but not requested
         if manifest.epoch == epoch:
             return manifest
     raise make_expired_error(store, epoch)

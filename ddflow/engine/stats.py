@@ -1,7 +1,7 @@
 """Figures of an open engine or a snapshot: sizes, costs and verdicts, as a table, on the plan or in a notebook.
 
-Guarantees: nothing is computed again and no row is read; the figures are those that the steps left. An arrangement
-that several operators share counts once. Times cover computing a step, not admission, writing or commits.
+Guarantees: the figures are those that steps left, so nothing is computed again and no row is read. An arrangement that
+several operators share counts once. Times cover the computation of steps, not admission, writing or commits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ddflow.trace.arrangement import Arrangement
 
 
 class PendingFigures(NamedTuple):
-    """How many events wait for their time, and their bytes, in memory and mapped from disk."""
+    """The number of pending events, and their bytes in memory and in mapped files."""
 
     events: int = 0
     nbytes: int = 0
@@ -32,7 +32,7 @@ class PendingFigures(NamedTuple):
 
 
 class ArrangementFigures(NamedTuple):
-    """The figures of one arrangement; rows of payload are counted as versions, sizes in bytes.
+    """The figures of one arrangement. Versions count rows of payload; sizes are in bytes.
 
     >>> people = ArrangementFigures(keys=950, tombstones=50, batches=2, runs=3, versions=1400, bytes_resident=95_000,
     ...                   bytes_mapped=0, bytes_index=40_000, written=2000, copied=1000, owed=300)
@@ -52,35 +52,36 @@ class ArrangementFigures(NamedTuple):
     keys: int
     """Keys that hold a live row."""
     tombstones: int
-    """Deleted keys that still take an entry, since their order must stay.  Where keys expire: about, since what has
-    expired is not looked for in every step, and is counted by versions where it lies in files."""
+    """Deleted keys that still take an entry, because their order must stay. Approximate if keys expire: not every step
+    looks for expired keys, and in files they count by versions.
+    """
     batches: int
     runs: int
-    """Sorted runs that the batches consist of: what a search must look through."""
+    """The sorted runs of the batches. A search looks through all of them."""
     versions: int
-    """In all batches, with those that a merge will drop."""
+    """The versions in all batches, with those that a merge will drop."""
     bytes_resident: int
-    """In memory: the index, and the batches that are not on disk."""
+    """Bytes in memory: the index, and the batches that are not on disk."""
     bytes_mapped: int
-    """On disk, mapped."""
+    """Bytes of mapped files."""
     bytes_index: int
-    """The index's part of the resident bytes."""
+    """The index's part of the bytes in memory."""
     written: int
-    """Versions that steps have written since the engine was opened."""
+    """The versions that steps have written since the engine was opened."""
     copied: int
-    """Versions that merges have copied since then."""
+    """The versions that merges have copied since then."""
     owed: int
-    """Versions that a merge in progress has still to copy."""
+    """The versions that a merge in progress has yet to copy."""
 
     @classmethod
     def of(cls, arranged: Arrangement) -> ArrangementFigures:
-        """Compute the figures of an arrangement, over all of its partitions. O(runs)."""
+        """Return the figures of an arrangement, over all of its partitions. O(runs)."""
         total = cls(*map(sum, zip(*map(cls._measure_partition, arranged.partitions), strict=True)))
         return total._replace(bytes_resident=arranged.nbytes, bytes_index=arranged.nbytes - total.bytes_resident)
 
     @classmethod
     def _measure_partition(cls, arranged: Arrangement) -> ArrangementFigures:
-        """Compute the figures of one partition; joined partitions share an index."""
+        """Return the figures of one partition; joined partitions share an index."""
         spine, on_disk, slots = arranged.spine, arranged.on_disk, arranged.slots
         return cls(
             arranged.keys,
@@ -110,9 +111,9 @@ COLUMNS: Final = {
     "copied": "copied",
     "owed": "owed",
 }
-"""Figure -> the head of its column."""
+"""The heading of each figure's column."""
 WHERE_THERE_ARE_SOME: Final = ("tombstones", "bytes_mapped", "owed")
-"""Columns that are left out while they are 0 everywhere."""
+"""Columns that are left out if they are 0 in all rows."""
 
 
 class Stats(Mapping[str, Any]):
@@ -121,7 +122,7 @@ class Stats(Mapping[str, Any]):
     Parameters
     ----------
     frontier, since : int
-        As of `Engine`.
+        The values of the `Engine`.
     arrangements : mapping of str to ArrangementFigures
         By name, the figures of each arrangement.
     pending : PendingFigures
@@ -131,28 +132,28 @@ class Stats(Mapping[str, Any]):
     budget : int or None
         The budget in bytes; None without one.
     pinned : int
-        The bytes of memory that only readers hold, of rows that were merged, spilled or deleted since. They do not
+        Bytes of memory that only readers hold, because the rows were merged, spilled or deleted since. They do not
         count for the budget, and are freed after the reads.
     time_type : pyarrow.DataType
-        Of times, as the table shows them.
+        The type of times in the table.
 
     Notes
     -----
-    Its keys are those names but ``time_type`` (``pending`` is a number of events), and these totals over all
+    The keys are these names except ``time_type`` (``pending`` is a number of events), and these totals over all
     arrangements:
 
     ``keys``, ``tombstones``, ``batches``, ``versions``, ``bytes_resident``
         Sums; see `ArrangementFigures`.
     ``bytes_mapped``
-        Bytes on disk, pending events included.
+        Bytes on disk, with pending events.
     ``bytes_pending``
-        The bytes of memory that pending events take.
+        Bytes of memory that pending events take.
     ``effort_owed``
-        Versions that merges in progress still have to copy.
+        Versions that merges in progress have yet to copy.
     ``write_amplification``
-        Versions written by steps and merges for each that a step wrote; 1.0 before any.
+        Versions written by steps and merges, for each version that a step wrote; 1.0 before the first.
     ``bytes_per_key``
-        Bytes of index and batches, resident or mapped, for each live key; None without one.
+        Bytes of index and batches, resident or mapped, for each live key; None without live keys.
 
     O(arrangements).
     """
@@ -227,7 +228,7 @@ class Stats(Mapping[str, Any]):
         return html_table(first, self._make_table(), rest)
 
     def _make_table(self) -> list[list[str]]:
-        """Build the head, a row for each arrangement, and their total if there are several."""
+        """Build the heading, a row for each arrangement, and a total if there are several."""
         arrangements = self["arrangements"]
         rows = [(escape_text(name), figures) for name, figures in arrangements.items()]
         total = {name: sum(figures[name] for figures in arrangements.values()) for name in COLUMNS}
@@ -261,7 +262,7 @@ def _format_figure(name: str, number: int) -> str:
 
 
 def describe_nodes(graph: Graph) -> dict[Collection, list[str]]:
-    """By collection, what is to be said of it.  O(nodes, and runs of arrangements).
+    """Describe each collection: its rows, its readers and its computing time. O(nodes, and runs of arrangements).
 
     >>> import pyarrow as pa, ddflow as dd
     >>> flow = dd.Flow()
@@ -297,7 +298,7 @@ def describe_nodes(graph: Graph) -> dict[Collection, list[str]]:
 
 
 def format_duration(nanoseconds: int) -> str:
-    """Format a time in a unit that suits it.
+    """Format a duration in a suitable unit.
 
     >>> format_duration(1_234), format_duration(25_000_000), format_duration(12_345_678_901)
     ('1.2 us', '25.0 ms', '12.3 s')
@@ -309,7 +310,7 @@ def format_duration(nanoseconds: int) -> str:
 
 
 class Inspectable(Explaining):
-    """Views of an engine or a snapshot on itself.
+    """Figures and the explained plan of an engine or a snapshot.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -335,7 +336,7 @@ class Inspectable(Explaining):
 
     @property
     def since(self) -> int:
-        """The least time, an int64, at which reads are exact."""
+        """The least time, an int64, that can be read exactly."""
         return self.dataflow.since
 
     @property
@@ -357,7 +358,7 @@ class Inspectable(Explaining):
 
         Notes
         -----
-        O(arrangements and their runs).
+        O(arrangements + their runs).
         """
         with self.dataflow.guard.lock_for_read("stats", closed=True):
             held = self.dataflow.graph.arrangements
@@ -378,7 +379,7 @@ class Inspectable(Explaining):
             )
 
     def _repr_html_(self) -> str:
-        """Render the plan with its figures and the sizes for a notebook; after `close` only the plan."""
+        """Render the plan with its figures, and the sizes, for a notebook; after `close` only the plan."""
         if self.dataflow.guard.state != "open":
             return render_html(self.flow)
         with self.dataflow.guard.lock_for_read("show"):

@@ -1,28 +1,12 @@
-"""Why: the story of one key: what it holds, what it held, what waits, and, given the log, what became of every event.
+"""Build the history of one key: its versions, its pending events and, from a log, the verdict of each of its events.
 
-Invariant: the versions are read from the state, every one that is kept. The verdicts of events are computed by the same
-operator from the log's events of this key alone, in the order of the log. State keeps winners with their orders, and no
-losers; so the log is resolved again, one epoch for each of its parts (in hold-back mode by the events' own times). The
-times of events are those of this replay, not of the steps that took them in; where those were days or moments, a replay
-has no times, and events say their part of the log. Full contents that do not name the key
-appear as what deleted it, if the key is held in their scope. Whether an event came late depends on other events, so it
-is not told.
+The versions come from the state, which keeps winners with their orders but no losers. So `build_key_history` resolves
+the log's events of this key again with the same operator, in the order of the log. Each part of the log is one epoch;
+in hold-back mode events have their own times. Otherwise the replay has times that differ from the original steps. If
+these were days or moments, it has no times, and events have the number of their part. Full contents without the key
+appear as its deletion, if the key is held in their scope.
 
->>> import ddflow as dd
->>> flow = dd.Flow()
->>> schema = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
->>> _ = flow.output("out", flow.upserts("people", schema, dd.Upsert(key="id", order_by="at")))
->>> log = [pa.table({"id": [7, 8], "city": ["Bern", "Chur"], "at": [5, 5]})]
->>> log.append(pa.table({"id": [7], "city": ["Basel"], "at": [3]}))
->>> with flow.open(retain=9) as engine:
-...     for time, rows in enumerate(log, 11):
-...         _ = engine.step({"people": rows}, time)
-...     print(build_key_history(engine.dataflow, "people", 7, log))
-the key (id=7) of 'people' holds (id=7, city='Bern', at=5)
-  from 11: (id=7, city='Bern', at=5), by order (at=5)
-its 2 events in the log (times are of the replay: one epoch for each part of the log)
-  at 1: applied (id=7, city='Bern', at=5)
-  at 2: stale (id=7, city='Basel', at=3); the key held order (at=5)
+Limits: lateness depends on other events, so it is not shown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,12 +47,28 @@ from ddflow.time import CLOSED, INT64, NEVER
 
 
 def build_key_history(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
-    """Tell the story of a key. O(runs + pending events), and O(events) of a log.
+    """Build the story of a key. O(runs + pending events), and O(events) of a log.
 
     ``key``: its value, values in the order of the key columns, or a mapping by column. ``log``: like the log of
-    `ddflow.verify`; each part of an iterable is one epoch. Raises `NotReadable` for an unknown input or a value that is
-    no key of it; `LogUnclear` for a log that differs from the input's calls; the errors of
+    `ddflow.verify`; each part of an iterable is one epoch. Raises `NotReadable` for an unknown input or an invalid key,
+    and `LogUnclear` for a log that differs from the input's calls. Also raises the errors of
     `InputValidator.validate_rows`, and `TieRefused`.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> schema = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
+    >>> _ = flow.output("out", flow.upserts("people", schema, dd.Upsert(key="id", order_by="at")))
+    >>> log = [pa.table({"id": [7, 8], "city": ["Bern", "Chur"], "at": [5, 5]})]
+    >>> log.append(pa.table({"id": [7], "city": ["Basel"], "at": [3]}))
+    >>> with flow.open(retain=9) as engine:
+    ...     for time, rows in enumerate(log, 11):
+    ...         _ = engine.step({"people": rows}, time)
+    ...     print(build_key_history(engine.dataflow, "people", 7, log))
+    the key (id=7) of 'people' holds (id=7, city='Bern', at=5)
+      from 11: (id=7, city='Bern', at=5), by order (at=5)
+    its 2 events in the log (times are of the replay: one epoch for each part of the log)
+      at 1: applied (id=7, city='Bern', at=5)
+      at 2: stale (id=7, city='Basel', at=3); the key held order (at=5)
     """
     if input not in dataflow.graph.inputs:
         raise NotReadable(
@@ -122,19 +122,19 @@ def convert_to_column_type(field: pa.Field, value: Any, asked: str) -> pa.Array:
     """Convert a value to the type of a column. Raises `NotReadable` for a value of another type."""
     try:
         if isinstance(value, pa.Scalar):
-            if value.type == field.type:  # Python has no date outside of its calendar
+            if value.type == field.type:  # it may be outside Python's calendar
                 return pa.repeat(value, 1)
             value = value.as_py()
         if isinstance(value, float) and pat.is_integer(field.type) and not value.is_integer():
             raise ValueError("it has a fraction")
         return pa.array([value], field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        why = "" if isinstance(error, TypeError) else f" ({error})"  # which speaks of Arrow's own types
+        why = "" if isinstance(error, TypeError) else f" ({error})"  # a TypeError's text names Arrow's internal types
         raise NotReadable(asked, f"{value!r} is no {field.type}{why}", "give a value of that type") from None
 
 
 class _KeyHistoryBuilder:
-    """A table in the making.  ``row``: of the key's columns."""
+    """A builder of a story's table. ``row``: the key, as a row of the key columns."""
 
     def __init__(self, bound: BoundUpserts, row: pa.RecordBatch) -> None:
         self.bound, self.row = bound, row
@@ -187,7 +187,7 @@ class _KeyHistoryBuilder:
         self.made.append(pa.Table.from_arrays(columns, schema=self.schema))
 
     def add_versions(self, upsert: RunningUpsert, since: int) -> dict[str, Any] | None:
-        """Tell what the key held, older before newer; what it holds now."""
+        """Add the versions of the key, oldest first, and return its current row."""
         (high, low), now = compute_identities(self.row, upsert.secret, 1), None
         for arranged, part in (
             (each, part)
@@ -197,7 +197,7 @@ class _KeyHistoryBuilder:
             batch = arranged.slots[part.slot]
             at = np.arange(part.begin, part.end)
             live, rows = batch.live[at] != 0, pa.table(batch.rows.table).take(pa.array(at))
-            # A deletion's row is filler; the key is its own.
+            # The row of a deletion has no values of its key, so take the key from `row`.
             own = self.row.schema.names
             columns = [
                 pa.repeat(self.row.column(n)[0], at.size) if n in own else _mask_deletions(rows.column(n), live)
@@ -214,7 +214,7 @@ class _KeyHistoryBuilder:
         return now
 
     def add_pending_events(self, batcher: Batcher, secret: Secret) -> None:
-        """Tell what waits for its time."""
+        """Add the pending events of the key."""
         for run in batcher.runs.by_least:
             waiting = run.pending_events
             at = self._find_rows_of_key(waiting.rows, secret)
@@ -235,7 +235,7 @@ class _KeyHistoryBuilder:
         return np.flatnonzero((high == own[0][0]) & (low == own[1][0]) & (lacks == 0))
 
     def replay_log(self, log: Iterator[Any], frontier: int) -> None:
-        """Resolve the log's events of this key, by a new operator, and note each of them. ``log``: marked parts."""
+        """Resolve the log's events of this key with a new operator, and add each of them. ``log``: marked parts."""
         late: Any = "advance" if self.bound.spec.late == "advance" else "error"
         spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=late)
         bound = bind_upserts(self.bound.name, self.bound.schema, spec, self.bound.format)
@@ -280,7 +280,7 @@ class _KeyHistoryBuilder:
         return FullContents(upsert, f"part {number} of the log of {self.bound.name!r}", scope, part.order)
 
     def _find_deletion(self, whole: FullContents, number: int, arrival: int) -> list[Events]:
-        """Return the deletion of this key, if it is held and full contents do not name it."""
+        """Return the deletion of this key, if it is held and the full contents lack it."""
         out = []
         for events in whole.make_absent_key_deletions(whole.sort_identities()):
             times = np.full(events.num_rows, number)
@@ -289,9 +289,9 @@ class _KeyHistoryBuilder:
         return out
 
     def _resolve_events(self, upsert: RunningUpsert, events: Events, times: Ints, contents: int | None = None) -> None:
-        """Resolve events and note them.
+        """Resolve events and add them.
 
-        ``contents``: the arrival from which full contents imply events; None without full contents.
+        ``contents``: the arrival number where the events that full contents imply begin; None without full contents.
         """
         upsert.contents = contents
         resolved = upsert.resolve(events, times, int(times[-1]))
@@ -304,6 +304,6 @@ class _KeyHistoryBuilder:
 
 
 def _mask_deletions(column: pa.ChunkedArray, live: Any) -> pa.Array:
-    """Set a column to null where a version is a deletion."""
+    """Set a column to null for each version that is a deletion."""
     places: Iterator[Any] = (i if there else None for i, there in enumerate(live.tolist()))
     return column.combine_chunks().take(pa.array(list(places), pa.int64()))

@@ -1,24 +1,11 @@
-"""A log of one input, told apart: which of its parts are events, and which are full contents that replaced what was.
+"""Match a log of one input with the calls that fed the state, and mark its parts as events or full contents.
 
-Invariant: `mark_log_parts` gives the parts in their order, those that are not events marked as `Full` or `Restated`, in
-the way in which the state says that it was fed; or it refuses the log. How events were split into calls does not
-matter, so they may be cut anyhow; full contents are one part each. A log may begin with full contents of all, because
-nothing before those is held any more; but where keys keep the order that they were deleted by, events that follow would
-be resolved by what came before, so then it is refused. Parts are not looked into.
+Events may be split into parts in any way, because the split into calls does not matter. Full contents are one part
+each. A log may begin with full contents of all rows, because no earlier rows are held then. It is refused if keys keep
+the order of their deletion and events follow, because earlier events would decide these.
 
->>> import pyarrow as pa
->>> from ddflow.plan.inputs.bind import bind_upserts
->>> from ddflow.plan.inputs.spec import Upsert
->>> bound = bind_upserts("people", pa.schema({"id": pa.int64()}), Upsert(key="id"))
->>> fed = FeedHistory().add_call(1, EVENTS).add_call(2, FeedMode(FULL)).add_call(3, EVENTS)
->>> list(mark_log_parts(["a", "b", "c"], fed, bound))
-['a', Full(rows='b', scope=None, order=None), 'c']
->>> list(mark_log_parts([Full("b"), "c", "d"], fed, bound))[0]
-Full(rows='b', scope=None, order=None)
->>> list(mark_log_parts(["b", "c"], fed, bound))
-Traceback (most recent call last):
-    ...
-ddflow.errors.LogUnclear: the log of 'people': the state was fed events (epoch 1), full contents (epoch 2), events ...
+Guarantees: `mark_log_parts` yields the parts in their order, marked as `Full` or `Restated` if they are not events, in
+line with the state's record of its calls; or it refuses the log. It does not read the rows of parts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,9 +35,9 @@ class Full:
     rows : table
         Anything that speaks Arrow.
     scope : str, optional
-        SQL, that of the call.  Beside a state, None stands for what the state says of that call.
+        The scope of the call, SQL. None takes the scope that the state has recorded for the call.
     order : mapping or scalar, optional
-        The order of the deletions, that of the call.  None as for ``scope``.
+        The order of the call's deletions. None as for ``scope``.
     """
 
     rows: Any
@@ -67,7 +54,7 @@ class Restated:
     rows : table
         Its events: anything that speaks Arrow.
     order : mapping or scalar, optional
-        As of `Full`.
+        As for `Full`.
     """
 
     rows: Any
@@ -83,10 +70,9 @@ SAY: Final = (
 
 
 def iterate_parts(log: Any, what: str) -> Iterator[Any]:
-    """Iterate over the parts of a log, unchanged.
+    """Iterate over the parts of a log, unchanged. O(1) a part. Raises `NotArrow`.
 
-    ``log``: a part, or an iterable of parts; a part is rows of any kind, or rows in a mark. O(1) a part. Raises
-    `NotArrow`.
+    ``log``: a part, or an iterable of parts. A part is rows of any kind, or rows in a mark.
     """
     if isinstance(log, MARKS) or is_rows(log):
         yield log
@@ -101,10 +87,25 @@ def iterate_parts(log: Any, what: str) -> Iterator[Any]:
 
 
 def mark_log_parts(log: Iterable[Any], fed: FeedHistory, bound: Binding, to: Binding | None = None) -> Iterator[Any]:
-    """Mark the parts of a log of the input ``bound`` like the calls that fed the state: see the header.
+    """Mark the parts of a log of the input ``bound`` like the calls that fed the state.
 
-    ``to``: the input that they are for, if it is another one. Lazy if the state was fed events only; otherwise all
-    parts are held. O(parts + runs of calls). Raises `LogUnclear`.
+    ``to``: the input that gets the parts, if it is another one. Lazy if the state was fed events only; otherwise all
+    parts are in memory. O(parts + runs of calls). Raises `LogUnclear`.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.plan.inputs.bind import bind_upserts
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> bound = bind_upserts("people", pa.schema({"id": pa.int64()}), Upsert(key="id"))
+    >>> fed = FeedHistory().add_call(1, EVENTS).add_call(2, FeedMode(FULL)).add_call(3, EVENTS)
+    >>> list(mark_log_parts(["a", "b", "c"], fed, bound))
+    ['a', Full(rows='b', scope=None, order=None), 'c']
+    >>> list(mark_log_parts([Full("b"), "c", "d"], fed, bound))[0]
+    Full(rows='b', scope=None, order=None)
+    >>> list(mark_log_parts(["b", "c"], fed, bound))
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.LogUnclear: the log of 'people': the state was fed events (epoch 1), full contents (epoch 2), \
+events ...
     """
     marker = _LogPartMatcher(fed, bound, to or bound)
     if fed.has_only_events:
@@ -116,7 +117,7 @@ def mark_log_parts(log: Iterable[Any], fed: FeedHistory, bound: Binding, to: Bin
 
 
 def find_feed_mode(part: Any) -> FeedMode:
-    """How a part is marked, but for its order."""
+    """Return the feed mode of a part's mark, without its order."""
     return (
         FeedMode(FULL, part.scope)
         if isinstance(part, Full)
@@ -127,13 +128,13 @@ def find_feed_mode(part: Any) -> FeedMode:
 
 
 class _LogPartMatcher:
-    """The parts of a log beside what the state says of its input."""
+    """A comparison of a log's parts with the state's record of its input."""
 
     def __init__(self, fed: FeedHistory, bound: Binding, to: Binding) -> None:
         self.fed, self.bound, self.to = fed, bound, to
 
     def check_only_events(self, log: Iterable[Any]) -> Iterator[Any]:
-        """Where there is nothing else."""
+        """Yield the parts of a log that has events only."""
         for part in log:
             if isinstance(part, MARKS):
                 raise self._make_log_error(
@@ -143,7 +144,7 @@ class _LogPartMatcher:
             yield part
 
     def match_unmarked_parts(self, parts: Sequence[Any]) -> list[Any]:
-        """Each part is a call."""
+        """Match each part with one call."""
         if self.fed.forgotten_call_count or len(parts) != self.fed.call_count:
             raise self._make_log_error(
                 f"that is {self.fed.call_count:,} calls; the log has {len(parts):,} parts, none of them marked", SAY
@@ -155,7 +156,7 @@ class _LogPartMatcher:
         return out
 
     def match_parts_by_marks(self, parts: Sequence[Any]) -> list[Any]:
-        """Events are cut anyhow, all else is marked; from the end to the beginning, which may be left out."""
+        """Match marked parts, and groups of events, with calls from the end backwards; the beginning may be missing."""
         groups: list[Any] = []
         for marked, run_of in groupby(parts, lambda part: isinstance(part, MARKS)):
             some = list(run_of)
@@ -181,7 +182,7 @@ class _LogPartMatcher:
         return told
 
     def _check_forgotten_calls(self, groups: Sequence[Any]) -> None:
-        """Refuse a log with more parts than the calls that the state has only counted."""
+        """Refuse a log with more parts than the state has counted calls, of each kind."""
         marks = [type(each) for each in groups if isinstance(each, MARKS)]
         for kind, calls in ((Full, self.fed.full), (Restated, self.fed.restated)):
             if marks.count(kind) > calls:
@@ -206,7 +207,7 @@ class _LogPartMatcher:
             )
 
     def _mark_part(self, part: Any, run: FeedRun) -> Full | Restated:
-        """Mark a part like its call; take from the state the facts that its mark leaves open."""
+        """Mark a part like its call; take missing facts of its mark from the state."""
         way = run.way
         mark: Full | Restated = part if isinstance(part, MARKS) else (Full if way.kind == FULL else Restated)(part)
         if way.kind != find_feed_mode(mark).kind:
@@ -234,7 +235,7 @@ class _LogPartMatcher:
         return mark
 
     def _find_call_order(self, run: FeedRun) -> Any:
-        """Return the order that was given with a call, by column; None if there was none."""
+        """Return the order that a call was made with, by column; None without one."""
         if run.way.order is None:
             return None
         there, wanted = list_order_columns(self.bound.spec), list_order_columns(self.to.spec)
@@ -253,8 +254,8 @@ class _LogPartMatcher:
 def convert_part_to_batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.RecordBatch]:
     """Convert a part of a log, without its mark, to batches of the input's columns.
 
-    ``part``: anything that speaks Arrow. ``table``: the table of its messages, if it is known. O(rows) for columns that
-    need a cast, else O(1) a batch. Raises `NotArrow`, `SchemaMismatch`, and `BadMessage` for a truncate, which clears a
+    ``part``: anything that speaks Arrow. ``table``: the table of its messages, if known. O(rows) for columns that need
+    a cast, else O(1) a batch. Raises `NotArrow`, `SchemaMismatch`, and `BadMessage` for a truncate, which clears a
     whole input.
     """
     what, admission = repr(bound.name), InputValidator(bound)
@@ -264,13 +265,13 @@ def convert_part_to_batches(part: Any, bound: Binding, table: str | None = None)
         rows = admission.decode_without_truncates(rows, read)
         given = widen_narrow_columns(to_table(rows, what, bound.schema), bound.schema, what)
         fit = conform_to_schema(given, bound.schema, what, bound.required_columns)
-        if bound.merging is not None:  # a column that is not there is not null
+        if bound.merging is not None:  # under a merge, a missing column is not null
             fit = fit.select([name for name in fit.column_names if name in given.column_names])
         yield from fit.to_batches()
 
 
 def widen_narrow_columns(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """Widen the columns of a table that are narrower than the schema's. O(rows) of those.
+    """Widen the columns of a table that are narrower than the schema's. O(rows) of these columns.
 
     Raises `SchemaMismatch` with the value if the wider type does not hold it.
     """
@@ -291,7 +292,7 @@ def widen_narrow_columns(table: pa.Table, schema: pa.Schema, what: str) -> pa.Ta
 
 
 def convert_part_rows(part: Any, bound: Binding) -> Any:
-    """Convert the rows of a log's part, in its mark, like `batches`. Lazy. Raises the errors of `batches`."""
+    """Convert the rows of a log's part, and keep its mark. Lazy. Has the errors of `convert_part_to_batches`."""
     marked = isinstance(part, MARKS)
     made = convert_part_to_batches(part.rows if marked else part, bound)
     if (first := next(made, None)) is None:

@@ -1,21 +1,9 @@
-"""Behind: the rows of the inputs that make some rows of an output, found by going backwards through the plan.
+"""Find the input rows behind rows of an output, by going backwards through the plan.
 
-Invariant: a collection's wanted rows are rows that it holds at the time that is asked of. Each operator names the rows
-of its inputs that make them (`Collection.find_contributing_rows`), and what several operators want of one collection is
-united. So what is named is present: that something is absent, as in an anti join, is a reason without a row.
-
->>> import ddflow as dd
->>> flow = dd.Flow()
->>> people = flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
->>> _ = flow.output("by_city", people.group_by("city").agg(n="count(*)"))
->>> with flow.open() as engine:
-...     _ = engine.step({"people": {"id": [1, 2, 3], "city": ["Bern", "Chur", "Bern"]}})
-...     print(engine.why("by_city", {"city": "Bern"}))
-1 row of 'by_city' as of 1
-  (city='Bern', n=2)
-is made of 2 rows of 'people'
-  (id=1, city='Bern')
-  (id=3, city='Bern')
+Each operator names the rows of its inputs that make its rows (`Collection.find_contributing_rows`). If several
+operators need rows of the same collection, they are united.
+Guarantees: the found rows of a collection are held at the requested time.
+Limits: an absence, such as in an anti join, is a reason without a row, so it does not appear.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,17 +31,30 @@ from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.inputs.spec import Upsert
 
 MOST: Final = 100
-"""The most rows of an output explained together, and keys of an input with a story."""
+"""The most rows of an output that are explained together, and the most keys of an input with a story."""
 
 
 def find_origin_rows(
     dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None, after: int | None = None
 ) -> Origins:
-    """Explain which input rows made the output rows with some values, as of a closed time.
+    """Find the input rows behind the output rows with some values, as of a closed time.
 
     ``row``: values by column. ``log``: a log by input, or the log of the only input of upserts. ``after``: an earlier
-    closed time; the answer is then about the changes after it, in the output and in the rows that make it at either
-    time. O(rows of the collections that it is made of), and O(events) for each key with a story. Raises `NotReadable`.
+    closed time; the answer then has the changes after it, in the output and in the rows behind it at either time.
+    O(rows of all collections below the output), and O(events) for each key with a story. Raises `NotReadable`.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> people = flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
+    >>> _ = flow.output("by_city", people.group_by("city").agg(n="count(*)"))
+    >>> with flow.open() as engine:
+    ...     _ = engine.step({"people": {"id": [1, 2, 3], "city": ["Bern", "Chur", "Bern"]}})
+    ...     print(engine.why("by_city", {"city": "Bern"}))
+    1 row of 'by_city' as of 1
+      (city='Bern', n=2)
+    is made of 2 rows of 'people'
+      (id=1, city='Bern')
+      (id=3, city='Bern')
     """
     asked = f"why of {name!r} with {list(row) if isinstance(row, Mapping) else repr(row)[:99]}"
     graph, node = dataflow.graph, dataflow.flow.outputs[name]
@@ -89,9 +90,9 @@ def find_origin_rows(
 def _collect_origin_rows(
     nodes: Sequence[Collection], given: pa.Table, held: Mapping[Collection, pa.Table], alike: RowMatcher, asked: str
 ) -> dict[Collection, pa.Table]:
-    """Collect the rows of each collection that make the last collection's rows with some values.
+    """Collect the rows of each collection behind the last collection's rows with some values.
 
-    Raises `NotReadable` for more than `MOST` of them.
+    Raises `NotReadable` for more than `MOST` such rows.
     """
     node = nodes[-1]
     wanted = {node: alike.select_matches(held[node], given, given.schema.names)}
@@ -115,36 +116,36 @@ def _consolidate_tables(made: Mapping[Collection, Updates], secret: Secret) -> d
 def find_matching_rows(
     dataflow: Dataflow, node: Collection, given: Mapping[str, pa.Array], as_of: int | None
 ) -> Updates:
-    """Return the rows of a collection that have some values. O(rows of the collections that it is made of)."""
+    """Return the rows of a collection with some values. O(rows of all collections below it)."""
     told = trace_columns(list_ancestors(dataflow, node), {name: name for name in given})
     keep = _make_row_filter(pa.table(dict(given)), told, RowMatcher(dataflow.secret))
     return dataflow.graph.accumulate_collections([node], as_of, keep)[node]
 
 
 def _make_row_filter(given: pa.Table, told: Mapping[Collection, Mapping[str, str]], alike: RowMatcher) -> Keep:
-    """Make a filter for a collection's rows that keeps those with the values of a row."""
+    """Make a filter that keeps a collection's rows with the values of a row."""
     return lambda of, rows: select_matching_updates(rows, given, told[of], alike) if told[of] else rows
 
 
 def _sort_rows(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
-    """Rows of a collection by their columns from the first to the last.  O(n log n)."""
+    """Sort rows of a collection by their columns, from the first to the last. O(n log n)."""
     order = RowOrder(node.schema, [], [], secret, 0)
     return rows.take(pa.array(order.sort_rows(rows, np.zeros(rows.num_rows, np.int64)))) if rows.num_rows else rows
 
 
 def list_ancestors(dataflow: Dataflow, node: Collection) -> list[Collection]:
-    """List a collection and all collections that it is made of, each after its inputs."""
+    """List a collection and all collections below it, each after its inputs."""
     found = walk_inputs([node])
     return [each for each in dataflow.flow.nodes if each in found]
 
 
 def _parse_wanted_values(node: Collection, row: Any, asked: str) -> pa.Table:
-    """Convert the values that rows must have to a table of one row. Raises `NotReadable`."""
+    """Convert the requested values to a table of one row. Raises `NotReadable`."""
     if not isinstance(row, Mapping) or not row.keys() - set(RESERVED):
         raise NotReadable(asked, "an output has no key", f"give values by column, of {node.schema.names}")
     fields, columns = [], []
     for column, value in row.items():
-        if column in RESERVED:  # as a row that was read has them
+        if column in RESERVED:  # rows from a read have these
             continue
         if column not in node.schema.names:
             raise NotReadable(
@@ -156,7 +157,7 @@ def _parse_wanted_values(node: Collection, row: Any, asked: str) -> pa.Table:
 
 
 def _build_key_histories(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, asked: str) -> tuple[Story, ...]:
-    """Tell the stories of the keys of found rows, from logs. Raises `NotReadable`."""
+    """Build the stories of the keys of found rows, from logs. Raises `NotReadable`."""
     keyed = [name for name in rows if isinstance(dataflow.flow.inputs[name].spec, Upsert)]
     if not isinstance(log, Mapping):
         if len(keyed) != 1:
@@ -176,7 +177,7 @@ def _build_key_histories(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: 
 
 
 def _make_log_rereadable(log: Any, what: str) -> Any:
-    """Return a log that can be read more than once: load it into memory if it is read only once."""
+    """Return a log that can be read more than once, in memory if necessary."""
     if isinstance(log, Iterable) and not is_rows(log) and not isinstance(log, Iterator | Sequence):
         return log
     parts = list[Any]()

@@ -1,6 +1,8 @@
-"""A key's story: its versions, its pending events and its events in a log, as a table and as text.
+"""Answers of `why`: the story of a key, and the origins of output rows, as tables and as text.
 
-Invariant: a story is what the engine found, and changes nothing; a notebook and a prompt show what `print` prints.
+`Story` has the versions, the pending events and the log events of a key. `Origins` has the input rows behind output
+rows.
+Guarantees: an answer changes nothing. A notebook and a prompt show the text that `print` prints.
 
 >>> row = {"what": "held", "_time": 3, "verdict": None, "seq": None, "id": 7}
 >>> Story("people", {"id": 7}, pa.Table.from_pylist([row]), {"id": 7}, ("id",), 0, "")
@@ -25,13 +27,13 @@ from ddflow.time import NEVER, format_time
 HELD: Final = ("deleted", "held")
 """The name of a version in a story, by whether it is live."""
 ABSENT: Final = "absent"
-"""The name, and the verdict, of a deletion by full contents that lack the key."""
+"""The name and the verdict of a deletion by full contents without the key."""
 PART: Final = "_part"
-"""The column of the number of an event's part of the log, from 1."""
+"""The column with the number of an event's part of the log, from 1."""
 LISTED: Final = 20
-"""Rows of a table that text lists."""
+"""The number of a table's rows that the text lists."""
 LOST: Final = ("stale", "tie_lost", "superseded")
-"""The verdicts of events that another one won against."""
+"""The verdicts of events that lost against another event."""
 
 
 class TextAnswer:
@@ -47,7 +49,7 @@ class TextAnswer:
 
 @dataclass(frozen=True, repr=False)
 class Story(TextAnswer):
-    """One key's story.  ``engine.why(input, key)`` makes it; it prints as text.
+    """The story of one key. ``engine.why(input, key)`` makes it; it prints as text.
 
     Attributes
     ----------
@@ -57,24 +59,24 @@ class Story(TextAnswer):
         The key, by column.
     table : pyarrow.Table
         A row for each version ("held", "deleted"), each pending event ("pending"), each event of the log ("event"), and
-        each deletion by full contents of the log that do not name the key ("absent").  Its columns: ``what``,
-        ``_time``, ``verdict`` and ``seq`` of events, those of the input, and ``winner_`` columns of the order that the
-        key holds from then on.  Where the times of steps are days or moments, events have none: ``_part`` is the
-        number of their part of the log, from 1.
+        each deletion by full contents of the log without the key ("absent"). Its columns are ``what``, ``_time``, then
+        ``verdict`` and ``seq`` of events, then the input's columns. The ``winner_`` columns have the order that the key
+        holds from then on. If the times of steps are days or moments, events have no time, and ``_part`` is the number
+        of their part of the log, from 1.
     row : mapping or None
-        What the key holds now; None for nothing.
+        The current row of the key; None for no row.
     columns : tuple of str
         The columns of a row.
     settled : int
-        How many versions have a time up to ``since``, or had one before it.
+        The number of versions with a time up to ``since``.
     replayed : str
-        What the times of events are, where a log was given.
+        The meaning of the times of events, if there is a log.
     fed : str
-        How the input was fed, where that was not by events alone.
+        How the input was fed, if not by events alone.
     scopes : tuple of str or None
-        The scopes of the full contents that do not name the key, in their order.
+        The scopes of the full contents without the key, in their order.
     source : SourceFeed or None
-        Which source feeds the input, and how far it was read; it prints as a line.
+        The source that feeds the input, and its position; it prints as a line.
     """
 
     input: str
@@ -134,7 +136,7 @@ class Story(TextAnswer):
         names = list(self.columns)
         if row["what"] != "held":
             names = [name for name in list(row)[4:] if name != PART and not name.startswith("winner_")]
-        if POSITION in row:  # of messages, whose decoder has columns of its own beside it
+        if POSITION in row:  # messages, with internal columns of their decoder
             names = [name for name in names if name not in (ROW, BAD)]
         return format_row({name: row[name] for name in names})
 
@@ -146,36 +148,36 @@ class Story(TextAnswer):
 
 
 def _describe_replay_time(row: Mapping[str, Any]) -> str:
-    """Describe when a replay came to an event: at a time, or in a part of its log."""
+    """Describe the place of an event in the replay: a time, or a part of its log."""
     return f"at {row[TIME]}" if row.get(PART) is None else f"in part {row[PART]}"
 
 
 @dataclass(frozen=True, repr=False)
 class Origins(TextAnswer):
-    """What rows of an output are made of.  ``engine.why(output, {column: value})`` makes it; it prints as text.
+    """The input rows behind rows of an output. ``engine.why(output, {column: value})`` makes it; it prints as text.
 
     Attributes
     ----------
     output : str
         The output.
     as_of : int
-        The closed time that was asked of, an int64.
+        The requested closed time, an int64.
     shown : pyarrow.Table
-        The rows of the output that have the values, with ``_diff``.
+        The rows of the output with the requested values, and ``_diff``.
     rows : mapping of str to pyarrow.Table
-        By input, its rows that make them, with ``_diff``.
+        By input, the rows behind them, and ``_diff``.
     stories : tuple of Story
-        The keys of these rows, at most 100 of an input, where a log was given.
+        The stories of the keys of these rows, at most 100 for each input, if there is a log.
     time_type : pyarrow.DataType
-        Of times, as text shows them.
+        The type of times in the text.
     sources : mapping of str to SourceFeed
-        By input, which source feeds it, and how far it was read, of those that one feeds.
+        By input, the source that feeds it, and its position. Other inputs are left out.
     near : mapping of str to pyarrow.Table
-        Where no row is shown, or with ``between=`` no change of an input: by input that has the columns asked for, its
-        rows with these values, with ``_diff``.
+        Rows with the requested values, and ``_diff``, by input that has these columns. Filled if no output row is
+        shown or, with ``between=``, no change of an input.
     after : int or None
-        With ``between=``: the closed time after which the changes are, which ``shown``, ``rows`` and ``near`` have
-        then; ``_diff`` is below zero for what was taken away.
+        With ``between=``, the closed time after which changes count. ``shown``, ``rows`` and ``near`` then have
+        changes, with a negative ``_diff`` for removed rows.
     """
 
     output: str
@@ -189,7 +191,7 @@ class Origins(TextAnswer):
     after: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in plain values."""
+        """Convert the origins to plain values."""
         return {
             "output": self.output,
             "as_of": self.as_of,
@@ -247,7 +249,7 @@ def _convert_rows_to_dicts(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _format_rows(table: pa.Table, *, signed: bool = False) -> list[str]:
-    """Format rows as text, with a count for rows that occur more than once. ``signed``: of changes, with a sign."""
+    """Format rows as text, with a count for rows that occur more than once. ``signed``: whether they are changes."""
     most = table.slice(0, LISTED)
     times = most.column(DIFF).to_pylist()
     shown = map(format_row, _convert_rows_to_dicts(most.drop_columns([DIFF])))

@@ -1,32 +1,7 @@
-"""History of a collection: the times that can be read, net changes between two of them, and type-2 dimensions.
+"""Compute the history of a collection: readable times, net changes between two times, and type-2 dimensions.
 
-Guarantees: a read at a time in range is exact, and any other time is an error. `build_scd2_table` gives each version of
-a key with the span of time in which it held; spans of a key do not overlap.
-
->>> import pyarrow as pa, ddflow as dd
->>> flow = dd.Flow()
->>> people = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
->>> with flow.open(retain=9) as engine:
-...     for time, city in enumerate(["Bern", "Basel", "Bern", "Chur"]):
-...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
-...     away = compute_net_changes(engine.dataflow.graph, people, 0, 3).to_pylist()
-...     back = compute_net_changes(engine.dataflow.graph, people, 0, 2).to_pylist()
->>> away
-[{'id': 1, 'city': 'Bern', '_diff': -1}, {'id': 1, 'city': 'Chur', '_diff': 1}]
->>> back  # it was away in between, and nothing has changed
-[]
-
->>> import ddflow as dd
->>> flow = dd.Flow()
->>> people = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
->>> with flow.open(retain=9) as engine:
-...     for time, city in enumerate(["Bern", "Basel", "Chur"], 2000):
-...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
-...     for row in engine.scd2("people").to_pylist():
-...         print(list(row.values()))
-[1, 'Bern', 2000, 2001, False]
-[1, 'Basel', 2001, 2002, False]
-[1, 'Chur', 2002, None, True]
+Guarantees: a read at a time in range is exact, and any other time is an error. `build_scd2_table` yields each version
+of a key with its span of validity; the spans of a key do not overlap.
 """
 
 from collections.abc import Iterator
@@ -55,10 +30,10 @@ RETAIN: Final = ErrorText("a larger ", Option("retain"), ", or a reader opened i
 def check_readable_time(
     asked: str, time: int, since: int, frontier: int, more: str = RETAIN, kind: pa.DataType = INT64
 ) -> int:
-    """Return the time if it can be read: ``since <= time < frontier``; before anything is closed, `NEVER`.
+    """Return the time if it can be read: ``since <= time < frontier``, or `NEVER` before any time is closed. O(1).
 
-    ``asked``, ``more``: the reader and the remedy that keeps more times, for the message. Raises `NotReadable`, which
-    names since or the frontier. ``kind``: the type of times. O(1).
+    ``asked``, ``more``: the reader and the remedy that keeps more times, for the message. ``kind``: the type of times.
+    Raises `NotReadable`, which names since or the frontier.
     """
     if since <= time < max(frontier, NEVER + 1):
         return time
@@ -71,7 +46,7 @@ def check_readable_time(
 
 
 def make_side_output_error(asked: str, name: str, input: Input) -> NotReadable:
-    """Make the error for an output that ``stale=`` or ``on_bad=`` adds: it has events, and a state holds rows."""
+    """Make the error for an output that ``stale=`` or ``on_bad=`` adds: it has events, but a state holds rows."""
     adds = "on_bad='drop'" if name.endswith(".bad") else f"stale={input.spec.stale!r}"
     return NotReadable(
         asked,
@@ -83,11 +58,25 @@ def make_side_output_error(asked: str, name: str, input: Input) -> NotReadable:
 
 
 def compute_net_changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
-    """Return the changes of a collection after ``t1``, up to ``t2``: its columns and ``_diff``, consolidated.
+    """Return the net changes of a collection after ``t1``, up to ``t2``: its columns and ``_diff``, consolidated.
 
-    No row twice, none with diff 0, retractions first; no rows when both times are the same. O(rows at both times).
-    Raises `TimeWentBack` when ``t2`` is before ``t1``, `NotReadable` when one of them cannot be read, `CountOverflow`
-    when a multiplicity or a difference of two leaves int64.
+    Rows are distinct, none has diff 0, and retractions come first. Equal times yield no rows. O(rows at both times).
+    Raises `TimeWentBack` if ``t2`` is before ``t1``, `NotReadable` if a time cannot be read, and `CountOverflow` if a
+    multiplicity or a difference exceeds int64.
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> flow = dd.Flow()
+    >>> people = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, \
+dd.Upsert(key="id")))
+    >>> with flow.open(retain=9) as engine:
+    ...     for time, city in enumerate(["Bern", "Basel", "Bern", "Chur"]):
+    ...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
+    ...     away = compute_net_changes(engine.dataflow.graph, people, 0, 3).to_pylist()
+    ...     back = compute_net_changes(engine.dataflow.graph, people, 0, 2).to_pylist()
+    >>> away
+    [{'id': 1, 'city': 'Bern', '_diff': -1}, {'id': 1, 'city': 'Chur', '_diff': 1}]
+    >>> back  # it was away in between, and nothing has changed
+    []
     """
     if t2 < t1:
         kind = graph.time_type
@@ -111,25 +100,38 @@ Truths = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class VersionSpans(NamedTuple):
-    """n live versions; a key's versions are adjacent and ascending."""
+    """The spans of n live versions; a key's versions are adjacent and ascending."""
 
     references: Ints
-    """int64[n]: where their rows are."""
+    """int64[n]: the references of their rows."""
     first: Ints
-    """int64[n]: from when they are valid; of those at or before ``since`` that is not known."""
+    """int64[n]: the time when the version began; unknown if it is at or before ``since``."""
     to: Ints
-    """int64[n]: when the next version of the key, or its deletion, came; anything where `current`."""
+    """int64[n]: the time of the key's next version or deletion; undefined for a version that is `current`."""
     current: Truths
-    """bool[n]: whether none came."""
+    """bool[n]: whether the version is the last of its key."""
 
 
 def build_scd2_table(graph: Graph, node: Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
     """Return the versions of an input or a count in history: its columns, then the columns ``names``.
 
-    ``since``: the engine's. ``names``: of ``valid_from`` and ``valid_to``, nullable and of the flow's type of time, and
-    of ``current``, a boolean. A key's versions are adjacent, ascending; keys are in no order. O(versions), a range of
-    identities at a time. Raises `NotReadable` for a collection without a key, `SpecError` for a name that is a column
-    already, `CorruptState` if a key has two versions of one time.
+    ``since``: the engine's. ``names``: the names of ``valid_from`` and ``valid_to``, nullable and of the flow's type of
+    time, and of ``current``, a boolean. A key's versions are adjacent and ascending; keys have no order. O(versions), a
+    range of identities at a time. Raises `NotReadable` for a collection without a key, `SpecError` for a name that is a
+    column already, and `CorruptState` if a key has two versions of one time.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> people = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, \
+dd.Upsert(key="id")))
+    >>> with flow.open(retain=9) as engine:
+    ...     for time, city in enumerate(["Bern", "Basel", "Chur"], 2000):
+    ...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
+    ...     for row in engine.scd2("people").to_pylist():
+    ...         print(list(row.values()))
+    [1, 'Bern', 2000, 2001, False]
+    [1, 'Basel', 2001, 2002, False]
+    [1, 'Chur', 2002, None, True]
     """
     arranged, counting = _find_version_arrangement(graph, node)
     taken = sorted({name for i, name in enumerate(names) if name in node.schema.names or name in names[:i]})
@@ -157,16 +159,17 @@ def build_scd2_table(graph: Graph, node: Collection, since: int, names: tuple[st
 def iterate_version_spans(
     arranged: Arrangement, counting: pa.Schema, since: int, secret: Secret
 ) -> Iterator[VersionSpans]:
-    """Return the live versions of a partition that a read since ``since`` can see, a range of identities at a time.
+    """Yield the live versions of a partition that reads at ``since`` or later see, a range of identities at a time.
 
-    ``counting``: the columns in which two neighbours must differ. O(versions). Raises `CorruptState`.
+    ``counting``: two neighbours are different versions if they differ in these columns. O(versions). Raises
+    `CorruptState`.
     """
     for parts in arranged.iterate_version_ranges():
         picked = pick_versions_by_sorting(arranged.slots, parts, since, droppable=False)
         last = picked.last_of_keys
         live = np.flatnonzero(picked.live)
         references = picked.references[live]
-        # A version goes on where the one before it is of its key, live, and the same in what counts.
+        # A version continues the previous one if that is live and has the same key and equal `counting` columns.
         goes_on = np.zeros(live.size, bool)
         goes_on[1:] = (live[1:] == live[:-1] + 1) & ~last[live[:-1]]
         if goes_on.any() and len(counting):
@@ -179,12 +182,12 @@ def iterate_version_spans(
 
 
 def _build_nullable_times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
-    """int64 times in a type of time, null where ``unknown``."""
+    """Convert int64 times to a type of time, with null if ``unknown``."""
     return pc.if_else(pa.array(unknown), pa.scalar(None, kind), build_time_column(np.where(unknown, 0, times), kind))
 
 
 def _find_version_arrangement(graph: Graph, node: Collection) -> tuple[Arrangement, list[str]]:
-    """Where the versions of a collection are, and the columns that count in "did it change"."""
+    """Return the arrangement of a collection's versions, and the columns that decide whether a row has changed."""
     opened = graph.opened[node]
     if opened.tracked is not None:
         return opened.output_arrangement, list(opened.tracked)

@@ -1,16 +1,8 @@
-"""A live view of an output: its first rows in an order, drawn again after each step in a notebook or a terminal.
+"""Show the first rows of an output live in a notebook or a terminal, drawn again after each step.
 
-Guarantees: a row is marked as new if the look before had no such row. The view is drawn after the commit of a call, so
-it shows whole steps. Drawing takes a tenth of the time at most; an error in it is logged and changes nothing.
-Limits: a look costs O(rows of the output).
-
->>> live = LiveRows("by_city", by="n desc", most=2)
->>> first = live.build_next_frame(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 1, 2], "_diff": [1, 1, 1]}))
->>> list(first.format_rows()), first.total
-([('Bern', '3'), ('Chur', '2')], 3)
->>> second = live.build_next_frame(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 4, 2], "_diff": [1, 1, 1]}))
->>> list(second.format_rows()), second.new, second.came, second.went
-([('Zug', '4'), ('Bern', '3')], [True, False], 1, 1)
+Guarantees: a row is marked as new if the previous frame had no such row. The view is drawn after the commit of a call,
+so it shows whole steps. Drawing takes a tenth of the time at most; an error in it is logged and changes nothing.
+Limits: a frame costs O(rows of the output).
 """
 
 import importlib
@@ -36,8 +28,11 @@ from ddflow.time import NEVER, format_time
 
 
 class LiveFrame(NamedTuple):
-    """``shown``: the first rows.  ``new``: which of them are.  ``total``: rows there are.  ``came``, ``went``: rows
-    since the look before."""
+    """One drawing of a live view.
+
+    ``shown``: the first rows. ``new``: whether each of them is new. ``total``: the number of rows. ``came``, ``went``:
+    rows added and removed since the previous frame.
+    """
 
     shown: pa.Table
     new: list[bool]
@@ -51,8 +46,19 @@ class LiveFrame(NamedTuple):
 
 
 class LiveRows:
-    """``name``: of the output.  ``by``: a column, and ``desc`` behind it; None for the first column.  ``most``: rows
-    shown."""
+    """The first rows of an output in an order, compared with the previous frame.
+
+    ``name``: the output. ``by``: a column, optionally with ``desc`` after it; None for the first column. ``most``: the
+    number of rows to show.
+
+    >>> live = LiveRows("by_city", by="n desc", most=2)
+    >>> first = live.build_next_frame(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 1, 2], "_diff": [1, 1, 1]}))
+    >>> list(first.format_rows()), first.total
+    ([('Bern', '3'), ('Chur', '2')], 3)
+    >>> second = live.build_next_frame(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 4, 2], "_diff": [1, 1, 1]}))
+    >>> list(second.format_rows()), second.new, second.came, second.went
+    ([('Zug', '4'), ('Bern', '3')], [True, False], 1, 1)
+    """
 
     def __init__(self, name: str, by: str | None = None, most: int = 10) -> None:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
@@ -64,7 +70,7 @@ class LiveRows:
         self._before: np.ndarray[tuple[int], np.dtype[np.uint64]] | None = None
 
     def find_sort_column(self, names: list[str]) -> tuple[str, str] | None:
-        """Return the column that orders rows, and its direction. Raises `SpecError` for an unknown one."""
+        """Return the column that orders rows, and its direction. Raises `SpecError` for an unknown column."""
         if self.by is None:
             return (names[0], "ascending") if names else None
         column, _, way = self.by.rpartition(" ")
@@ -76,7 +82,7 @@ class LiveRows:
         return column, "descending" if way.lower() == "desc" else "ascending"
 
     def build_next_frame(self, held: pa.Table) -> LiveFrame:
-        """Compare a table of `Engine.read` with the last one and pick its first rows. O(rows)."""
+        """Compare a table of `Engine.read` with the previous one and pick its first rows. O(rows)."""
         names = [name for name in held.schema.names if name != DIFF]
         rows = held.select(names).combine_chunks()
         hashes = np.asarray(compute_value_hashes(rows, self._secret)) if rows.num_rows else np.zeros(0, np.uint64)
@@ -96,12 +102,12 @@ class LiveRows:
 
 
 SHARE: Final = 10
-"""It waits for so many times the time that it took."""
+"""The pause after a drawing, as a multiple of the time that it took."""
 NEW: Final = ' style="background: rgba(63, 174, 90, 0.25)"'
 
 
 class Watch:
-    """A live table of an output.  `Engine.watch` makes it; it shows itself in a notebook.
+    """A live table of an output, which displays itself in a notebook. `Engine.watch` makes it.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -121,7 +127,7 @@ class Watch:
         self._handle = _display_in_notebook(self)
 
     def __call__(self, call: CallMetrics) -> None:
-        """Draw the rows after a call, unless they were drawn a moment ago."""
+        """Draw the rows after a call, unless the last drawing is too recent."""
         self._behind = True
         if self._handle is not None and monotonic() >= self._next:
             self._handle.update(self)
@@ -151,7 +157,7 @@ class Watch:
 
 
 def render_frame(name: str, look: LiveFrame, when: str) -> str:
-    """Render a look for a notebook. Pure."""
+    """Render a frame for a notebook. Pure."""
     head = "".join(f"<th>{escape(each)}</th>" for each in look.shown.schema.names)
     rows = "".join(
         f"<tr{NEW if new else ''}>{''.join(f'<td>{escape(value)}</td>' for value in row)}</tr>"

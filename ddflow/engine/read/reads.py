@@ -1,17 +1,8 @@
-"""Reading: the questions that an engine answers without changing.
+"""Read an engine or a snapshot: `Reading` has the reads that both offer, and `Reader` follows a collection.
 
-Invariant: an answer is as of one time: the last closed one, or one at or after `Reading.since`, which never passes the
-time of a `Reader`; no other question has an effect. Any thread may ask: it takes references to the rows held after the
-last closed step, and reads beside the writer. An engine and a snapshot (``snapshot``) answer the same questions.
-
->>> import pyarrow as pa, ddflow as dd
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> with flow.open(retain=5) as engine:
-...     for time in (1, 2):
-...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
-...     engine.read("people").num_rows, engine.read("people", as_of=1).num_rows, engine.changes("people", 1, 2).num_rows
-(2, 1, 1)
+Guarantees: an answer is as of one time: the last closed one, or one at or after `Reading.since`, which never passes the
+time of a `Reader`. A read has no other effect. Any thread may read: it takes references to the rows of the last closed
+step, and reads beside the writer.
 """
 
 import importlib
@@ -44,15 +35,15 @@ from ddflow.time import CLOSED, Time, format_time, format_time_argument, time_to
 
 T = TypeVar("T")
 PAUSE: Final = 1.0
-"""Seconds after which a waiting reader checks that the engine still runs."""
+"""The seconds after which a waiting reader checks whether the engine still runs."""
 
 
 class Reader(Closing):
-    """Follows one collection.  ``engine.reader(name)`` makes it; use it in a ``with``, or close it.
+    """A reader of one collection. ``engine.reader(name)`` makes it; use it in a ``with``, or close it.
 
-    While it lives, the engine's ``since`` does not pass its `time`, so you can read everything from there on.  Until it
-    advances, this takes the memory of the history that it keeps, for all collections of the engine.  A reader that you
-    drop without closing frees its history when it is garbage-collected.
+    The engine's ``since`` does not pass the `time` of a reader, so you can read everything from there on. Until it
+    advances, the kept history of all collections takes memory. A reader that you drop without closing frees its history
+    when it is garbage-collected.
 
     Attributes
     ----------
@@ -67,13 +58,13 @@ class Reader(Closing):
     def __init__(self, engine: "Reading", name: str, at: int) -> None:
         self._engine, self.name = engine, name
         self._hold = engine.dataflow.holds.add_hold(at)
-        # Not a method of this reader: the finalizer must not keep it alive. The garbage collector may call it at any
-        # time and in any thread, so `release_hold` only puts a note into a queue, which the next question reads.
+        # Not a method of this reader, because the finalizer must not keep it alive. The garbage collector may call it
+        # at any time and in any thread, so `release_hold` only appends to a queue, which the next read processes.
         self._finalizer = weakref.finalize(self, engine.dataflow.holds.release_hold, self._hold)
         self._finalizer.atexit = False
 
     def close(self) -> None:
-        """Free the history that it keeps.  You may call it twice, and from any thread."""
+        """Free the history that it keeps. You may call it twice, and from any thread."""
         self._finalizer()
 
     @property
@@ -92,7 +83,7 @@ class Reader(Closing):
         Parameters
         ----------
         as_of : int, date, datetime or str, optional
-            A time that can be read.  By default the reader's own.
+            A readable time. By default the reader's own.
 
         Returns
         -------
@@ -102,11 +93,11 @@ class Reader(Closing):
         Raises
         ------
         NotReadable
-            As ``engine.read`` does, and once the reader is closed.
+            As in ``engine.read``, and once the reader is closed.
 
         Notes
         -----
-        The cost is that of ``engine.read``.
+        It costs as much as ``engine.read``.
         """
         self._check_open("read")
         ask = partial(self._engine.read, self.name)
@@ -128,7 +119,7 @@ class Reader(Closing):
         Raises
         ------
         SpecError, NotReadable
-            As ``engine.get`` does; once the reader is closed.
+            As in ``engine.get``, and once the reader is closed.
 
         Notes
         -----
@@ -138,7 +129,7 @@ class Reader(Closing):
         return self._retry_if_reader_moved(partial(self._engine.get_as_of, self.name, key))
 
     def _retry_if_reader_moved(self, ask: Callable[[int], T]) -> T:
-        """Ask at the reader's time, again if another thread moved the reader before the answer."""
+        """Ask at the reader's time, and again if another thread moved the reader before the answer."""
         while True:
             time = self.time
             try:
@@ -148,7 +139,7 @@ class Reader(Closing):
                     raise
 
     def advance_to(self, time: Time | None = None) -> None:
-        """Go on to a closed time, and free the history before it.
+        """Advance to a closed time, and free the history before it.
 
         Parameters
         ----------
@@ -160,7 +151,7 @@ class Reader(Closing):
         TimeWentBack
             If ``time`` is before the reader's own.
         NotReadable
-            If ``time`` is not closed, or the reader is.
+            If ``time`` is not closed, or the reader is closed.
 
         Notes
         -----
@@ -173,7 +164,7 @@ class Reader(Closing):
     def changes_to(self, time: Time | None = None) -> pa.Table:
         """Return the net changes from the reader's time to a closed time, and move the reader to it.
 
-        Call it repeatedly to follow a collection: its results add up, from ``read()`` on, to the collection. If it
+        Call it repeatedly to follow a collection: the results after a ``read()`` add up to the collection. If it
         raises, the reader does not move.
 
         Parameters
@@ -189,11 +180,11 @@ class Reader(Closing):
         Raises
         ------
         TimeWentBack, NotReadable
-            As `advance_to` and ``engine.changes`` do.
+            As in `advance_to` and ``engine.changes``.
 
         Notes
         -----
-        The cost is that of ``engine.changes``.
+        It costs as much as ``engine.changes``.
         """
         self._check_open("changes")
         with self._engine.dataflow.guard.lock_for_read("changes of a reader"):
@@ -212,12 +203,12 @@ class Reader(Closing):
         Parameters
         ----------
         timeout : float, optional
-            It also ends after so many seconds without a step; 0: with the last existing step.
+            The seconds without a step after which it also ends. With 0 it ends at the last existing step.
 
         Returns
         -------
-        FollowedSteps
-            An iterator.  Each step has the updates of this collection, under its name.
+        StepIterator
+            An iterator. Each step has the updates of this collection, under its name.
 
         Raises
         ------
@@ -226,10 +217,10 @@ class Reader(Closing):
 
         Notes
         -----
-        A step may come before its commit; `Step.committed` waits for that. Steps wait for readers in 64 MB of memory.
-        History replaces steps that a slower reader missed, steps before it was opened, and all steps of an input that
-        is no output. It gives the net changes since the reader's time as one step, stamped with the last time, without
-        verdicts; in O(n), for n rows of the inputs.
+        A step may arrive before its commit; `Step.committed` waits for the commit. Steps wait for readers in 64 MB of
+        memory. History replaces steps that a slower reader missed and steps before it was opened. It also replaces all
+        steps of an input without an output. Then the net changes since the reader's time are one step without verdicts,
+        stamped with the last time, in O(n) for n rows of the inputs.
         """
         self._check_open("changes")
         return StepIterator(self, timeout)
@@ -238,7 +229,7 @@ class Reader(Closing):
         """Return the first step after the reader's time, with its last time; None if there is none yet."""
         dataflow, name = self._engine.dataflow, self.name
         found = dataflow.recent.find_step_after(self.time)
-        # Upserts are no differences: a reader makes them from the rows that are held.
+        # An output of upserts has no differences, so they are computed from the held rows.
         if found is not None and name in found[1] and found[1][name].schema.names[-1] == DIFF:
             last, step = found
             out = Step({name: step[name]}, step.verdicts, step.frontier)
@@ -270,7 +261,7 @@ class Reader(Closing):
             return True
         if dataflow.guard.state != "open":
             with dataflow.guard.lock_for_read(f"changes of a reader of {self.name!r} from {self._formatted_time} on"):
-                """It was a step in hand."""
+                """A running step has ended."""
         return False
 
     def _check_open(self, what: str) -> None:
@@ -290,7 +281,7 @@ class Reader(Closing):
 
 
 class StepIterator:
-    """The steps that a reader follows: an iterator, for ``for`` and ``async for``.  `Reader.changes` makes it."""
+    """The steps that a reader follows: an iterator for ``for`` and ``async for``. `Reader.changes` makes it."""
 
     def __init__(self, reader: Reader, timeout: float | None) -> None:
         self._reader, self._timeout = reader, timeout
@@ -326,7 +317,7 @@ class StepIterator:
         with self._recent.call_on_each_step(wake):
             while True:
                 came.clear()
-                # What is cancelled here is found again: the reader goes on when its step is given.
+                # Cancelling loses no step, because the reader moves only when it returns one.
                 found, over = await asyncio.to_thread(self._poll_step)
                 if found is not None:
                     return self._advance_reader(*found)
@@ -337,11 +328,11 @@ class StepIterator:
                     await asyncio.wait_for(came.wait(), pause)
 
     def _choose_deadline(self) -> float:
-        """Until when the next step is waited for."""
+        """Return the time until when the next step is awaited."""
         return inf if self._timeout is None else monotonic() + self._timeout
 
     def _poll_step(self) -> tuple[tuple[int, Step] | None, bool]:
-        """Return the next step if it is there, and else whether the steps have ended."""
+        """Return the next step, or else whether the steps have ended."""
         found = None if self._reader.closed else self._reader._find_next_step()
         return found, found is None and self._reader._has_ended()
 
@@ -352,7 +343,18 @@ class StepIterator:
 
 
 class Reading(Inspectable):
-    """Reads of an engine or a snapshot: its outputs and inputs, at the times that can be read."""
+    """Reads of the outputs and inputs of an engine or a snapshot, at all readable times.
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+    >>> with flow.open(retain=5) as engine:
+    ...     for time in (1, 2):
+    ...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
+    ...     engine.read("people").num_rows, engine.read("people", as_of=1).num_rows, \
+engine.changes("people", 1, 2).num_rows
+    (2, 1, 1)
+    """
 
     @property
     def last(self) -> int:
@@ -382,7 +384,7 @@ class Reading(Inspectable):
         name : str
             The output or input.
         as_of : int, date, datetime or str, optional
-            A closed time, not before `since`.  By default the last closed one.
+            A closed time, not before `since`. By default the last closed one.
 
         Returns
         -------
@@ -423,8 +425,8 @@ class Reading(Inspectable):
         name : str
             The output or input.
         **key : scalar
-            A value for each column of its key. The plan proves keys, such as the key of an upsert, the columns of a
-            group, or the key of ``to_upserts``.
+            A value for each column of a key that the plan proves, such as the key of an upsert, the columns of a group,
+            or the key of ``to_upserts``.
 
         Returns
         -------
@@ -434,14 +436,14 @@ class Reading(Inspectable):
         Raises
         ------
         SpecError
-            For other columns than a key has, or if the plan proves no key: `read` returns all rows.
+            For columns that are no key, or if the plan proves no key; `read` returns all rows.
         NotReadable
             For an unknown name, or a value of another type than its column.
 
         Notes
         -----
-        O(1) expected in memory, O(log n) for each run on disk. O(n) if rows are not kept by these columns, such as of a
-        join, or of a top by the key of its input.
+        O(1) expected in memory, O(log n) for each run on disk. O(n) if rows are not kept by these columns, as for a
+        join, or for a top by the key of its input.
 
         Examples
         --------
@@ -457,7 +459,7 @@ class Reading(Inspectable):
         return self.get_as_of(name, key, None)
 
     def get_as_of(self, name: str, key: Mapping[str, Any], as_of: Time | None) -> dict[str, Any] | None:
-        """`get` as of a time, by default the last closed one."""
+        """Look up a row like `get`, as of a time, by default the last closed one."""
         dataflow, asked = self.dataflow, f"get {name!r} by {list(key)}"
         node, time, found = self.node(name), None, None
         if not any(key.keys() == {*each} for each in node.unique_by()):
@@ -487,9 +489,9 @@ class Reading(Inspectable):
         name : str
             The output or input.
         t1 : int, date, datetime or str
-            A closed time, not before `since`: the updates after it.
+            A closed time, not before `since`. Updates after it count.
         t2 : int, date, datetime or str, optional
-            Up to and with this closed time.  By default the last closed one.
+            A closed time. Updates up to and including it count. By default the last closed one.
 
         Returns
         -------
@@ -499,7 +501,7 @@ class Reading(Inspectable):
         Raises
         ------
         NotReadable
-            As `read` does.
+            As in `read`.
         TimeWentBack
             If ``t2`` is before ``t1``.
         CountOverflow
@@ -517,14 +519,14 @@ class Reading(Inspectable):
             )
 
     def reader(self, name: str, at: Time | None = None) -> Reader:
-        """Make a reader of an output or an input.  While it lives, it keeps `since` at or before its time.
+        """Make a reader of an output or an input. While it is open, `since` does not pass its time.
 
         Parameters
         ----------
         name : str
             The output or input.
         at : int, date, datetime or str, optional
-            The reader's time, closed and not before `since`.  By default the last closed one.
+            The reader's time, closed and not before `since`. By default the last closed one.
 
         Returns
         -------
@@ -534,7 +536,7 @@ class Reading(Inspectable):
         Raises
         ------
         NotReadable
-            As `read` does.
+            As in `read`.
 
         Notes
         -----
@@ -559,8 +561,8 @@ class Reading(Inspectable):
         Returns
         -------
         pyarrow.Table
-            The row's columns; from when each version was valid, in the flow's type of time (null: from `since` or
-            before); to when (null: it is current); and whether it is current, a boolean.
+            The row's columns; the begin of each version in the flow's type of time (null: at `since` or before); its
+            end (null: it is current); and whether it is current, a boolean.
 
         Raises
         ------
@@ -571,7 +573,7 @@ class Reading(Inspectable):
 
         Notes
         -----
-        O(v), for v versions.  See `ddflow.engine.read.history`.
+        O(v), for v versions. See `ddflow.engine.read.history`.
         """
         with self.dataflow.open_read_copy("scd2") as still:
             return history.build_scd2_table(still.graph, self.node(name), still.since, (valid_from, valid_to, current))
@@ -579,30 +581,30 @@ class Reading(Inspectable):
     def why(
         self, name: str, key: Any, log: Any = None, as_of: Time | None = None, *, between: Sequence[Time] | None = None
     ) -> Story | Origins:
-        """Tell why a row is there: the story of an input's key, or the inputs' rows that make an output's row.
+        """Explain why a row exists: by the story of an input's key, or by the input rows behind an output's row.
 
         The story of a key has its rows, past and present, its pending events, and the verdicts of its events in a log.
-        For an output, it has the input rows that make the rows with these values. Both name sources and positions.
+        The answer for an output has the input rows behind the rows with these values. Both name sources and positions.
 
         Parameters
         ----------
         name : str
             The input or output; the input if both have the name.
         key : scalar, sequence or mapping
-            The key's value; values in the order of the key columns; or a mapping by column. For an output: values by
-            column, of some columns or all; the rows that have them are explained together, 100 at most.
+            The key's value; values in the order of the key columns; or a mapping by column. For an output, values of
+            some or all columns; rows with these values are explained together, 100 at most.
         log : table or iterable of tables, optional
-            As for `ddflow.verify`. Each part of an iterable is one epoch. For an output a mapping by input, or the log
-            of its only input of upserts; the keys of the found rows get stories, 100 of an input at most.
+            As for `ddflow.verify`. Each part of an iterable is one epoch. For an output, a mapping by input, or the log
+            of its only input of upserts. The keys of the found rows get stories, 100 for each input at most.
         as_of : int, date, datetime or str, optional
-            For an output: a closed time, not before `since`. By default the last closed one.
+            For an output, a closed time, not before `since`. By default the last closed one.
         between : tuple of two times, optional
-            For an output: the changes after the first, up to and with the second, of its rows and their input rows.
+            For an output, explain the changes of its rows after the first time, up to and including the second.
 
         Returns
         -------
         Story or Origins
-            Prints as text.
+            The explanation, which prints as text.
 
         Raises
         ------
@@ -612,12 +614,12 @@ class Reading(Inspectable):
         LogUnclear
             For a log that differs from the input's calls.
         DdflowError
-            Also `TimeWentBack`, `TieRefused`, and the errors of `Engine.step` for rows that the input does not take.
+            Also `TimeWentBack`, `TieRefused`, and the errors of `Engine.step` for rows that do not fit the input.
 
         Notes
         -----
         O(runs + pending events), and O(n) for n events of a log. For an output O(n log n), for n rows of all
-        collections that it is made of, and O(n) for n events of the log for each key. A missing row has no explanation.
+        collections below it, and O(n) for n events of the log for each key. A missing row has no explanation.
 
         Examples
         --------
@@ -648,7 +650,7 @@ class Reading(Inspectable):
             return build_key_history(still, name, key, log)
 
     def _explain_changes(self, still: Dataflow, name: str, key: Any, between: Any, *, beside: bool) -> Origins:
-        """Explain why rows of an output changed.  ``beside``: whether there is another option.  Like `Reading.why`."""
+        """Explain why rows of an output changed. ``beside``: whether there is another option. Like `Reading.why`."""
         asked = f"why of {name!r} between {between!r:.99}"
         if beside or not isinstance(between, tuple | list) or len(between) != 2:
             both = ErrorText("log= and ", Option("as_of"), " are of one time")
@@ -680,7 +682,7 @@ class Reading(Inspectable):
         return node
 
     def closed(self, asked: str, time: Any, of: Dataflow | None = None) -> int:
-        """Check that a time of a dataflow at rest can be read; the default is the last closed one."""
+        """Check that a time of a dataflow can be read, and return it; by default the last closed one."""
         of = self.dataflow if of is None else of
         time = max(of.last, of.since) if time is None else time_to_int64(asked, time, CLOSED, of.time_type)
         return history.check_readable_time(asked, time, of.since, of.frontier, kind=of.time_type)

@@ -1,22 +1,11 @@
-"""Delivery of the committed epochs of outputs to their sinks, in order, each once.
+"""Deliver the committed epochs of outputs to their sinks, in order, each once.
 
-The target says which epoch it has (`TargetRecord`), because an epoch is written in the target's own transaction with
-this record. A failed target is opened again after a pause, and its record tells whether the failed epoch is in it. A
-table that is ahead, that needs epochs which are not kept, or that somebody else wrote is refused; only `sync` fixes it.
+The target stores the number of its last epoch (`TargetRecord`) in the same transaction as the rows. A failed target is
+opened again after a pause, and its record tells whether it has the failed epoch. A table is refused if it is ahead,
+needs epochs that are not kept, or has rows of another writer; only `sync` fixes it.
 
 Guarantees: a state acknowledges an epoch after the target has it. No epoch is lost, because
 `Deliveries.is_backlog_full` stops the intake.
-
->>> import ddflow as dd, tempfile
->>> from ddflow.engine.run.kept_epochs import EngineEpochs
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
->>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
-...     sink = dd.sinks.sqlite(f"{place}/out.db", "people")
-...     deliveries = Deliveries({"people": Delivery(EngineEpochs(engine.calls, "an example"), "people", sink)})
-...     _ = engine.step({"people": {"id": [7]}})
-...     deliveries.is_backlog_full(), deliveries.deliver_waiting_epochs(), deliveries.delivered_epochs
-(False, True, {'people': 1})
 """
 
 import warnings
@@ -49,15 +38,15 @@ from ddflow.metrics import Look, SinkLag
 from ddflow.storage.epochs import AttachedSink, Epoch
 
 NAP: Final = 0.01
-"""Seconds between two looks for something to do."""
+"""The seconds between two checks for work."""
 SYNC: Final = "ddflow sync gives it the difference"
 
 
 class Delivery:
     """The delivery of the output ``name`` to its sink.
 
-    ``at``: the last epoch that needs nothing more.  ``before``: the record in the target.  ``look``: as of `OpenSink`.
-    Nothing is connected before the first `pump`.  Raises `SpecError`.
+    ``at``: the last epoch that is done. ``before``: the record in the target. ``look``: as in `OpenSink`. It connects
+    at the first `deliver_waiting_epochs`. Raises `SpecError`.
     """
 
     def __init__(self, epochs: RetainedEpochs, name: str, sink: TableSink, look: Look = lambda rows: None) -> None:
@@ -67,13 +56,13 @@ class Delivery:
         self.before: TargetRecord | None = None
         self.retry = Retry(f"the sink of {name!r}")
         self._sizes = deque[tuple[int, int]]()
-        """The numbers and the bytes of waiting epochs, as far as they were counted."""
+        """The numbers and the bytes of waiting epochs that were counted so far."""
         known = self.find_sink_record()
         self.at = self.epochs.manifest.epoch if known is None else known.epoch
 
     @property
     def table(self) -> OpenSink:
-        """The target's, connected.  Raises `SinkFailed`."""
+        """The target's table, connected. Raises `SinkFailed`."""
         if self._table is None:
             made = self.sink.open(self.shape)
             check_result_type(f"the sink of {self.name!r}", "open", made, OpenSink)
@@ -82,13 +71,13 @@ class Delivery:
         return self._table
 
     def close(self) -> None:
-        """Let go of the target.  Twice is harmless."""
+        """Close the target. A second call does nothing."""
         if self._table is not None:
             self._table.close()
             self._table = None
 
     def update_table_shape(self) -> None:
-        """Go on with the columns that the output has now."""
+        """Continue with the current columns of the output."""
         key, shape = self._find_table_shape()
         if shape != self.shape:
             self.close()
@@ -101,18 +90,18 @@ class Delivery:
         return key, shape if known is None else shape._replace(had=frozenset(known.columns))
 
     def find_sink_record(self) -> AttachedSink | None:
-        """Return the state's record of this sink; None if the record is of another target."""
+        """Return the state's record of this sink; None if the record belongs to another target."""
         known = self.epochs.log.sinks.get(self.name)
         same = known is not None and (known.kind, known.target) == (self.sink.kind, self.sink.target)
         return known if same else None
 
     @property
     def waiting_epochs(self) -> int:
-        """How many committed epochs the sink has yet to take."""
+        """The number of committed epochs that the sink has yet to take."""
         return self.epochs.manifest.epoch - self.at
 
     def count_waiting_bytes(self) -> int:
-        """Count the bytes of the updates that wait.  O(waiting epochs); each is read from the state once."""
+        """Count the bytes of waiting updates. O(waiting epochs); each epoch is read from the state once."""
         for receipt in self.epochs.list_epochs(max(self.at, self._sizes[-1][0] if self._sizes else 0)):
             self._sizes.append((receipt.epoch, receipt.count_output_bytes(self.name)))
         while self._sizes and self._sizes[0][0] <= self.at:
@@ -120,9 +109,9 @@ class Delivery:
         return sum(size for _, size in self._sizes)
 
     def deliver_waiting_epochs(self, now: float) -> bool:
-        """Write what waits, unless it failed a moment ago.  O(updates).  Whether nothing waits any more.
+        """Write waiting epochs, unless a retry is not due. Return whether no epoch waits. O(updates).
 
-        ``now``: a monotonic clock, in seconds.  Raises `SinkAhead`, `SinkRefused`.
+        ``now``: a monotonic clock, in seconds. Raises `SinkAhead`, `SinkRefused`.
         """
         if not self.retry.is_due(now):
             return False
@@ -148,7 +137,10 @@ class Delivery:
         return True
 
     def resume_from_target(self) -> None:
-        """Read what the target has, and find where to go on.  Raises `SinkRefused`, `SinkAhead`, `SinkFailed`."""
+        """Read the target's record, and find the epoch to continue from.
+
+        Raises `SinkRefused`, `SinkAhead`, `SinkFailed`.
+        """
         self._sizes.clear()
         known = self.find_sink_record()
         self.check_write_mode(known)
@@ -156,12 +148,12 @@ class Delivery:
             raise self.make_refused_error("a sync that added columns to it did not end", SYNC)
         record, missing = self.table.written(), self.table.missing()
         if record is not None and missing and not self._is_own_record(record):
-            record = None  # of a table of another state, or output, which was dropped
+            record = None  # its table, of another state or output, was dropped
         self.before = record
         if missing and (last := record.epoch if record is not None else known.written if known is not None else 0):
             raise build_dropped_table_error(self.name, self.sink.target, last)
         at = self._choose_start_epoch(record, known)
-        # What fails ahead of the first epoch leaves no table, because it may be of another shape then.
+        # A failure before the first epoch must leave no table, because its shape may change until then.
         (self.table.holds if missing and not self.epochs.manifest.epoch else self.table.prepare)()
         if at is None:
             self._write_initial_rows()
@@ -172,9 +164,9 @@ class Delivery:
         self.record_delivered_epoch()
 
     def _choose_start_epoch(self, record: TargetRecord | None, known: AttachedSink | None) -> int | None:
-        """Choose the epoch after which to go on; None: an empty table first gets all rows that the output has.
+        """Choose the epoch to continue after; None if an empty table first gets all rows of the output.
 
-        ``record``: that the target has.  ``known``: that the state has.
+        ``record``: the target's record. ``known``: the state's record.
         """
         match record, known:
             case None, AttachedSink(written=written) if written:
@@ -192,7 +184,7 @@ class Delivery:
         raise AssertionError("all cases are above")
 
     def check_write_mode(self, known: AttachedSink | None) -> None:
-        """Raise `SinkRefused` if the target was written in another mode: it would be half of each."""
+        """Raise `SinkRefused` if the target was written in another mode, because the modes would mix."""
         if known is not None and known.written and known.mode != self.sink.mode:
             raise self.make_refused_error(
                 f"it was written with mode={known.mode!r}, and this is {self.sink.mode!r}", OTHER_MODE
@@ -222,15 +214,15 @@ class Delivery:
             raise self.make_refused_error(f"it has epoch {there.epoch}, which is not kept any more", SYNC)
 
     def _is_own_record(self, there: TargetRecord) -> bool:
-        """Whether a record is of this state, and not of an output that was taken out."""
+        """Whether a record is from this state, and from no dropped output."""
         return there.state == self.epochs.manifest.id and there.epoch > self.epochs.manifest.dropped.get(self.name, 0)
 
     def make_refused_error(self, found: str, remedy: str) -> SinkRefused:
-        """Make the error of a table that cannot be written."""
+        """Make the error for a table that cannot be written."""
         return SinkRefused(f"write {self.name!r} to {self.sink.target}", found, remedy)
 
     def _write_initial_rows(self) -> None:
-        """Give an empty table all rows that the output has now."""
+        """Write all current rows of the output to an empty table."""
         self.look(0)
         made = self.make_change_converter(self.epochs.manifest.epoch)(self.epochs.read_rows_as_updates(self.name))
         if made.net:
@@ -238,7 +230,7 @@ class Delivery:
         self.at = self.epochs.manifest.epoch
 
     def _write_epoch(self, receipt: Epoch) -> None:
-        """Write an epoch: in staged parts if the target takes those, else from this process."""
+        """Write an epoch: in staged parts if the target supports them, else from this process."""
         self.look(0)
         make = self.make_change_converter(receipt.epoch)
         in_parts = None
@@ -255,9 +247,9 @@ class Delivery:
             self.write_changes(made, receipt.epoch)
 
     def make_change_converter(self, epoch: int) -> Callable[[pa.Table], TableChanges]:
-        """Return a function that converts updates of an epoch to a table's changes, the same in each retry.
+        """Return a function that converts updates of an epoch to a table's changes, the same in each retry. O(updates).
 
-        It can be pickled.  O(updates).  Raises as `to_table_changes`.
+        Other processes can load the function. Raises the errors of `to_table_changes`.
         """
         secret, written = self.epochs.hash_secret, self.epochs.read_commit_time(epoch)
         return partial(
@@ -271,7 +263,7 @@ class Delivery:
         )
 
     def write_changes(self, made: TableChanges, epoch: int) -> None:
-        """Write changes with the record of an epoch.  O(rows).  Raises `SinkAhead`, `SinkFailed`."""
+        """Write changes with the record of an epoch. O(rows). Raises `SinkAhead`, `SinkFailed`."""
         new = self._make_record(epoch)
         with (
             self.retry.watch_call(f"has been writing epoch {epoch}", self.table.cancel),
@@ -301,10 +293,21 @@ def _stage_part(make: Callable[[pa.Table], TableChanges], stage: Callable[[pa.Ta
 
 
 class Deliveries:
-    """The deliveries of all sinks, pumped and bounded together.
+    """The deliveries of all sinks, with a common limit.
 
-    ``each``: by output. ``most``: the most bytes of updates that may wait for one. ``patience``: seconds of retries for
-    a failing one, None for ever.
+    ``each``: by output. ``most``: the most bytes of updates that may wait for a sink. ``patience``: seconds of retries
+    for a failing sink, None without end.
+
+    >>> import ddflow as dd, tempfile
+    >>> from ddflow.engine.run.kept_epochs import EngineEpochs
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    >>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
+    ...     sink = dd.sinks.sqlite(f"{place}/out.db", "people")
+    ...     deliveries = Deliveries({"people": Delivery(EngineEpochs(engine.calls, "an example"), "people", sink)})
+    ...     _ = engine.step({"people": {"id": [7]}})
+    ...     deliveries.is_backlog_full(), deliveries.deliver_waiting_epochs(), deliveries.delivered_epochs
+    (False, True, {'people': 1})
     """
 
     def __init__(self, each: Mapping[str, Delivery], most: int = 1 << 30, patience: float | None = None) -> None:
@@ -312,7 +315,7 @@ class Deliveries:
 
     @property
     def delivered_epochs(self) -> dict[str, int]:
-        """By output, the last epoch that needs nothing more."""
+        """By output, the last epoch that is done."""
         return {name: each.at for name, each in self.each.items()}
 
     @property
@@ -321,38 +324,44 @@ class Deliveries:
         return any(each.waiting_epochs for each in self.each.values())
 
     def measure_lags(self) -> dict[str, SinkLag]:
-        """By output, what its sink has yet to take.  O(waiting epochs)."""
+        """Measure the lag of each sink, by output. O(waiting epochs)."""
         return {
             name: SinkLag(each.waiting_epochs, each.count_waiting_bytes(), each.retry.failing is not None)
             for name, each in self.each.items()
         }
 
     def deliver_waiting_epochs(self) -> bool:
-        """Give each what it lacks; whether none lacks anything.  O(updates).  Raises `SinkAhead`, `SinkRefused`."""
+        """Write waiting epochs to each sink. Return whether no epoch waits. O(updates).
+
+        Raises `SinkAhead`, `SinkRefused`.
+        """
         return not [each for each in self.each.values() if not each.deliver_waiting_epochs(monotonic())]
 
     def is_backlog_full(self) -> bool:
-        """Whether too much waits for one.  O(waiting epochs)."""
+        """Whether too many epochs or bytes wait for a sink. O(waiting epochs)."""
         waiting = [each for each in self.each.values() if each.waiting_epochs]
         return any(each.waiting_epochs >= EPOCHS or each.count_waiting_bytes() >= self.most for each in waiting)
 
     def give_up_if_overdue(self) -> None:
-        """Raise what has failed for too long."""
+        """Raise an error that has lasted too long."""
         for each in self.each.values():
             each.retry.give_up_if_overdue(monotonic(), self.patience)
 
     def cancel_writes(self) -> None:
-        """Let running writes fail, if their targets support that; their epochs wait. Call it from another thread."""
+        """Cancel running writes, if their targets support that; their epochs wait. Call it from another thread."""
         for each in self.each.values():
             each.retry.cancel_call()
 
     def reduce_backlog(self) -> None:
-        """Pump while too much waits.  Raises as `pump` does, and what has failed for too long."""
+        """Deliver until the backlog is no longer full.
+
+        Raises the errors of `deliver_waiting_epochs` and of overdue sinks.
+        """
         while self.is_backlog_full():
             self._retry_waiting_epochs()
 
     def drain(self) -> None:
-        """Pump until nothing waits any more.  Raises as `reduce_backlog`."""
+        """Deliver until no epoch waits. Raises the errors of `reduce_backlog`."""
         while not self.deliver_waiting_epochs():
             self._retry_waiting_epochs()
 
@@ -362,13 +371,13 @@ class Deliveries:
         sleep(NAP)
 
     def close(self) -> None:
-        """Let go of all targets.  Twice is harmless."""
+        """Close all targets. A second call does nothing."""
         for each in self.each.values():
             each.close()
 
 
 def warn_of_missing_sinks(attached: Iterable[str], given: Collection[str], where: str) -> None:
-    """Warn of sinks of a state that are ``attached`` and not ``given``.  O(sinks)."""
+    """Warn of a state's sinks that are ``attached`` but not ``given``. O(sinks)."""
     if lacking := [name for name in attached if name not in given]:
         warnings.warn(
             f"the sinks of {lacking} of {where} are attached and not given: the state keeps their updates until they "

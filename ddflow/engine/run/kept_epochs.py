@@ -1,4 +1,4 @@
-"""The committed epochs that sinks still need, and the rows of outputs now.
+"""Read the committed epochs that sinks still need, and the current rows of outputs.
 
 Guarantees: an epoch stays with its digest and updates until every sink acknowledges it.
 
@@ -33,11 +33,14 @@ from ddflow.storage.manifest import Manifest
 from ddflow.time import NEVER
 
 InParts = Callable[[Callable[[pa.Table], bytes]], list[bytes]]
-"""Has something made of each part of an epoch's updates, anywhere, and returns all of that."""
+"""Applies a function to each part of an epoch's updates, in any process, and returns all results."""
 
 
 class RetainedEpochs(ABC):
-    """``log``: the state's epochs.  ``batch_store``: reads its files."""
+    """The committed epochs of a state that sinks need. ``log``: the state's epochs.
+
+    ``batch_store``: reads its files.
+    """
 
     def __init__(self, log: EpochLog, batch_store: BatchStore) -> None:
         self.log, self.batch_store = log, batch_store
@@ -49,7 +52,7 @@ class RetainedEpochs(ABC):
 
     @abstractmethod
     def read_output(self, name: str) -> pa.Table:
-        """Read the rows of an output after the last epoch, as its updates of one time.  O(rows)."""
+        """Read the rows of an output after the last epoch, as updates of one time. O(rows)."""
 
     @abstractmethod
     def is_new_output(self, name: str) -> bool:
@@ -57,17 +60,17 @@ class RetainedEpochs(ABC):
 
     @abstractmethod
     def publish_connector_positions(self) -> None:
-        """Publish what is attached, where the newest manifest does not say it.  Raises as a commit does."""
+        """Publish the attached sources and sinks, if the newest manifest differs. Raises the errors of a commit."""
 
     def find_partition_splitter(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
         """Return a function over each part of an output's updates; None if the sink takes them in one piece.
 
-        ``key``: all updates of a key must be in one part; None: all equal rows, (): any.
+        ``key``: all updates of a key must be in one part; None: all equal rows must; (): no constraint.
         """
         return None
 
     def read_rows_as_updates(self, name: str) -> pa.Table:
-        """Read the rows of an output as updates of the last time, with ``_diff`` unless it gives upserts.  O(rows).
+        """Read the rows of an output as updates of the last time, with ``_diff`` unless it has upserts. O(rows).
 
         The table is empty for a side output, and if the next epoch brings all rows.
         """
@@ -81,29 +84,29 @@ class RetainedEpochs(ABC):
         return self.add_time_column(rows.append_column(DIFF, pa.array(np.ones(rows.num_rows, np.int64))))
 
     def add_time_column(self, rows: pa.Table) -> pa.Table:
-        """Add a column of the last time in front of ``_diff``, the last column.  O(rows)."""
+        """Add a column with the last time before ``_diff``, the last column. O(rows)."""
         times = build_time_column(np.full(rows.num_rows, self.manifest.last), self.flow.time_type)
         return rows.append_column(TIME, times).select([*rows.schema.names[:-1], TIME, DIFF])
 
     @property
     def manifest(self) -> Manifest:
-        """The newest."""
+        """The newest manifest."""
         return self.log.manifest_log.manifest
 
     def list_epochs(self, after: int = 0) -> Iterator[Epoch]:
-        """List the kept epochs after one, ascending. O(those + log kept). Raises `CorruptState`."""
+        """List the kept epochs after ``after``, ascending. O(result + log kept). Raises `CorruptState`."""
         manifest = self.manifest
         yield from self.log.manifest_log.backlog.list_receipts(manifest.backlog, after)
         yield from (each for each in manifest.receipts if each.epoch > after)
 
     def find_first_lost_epoch(self, after: int) -> int | None:
-        """Find the first committed epoch after one that is not kept. O(1)."""
+        """Find the first committed epoch after ``after`` that is not kept. O(1)."""
         oldest = self.manifest.epoch + 1 if self.manifest.oldest_epoch is None else self.manifest.oldest_epoch
         return after + 1 if after + 1 < oldest and after < self.manifest.epoch else None
 
     @property
     def hash_secret(self) -> Secret:
-        """The state's."""
+        """The state's secret."""
         return Secret(*self.manifest.secret)
 
     def output_schema(self, name: str) -> pa.Schema:
@@ -147,7 +150,7 @@ class EngineEpochs(RetainedEpochs):
 
     @property
     def flow(self) -> Plan:
-        """The engine's."""
+        """The engine's plan."""
         return self.calls.dataflow.flow
 
     def read_output(self, name: str) -> pa.Table:
@@ -156,9 +159,9 @@ class EngineEpochs(RetainedEpochs):
             return still.graph.read_output(still.flow.outputs[name], still.last)
 
     def is_new_output(self, name: str) -> bool:
-        """Return whether the next step gives it."""
+        """Return whether the next step returns its rows."""
         return name in self.calls.dataflow.owed
 
     def publish_connector_positions(self) -> None:
-        """With the engine's state."""
+        """Publish them with the engine's state."""
         self.durable.publish_connector_positions(self.calls.dataflow)

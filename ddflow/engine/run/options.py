@@ -1,24 +1,7 @@
-"""Options of a run, and the checks that its sources and sinks fit the plan.
+"""Hold the options of a run, and check that its sources and sinks fit the plan.
 
-Guarantees: every mistake is an error that names the option, the source or the sink, and it is raised before anything
-is connected to, opened or created.
-
->>> RunOptions(interval="50ms", until="10min").interval_seconds
-0.05
->>> RunOptions(interval="soon")
-Traceback (most recent call last):
-    ...
-ddflow.errors.SpecError: interval= soon: that is no span of time; write a number of seconds, or one with ms, s, min, ...
-
->>> import ddflow as dd
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
->>> sinks = {"people": dd.sinks.sqlite("a.db", "t")}
->>> check_run_arguments(flow, {"people": dd.sources.files("people/*.csv")}, sinks, RunOptions())
->>> check_run_arguments(flow, {}, {"peple": dd.sinks.sqlite("a.db", "t")}, RunOptions())
-Traceback (most recent call last):
-    ...
-ddflow.errors.SpecError: the sink of 'peple': there is no such output; did you mean 'people'? there are ['people']
+Guarantees: every mistake is an error that names the option, the source or the sink. It is raised before any connection
+is made and before anything is created.
 """
 
 import datetime
@@ -40,12 +23,21 @@ from ddflow.plan.plan import Plan
 from ddflow.time import parse_seconds
 
 EPOCHS: Final = 10_000
-"""Epochs that may wait for a sink."""
+"""The number of epochs that may wait for a sink."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """See `Engine.run`."""
+    """The options of a run, see `Engine.run`.
+
+    >>> RunOptions(interval="50ms", until="10min").interval_seconds
+    0.05
+    >>> RunOptions(interval="soon")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: interval= soon: that is no span of time; write a number of seconds, or one with ms, s, \
+min, ...
+    """
 
     interval: str = "1s"
     rows: int | None = None
@@ -77,11 +69,11 @@ class RunOptions:
 
     @property
     def interval_seconds(self) -> float:
-        """Seconds of an epoch."""
+        """The seconds of an epoch."""
         return parse_seconds(str(self.interval), "interval=")
 
     def compute_seconds_left(self) -> float | None:
-        """Seconds from now to the end; None for no time."""
+        """Return the seconds from now to the end; None without an end."""
         if self.until is None:
             return None
         if isinstance(self.until, datetime.datetime):
@@ -90,26 +82,26 @@ class RunOptions:
 
     @property
     def idle_seconds(self) -> float | None:
-        """Seconds after which a silent source is left out."""
+        """The seconds of silence after which a source is left out."""
         return None if self.idle is None else parse_seconds(self.idle, "idle=")
 
     @property
     def retry_seconds(self) -> float | None:
-        """Seconds of retries after a failure; None: no limit."""
+        """The seconds of retries after a failure; None: no limit."""
         return None if self.give_up_after is None else parse_seconds(self.give_up_after, "give_up_after=")
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes of updates that may wait for a sink."""
+        """The bytes of updates that may wait for a sink."""
         return parse_size(self.sink_backlog, "sink_backlog=") or 0
 
     @property
     def max_epoch_bytes(self) -> int:
-        """Bytes of rows in an epoch, about."""
+        """The approximate bytes of rows in an epoch."""
         return parse_size(self.room, "room=") or 0
 
     def convert_lateness(self, kind: pa.DataType) -> int | None:
-        """``lateness`` in the unit of a type of time.  Raises `SpecError`."""
+        """Convert ``lateness`` to the unit of a type of time. Raises `SpecError`."""
         if self.lateness is None or (isinstance(self.lateness, int) and not isinstance(self.lateness, bool)):
             return self.lateness
         if not isinstance(self.lateness, str) or not (pat.is_timestamp(kind) or pat.is_date(kind)):
@@ -122,9 +114,19 @@ class RunOptions:
 def check_run_arguments(
     plan: Plan, sources: Mapping[str, Source], sinks: Mapping[str, TableSink], how: RunOptions
 ) -> None:
-    """Raise what is wrong with a run.  O(inputs and outputs).
+    """Check the arguments of a run. O(inputs and outputs).
 
-    Raises as `check_sources`, `make_table_shape` and `compute_input_lateness`.
+    Raises the errors of `check_sources`, `make_table_shape` and `compute_input_lateness`.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    >>> sinks = {"people": dd.sinks.sqlite("a.db", "t")}
+    >>> check_run_arguments(flow, {"people": dd.sources.files("people/*.csv")}, sinks, RunOptions())
+    >>> check_run_arguments(flow, {}, {"peple": dd.sinks.sqlite("a.db", "t")}, RunOptions())
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: the sink of 'peple': there is no such output; did you mean 'people'? there are ['people']
     """
     check_sources(plan, sources)
     for name, sink in sinks.items():
@@ -133,9 +135,9 @@ def check_run_arguments(
 
 
 def check_sources(plan: Plan, sources: Mapping[str, Source]) -> None:
-    """Check that each input has at most one source.  O(inputs).
+    """Check that each input has at most one source. O(inputs).
 
-    Raises `SpecError`; `MissingExtra` for a library that a source, or the format of an input, needs.
+    Raises `SpecError`, and `MissingExtra` for a library that a source or an input's format needs.
     """
     fed = dict[str, str]()
     for name, source in sources.items():
@@ -154,7 +156,7 @@ def check_sources(plan: Plan, sources: Mapping[str, Source]) -> None:
 
 
 def make_table_shape(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | None, TableShape]:
-    """Return the key that the plan proves for an output, and the table that its sink makes. O(columns).
+    """Return the key that the plan proves for an output, and the shape of its sink's table. O(columns).
 
     Raises `SpecError`, and `MissingExtra` for a library that the sink needs.
     """
@@ -187,7 +189,7 @@ def make_table_shape(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str,
 
 
 def compute_input_lateness(plan: Plan, how: RunOptions) -> dict[str, int]:
-    """By input, how far behind the greatest time seen times close; none in epoch mode.  O(inputs).
+    """Return, by input, how far times close behind the greatest time seen; none in epoch mode. O(inputs).
 
     Raises `SpecError`.
     """

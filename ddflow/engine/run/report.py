@@ -1,7 +1,6 @@
-r"""Reports of a run: a line on the terminal, a log record for each epoch, metrics, and the result `RunDone`.
+r"""Report on a run: a line on the terminal, a log record for each epoch, metrics, and the result `RunDone`.
 
-Guarantees: a report changes nothing, and counts only committed rows. The line is written at most five times a second;
-a record is published at least once a second while sinks catch up.
+Guarantees: a report changes nothing, and counts only committed rows.
 
 >>> import ddflow as dd, tempfile, pathlib
 >>> flow = dd.Flow()
@@ -28,32 +27,35 @@ from ddflow.terminal import StatusLine, format_count
 from ddflow.time import format_time
 
 EVERY: Final = 1.0
-"""Seconds between two records while there are no epochs."""
+"""The seconds between two records, if there are no epochs."""
 REMIND: Final = 60.0
-"""Seconds between two lines of the log for a first copy."""
+"""The seconds between two log lines for a first copy."""
 
 
 class EpochSummary(NamedTuple):
-    """An epoch of a run, in the log."""
+    """The log record of an epoch of a run."""
 
     epoch: int
-    """Its number."""
+    """The number of the epoch."""
     rows: int
-    """Taken in."""
+    """The rows taken in."""
     updates: int
-    """Put out."""
+    """The updates put out."""
     seconds: float
-    """From its first call to behind its commit."""
+    """The seconds from its first call to the end of its commit."""
     lags: Mapping[str, int | None]
     """The lag of each source, in its unit."""
     behind: Mapping[str, float | None]
-    """The same in seconds."""
+    """The lag of each source, in seconds."""
     sinks: Mapping[str, int]
     """By output, the last epoch that its sink has."""
 
 
 class RunReport:
-    """The report of a run of an engine with some ``calls``. ``shows``: whether to show a line on the terminal."""
+    """The report of a run of an engine with some ``calls``. ``shows``: whether to show a line on the terminal.
+
+    The line is written at most five times a second. While sinks catch up, a record is published at least once a second.
+    """
 
     def __init__(self, calls: EngineCalls, readers: Sequence[SourceReader], outlets: Deliveries, shows: bool) -> None:
         self.calls, self.readers, self.outlets = calls, readers, outlets
@@ -63,12 +65,12 @@ class RunReport:
         self._sources = dict[str, SourceLag]()
         self._holder = cast(tuple[str, int] | None, None)
         self.rows = 0
-        """Taken in so far."""
+        """The rows taken in so far."""
         for each in readers:
             each.on_open = self.publish_lags
 
     def show_status(self, holder: tuple[str, int] | None) -> None:
-        """Show and publish what is due.  ``holder``: as `RunLoop` has it."""
+        """Show and publish the reports that are due. ``holder``: the input that holds the frontier, and its time."""
         due = self.calls.epoch != self._epoch or monotonic() - self._published >= EVERY
         if due or any(each.last_lag is None and each.measure_lag().amount is not None for each in self.readers):
             self.publish_lags()
@@ -83,18 +85,18 @@ class RunReport:
             self.line.show(self._format_status_line())
 
     def show_progress(self, what: str, rows: int, began: float) -> None:
-        """Show the current work of an epoch, if a report is due. ``rows``: done since it ``began``."""
+        """Show the current work of an epoch, if a report is due. ``rows``: the rows done since it ``began``."""
         if self.line.is_due:
             rate = rows / max(monotonic() - began, 1e-3)
             self.line.show(self._format_status_line(f"{what}: {rows:,} rows, {rate:,.0f} rows/s"))
 
     def show_activity(self, what: str) -> None:
-        """Show what is done next, and takes long."""
+        """Show the next activity, which takes long."""
         if self.line.shows:
             self.line.show(self._format_status_line(what))
 
     def make_write_observer(self, name: str) -> Look:
-        """Make a function that shows the rows written to an output's sink; 0 rows begin an epoch."""
+        """Make a function that shows the rows written to an output's sink; 0 rows start a new epoch."""
         written, began = 0, 0.0
 
         def look(rows: int) -> None:
@@ -135,7 +137,7 @@ class RunReport:
         )
 
     def _format_status_line(self, doing: str = "") -> str:
-        """One line."""
+        """Format the status line."""
         holder = self._holder
         took = max(monotonic() - self._began, 1e-3)
         parts = [f"epoch {self.calls.epoch:,}", f"{self.rows:,} rows, {self.rows / took:,.0f} rows/s"]
@@ -160,14 +162,14 @@ class RunDone:
     Attributes
     ----------
     epochs, rows, updates : int
-        The committed epochs, the rows taken in, and the updates put out. Full contents read together are one epoch, and
-        each has another time.
+        The committed epochs, the rows taken in, and the updates put out. Full contents that are read together are one
+        epoch, but each has a time of its own.
     moved : int
-        How often positions were committed without an epoch, because no rows of an input came before them.
+        How often positions were committed without an epoch, because no rows came before them.
     stopped : {"end", "signal", "stop", "time"}
         The reason for its end.
     seconds : float
-        How long it took.
+        The duration of the run.
     sinks : dict of str to int
         By output, the last epoch that its sink has.
     behind : dict of str to float

@@ -1,20 +1,11 @@
-"""Run: an engine follows its sources, commits an epoch of what came with their positions, and gives it to its sinks.
+"""Run an engine: follow its sources, commit epochs with the positions of the sources, and deliver them to sinks.
 
-Invariant: an epoch's rows and the positions behind them are one commit, and a sink gets an epoch after its commit. So
-whatever dies, reading goes on behind the last commit, and a sink at the epoch that it says it has. What fails in a
-source or a sink is tried again with growing pauses for a while, and everything else goes on; an engine whose calls
-were not committed when something else failed goes no further. `Engine.stop` and, on the main thread, a first SIGTERM or
-SIGINT end the run behind its epoch; a sink's write that lasts then is cancelled where it can be.
+A failing source or sink is retried with backoff for a while, and everything else continues. `Engine.stop` or, on the
+main thread, a first SIGTERM or SIGINT ends the run after its epoch; a sink's long write is cancelled if possible.
 
->>> import ddflow as dd, pathlib, tempfile
->>> flow = dd.Flow()
->>> people = flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
->>> _ = flow.output("by_city", people.project(["city"]).count())
->>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
-...     _ = (pathlib.Path(place) / "1.csv").write_text("id,city\\n1,Bern\\n2,Bern\\n")
-...     done = engine.run({"people": dd.sources.files(f"{place}/*.csv")})
-...     done.epochs, done.rows, done.stopped, engine.read("by_city").to_pylist()
-(1, 2, 'end', [{'city': 'Bern', 'count': 2, '_diff': 1}])
+Guarantees: an epoch's rows and the positions after them are one commit, and a sink gets an epoch after its commit. So
+after any crash, reading resumes after the last commit, and a sink after the epoch that it has.
+Limits: another failure while calls are not committed ends the engine.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,10 +35,11 @@ from ddflow.metrics import LOG
 from ddflow.time import NEVER
 
 GRACE: Final = (2.0, 7.0)
-"""Seconds from a signal until what sources are asked is cancelled, and writes of sinks are: some 3 s before the run has
-ended, because a server may not hear of it."""
+"""Seconds from a signal until requests to sources and writes of sinks are cancelled. The run ends some 3 s later,
+because a server may not notice the cancel.
+"""
 MANY: Final = 1 << 17
-"""Rows whose step takes so long that the line says it before."""
+"""The least number of rows of a step that the status line announces, because it takes long."""
 
 
 class RunLoopEngine(Protocol):
@@ -65,7 +57,18 @@ class RunLoopEngine(Protocol):
 
 
 class RunLoop:
-    """One run of an ``engine``.  ``shows``: whether a line on the terminal tells how it goes."""
+    """One run of an ``engine``. ``shows``: whether to show a status line on the terminal.
+
+    >>> import ddflow as dd, pathlib, tempfile
+    >>> flow = dd.Flow()
+    >>> people = flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
+    >>> _ = flow.output("by_city", people.project(["city"]).count())
+    >>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
+    ...     _ = (pathlib.Path(place) / "1.csv").write_text("id,city\\n1,Bern\\n2,Bern\\n")
+    ...     done = engine.run({"people": dd.sources.files(f"{place}/*.csv")})
+    ...     done.epochs, done.rows, done.stopped, engine.read("by_city").to_pylist()
+    (1, 2, 'end', [{'city': 'Bern', 'count': 2, '_diff': 1}])
+    """
 
     def __init__(
         self,
@@ -99,9 +102,9 @@ class RunLoop:
             delivery.look = self.report.make_write_observer(name)
         self._stop: Literal["signal", "stop", "time"] | None = None
         self._on_epoch, self._steps = on_epoch, list[Step]()
-        """What is called behind each commit, and the steps of the epoch at hand for it."""
+        """The function to call after each commit, and the steps of the current epoch for it."""
         self._called = 0
-        """Calls of the engine so far."""
+        """The number of calls of the engine so far."""
         self._evolved = False
         """Whether the next commit publishes other columns."""
 
@@ -114,7 +117,7 @@ class RunLoop:
         return SourceReader(name, source, {each: known[each].bound for each in source.inputs(name)}, before, new)
 
     def run(self) -> RunDone:
-        """Go on until the end, a stop, a signal or a time."""
+        """Run until the end of all sources, a stop, a signal or a time."""
         began, ends = monotonic(), self.how.compute_seconds_left()
         self._began = began
         with ExitStack() as stack:
@@ -128,7 +131,7 @@ class RunLoop:
             for close in (*(each.close for each in self.readers), self.outlets.close):
                 stack.callback(close)
             stack.callback(self.report.line.close)
-            self.outlets.deliver_waiting_epochs()  # before the first epoch: a sink may refuse
+            self.outlets.deliver_waiting_epochs()  # before the first epoch, because a sink may refuse
             while True:
                 if ends is not None and monotonic() - began >= ends:
                     self._stop = self._stop or "time"
@@ -137,10 +140,8 @@ class RunLoop:
                     self._gather_rows(began, ends)
                     self._commit_epoch()
                     self._add_new_columns()
-                self.report.show_status(
-                    self._find_frontier_holder()
-                )  # a sink may take long, and its epoch waits meanwhile
-                # Before the commit a table would have columns that the state may yet lose.
+                self.report.show_status(self._find_frontier_holder())  # before the sinks, which may take long
+                # Deliver new columns only after their commit, because the state may still lose them.
                 drained = not self._evolved and self.outlets.deliver_waiting_epochs()
                 self.report.show_status(self._find_frontier_holder())
                 self._give_up_if_overdue()
@@ -167,7 +168,7 @@ class RunLoop:
             yield
         except BaseException as error:
             if self.calls.durable is not None and self.calls.durable.calls and guard.state == "open":
-                guard.state, guard.failure = "failed", error  # their positions are not committed with them
+                guard.state, guard.failure = "failed", error  # their positions would be lost
             raise
         finally:
             timer.wake_waiters(self.calls.epoch)
@@ -195,7 +196,7 @@ class RunLoop:
 
     @contextmanager
     def _accept_stop_requests(self, cancel: Sequence[Callable[[], None]]) -> Iterator[None]:
-        """Let `Engine.stop` end the run; one that was called before, too."""
+        """Let `Engine.stop` end the run, also a call before the run."""
         self.calls.end_run = lambda: self._end_run("stop", cancel)
         try:
             if self.calls.stopping:
@@ -205,32 +206,32 @@ class RunLoop:
             self.calls.end_run, self.calls.stopping = lambda: None, False
 
     def _end_run(self, why: Literal["signal", "stop"], cancel: Sequence[Callable[[], None]]) -> None:
-        """End behind the epoch at hand."""
+        """End the run after the current epoch."""
         if self._stop not in ("signal", "stop"):
             self._stop = why
-            with suppress(RuntimeError):  # the other one was first
+            with suppress(RuntimeError):  # already cancelled
                 for each in cancel:
                     each()
 
     def _cancel_sources(self) -> None:
-        """Let calls of sources that last fail; what they were to give is read by the next run."""
+        """Cancel long calls of sources; the next run reads their rows."""
         for each in self.readers:
             each.retry.cancel_call()
 
     def _log_long_calls(self) -> None:
-        """Let the log say which sources do not answer."""
+        """Log the sources that do not answer."""
         for each in self.readers:
             each.retry.log_long_call()
 
     def _gather_rows(self, began: float, ends: float | None) -> None:
-        """Take what comes within an interval, up to so many rows and bytes, and on to where an epoch may end."""
+        """Gather the rows of an interval, up to the limits of rows and bytes, and on to where an epoch may end."""
         start, size, rows = monotonic(), 0, 0
         until = start + self.how.interval_seconds
         while True:
             now = monotonic()
             full = size >= self.how.max_epoch_bytes or rows >= (self.how.rows or 1 << 62)
             over = full or self._stop is not None or now >= until or any(each.new_columns for each in self.readers)
-            # What no epoch may end behind, as a first copy, may take hours more; it is read again.
+            # Unfinished rows, as of a first copy, may take hours; at a stop or signal they are left and read again.
             finishes = self._stop not in ("signal", "stop")
             polled = [each for each in self.readers if not over or (each.has_unfinished_rows and finishes)]
             if not polled:
@@ -263,7 +264,7 @@ class RunLoop:
             with self._add_context_to_errors(reader):
                 self._feed_source_rows(reader)
         advanced = self._advance_frontier()
-        if self.dataflow.owed:  # what new outputs hold already; no row may ever come to bring it
+        if self.dataflow.owed:  # rows of new outputs must not wait for input
             self._record_step((self.engine.push if self.dataflow.holds_back else self.engine.step)({}), ())
         elif not moved and not advanced:
             return
@@ -271,7 +272,7 @@ class RunLoop:
             self.dataflow.sources[reader.name] = reader.make_record()
         if self.log is not None:
             self._flush()
-            self._publish_connector_positions()  # a position behind which no row came is in no epoch
+            self._publish_connector_positions()  # positions without rows are in no epoch
         for reader in moved:
             reader.acknowledge_commit()
         if self._evolved:
@@ -287,7 +288,7 @@ class RunLoop:
         steps, self._steps = self._steps, []
         if self._on_epoch is not None:
             self._on_epoch(Step.join(steps))
-            if self.calls.durable is not None and self.calls.durable.calls:  # which that has made
+            if self.calls.durable is not None and self.calls.durable.calls:  # calls that `on_epoch` made
                 self._flush()
 
     def _flush(self) -> None:
@@ -296,7 +297,7 @@ class RunLoop:
             self.calls.flush()
 
     def _add_new_columns(self) -> None:
-        """Take in columns that are new in sources, behind the epoch before them.  Raises `SchemaMismatch`."""
+        """Add new columns of sources, after the epoch before them. Raises `SchemaMismatch`."""
         news = {name: columns for reader in self.readers for name, columns in reader.new_columns.items()}
         if not news:
             return
@@ -355,7 +356,7 @@ class RunLoop:
         self.done.updates += sum(table.num_rows for table in step.values())
 
     def _advance_frontier(self) -> bool:
-        """Hold-back mode: close the times that no source holds open."""
+        """Close the times that no source holds open. Hold-back mode only."""
         holder = self._find_frontier_holder()
         if holder is None or holder[1] <= self.dataflow.frontier:
             return False
@@ -365,7 +366,7 @@ class RunLoop:
     def _find_frontier_holder(self) -> tuple[str, int] | None:
         """Return the input that holds the frontier, with its time; None in epoch mode.
 
-        If all inputs are silent, return the one that is furthest ahead.
+        If all inputs are silent, return the one with the latest time.
         """
         left_out, now = self.how.idle_seconds, monotonic()
         heard = {name: each.last_rows for each in self.readers for name in each.bounds}
@@ -379,12 +380,12 @@ class RunLoop:
         return max(at.items(), key=lambda each: each[1], default=None)
 
     def _give_up_if_overdue(self) -> None:
-        """Raise what has failed for too long."""
+        """Raise an error of a source or a sink that has lasted too long."""
         for each in self.readers:
             each.retry.give_up_if_overdue(monotonic(), self.how.retry_seconds)
         self.outlets.give_up_if_overdue()
 
     def _publish_connector_positions(self) -> None:
-        """Say in the state what the sinks have."""
+        """Publish the positions of sources and sinks in the state."""
         if self.calls.durable is not None:
             self.calls.durable.publish_connector_positions(self.dataflow)

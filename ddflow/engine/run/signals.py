@@ -1,7 +1,7 @@
-"""Signals that end a run behind its epoch, and what is done about what does not end then.
+"""Handle the signals that end a run after its epoch, and repeat calls until a block ends.
 
-Invariant: the first SIGTERM or SIGINT calls what was given, and a second one does what it did before; behind the block
-both do that. Only the main thread may set what signals do, so in others nothing is set.
+`call_on_signal` calls a function at the first SIGTERM or SIGINT. A second signal has its previous handler, and after
+the block both signals have it again. Only the main thread may set handlers, so other threads set none.
 
 >>> import os
 >>> came = []
@@ -20,7 +20,7 @@ from typing import Any
 
 @contextmanager
 def delay_signals() -> Iterator[None]:
-    """Let the first signal wait until the block has ended.
+    """Delay the first signal until the block has ended.
 
     >>> import contextlib, os
     >>> with contextlib.suppress(KeyboardInterrupt):
@@ -38,9 +38,9 @@ def delay_signals() -> Iterator[None]:
 
 @contextmanager
 def call_repeatedly(call: Callable[[], object], first: float, pause: float = 1.0) -> Iterator[Callable[[], None]]:
-    """Call ``call`` after ``first`` seconds, and then every ``pause``; the yielded function starts the clock.
+    """Call ``call`` after ``first`` seconds, and then every ``pause``, on a thread, until the block ends.
 
-    A thread calls it, until the block has ended.
+    The yielded function starts the clock.
 
     >>> came = threading.Event()
     >>> with call_repeatedly(came.set, first=0.0) as begin:
@@ -64,7 +64,7 @@ def call_repeatedly(call: Callable[[], object], first: float, pause: float = 1.0
 
 @contextmanager
 def call_on_signal(call: Callable[[int], None]) -> Iterator[None]:
-    """Call something with the first signal's number."""
+    """Call a function with the number of the first signal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,12 +1,8 @@
-"""Read one source of a run from its committed position, with retries, and describe how far it was read.
+"""Read one source of a run from its committed position, with retries, and describe its position.
 
-Guarantees: rows taken since the last epoch end where an epoch may end, and later rows wait. The source hears of a
-position only after its epoch is committed. A new column stops the read before the rows that first carry it, so no
-value is lost. Descriptions come from the manifest alone and hold no credentials.
-
->>> reader = SourceReader("people", None, {}, None)
->>> reader.state, reader.has_uncommitted_polls, reader.gathered
-('closed', False, 0)
+Guarantees: the rows since the last epoch end at a point where an epoch may end, and later rows wait. The source gets a
+position only after its epoch is committed. A new column stops the read before the first rows with it, so no value is
+lost. Descriptions come from the manifest alone and hold no credentials.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,15 +33,17 @@ from ddflow.plan.inputs.input import Binding
 from ddflow.storage.epochs import AttachedSource
 
 ReaderState = Literal["closed", "failing", "new columns", "reading", "waiting", "ended"]
-"""The state of a reader: its next poll opens the source and may last, or opens it again after a pause; the plan has to
-get columns first; rows may come, none before a commit, or none any more."""
+"""The state of a reader. "closed": the next poll opens the source and may take long. "failing": the next poll opens it
+again after a pause. "new columns": the plan must get the columns first. "reading": rows may arrive. "waiting": no rows
+arrive before a commit. "ended": no more rows will arrive.
+"""
 
 
 class CallRows(NamedTuple):
     """Rows for one call of an engine.
 
     ``spots``: the place of each batch in a file, and its number of rows. ``whole``: whether they are full contents of
-    their only input; ``order``: of the deletions then, if the source has one.
+    their only input. ``order``: the order of the deletions then, if the source has one.
     """
 
     rows: dict[str, list[pa.RecordBatch]]
@@ -55,9 +53,14 @@ class CallRows(NamedTuple):
 
 
 class SourceReader:
-    """``source``: attached as ``name``, for inputs with their ``bounds``.  ``before``: the record of it in the state.
+    """A reader of one source.
 
-    ``declared``: by input, the columns that are declared and not in the state yet.
+    ``source``: attached as ``name``, for inputs with their ``bounds``. ``before``: its record in the state.
+    ``declared``: by input, the declared columns that the state does not have yet.
+
+    >>> reader = SourceReader("people", None, {}, None)
+    >>> reader.state, reader.has_uncommitted_polls, reader.gathered
+    ('closed', False, 0)
     """
 
     def __init__(
@@ -72,29 +75,29 @@ class SourceReader:
         self.position = self.committed = None if before is None else before.position
         self.declared = {each: columns for each, columns in declared.items() if each in bounds}
         self.left_out: dict[str, tuple[str, ...]] = {} if before is None else dict(before.left_out)
-        """By input, the columns that stood beside the first rows."""
+        """By input, the undeclared columns of the first rows."""
         self.new_columns: dict[str, dict[str, UndeclaredColumn]] = {}
-        """By input; until `update_bindings` nothing more is read."""
+        """By input, its new columns. Nothing is read until `update_bindings` is called."""
         self._valueless: dict[str, set[str]] = {}
-        """By input, the columns in messages that had no value yet."""
+        """By input, the columns in messages that have had no value yet."""
         self.taken, self._unfinished = list[Polled](), list[Polled]()
-        """What was read since the last commit, and what was read after that, behind which no epoch may end."""
+        """The polls since the last commit, and the later polls after which no epoch may end yet."""
         self.gathered = 0
-        """Rows of both."""
+        """The rows of both."""
         self.retry = Retry(f"the source {name!r}")
         self.last_rows = monotonic()
-        """When rows came last."""
+        """The time of the last rows."""
         self.on_open: Callable[[], object] = lambda: None
-        """Called when the source is open, before it is read."""
+        """Called when the source is open, before the first read."""
         self._open: OpenSource | None = None
         self.last_lag: int | None = None
-        """How much it had not given yet when it was last known."""
+        """The last known lag."""
         self._reached = None if before is None or before.reached is None else before.reached / 1000
-        """As `OpenSource.reached`, also of one that fails now."""
+        """The value of `OpenSource.reached`, also for a source that fails now."""
 
     @property
     def state(self) -> ReaderState:
-        """What is to be expected of the next poll."""
+        """The expectation for the next poll."""
         if self.new_columns:
             return "new columns"
         if self.retry.failing is not None:
@@ -107,28 +110,28 @@ class SourceReader:
 
     @property
     def has_uncommitted_polls(self) -> bool:
-        """Whether something was taken since the last commit."""
+        """Whether rows or positions were taken since the last commit."""
         return bool(self.taken)
 
     @property
     def has_unfinished_rows(self) -> bool:
-        """Whether rows came behind which no epoch may end."""
+        """Whether there are rows after which no epoch may end yet."""
         return bool(self._unfinished)
 
     @property
     def is_reading_first_copy(self) -> bool:
-        """Whether a first copy is read, which is one epoch."""
+        """Whether the source is in its first copy, which is one epoch."""
         return self.has_unfinished_rows and self.committed is None
 
     def measure_lag(self) -> SourceLag:
-        """Ask the source for the amount that it has not given yet; during its answer, repeat the last known amount."""
+        """Ask the source for its lag. During its answer, or without one, use the last known lag."""
         known, now = None, time()
         if self._open is not None and not self.has_unfinished_rows and not self.new_columns:
             with self._watch_request():
                 known = self._open.lag()
             reached = now if known == 0 else self._open.reached
             self.last_lag = self.last_lag if known is None else known
-            # An old row in a source that was read to its end makes the rest no older.
+            # Once a source was read to its end, an old row does not increase the lag.
             self._reached = max(filter(None, (self._reached, reached)), default=None)
         seconds = None if self._reached is None else max(now - self._reached, 0.0)
         return SourceLag(self.last_lag, self.source.unit, self.retry.failing is not None, seconds, self.gathered)
@@ -136,14 +139,14 @@ class SourceReader:
     def make_record(self) -> AttachedSource:
         """Make the record of the source for the next manifest."""
         self.measure_lag()
-        # A source whose clock is wrong says any time; a manifest takes no time that is none.
+        # A source with a wrong clock may report any time, but a manifest needs a valid one.
         reached = None if self._reached is None else int(min(max(self._reached, 0.0), time()) * 1000)
         return AttachedSource(self.source.kind, self.source.target, self.position, self.left_out, reached)
 
     def poll(self, room: int) -> Polled | None:
-        """Poll the source; return None for nothing, while the source fails, and before a column that is new.
+        """Poll the source. Return None without rows, while the source fails, and before a new column.
 
-        Raises like `OpenSource.poll`.
+        Raises the errors of `OpenSource.poll`.
         """
         now = monotonic()
         if self.new_columns or not self.retry.is_due(now):
@@ -159,12 +162,12 @@ class SourceReader:
         if found is not None:
             check_result_type(f"the source {self.name!r}", "poll", found, Polled)
             check_polled_rows(f"the source {self.name!r}", found, typed=self.source.positions is not Any)
-        # What no epoch may end behind is read again when the rest of it fails.
+        # Without a position, the rows are read again if the next poll fails, so the outage continues.
         self.retry.record_success(now, whole=found is None or found.position is not None)
         return None if found is None else self._accept_polled_rows(found, now)
 
     def _open_source(self) -> OpenSource:
-        """Open the source at its position.  Raises like `Source.open`."""
+        """Open the source at its position. Raises the errors of `Source.open`."""
         schemas = {name: bound.schema for name, bound in self.bounds.items()}
         made: OpenSource = self.source.open(schemas, self.position)
         check_result_type(f"the source {self.name!r}", "open", made, OpenSource)
@@ -177,7 +180,7 @@ class SourceReader:
         return made
 
     def _accept_polled_rows(self, found: Polled, now: float) -> Polled | None:
-        """Take in what a poll gave; None before a column that is new."""
+        """Accept the result of a poll; return None before a new column."""
         self.last_rows = now
         self._find_new_columns(found)
         if self.new_columns:
@@ -191,7 +194,7 @@ class SourceReader:
         return found
 
     def _find_new_columns(self, found: Polled) -> None:
-        """Note the columns of new rows that are left out, and the columns that are new."""
+        """Record the columns of new rows that are left out, and the new columns."""
         for name, bound in self.bounds.items():
             if name in found.beside:
                 fresh = self._list_new_columns(name, found.beside[name])
@@ -201,10 +204,10 @@ class SourceReader:
                     self._record_message_columns(name, bound.format, pa.Table.from_batches([batch]))
 
     def _record_message_columns(self, name: str, format: Format, given: pa.Table) -> None:
-        """Note the columns inside messages of a format, like `_find_new_columns`."""
+        """Record the columns inside messages of a format, like `_find_new_columns`."""
         messages, valueless = wrap_messages(format, given, repr(name)), self._valueless.setdefault(name, set())
         known = (*self.bounds[name].schema.names, *self.left_out.get(name, ()))
-        # At the first look all count, also those that are declared: rows came.
+        # The first messages show all columns, also declared ones, because rows have arrived.
         shown = format.columns(messages, {*known, *valueless} if name in self.left_out else ())
         asked = [*(self._list_new_columns(name, shown) if shown else ()), *valueless]
         kinds = format.kinds(messages, asked) if asked else {}
@@ -221,7 +224,7 @@ class SourceReader:
         self._valueless[name] = {column for column in asked if column not in kinds}
 
     def _list_new_columns(self, name: str, there: Mapping[str, Any]) -> list[str]:
-        """List the new ones of some columns; none at the first look."""
+        """List the columns that are new; none for the first rows."""
         beside = [column for column in there if column not in self.bounds[name].schema.names]
         left_out = self.left_out.setdefault(name, tuple(beside))
         return [column for column in beside if column not in left_out]
@@ -238,7 +241,7 @@ class SourceReader:
             self.close()
 
     def group_rows_into_calls(self) -> Iterator[CallRows]:
-        """Group the rows that were taken into calls: batches of equal columns together, full contents alone."""
+        """Group the taken rows into calls: batches of equal columns together, full contents alone."""
         ready = CallRows({}, [])
         for taken in self.taken:
             for name, batches in taken.rows.items():
@@ -264,33 +267,35 @@ class SourceReader:
                 self._open.acknowledge(self.committed)
 
     def _drop_unfinished_rows(self) -> None:
-        """Forget the rows behind which no epoch may end: they are read again."""
+        """Drop the rows after which no epoch may end yet. They are read again."""
         self._unfinished, self.gathered = [], count_rows(self.taken)
 
     def close(self) -> None:
-        """Let go of the source."""
+        """Close the source."""
         if self._open is not None:
             with self._watch_request():
                 self._open.close()
             self._open = None
 
     def _watch_request(self) -> AbstractContextManager[None]:
-        """Let the run notice a request that lasts, and end it."""
+        """Let the run notice a request that takes long, and cancel it."""
         return self.retry.watch_call("has not answered")
 
 
 def count_rows(polled: Iterable[Polled]) -> int:
-    """Count the rows that were brought."""
+    """Count the rows of some polls."""
     return sum(batch.num_rows for each in polled for batches in each.rows.values() for batch in batches)
 
 
 def describe_new_columns(columns: Mapping[str, UndeclaredColumn]) -> str:
-    """Describe columns that are new, for people."""
+    """Describe new columns for people."""
     return ", ".join(f"the column {name!r} ({each.kind}), first in {each.where}" for name, each in columns.items())
 
 
 class SourceFeed(NamedTuple):
-    """``source``: as what it is attached.  ``kind``, ``target``, ``position``: as of `AttachedSource`.
+    """The source that feeds an input.
+
+    ``source``: its name. ``kind``, ``target``, ``position``: as in `AttachedSource`.
 
     >>> print(SourceFeed("shop", "kafka", "kafka://b:1/shop", {"offsets": {"0": 17}, "cluster": "", "topic_id": ""}))
     the source 'shop': kafka kafka://b:1/shop, read up to offset 17 of partition 0
@@ -306,17 +311,17 @@ class SourceFeed(NamedTuple):
         return f"the source {self.source!r}: {self.kind} {self.target}, read up to {read}"
 
     def describe_order(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the position in an order by the source system's notation for it."""
+        """Replace the position in an order by the notation of the source system."""
         place = row.get(POSITION)
         return dict(row) if place is None else {**row, POSITION: describe_event_position(self.kind, place)}
 
     def to_dict(self) -> dict[str, Any]:
-        """In plain values."""
+        """Convert it to plain values."""
         return {**self._asdict(), "read_up_to": describe_position(self.kind, self.position)}
 
 
 def find_source_feed(sources: Mapping[str, AttachedSource], input: str) -> SourceFeed | None:
-    """Find the source that feeds an input; None if the state knows of none. O(sources)."""
+    """Find the source that feeds an input; None if the state has none. O(sources)."""
     for name, of in sources.items():
         if name == input or input in of.left_out:
             return SourceFeed(name, of.kind, of.target, of.position)
@@ -326,11 +331,11 @@ def find_source_feed(sources: Mapping[str, AttachedSource], input: str) -> Sourc
 def find_source_record(
     sources: Mapping[str, AttachedSource], name: str, source: Source, inputs: Collection[str], where: str
 ) -> AttachedSource | None:
-    """Return the state's record of the source ``name``; None if it is new. O(sources + inputs).
+    """Return the state's record of the source ``name``; None for a new source. O(sources + inputs).
 
-    ``inputs``: of the plan. Raises `SpecError` for a source of another kind, and for one that feeds fewer inputs than
-    before, because their changes would be lost. Raises it also for a source that the state reads under another name,
-    and for an input that another source of its kind feeds, because deleted rows would stay.
+    ``inputs``: the inputs of the plan. Raises `SpecError` for a source of another kind, and for one that feeds fewer
+    inputs than before, because their changes would be lost. Raises it also for a source that the state reads under
+    another name, and for an input with another source of the same kind, because deleted rows would stay.
     """
     before, asked = sources.get(name), f"the source {name!r}"
     for each in () if source.shared else source.inputs(name):

@@ -1,16 +1,8 @@
-"""Sync of tables with outputs: compare a sink's table with its output, and write the difference.
+"""Sync tables with outputs: compare a sink's table with its output, and write the difference.
 
-A difference counts rows of the table: deleted, changed if their key stays, or added. A changelog only gets rows.
-
-Guarantees: all tables are checked before one is changed. Limits: all rows that differ are in memory.
-
->>> import ddflow as dd, tempfile
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
->>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
-...     _ = engine.step({"people": {"id": [7]}})
-...     engine.sync({"people": dd.sinks.sqlite(f"{place}/out.db", "people")})["people"][:3]
-(0, 0, 1)
+A difference counts rows of the table: deleted rows, changed rows, whose key stays, and added rows. A changelog only
+gets added rows.
+Guarantees: all tables are checked before any changes. Limits: all rows that differ are in memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,14 +25,14 @@ from ddflow.metrics import Look
 
 
 class Synced(NamedTuple):
-    """Counts of the table's rows that `Engine.sync` wrote, or would write."""
+    """The number of table rows that `Engine.sync` wrote, or would write."""
 
     deleted: int
-    """That went."""
+    """Rows that were deleted."""
     changed: int
-    """That got other values beside their key."""
+    """Rows with an existing key and new values."""
     added: int
-    """That are new."""
+    """Rows with a new key."""
     keys: pa.Table | None = None
     """The keys of deleted rows, then of changed rows; None if rows are only added."""
 
@@ -48,7 +40,7 @@ class Synced(NamedTuple):
 def count_differences(made: TableChanges, both: pa.Table, key: Sequence[str] | None, secret: Secret) -> Synced:
     """Count the differences that ``made`` writes. O(rows of both).
 
-    ``both``: as updates, the table's rows to delete and the rows to insert.
+    ``both``: the table's rows to delete and the rows to insert, as updates.
 
     >>> updates = pa.table({"id": [2, 2, 3, 4], "n": [9, 2, 3, 4], "_time": [1] * 4, "_diff": [-1, 1, 1, -1]})
     >>> made = TableChanges(updates.select(["id"]), updates.slice(1, 2), 4)
@@ -68,12 +60,21 @@ def count_differences(made: TableChanges, both: pa.Table, key: Sequence[str] | N
 
 
 class TableSync(Delivery):
-    """A delivery whose table is made equal to the output.  ``look`` is called for rows that were read as well."""
+    """A delivery that makes its table equal to the output. ``look`` also gets the number of rows read.
+
+    >>> import ddflow as dd, tempfile
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    >>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
+    ...     _ = engine.step({"people": {"id": [7]}})
+    ...     engine.sync({"people": dd.sinks.sqlite(f"{place}/out.db", "people")})["people"][:3]
+    (0, 0, 1)
+    """
 
     def find_difference(self) -> tuple[TableChanges, Synced]:
         """Compare the target's table with the output's rows; return the changes that make them equal. O(rows of both).
 
-        Empty for a side output: its rows about past events stay.
+        Without changes for a side output, whose rows about past events stay.
         """
         epochs, ours = self.epochs, self.epochs.read_rows_as_updates(self.name)
         self.look(ours.num_rows)
@@ -84,7 +85,7 @@ class TableSync(Delivery):
             return made, count_differences(made, ours.slice(0, 0), None, epochs.hash_secret)
         read = self.shape.schema.empty_table() if self.table.missing() else self.table.read()
         self.look(read.num_rows)
-        # Somebody may have put a null where the plan knows of none.
+        # Another writer may have set a null in a column that the plan proves not null.
         ours = ours.cast(pa.schema([field.with_nullable(True) for field in ours.schema]))
         theirs = read_rows_with_diff(self.sink.mode, read, ours.schema)
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
@@ -93,7 +94,7 @@ class TableSync(Delivery):
         both = consolidate_updates(pa.concat_tables([gone, ours]).combine_chunks(), epochs.hash_secret)
         made = self.make_change_converter(epochs.manifest.epoch)(both)
         if made.gone is not None and self.key is not None:
-            # A key that the table has twice goes with a row that may be right.
+            # Deleting a duplicate key also deletes its correct row, so insert that again.
             again = [made.net > 0] * ours.num_rows
             if self.key:
                 again = mark_rows_with_keys(ours.select(list(self.key)), made.gone, epochs.hash_secret)
@@ -101,9 +102,9 @@ class TableSync(Delivery):
         return made, count_differences(made, both, self.key, epochs.hash_secret)
 
     def check_ownership(self, adopt: bool) -> None:
-        """Check whether the table may be changed.  Raises `SinkRefused`, `SinkFailed`.
+        """Check that the table may be changed. Raises `SinkRefused`, `SinkFailed`.
 
-        ``adopt``: whether the table may be another's.
+        ``adopt``: whether it may belong to another state or output.
         """
         self.check_write_mode(self.find_sink_record())
         there, state = self.table.written(), self.epochs.manifest.id
@@ -114,10 +115,10 @@ class TableSync(Delivery):
             raise self.make_refused_error(f"it has rows, written by {found}", remedy)
 
     def prepare_table(self, *, dry: bool) -> None:
-        """Make the table fit for a difference.  Raises `SinkRefused`, `SinkFailed`.
+        """Prepare the table for a difference. Raises `SinkRefused`, `SinkFailed`.
 
-        A column that others dropped comes back, unless the call is ``dry``.  The state says so first: if the sync dies
-        before it writes, the column has no values, and `resume` refuses the table.
+        A column that another writer dropped is added again, unless the call is ``dry``. The state records this first:
+        if the sync ends before it writes, the column has no values, and `resume_from_target` refuses the table.
         """
         try:
             self.table.prepare()
@@ -133,7 +134,7 @@ class TableSync(Delivery):
         self.before = self.table.written()
 
     def write_difference(self, made: TableChanges) -> None:
-        """Write a difference, with the record of this epoch.  O(its rows).  Raises `SinkAhead`, `SinkFailed`."""
+        """Write a difference with the record of this epoch. O(its rows). Raises `SinkAhead`, `SinkFailed`."""
         self.write_changes(made, self.epochs.manifest.epoch)
         self.at = self.epochs.manifest.epoch
         self.record_delivered_epoch()
@@ -142,7 +143,7 @@ class TableSync(Delivery):
 def sync_targets(
     epochs: RetainedEpochs, sinks: Mapping[str, TableSink], adopt: bool, dry: bool, look: Look = lambda rows: None
 ) -> dict[str, Synced]:
-    """Write the difference to the targets, after a check of all of them. Like `Engine.sync`."""
+    """Check all targets, then write the difference to each. Like `Engine.sync`."""
     with ExitStack() as stack:
         each = {name: stack.enter_context(closing(TableSync(epochs, name, sink, look))) for name, sink in sinks.items()}
         for delivery in each.values():
@@ -158,7 +159,7 @@ def sync_targets(
 
 
 def _write_differences(each: Mapping[str, tuple[TableSync, TableChanges]]) -> None:
-    """Write differences.  An error says which were written before it."""
+    """Write differences. An error lists the targets that were written before it."""
     given = list[str]()
     for name, (delivery, made) in each.items():
         try:
@@ -171,7 +172,7 @@ def _write_differences(each: Mapping[str, tuple[TableSync, TableChanges]]) -> No
 
 
 def detach_connectors(epochs: RetainedEpochs, names: tuple[str, ...]) -> None:
-    """Forget sinks and sources. Like `Engine.detach`."""
+    """Detach sinks and sources. Like `Engine.detach`."""
     kinds: dict[str, dict[str, Any]] = {"sink": epochs.log.sinks, "source": epochs.log.sources}
     known = {f"{kind}:{name}": (of, name) for kind, of in kinds.items() for name in of}
     chosen = list[tuple[dict[str, Any], str]]()
