@@ -1,7 +1,7 @@
-"""Sources and sinks as a command line writes them: ``KIND:WHERE``, as in ``files:landing/*.csv``,
-``duckdb:shop.db#t``, ``postgres://me@db/shop#t``.
+"""Parse the sources and sinks of a command line: ``KIND:WHERE``, such as ``files:landing/*.csv``, ``duckdb:shop.db#t``
+or ``postgres://me@db/shop#t``.
 
-Invariant: each kind has one line in each of two tables here, and nothing else in this module knows a kind.
+Each kind has one line in `SOURCES`, in `SINKS` or in both. The rest of the module works for every kind.
 
 >>> parse_source("files:landing/*.csv", "orders", follow=True, lines=False).kind
 'files'
@@ -49,7 +49,7 @@ SINKS: Final[dict[str, Callable[..., TableSink]]] = {
 
 
 def parse_source(text: str, name: str, *more: str, follow: bool, lines: bool) -> Source:
-    """Build a source for the input ``name``.  ``more``: further patterns of files.  Raises `SpecError`."""
+    """Build a source for the input ``name``.  ``more``: further file patterns.  Raises `SpecError`."""
     kind, where = _split_address(text, SOURCES)
     made = SOURCES[kind](where, name, follow, lines)
     for each in more:
@@ -62,7 +62,7 @@ def parse_source(text: str, name: str, *more: str, follow: bool, lines: bool) ->
 
 
 def parse_sink(text: str, name: str, mode: Mode | None) -> TableSink:
-    """Build a sink of the output ``name``, in ``mode`` or the default of its kind.  Raises `SpecError`."""
+    """Build a sink for the output ``name``, in ``mode`` or the default mode of its kind.  Raises `SpecError`."""
     kind, where = _split_address(text, SINKS)
     return SINKS[kind](where, name, **({} if mode is None else {"mode": mode}))
 
@@ -76,7 +76,7 @@ def _split_address(text: str, known: dict[str, Any]) -> tuple[str, str]:
 
 
 def _parse_files_source(where: str) -> dict[str, Any]:
-    """Parse the arguments of `sources.files`: a pattern, ``:full`` for full contents, and the options of text.
+    """Parse the arguments of `sources.files`: a pattern, ``:full`` for full contents, and text options.
 
     >>> _parse_files_source("landing/*.csv:full")
     {'pattern': 'landing/*.csv', 'full': True}
@@ -89,7 +89,7 @@ def _parse_files_source(where: str) -> dict[str, Any]:
 
 
 def _parse_kafka_source(where: str, name: str) -> dict[str, Any]:
-    """Parse the arguments of `sources.kafka`: brokers, a topic, its tables as for Postgres, and ``others=ignore``.
+    """Parse the arguments of `sources.kafka`: brokers, a topic, ``others=ignore``, and tables as for Postgres.
 
     >>> _parse_kafka_source("//b:1/t?others=ignore#orders,crm.people=customers", "shop")["tables"]
     {'orders': 'orders', 'crm.people': 'customers'}
@@ -106,7 +106,10 @@ def _parse_kafka_source(where: str, name: str) -> dict[str, Any]:
 
 
 def _parse_table_inputs(text: str, only: str) -> dict[str, str]:
-    """Return tables with commas between, each with its input: ``only`` of one, else of its name, or ``TABLE=INPUT``.
+    """Map each table of a comma-separated list to its input.
+
+    ``TABLE=INPUT`` names the input. Otherwise a single table feeds ``only``, and each of several feeds an input with
+    its own name.
 
     >>> _parse_table_inputs('"a.b"."t,1",c=d', "")
     {'"a.b"."t,1"': 't,1', 'c': 'd'}
@@ -118,24 +121,24 @@ def _parse_table_inputs(text: str, only: str) -> dict[str, str]:
 
 
 def _split_topic(where: str, name: str) -> tuple[str, str]:
-    """Split brokers from the topic after ``/``; by default the topic has the given name."""
+    """Split brokers from the topic after ``/``.  The topic defaults to ``name``."""
     refuse_embedded_secret(f"kafka:{where}", CONFIG)
     servers, _, topic = where.removeprefix("//").partition("/")
     return servers, topic or name
 
 
 def _split_table(where: str, name: str) -> tuple[str, str]:
-    """Split a file from the table after ``#``; by default the table has the given name."""
+    """Split a file from the table after ``#``.  The table defaults to ``name``."""
     check_percent_encoding(where, f"attach {name!r}")
     path, _, table = where.partition("#")
     return path, table or name
 
 
 def _parse_postgres_source(where: str, name: str) -> dict[str, Any]:
-    """Parse the arguments of `sources.postgres`: an address with ``slot=``, and tables separated by commas.
+    """Parse the arguments of `sources.postgres`: an address with ``slot=``, and a comma-separated list of tables.
 
-    One table feeds the input ``name``; several feed inputs with their names, or ``TABLE=INPUT``.  The address may also
-    have ``recopy=false``.
+    One table feeds the input ``name``. Each of several feeds the input with its own name, unless ``TABLE=INPUT`` names
+    another. The address may also contain ``recopy=false``.
 
     >>> _parse_postgres_source("//me@db/shop?slot=s&sslmode=require#orders,crm.people=customers", "shop")["tables"]
     {'orders': 'orders', 'crm.people': 'customers'}
@@ -157,7 +160,7 @@ def _parse_postgres_source(where: str, name: str) -> dict[str, Any]:
 
 
 def _parse_postgres_sink(where: str, name: str) -> dict[str, Any]:
-    """Parse the arguments of `sinks.postgres`: an address, and a table after its schema.
+    """Parse the arguments of `sinks.postgres`: an address, and a table with an optional schema before it.
 
     >>> _parse_postgres_sink("//me@db/shop#reports.by_city", "by_city")
     {'url': 'postgresql://me@db/shop', 'table': 'by_city', 'schema': 'reports'}

@@ -1,13 +1,11 @@
-"""The seam of what runs beside an engine: a `Source` brings rows with positions, a `TableSink` takes committed epochs.
+"""Define the protocol of connectors: a `Source` delivers rows with positions, a `TableSink` takes committed epochs.
 
-Invariant: a connector knows no engine, no plan and no step. A source is opened at a position and says, with the rows
-it brings, the position after them; that is committed with the epoch that the rows made, so reading goes on behind the
-last commit whatever died. A sink takes an epoch after its commit, in its target's own transaction, together with a
-`TargetRecord`: whoever opens it next sees which epoch it has. What is declared (`dd.sources.*`, `dd.sinks.*`) can be
-copied and named in a manifest; what is open holds connections. A connector is a file or a folder with both.
-
-What fails for a while raises `SourceFailed` or `SinkFailed`, after which both are opened anew; all else ends a run, but
-for a server that lets nobody in any more (`SourceNotLetIn`, `SinkNotLetIn`).
+A connector knows no engine, plan or step. A source returns the position after its rows. ddflow commits it with their
+epoch, so after a crash reading continues after the last commit. A sink writes an epoch after its commit, in one
+transaction of the target with a `TargetRecord`, so the next process to open the target reads which epoch it has.
+Declarations (`dd.sources.*`, `dd.sinks.*`) can be copied and named in a manifest. Open objects hold connections.
+ddflow opens a connector again after `SourceFailed` or `SinkFailed`, and after a rejected login
+(`SourceNotLetIn`, `SinkNotLetIn`) if an earlier login succeeded. Any other error ends the run.
 
 >>> Polled({"orders": []}, {"offset": 7}).position
 {'offset': 7}
@@ -33,11 +31,11 @@ Mode = Literal["upsert", "changelog", "retract", "debezium", "updates"]
 
 
 BREAKS: Final[ContextVar[list[Callable[[], object]] | None]] = ContextVar("BREAKS", default=None)
-"""Takes, while a connector is asked, how to break off each connection that it opens.  Called from another thread."""
+"""Functions that abort the connections opened during a call of a connector.  Another thread calls them."""
 
 
 class SourceNotLetIn(UnreadableInput):
-    """Rejected login to a source: a mistake at the start of a run, later an outage, as after a new password."""
+    """Rejected login to a source: a mistake at the start of a run, later an outage, as with a changed password."""
 
 
 class SinkNotLetIn(SinkRefused):
@@ -45,15 +43,17 @@ class SinkNotLetIn(SinkRefused):
 
 
 class UndeclaredColumn(NamedTuple):
-    """A column that a source has and was not asked for.  ``kind``: its type, None while it has no value that tells.
-    ``where``: it was found, for people."""
+    """A column that a source has, but the input does not declare.
+
+    ``kind``: its type, None until a value shows it.  ``where``: the place of the column, for messages.
+    """
 
     kind: pa.DataType | None
     where: str
 
 
 class BatchStart(NamedTuple):
-    """Where a batch begins: in a ``file``, at its row ``first``, as its reader counts them."""
+    """Start of a batch: a ``file``, and the number of its ``first`` row, counted like in the reader of the file."""
 
     file: str
     first: int
@@ -63,46 +63,49 @@ class Polled(NamedTuple):
     """Batch from a source."""
 
     rows: Mapping[str, Sequence[pa.RecordBatch]]
-    """By input, in order."""
+    """Batches by input, in order."""
     position: Any
-    """After these rows, plain JSON; None where no epoch may end yet."""
+    """Position after these rows, as plain JSON; None if no epoch may end here."""
     whole: frozenset[str] = frozenset()
-    """Inputs whose rows are all that they hold."""
+    """Inputs that get their full contents in these rows."""
     beside: Mapping[str, Mapping[str, UndeclaredColumn]] = MappingProxyType({})
-    """By input, the columns that stand beside those of these rows; of messages the format tells them."""
+    """Undeclared columns by input.  Empty for messages, because their format finds such columns."""
     spots: Mapping[str, Sequence[BatchStart]] = MappingProxyType({})
-    """By input, where each batch stands, for errors; of messages each says it itself."""
+    """Start of each batch by input, for errors.  Empty for messages, because each contains its own place."""
     orders: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-    """By input that is whole, the order of its deletions, by column; else it is the greatest one of its rows."""
+    """Order values, by column, of the deletions in each input of ``whole``; by default the greatest of its rows."""
 
 
 class OpenSource(ABC):
-    """A source, being read."""
+    """An open source."""
 
     reached: float | None = None
-    """What was written until then was given, in seconds since 1970: when what it gave last was written, as the source
-    has it, or when it looked and found no more.  None where that is not known."""
+    """Unix time, in seconds: the source has delivered everything written until then.  None if unknown.
+
+    It is the write time of the last rows, by the source's clock, or the time of the last look that found no more.
+    """
 
     @abstractmethod
     def poll(self, room: int) -> Polled | None:
-        """Return the next rows, about ``room`` bytes at most; None if there are none yet.  Waits briefly.
+        """Return the next rows, about ``room`` bytes at most; None if no rows are available.  Waits briefly.
 
         Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`, `SchemaMismatch`.
         """
 
-    def keyed(  # noqa: B027 - most know no keys
+    def keyed(  # noqa: B027 - most sources have no keys
         self, keys: Mapping[str, Sequence[str]], whole: Collection[str]
     ) -> None:
-        """Note, by input, the key that replaces its rows; inputs that fold their rows otherwise are left out.
+        """Note the key of each input, if rows of the same key replace each other.
 
-        ``whole``: the inputs that may get their full contents at once.  Called once, before the first poll.  Raises
-        `UnreadableInput` if the source identifies rows by other columns.
+        ``keys`` omits inputs that fold their rows otherwise.  ``whole``: the inputs that may get their full contents at
+        once.  Called once, before the first poll.  Raises `UnreadableInput` if the source identifies rows by other
+        columns.
         """
 
     def declared(self, new: Mapping[str, Collection[str]]) -> None:  # noqa: B027 - most learn of columns from rows
-        """Note, by input, the columns that the flow declares and the state does not have yet.
+        """Note, by input, the declared columns that the state does not have yet.
 
-        Called once, before the first poll.  Raises `UnreadableInput` for a column that a table does not have.
+        Called once, before the first poll.  Raises `UnreadableInput` for a column that the source does not have.
         """
 
     def note_guesses(self, columns: Mapping[str, Collection[str]]) -> None:  # noqa: B027 - most sources have types
@@ -114,28 +117,31 @@ class OpenSource(ABC):
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """Whether nothing will come any more."""
+        """Whether the source will deliver no more rows."""
 
     @abstractmethod
     def lag(self) -> int | None:
-        """Return how much is known but not read yet, in the source's ``unit``; None if unknown."""
+        """Return the known but unread amount, in the source's ``unit``; None if unknown."""
 
     @property
     def waits(self) -> bool:
-        """Whether it gives nothing more before a commit, and an epoch need not wait for it."""
+        """Whether the source delivers no more rows before a commit, so that an epoch can end now."""
         return False
 
-    def acknowledge(self, position: Any) -> None:  # noqa: B027 - most have nobody to tell
-        """Note a committed position: the source may drop earlier rows.  Never called before its commit."""
+    def acknowledge(self, position: Any) -> None:  # noqa: B027 - most sources ignore commits
+        """Note a committed position, so that the source may drop earlier rows.  Called after the commit only."""
 
-    def close(self) -> None:  # noqa: B027 - most keep nothing
-        """Let go of connections.  Twice is harmless."""
+    def close(self) -> None:  # noqa: B027 - most hold no connection
+        """Close the connections.  May be called twice."""
 
 
 class Source(ABC):
-    """Where rows come from, as it is declared.  ``kind``: one word, in manifests.  ``unit``: what `OpenSource.lag`
-    counts, a plural.  ``positions``: the type of its positions, as msgspec reads them.  ``shared``: whether a state may
-    read one target under several names; what is moved on behind a commit is read under one."""
+    """The declaration of a source.
+
+    ``kind``: one word, stored in manifests.  ``unit``: the unit of `OpenSource.lag`, a plural.  ``positions``: the type
+    of its positions, for msgspec.  ``shared``: whether a state may read one target under several names; False for a
+    source that a commit advances, such as a slot.
+    """
 
     kind: ClassVar[str]
     unit: ClassVar[str] = "rows"
@@ -145,11 +151,11 @@ class Source(ABC):
     @property
     @abstractmethod
     def target(self) -> str:
-        """Where that is, as manifests and messages name it; never with credentials."""
+        """Address of the source for manifests and messages, without credentials."""
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """Describe one of its ``positions`` as text after "read up to"."""
+        """Describe a position as the text after "read up to"."""
         return json.dumps(position)
 
     @classmethod
@@ -159,82 +165,85 @@ class Source(ABC):
 
     @classmethod
     def without(cls, position: Any, inputs: Collection[str]) -> Any:
-        """Return a position of its ``positions`` without some inputs that were dropped.  Most return it unchanged."""
+        """Return a position without some dropped inputs.  Most sources return it unchanged."""
         return position
 
     def inputs(self, name: str) -> Sequence[str]:
-        """Return the names of the inputs that it feeds if attached as ``name``; for most that is the only one."""
+        """Return the names of the inputs that the source feeds if attached as ``name``; most feed only ``name``."""
         return (name,)
 
     def needs(self) -> None:  # noqa: B027 - most need no library
-        """Raise `MissingExtra` if a library that it needs is not installed.  Connects to nothing."""
+        """Raise `MissingExtra` if a required library is not installed.  Connects to nothing."""
 
     @abstractmethod
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
-        """Begin to read.
+        """Begin to read after a position.
 
-        ``inputs``: the columns of each input that it feeds.  One that it has no more is left out of its rows; others
-        are named `beside` them.  ``position``: that a manifest has; None for the beginning.  Raises `SourceFailed`,
-        `SourceChanged`, `SpecError`.
+        ``inputs``: the columns of each fed input.  The rows lack a column that the source no longer has.
+        `Polled.beside` names columns of the source that are not among them.  ``position``: the one in the manifest;
+        None for the beginning.  Raises `SourceFailed`, `SourceChanged`, `SpecError`.
         """
 
 
 class TargetRecord(NamedTuple):
-    """Record of the last epoch, stored in a target beside its table."""
+    """Record of the last written epoch, stored in a target beside its table."""
 
     state: str
-    """The state that writes to the table."""
+    """Id of the state that writes to the table."""
     output: str
-    """The output of it."""
+    """Name of the output in that state."""
     epoch: int
-    """The last epoch that is in the table."""
+    """Number of the last epoch in the table."""
     digest: str
-    """Of that epoch's manifest."""
+    """Digest of the manifest of that epoch."""
 
 
 class TableShape(NamedTuple):
-    """A table as a mode makes it."""
+    """The table that a sink needs in its mode."""
 
     output: str
-    """The output that goes to it."""
+    """Name of the output that is written to the table."""
     schema: pa.Schema
-    """Its columns."""
+    """Columns of the table."""
     key: tuple[str, ...] | None
-    """By which rows are replaced; None: rows are only added."""
+    """Columns that identify a row to replace; None if the mode only adds rows."""
     certain: bool = False
     """Whether no column of the key is ever null."""
     had: frozenset[str] = frozenset()
-    """The columns that the table was given with earlier epochs."""
+    """Columns that earlier epochs wrote to the table."""
 
 
 class TableChanges(NamedTuple):
-    """An epoch as a target takes it."""
+    """The changes of one epoch for a target table."""
 
     gone: pa.Table | None
-    """The keys whose rows go, None where rows are only added; by a key of no columns all go."""
+    """Keys whose rows are deleted; None if rows are only added.  A key without columns deletes all rows."""
     rows: pa.Table
-    """Rows that are added then."""
+    """Rows to add after the deletions."""
     net: int
-    """How many rows changed; 0: there is nothing to write."""
+    """Number of changed rows; 0 if nothing is to be written."""
 
 
 class Staging(NamedTuple):
-    """How rows are added to a table by many.
+    """A way for several writers to add rows to one table.
 
-    ``stage``: writes rows where no reader sees them, and says where, in a few bytes.  It can be pickled, and may be
-    called anywhere, again, and in vain: what is not appended is garbage of the table's, as its own vacuum collects it.
-    ``append``: adds what was staged, in one transaction with the record; as `OpenSink.write`."""
+    ``stage``: writes rows to files that no reader sees yet, and returns their names in a few bytes.  It can be
+    serialised and called in any process, also more than once.  The table's own vacuum collects files that are never
+    appended.  ``append``: adds the staged rows in one transaction with the record, like `OpenSink.write`.
+    """
 
     stage: Callable[[pa.Table], bytes]
     append: Callable[[Sequence[bytes], TargetRecord, TargetRecord | None], None]
 
 
 class OpenSink(ABC):
-    """A target's table, connected."""
+    """An open connection to a target table."""
 
     look: Look = staticmethod(lambda rows: None)
-    """For progress, set by its opener: called with the number of rows that were written since its last call, by a sink
-    that writes them piece by piece."""
+    """Progress callback, set by the caller that opens the sink.
+
+    A sink that writes in batches calls it with the number of rows written since the last call.
+    """
 
     @abstractmethod
     def written(self) -> TargetRecord | None:
@@ -242,16 +251,16 @@ class OpenSink(ABC):
 
     @abstractmethod
     def missing(self) -> bool:
-        """Return whether there is no table, though there may be a record of one."""
+        """Return whether the table is missing.  The target may still have a record of it."""
 
-    def holds(self) -> None:  # noqa: B027 - some hold whatever there is
-        """Raise `SinkRefused` for columns that no such table can hold.  Nothing is made."""
+    def holds(self) -> None:  # noqa: B027 - some can store every type
+        """Raise `SinkRefused` for columns that such a table cannot store.  Creates nothing."""
 
     @abstractmethod
     def prepare(self) -> None:
         """Create the table if it is missing, and add new columns.  Raises `SinkRefused` for another shape.
 
-        A new table has no record: the record of a dropped table is removed first.
+        Removes the record of a dropped table before it creates a new one, so a new table has no record.
         """
 
     @abstractmethod
@@ -262,13 +271,13 @@ class OpenSink(ABC):
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Write an epoch, in one transaction with ``now``.  Do nothing if the target has ``now`` already.
 
-        ``before``: the record that it must have until then; ``now`` itself for a difference in the same epoch. Raises
-        `SinkFailed`, after which the epoch may be written, `SinkAhead` for another record, and `SinkRefused` if the
-        table is missing.
+        ``before``: the record that the target must have; ``now`` itself to correct the table within one epoch. Raises
+        `SinkFailed`, `SinkAhead` for another record, and `SinkRefused` if the table is missing.  After `SinkFailed` the
+        target may or may not have the epoch.
         """
 
     def staging(self) -> Staging | None:
-        """Return how several writers may add rows; None if one call must write an epoch.  Raises `SinkFailed`."""
+        """Return a way for several writers to add rows; None if one call must write an epoch.  Raises `SinkFailed`."""
         return None
 
     def cancel(self) -> None:  # noqa: B027 - some cannot
@@ -278,12 +287,12 @@ class OpenSink(ABC):
     def read(self) -> pa.Table:
         """Read all rows of the table, in the columns of its shape."""
 
-    def close(self) -> None:  # noqa: B027 - most keep nothing
-        """Let go of connections.  Twice is harmless."""
+    def close(self) -> None:  # noqa: B027 - most hold no connection
+        """Close the connections.  May be called twice."""
 
 
 class TableSink(ABC):
-    """Where the epochs of an output go, as it is declared.  ``kind``: one word, in manifests."""
+    """The declaration of a sink.  ``kind``: one word, stored in manifests."""
 
     kind: ClassVar[str]
     modes: ClassVar[tuple[Mode, ...]] = ("upsert", "changelog", "retract", "debezium", "updates")
@@ -292,25 +301,25 @@ class TableSink(ABC):
     @property
     @abstractmethod
     def target(self) -> str:
-        """Where that is, table included, as manifests and messages name it; never with credentials."""
+        """Address of the table for manifests and messages, without credentials."""
 
     def needs(self) -> None:  # noqa: B027 - most need no library
-        """Raise `MissingExtra` if a library that it needs is not installed.  Connects to nothing."""
+        """Raise `MissingExtra` if a required library is not installed.  Connects to nothing."""
 
     @abstractmethod
     def open(self, shape: TableShape) -> OpenSink:
-        """Connect.  Nothing is made yet.  Raises `SinkFailed`, `SinkRefused`."""
+        """Connect to the target.  Creates nothing.  Raises `SinkFailed`, `SinkRefused`."""
 
 
 _TEXTS: Final[dict[type, dict[str, str]]] = {
     Source: {"kind": "feed", "unit": "rows", "target": "https://example.org/orders"},
     TableSink: {"kind": "shop", "mode": "upsert", "target": "shop.orders"},
 }
-"""What a declaration says as text, each with an example."""
+"""Text attributes of each kind of declaration, each with an example."""
 
 
 def check_connector(asked: str, given: Any, base: type[Source | TableSink]) -> None:
-    """Raise `SpecError` unless it is a source or sink with every attribute.  O(attributes)."""
+    """Raise `SpecError` unless ``given`` is a source or sink with every attribute.  O(attributes)."""
     if not isinstance(given, base):
         functions = "dd.sources" if base is Source else "dd.sinks"
         remedy = f"call one of {functions}, or give an object of your own class of {base.__name__}"
@@ -331,7 +340,7 @@ def check_connector(asked: str, given: Any, base: type[Source | TableSink]) -> N
 
 
 def check_result_type(asked: str, call: str, made: Any, kind: type) -> None:
-    """Raise `SpecError` if a source or sink made something of a wrong type."""
+    """Raise `SpecError` if a method of a source or sink returned an object of a wrong type."""
     if not isinstance(made, kind):
         found = "None" if made is None else f"a {type(made).__name__}"
         remedy = f"return an object of ddflow.connectors.api.{kind.__name__}"
@@ -339,9 +348,9 @@ def check_result_type(asked: str, call: str, made: Any, kind: type) -> None:
 
 
 def check_polled_rows(asked: str, found: Polled, *, typed: bool) -> None:
-    """Raise `SpecError` for rows instead of batches, and for a position that is no JSON.  O(batches).
+    """Raise `SpecError` for rows that are no batches, and for a position outside JSON.  O(batches).
 
-    ``typed``: whether the source tells the type of its positions.
+    ``typed``: whether the source declares the type of its positions.
     """
     for name, batches in found.rows.items():
         if not isinstance(batches, Sequence) or not all(isinstance(each, pa.RecordBatch) for each in batches):

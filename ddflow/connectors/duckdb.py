@@ -1,7 +1,7 @@
-"""DuckDB: a table of a file as a source of full contents, and a table as a sink.
+"""Read a table of a DuckDB file as the full contents of an input, and write an output to a table.
 
-Invariant: an epoch is one transaction of DuckDB. A file belongs to one process that writes; it is opened for each
-epoch's transaction and closed, so that others can read it in between.
+An epoch is one transaction of DuckDB. DuckDB lets only one process write to a file. The sink opens the file for each
+operation and closes it afterwards, so that other processes can read it in between.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -31,7 +31,7 @@ __all__ = ["DuckDBSink", "DuckDBSource", "TableChanges", "TargetRecord"]
 
 TOKEN: Final = "let the token come from the environment: motherduck_token"
 _GIVEN: Final = "_ddflow_given"
-"""What rows are called in a statement, as no table is."""
+"""Name of the registered rows in a statement; no table has it."""
 
 
 def import_duckdb() -> Any:
@@ -63,7 +63,7 @@ class DuckDBSource(FileDatabaseSource):
                 rows = connection.sql(f"select {names} from {self.table_expression}").to_arrow_table()
                 return rows.rename_columns(schema.names), {name: there.field(name).type for name in others}
         except duckdb.Error as error:
-            # No such table or column: waiting does not help.
+            # A missing table or column: a retry does not help.
             kind = UnreadableInput if isinstance(error, duckdb.ProgrammingError) else SourceFailed
             raise kind(f"read {self.target}", str(error).splitlines()[0], "see to the database") from None
 
@@ -96,7 +96,7 @@ class DuckDBSink(FileDatabaseSink):
 
 @cache
 def _find_duckdb_type(kind: pa.DataType) -> str | None:
-    """See `DuckDBTable.find_sql_type`.  Asks a database in memory: some 20 ms, once for each type in a process."""
+    """See `DuckDBTable.find_sql_type`.  Asks a database in memory, once for each type in a process."""
     duckdb, empty = import_duckdb(), pa.table({"a": pa.array([], kind)})
     try:
         with duckdb.connect() as connection:
@@ -108,7 +108,7 @@ def _find_duckdb_type(kind: pa.DataType) -> str | None:
 
 
 class DuckDBTable(SqlTable):
-    """A table of DuckDB.  It joins without an index or a primary key, which would only be kept up."""
+    """A table of DuckDB, without an index or a primary key: its joins do not use them, and inserts maintain them."""
 
     indexed: ClassVar[bool] = False
 
@@ -121,7 +121,7 @@ class DuckDBTable(SqlTable):
 
     @contextmanager
     def translate_errors(self, asked: str) -> Iterator[None]:
-        """Connect for the length of a ``with`` block, and convert the driver's errors to ours."""
+        """Connect for the duration of a ``with`` block, and convert the driver's errors to ours."""
         with super().translate_errors(asked):
             self.connection = self._duckdb.connect(self._path)
             try:
@@ -130,7 +130,7 @@ class DuckDBTable(SqlTable):
                 self.connection.close()
 
     def find_sql_type(self, kind: pa.DataType) -> str | None:
-        """Return DuckDB's type for Arrow's, if values survive the way back."""
+        """Return the DuckDB type for an Arrow type; None if values would not come back unchanged."""
         return _find_duckdb_type(kind)
 
     def read_column_types(self, table: str) -> dict[str, str]:
@@ -148,7 +148,7 @@ class DuckDBTable(SqlTable):
         self._execute_with_rows(rows, f"insert into {quote_name(table)} ({names}) select {names} from {_GIVEN}")
 
     def delete_keys(self, table: str, keys: pa.Table) -> None:
-        """Delete the rows of keys."""
+        """Delete the rows with the given keys."""
         same = " and ".join(
             f"t.{quote_name(name)} is not distinct from {_GIVEN}.{quote_name(name)}" for name in keys.schema.names
         )
@@ -172,5 +172,5 @@ class DuckDBTable(SqlTable):
         try:
             self.connection.execute(text)
         finally:
-            with suppress(self._duckdb.Error):  # of a transaction that is over, which would hide why
+            with suppress(self._duckdb.Error):  # an error about the ended transaction would hide its cause
                 self.connection.unregister(_GIVEN)

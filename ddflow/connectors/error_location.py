@@ -1,23 +1,8 @@
-"""Errors of rows that a path or a source of files gave: they name it, and call a row what its file's reader calls it.
+"""Add the file, and the number of the row in it, to errors about rows from a path or a source of files.
 
-Invariant: an error keeps its class, and what it says but for the place. Only what has failed looks at the path again,
-so rows that are given otherwise, and those that are well, cost nothing. Where a path is several files, which of them a
-row is in is not known here, so it stays counted from 0 over all of them. A source says where each batch stands; an
-error that names no row may be of any of the files.
-
->>> import tempfile
->>> from pathlib import Path
->>> from ddflow.errors import NullKey, Row
->>> with tempfile.TemporaryDirectory() as folder:
-...     _ = (path := Path(folder) / "a.csv").write_text("id\\n7\\n")
-...     error = add_file_to_error(path, NullKey("rows for 'orders'", "null in " + Row(3), "mend it"))
-...     str(error).removeprefix(folder)
-"/a.csv: rows for 'orders': null in row 5; mend it"
->>> with add_file_to_errors([(BatchStart("1.csv", 2), 3), (BatchStart("2.csv", 2), 9)]):
-...     raise NullKey("rows for 'orders'", "null in " + Row(3), "mend it")
-Traceback (most recent call last):
-    ...
-ddflow.errors.NullKey: 2.csv: rows for 'orders': null in row 2; mend it
+An error keeps its class and the rest of its text. The path is read again only after an error.
+Limits: the rows of a path with several files keep their number, counted from 0 over all files. An error that names no
+row may concern any of the files of a source, so it names all of them.
 """
 
 import os
@@ -31,23 +16,38 @@ from ddflow.errors import DdflowError, ErrorText
 from ddflow.errors.base import replace_error_texts, set_error_row_names
 
 FEW: Final = 3
-"""So many files an error names at most, where it may be of any of them; of more the first and the last."""
+"""Number of files that an error lists at most; of more files it names the first and the last."""
 
 
 def is_path(given: Any) -> bool:
-    """Return whether rows are given as a path."""
+    """Return whether ``given`` is a path."""
     return isinstance(given, str | os.PathLike)
 
 
 def add_file_to_error(given: Any, error: DdflowError) -> DdflowError:
-    """Make an error of rows from the path ``given`` name its file and row.  O(1), and looks at the file."""
+    """Add the file and the row to an error about rows from the path ``given``.  O(1), and reads the file again.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from ddflow.errors import NullKey, Row
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (path := Path(folder) / "a.csv").write_text("id\\n7\\n")
+    ...     error = add_file_to_error(path, NullKey("rows for 'orders'", "null in " + Row(3), "mend it"))
+    ...     str(error).removeprefix(folder)
+    "/a.csv: rows for 'orders': null in row 5; mend it"
+    >>> with add_file_to_errors([(BatchStart("1.csv", 2), 3), (BatchStart("2.csv", 2), 9)]):
+    ...     raise NullKey("rows for 'orders'", "null in " + Row(3), "mend it")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.NullKey: 2.csv: rows for 'orders': null in row 2; mend it
+    """
     from ddflow.connectors.files import FileOptions, FilePosition, open_files  # its readers take time to load
     from ddflow.connectors.files.file_path import build_dialect
     from ddflow.connectors.files.places import STDIN, list_file_locations
 
     path = os.fspath(given)
     files = [path]
-    if path == STDIN:  # which cannot be looked at again
+    if path == STDIN:  # it cannot be read again
         return error
     with suppress(DdflowError, OSError):
         files = [each.name for each in list_file_locations([path], build_dialect(given).kind)]
@@ -64,10 +64,10 @@ def add_file_to_error(given: Any, error: DdflowError) -> DdflowError:
 
 @contextmanager
 def add_file_to_errors(spots: Sequence[tuple[BatchStart, int]]) -> Iterator[None]:
-    """Make errors about the rows of a call name their file.  O(batches) for an error.
+    """Add the file to errors about the rows of a call.  O(batches) for an error.
 
-    ``spots``: the place and the rows of each batch, in order.  An error about no row, such as a full disk, names no
-    file.
+    ``spots``: the start and the number of rows of each batch, in order.  Errors that are not about values, such as a
+    full disk, stay unchanged.
     """
     try:
         yield
@@ -86,7 +86,7 @@ def add_file_to_errors(spots: Sequence[tuple[BatchStart, int]]) -> Iterator[None
 
 
 def format_file_names(files: Sequence[str]) -> str:
-    """List files for messages: only the first and the last if there are more than a few.
+    """List files for messages: only the first and the last if there are more than `FEW`.
 
     >>> format_file_names(["a.csv", "b.csv"]), format_file_names(["1.csv", "2.csv", "3.csv", "4.csv"])
     ('a.csv, b.csv', '1.csv ... 4.csv (4 files)')
@@ -95,7 +95,7 @@ def format_file_names(files: Sequence[str]) -> str:
 
 
 def _find_file_and_row(spots: Sequence[tuple[BatchStart, int]], row: int) -> tuple[str, int]:
-    """Return the file of a row of all batches, and the row's number in that file."""
+    """Return the file of a row, counted over all batches, and the row's number in that file."""
     for spot, rows in spots:
         if row < rows:
             return spot.file, spot.first + row

@@ -1,9 +1,9 @@
-"""A database in a file as a source: its rows are all that an input holds, read again when the file changed.
+"""Read a table of a database file as the full contents of an input, again whenever the file changes.
 
-Invariant: the position is the table, and the file's size and time of the last write, taken before it is read; so rows
-that come while it is read are read the next time. Another table than the position's is an error, because its rows would
-replace the others; another query is read, whatever the file looks like. Nothing is locked but by the database's own
-reader. A column that is gone is left out of the rows; at the first read it is an error, because it was never there.
+DuckDB and SQLite share this source. A position is the table, the size of the file and the time of its last write, both
+taken before the read, so rows written during a read are read the next time. Another table than the position's is an
+error, because its rows would replace the earlier ones. A query may change, and ddflow then reads the new query.
+The rows lack a dropped column. A missing column at the first read is an error. Only the database itself locks.
 
 >>> FileDatabaseSource.read_file_stamp("/no/such/file")
 Traceback (most recent call last):
@@ -28,11 +28,11 @@ from ddflow.connectors.sql_table import refuse_records_table
 from ddflow.errors import SourceFailed, SpecError
 
 LOOK: Final = 0.2
-"""Seconds between two looks at a file."""
+"""Seconds between two checks of a file."""
 
 
 class DatabasePosition(TypedDict):
-    """Position: a ``table``, or a query in parentheses, and the ``stamp`` of the file at the read."""
+    """Position: a ``table`` or a query in parentheses, and the ``stamp`` (sizes and times) of the file at the read."""
 
     table: str
     stamp: list[int]
@@ -40,7 +40,7 @@ class DatabasePosition(TypedDict):
 
 @dataclass(frozen=True)
 class FileDatabaseSource(Source):
-    """A query on a database that is a file.  ``table``: or a query, in parentheses."""
+    """A table of a database file.  ``table``: its name, or a query in parentheses."""
 
     path: str
     table: str
@@ -49,7 +49,7 @@ class FileDatabaseSource(Source):
 
     @property
     def target(self) -> str:
-        """The file and the table."""
+        """Path of the file, and the table."""
         return f"{os.path.abspath(self.path)}#{self.table}"
 
     @classmethod
@@ -62,13 +62,15 @@ class FileDatabaseSource(Source):
 
     @abstractmethod
     def read_rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
-        """Return the existing columns of a schema by name (all, with ``all_of_it``), and the types of others.
+        """Return the rows in the columns of a schema, and the types of other columns by name.
+
+        Omits missing columns, but raises for them with ``all_of_it``.
 
         Raises `SourceFailed`, `UnreadableInput`.
         """
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "DatabaseReader":
-        """Begin to read."""
+        """Return a reader after the position."""
         ((name, schema),) = inputs.items()
         if position is not None:
             check_same_table(name, position["table"], self.table)
@@ -81,7 +83,7 @@ class FileDatabaseSource(Source):
 
     @staticmethod
     def read_file_stamp(path: str) -> list[int]:
-        """Return sizes and times of a file and of its write-ahead log, if any."""
+        """Return the sizes and write times of a file and its write-ahead log, if any."""
         found = list[int]()
         for each in (path, f"{path}-wal", f"{path}.wal"):
             try:
@@ -96,7 +98,7 @@ class FileDatabaseSource(Source):
 
 @dataclass(frozen=True)
 class FileDatabaseSink(TableSink):
-    """A table of a database that is a file."""
+    """A table of a database file."""
 
     path: str
     table: str
@@ -107,12 +109,12 @@ class FileDatabaseSink(TableSink):
 
     @property
     def target(self) -> str:
-        """The file and the table."""
+        """Path of the file, and the table."""
         return f"{os.path.abspath(self.path)}#{self.table}"
 
 
 class DatabaseReader(OpenSource):
-    """``position``: what was read, and how the file looked then."""
+    """Reader of a database file.  ``position``: the table and the stamp of the last read."""
 
     def __init__(self, of: FileDatabaseSource, name: str, schema: pa.Schema, position: DatabasePosition | None) -> None:
         self.of, self.name, self.schema, self.position = of, name, schema, position
@@ -120,7 +122,7 @@ class DatabaseReader(OpenSource):
 
     @property
     def ended(self) -> bool:
-        """Whether it was looked at, and will not be again."""
+        """Whether the file was read once, without ``follow``."""
         return self._asked and not self.of.follow
 
     def lag(self) -> int | None:
@@ -144,7 +146,7 @@ class DatabaseReader(OpenSource):
 
 
 def check_same_table(name: str, was: str, now: str) -> None:
-    """Raise `SpecError` if an input was read from another table.  Case does not count.
+    """Raise `SpecError` if an input was read from another table.  Ignores case and queries.
 
     >>> check_same_table("loans", "loans", "Loans")
     >>> check_same_table("loans", "(select 1 as id)", "(select 2 as id)")
@@ -155,7 +157,7 @@ def check_same_table(name: str, was: str, now: str) -> None:
 
 
 def split_columns_by_presence(schema: pa.Schema, there: Sequence[str], all_of_it: bool) -> tuple[pa.Schema, list[str]]:
-    """Split a schema into the fields to read, and list the other existing columns.  Case does not count.
+    """Return the fields to read, and the names of existing columns outside the schema.  Ignores case.
 
     >>> split_columns_by_presence(pa.schema({"id": pa.int64(), "old": pa.int64()}), ["ID", "new"], False)
     (id: int64, ['new'])

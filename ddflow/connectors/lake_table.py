@@ -1,9 +1,9 @@
-"""A table of a lake format as a sink: what Delta Lake and Iceberg share.
+"""Write to a table of a lake format: the code that the sinks of Delta Lake and Iceberg share.
 
-Guarantees: the newest version of the table is loaded for each call, and the record of an epoch is compared in it before
-a row changes. A value that goes through a type of the format comes back unchanged; types that would lose something
-(nanoseconds, durations) are refused by name.
-A format is a subclass with its library's calls, and its own types.
+A subclass adds the calls of its library and the types that its format stores differently.
+Guarantees: each call loads the newest version of the table, and compares the record of the epoch before it changes a
+row. Values come back unchanged from the types of the format. Types that would lose information (nanoseconds, durations)
+are refused, and the error names them.
 """
 
 from abc import abstractmethod
@@ -19,7 +19,7 @@ from ddflow.connectors.api import OpenSink, TableShape, TableSink, TargetRecord
 from ddflow.connectors.table_shape import build_dropped_table_error, build_sink_refusal, find_new_columns, is_written
 
 TypeRule = Callable[[pa.DataType], pa.DataType | None]
-"""What a format makes of a type that others treat otherwise; None for the rest."""
+"""Function from an Arrow type to the type that only this format stores for it; None for the common types."""
 _WIDER: Final = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -39,7 +39,7 @@ _SAME: Final = (
 
 
 def find_lake_type(kind: pa.DataType, own: TypeRule = lambda kind: None) -> pa.DataType | None:
-    """Return the stored type of a column of Arrow's type; None if it would lose information."""
+    """Return the stored type for an Arrow type; None if it would lose information."""
     if pat.is_dictionary(kind):
         return find_lake_type(kind.value_type, own)
     if (said := own(kind)) is not None:
@@ -58,7 +58,7 @@ def find_lake_type(kind: pa.DataType, own: TypeRule = lambda kind: None) -> pa.D
 
 
 def build_lake_schema(schema: pa.Schema, own: TypeRule = lambda kind: None) -> pa.Schema:
-    """Return the columns of a table for rows of a schema; null is the type of those it cannot hold.
+    """Return the stored columns for a schema.  A column that the format cannot store gets the null type.
 
     >>> build_lake_schema(pa.schema({"n": pa.uint32(), "at": pa.timestamp("s", "Europe/Zurich")})).types
     [DataType(int64), TimestampType(timestamp[us, tz=UTC])]
@@ -69,7 +69,9 @@ def build_lake_schema(schema: pa.Schema, own: TypeRule = lambda kind: None) -> p
 
 
 class LakeTable(OpenSink):
-    """``place``: the target, for messages.  ``schema``: the columns of the table, in types of the format.
+    """A table of a lake format.
+
+    ``place``: the target, for messages.  ``schema``: the columns of the table, in types of the format.
 
     >>> set(LakeTable.__abstractmethods__) >= {"_load", "_find_target_record", "_scan", "write"}
     True
@@ -81,11 +83,11 @@ class LakeTable(OpenSink):
 
     @abstractmethod
     def _translate_errors(self, asked: str) -> AbstractContextManager[None]:
-        """Convert the library's errors to ours.  ``asked``: a verb."""
+        """Convert the library's errors to ours.  ``asked``: the verb in the message."""
 
     @abstractmethod
     def _load(self) -> Any:
-        """Load the newest version of the table; None if there is no table."""
+        """Load the newest version of the table; None if it does not exist."""
 
     @abstractmethod
     def _find_target_record(self, table: Any) -> TargetRecord | None:
@@ -118,24 +120,24 @@ class LakeTable(OpenSink):
             return None if table is None else self._find_target_record(table)
 
     def missing(self) -> bool:
-        """Return whether there is no table."""
+        """Return whether the table does not exist."""
         with self._translate_errors("ask"):
             return self._load() is None
 
     def occupied(self) -> bool:
-        """Return whether there is a row."""
+        """Return whether the table has a row."""
         with self._translate_errors("ask"):
             table = self._load()
             return table is not None and self._has_rows(table)
 
     def holds(self) -> None:
-        """Raise `SinkRefused` for columns that the format cannot hold: their type in the table is null."""
+        """Raise `SinkRefused` for columns that the format cannot store: their type in ``schema`` is null."""
         if lost := [field.name for field in self.schema if pat.is_null(field.type)]:
             shown = ", ".join(f"{name!r}, {self.shape.schema.field(name).type}" for name in lost)
             raise build_sink_refusal(self.shape, self.place, f"it cannot hold {shown}", "project it to another type")
 
     def prepare(self) -> None:
-        """Create the table, or compare its columns and add new ones."""
+        """Create the table, or check its columns and add new ones."""
         self.holds()
         with self._translate_errors("prepare"):
             table = self._load()
@@ -153,9 +155,9 @@ class LakeTable(OpenSink):
             return rows.cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
 
     def _load_for_epoch(self, now: TargetRecord, before: TargetRecord | None) -> Any:
-        """Load the table that is to take an epoch; None if it has ``now`` already.
+        """Load the table to write an epoch; None if it has ``now`` already.
 
-        Raises `SinkAhead` for another epoch, `SinkRefused` if there is no table or it lost a column.
+        Raises `SinkAhead` for another epoch, and `SinkRefused` if the table or a column was dropped.
         """
         if (table := self._load()) is None:
             raise build_dropped_table_error(now.output, self.place, now.epoch if before is None else before.epoch)

@@ -1,7 +1,7 @@
-"""Modes: the updates of an epoch as a target takes them, as rows, a changelog or messages in Debezium's envelope.
+"""Convert the updates of an epoch to the mode of a sink: rows, a changelog or messages in Debezium's envelope.
 
-Guarantees: a reader of any mode gets the contents of the output, and the messages of the mode `debezium` can be read
-back by the format of that name. Before images are those of the output, never looked up in the target.
+Guarantees: readers can rebuild the contents of the output from the table of any mode. `dd.formats.debezium` reads the
+messages of the mode `debezium`. Before images come from the output; ddflow never looks them up in the target.
 
 >>> updates = pa.table({"id": [1, 1, 2], "n": [5, 6, 7], "_time": [3, 3, 3], "_diff": [-1, 1, 1]})
 >>> made = to_table_changes("upsert", updates, ("id",), 3, Secret(1, 2))
@@ -32,14 +32,16 @@ from ddflow.errors import CountOverflow, NotUnique, SinkRefused
 from ddflow.kernels.accumulate import consolidate_diffs
 
 MESSAGES: Final = pa.schema({"key": pa.string(), "value": pa.string()})
-"""The columns of messages."""
+"""Columns of a table of messages."""
 _FORM: Final = CellEncoding(decimals="string", quoted=True)
 _AT_ONCE: Final = 1 << 16
 
 
 class NetUpdates(NamedTuple):
-    """The net of some updates.  ``rows``: distinct, n of them.  ``diffs``: of each, never 0.  ``keys``: of each, the
-    number of its key, below n.
+    """The net of some updates.
+
+    ``rows``: n distinct rows.  ``diffs``: the diff of each row, never 0.  ``keys``: the number of each row's key, below
+    n.
 
     >>> of = NetUpdates(pa.table({"id": [1, 1, 2], "n": [5, 6, 7]}), np.array([-1, 1, 1]), np.array([0, 0, 2]))
     >>> for row in build_change_messages(of, ("id",), 3, "orders").to_pylist():
@@ -69,12 +71,12 @@ def build_change_messages(of: NetUpdates, key: Sequence[str] | None, epoch: int,
     """
     of = sort_updates_by_key(of)
     keys, diffs, n = of.keys, of.diffs, of.diffs.size
-    pair: Any = np.zeros(n + 1, bool)  # whether a row and the one in front of it are an update
+    pair: Any = np.zeros(n + 1, bool)  # whether a row and the row before it are an update
     if key is not None:
         new = np.flatnonzero(np.diff(keys, prepend=-1, append=-1))
         two = new[:-1][np.diff(new) == 2]
         pair[two[(diffs[two] == -1) & (diffs[two + 1] == 1)] + 1] = True
-    came = np.flatnonzero(~pair[1:])  # but for the first of two
+    came = np.flatnonzero(~pair[1:])  # all rows, except the first of a pair
     updated, times = pair[:-1][came], np.abs(diffs[came])
     after = np.where(diffs[came] > 0, came, -1)
     before = np.where(updated, came - 1, np.where(diffs[came] < 0, came, -1))
@@ -99,7 +101,7 @@ def build_change_messages(of: NetUpdates, key: Sequence[str] | None, epoch: int,
 
 
 def parse_change_messages(written: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Read the rows of a ``schema`` from messages; ``_diff`` is 1 for a new row, -1 for an old one.  O(bytes).
+    """Parse rows of a ``schema`` from messages.  ``_diff`` is 1 for an after image, -1 for a before image.  O(bytes).
 
     Raises `SinkRefused` for a message that ddflow did not write.
     """
@@ -127,7 +129,10 @@ def parse_json_rows(texts: pa.Array, schema: pa.Schema) -> pa.Table:
 
 
 def _cast_structs(rows: pa.Array, schema: pa.Schema, wrong: bool) -> pa.Table:
-    """Cast the texts in structs to the types of a ``schema``."""
+    """Cast the texts in structs to the types of a ``schema``.
+
+    Raises `SinkRefused` if ``wrong``, or if a text does not fit its type.
+    """
     columns = []
     for field in schema:
         cells, misfits = cast_cells(pc.struct_field(rows, field.name), field.type, _FORM)
@@ -140,7 +145,7 @@ def _cast_structs(rows: pa.Array, schema: pa.Schema, wrong: bool) -> pa.Table:
 
 
 def _format_json_objects(rows: pa.Table, places: Ints) -> pa.Array:
-    """Format the rows at some places as JSON text; a place below 0 gives null."""
+    """Format the rows at some places as JSON text.  A place below 0 gives null."""
     there = np.flatnonzero(places >= 0)
     batch = pa.RecordBatch.from_arrays(
         [to_array(column.take(pa.array(places[there]))) for column in rows.columns], schema=rows.schema
@@ -161,7 +166,7 @@ KINDS: Final = ("delete", "insert", "update_preimage", "update_postimage")
 
 
 def build_mode_schema(mode: Mode, updates: pa.Schema) -> pa.Schema:
-    """Return the columns of a table in a mode, for an output whose updates have these columns."""
+    """Return the columns of a table in a mode.  ``updates``: the columns of the output's updates."""
     row = [field for field in updates if field.name not in (TIME, DIFF, DELETED)]
     if mode == "changelog":
         row += [
@@ -187,7 +192,7 @@ def to_table_changes(
 ) -> TableChanges:
     """Convert the updates of an epoch to the changes of a target's table.  O(n).
 
-    ``output``: its name in messages.  ``written``: when the epoch was committed, in unix milliseconds.
+    ``output``: the name of the output in messages.  ``written``: the time of the commit, in Unix milliseconds.
 
     Raises `NotUnique`, `CountOverflow`.
     """
@@ -195,7 +200,7 @@ def to_table_changes(
         return TableChanges(None, updates, updates.num_rows)
     if DIFF not in updates.schema.names and key is not None:
         return _keep_last_upserts(updates, key, secret)
-    if DIFF not in updates.schema.names:  # events, such as messages that could not be read: each is a row
+    if DIFF not in updates.schema.names:  # events, such as dead letters: each is a row
         updates = updates.append_column(DIFF, pa.array(np.ones(updates.num_rows, np.int64)))
     of = _sum_diffs(updates, key, secret)
     schema = build_mode_schema(mode, updates.schema)
@@ -222,9 +227,9 @@ def to_table_changes(
 
 
 def read_rows_with_diff(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
-    """Read the rows of a table in a mode, with ``_diff``, for an output with these updates.
+    """Return the rows of a table in a mode, with ``_diff``.  O(n).
 
-    O(n).  Raises `SinkRefused`.
+    ``updates``: the columns of the output's updates.  Raises `SinkRefused`.
     """
     if mode == "debezium":
         return parse_change_messages(table, build_mode_schema("upsert", updates))
@@ -241,7 +246,7 @@ def read_rows_with_diff(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.T
 
 
 def merge_upserts_and_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.Table:
-    """Convert upserts to one table with ``_deleted``; deleted rows only have their key.  O(n)."""
+    """Convert upserts to one table with ``_deleted``.  Deleted rows have null outside their key.  O(n)."""
     assert made.gone is not None
     n = made.rows.num_rows
     keys = pa.concat_tables([made.rows.select(list(key)), made.gone.select(list(key))])
@@ -256,7 +261,7 @@ def merge_upserts_and_deletes(made: TableChanges, key: Sequence[str], secret: Se
 
 
 def mark_rows_with_keys(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
-    """Mark the rows that equal some key; null equals null.  Both have the same columns.  O(n log keys)."""
+    """Mark the rows that equal some key.  Null equals null.  Both tables have the same columns.  O(n log keys)."""
     (high, low), (of, beside) = (compute_identities(each.combine_chunks(), secret) for each in (rows, keys))
     found = np.isin(high, of)
     if low.size and beside.size:
@@ -267,14 +272,14 @@ def mark_rows_with_keys(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
 
 
 def consolidate_updates(updates: pa.Table, secret: Secret) -> pa.Table:
-    """Net the updates of one time.  O(n)."""
+    """Sum the diffs of equal rows in the updates of one time.  O(n)."""
     of = _sum_diffs(updates, None, secret)
     times = updates.column(TIME).slice(0, 1).take(pa.array(np.zeros(of.diffs.size, np.int64)))
     return of.rows.append_column(TIME, times).append_column(DIFF, pa.array(of.diffs))
 
 
 def _keep_last_upserts(upserts: pa.Table, key: Sequence[str], secret: Secret) -> TableChanges:
-    """Keep the last upsert of each key, from `ddflow.Collection.to_upserts`."""
+    """Keep the last upsert of each key.  ``upserts``: updates from `ddflow.Collection.to_upserts`."""
     back = upserts.take(pa.array(np.arange(upserts.num_rows)[::-1])).combine_chunks()
     numbers = _number_keys(back.select(list(key)), secret)
     last = back.take(pa.array(np.unique(numbers, return_index=True)[1][::-1]))
@@ -311,7 +316,7 @@ def _sum_diffs(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> 
 
 
 def _number_keys(keys: pa.Table, secret: Secret, n: int | None = None) -> Ints:
-    """Map each key to the number of the first row that has it."""
+    """Return, for each row, the number of the first row with the same key."""
     by = sort_by_identity(*compute_identities(keys.combine_chunks(), secret, n))
     out: Ints = np.empty(by.permutation.size, np.int64)
     out[by.permutation] = np.repeat(by.permutation[by.starts[:-1]], np.diff(by.starts))
@@ -319,7 +324,7 @@ def _number_keys(keys: pa.Table, secret: Secret, n: int | None = None) -> Ints:
 
 
 def _repeat_rows_by_diff(rows: pa.Table, diffs: Ints) -> pa.Table:
-    """Repeat each row by the size of its diff."""
+    """Repeat each row as often as its diff says, without the sign."""
     if (np.abs(diffs) == 1).all():
         return rows
     return rows.take(pa.array(np.repeat(np.arange(diffs.size), np.abs(diffs))))

@@ -1,8 +1,8 @@
-"""Sinks of `ddflow.Engine.run`: ``dd.sinks``.
+"""Declare the sinks of `ddflow.Engine.run`: ``dd.sinks``.
 
-Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. Each is
-implemented in ``sink`` of its folder (of Parquet in ``folder``), or in a file of its name; their protocol is in
-``api``, and ``modes`` converts rows for each mode. A library that one needs is imported when it is opened.
+Each function returns a declaration: it opens nothing, can be copied, and shows no credentials. The code of a sink is in
+``sink.py`` of its folder (Parquet: ``folder.py``), or in the file with its name. ``api.py`` defines the protocol, and
+``modes.py`` converts rows for each mode. ddflow imports the library of a sink when it opens the sink.
 
 >>> sqlite("shop.db", "by_city").mode
 'upsert'
@@ -31,11 +31,12 @@ def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
     path : str or path
         The file; created if it is missing.
     table : str
-        Its name; created if it is missing.
+        The name of the table; created if it is missing.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
-        How rows are written.  "upsert": rows are replaced by a key that the plan proves.  "changelog": each change is a
-        row, with ``_change_type``, ``_commit_version`` and ``_commit_timestamp``.  "retract": with ``_retract``.
-        "debezium": messages, as ``key`` and ``value``.  "updates": with ``_time`` and ``_diff``.
+        How ddflow writes rows.  "upsert": a row replaces the row with its key; the plan must prove the key.
+        "changelog": each change is a row, with ``_change_type``, ``_commit_version`` and ``_commit_timestamp``.
+        "retract": each change is a row with ``_retract``.  "debezium": messages, as ``key`` and ``value``.  "updates":
+        rows with ``_time`` and ``_diff``.
 
     Returns
     -------
@@ -45,11 +46,11 @@ def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
     Raises
     ------
     SpecError
-        For the table of records, ``_ddflow_written``.
+        If the table is ``_ddflow_written``, which holds the records of epochs.
 
     Notes
     -----
-    Decimals, dates, times, unsigned 64-bit integers and NaN are text; what is nested is JSON.
+    Decimals, dates, times, unsigned 64-bit integers and NaN are stored as text, nested values as JSON.
 
     Examples
     --------
@@ -65,7 +66,7 @@ def duckdb(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
     Parameters
     ----------
     path, table, mode
-        As of `sqlite`.
+        See `sqlite`.
 
     Returns
     -------
@@ -75,7 +76,7 @@ def duckdb(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
     Raises
     ------
     SpecError
-        For the table of records, ``_ddflow_written``.
+        If the table is ``_ddflow_written``, which holds the records of epochs.
 
     Notes
     -----
@@ -98,11 +99,11 @@ def postgres(url: str, table: str, *, mode: Mode = "upsert", schema: str | None 
     ----------
     url : str
         An address of libpq, ``postgresql://user@host:port/database``.  Give the password in ``PGPASSFILE`` or
-        ``PGPASSWORD``; one in the address is used, and never shown or kept.
+        ``PGPASSWORD``.  A password in the address works too; ddflow never shows or stores it.
     table, mode
-        As of `sqlite`.
+        See `sqlite`.
     schema : str, optional
-        The schema of the table.  By default the server's choice for the user, mostly "public".
+        The schema of the table.  By default the server chooses it for the user, usually "public".
 
     Returns
     -------
@@ -112,11 +113,12 @@ def postgres(url: str, table: str, *, mode: Mode = "upsert", schema: str | None 
     Raises
     ------
     SpecError
-        When it is attached, for an address that is none; for the table of records, ``_ddflow_written``.
+        If the table is ``_ddflow_written``, which holds the records of epochs.  When you attach the sink: for an
+        invalid address.
 
     Notes
     -----
-    An epoch is one transaction, with COPY for its rows.  Lists are arrays.  Structs, maps, nanoseconds and durations
+    An epoch is one transaction, with COPY for its rows.  Lists become arrays.  Structs, maps, nanoseconds and durations
     are refused: project them to another type.
 
     Examples
@@ -135,11 +137,11 @@ def delta(
     Parameters
     ----------
     path : str or path
-        Its folder or address; created if it is missing.
+        The folder or address of the table; created if it is missing.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
-        As of `sqlite`.  "upsert" is one merge an epoch, the others add rows.
+        See `sqlite`.  "upsert" is one merge for each epoch; the other modes add rows.
     storage_options : mapping of str to str, optional
-        As deltalake takes them; never shown or kept.
+        Options for deltalake; ddflow never shows or stores them.
 
     Returns
     -------
@@ -148,8 +150,8 @@ def delta(
 
     Notes
     -----
-    Unsigned integers are stored in the next wider type, timestamps in microseconds, with a zone in UTC.  Nanoseconds,
-    times of day, durations, maps and UUIDs are refused: project them to another type.
+    Unsigned integers are stored in the next wider type, and timestamps in microseconds; those with a time zone are in
+    UTC.  Nanoseconds, times of day, durations, maps and UUIDs are refused: project them to another type.
 
     Examples
     --------
@@ -165,13 +167,13 @@ def iceberg(table: str, *, catalog: str | Mapping[str, str] = "default", mode: M
     Parameters
     ----------
     table : str
-        Its namespace and name, ``"shop.by_city"``; both are created if they are missing.
+        The namespace and name of the table, ``"shop.by_city"``; both are created if they are missing.
     catalog : str or mapping of str to str
-        The name of a catalog that pyiceberg is configured with (``~/.pyiceberg.yaml``, ``PYICEBERG_CATALOG__...``), or
-        properties: ``{"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "file:///lake"}``, and ``name`` if
-        it is not "default".  Their values are never shown or kept, except the address.
+        The name of a catalog in the configuration of pyiceberg (``~/.pyiceberg.yaml``, ``PYICEBERG_CATALOG__...``), or
+        the properties of one: ``{"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "file:///lake"}``, with
+        ``name`` if it is not "default".  ddflow never shows or stores their values, except the address.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
-        As of `sqlite`.  "upsert" rewrites the files of deleted rows, the others add files.
+        See `sqlite`.  "upsert" rewrites the files of deleted rows; the other modes add files.
 
     Returns
     -------
@@ -185,8 +187,9 @@ def iceberg(table: str, *, catalog: str | Mapping[str, str] = "default", mode: M
 
     Notes
     -----
-    An epoch is one snapshot.  Integers have 32 or 64 bits, and unsigned ones the next wider type; timestamps are in
-    microseconds, with a zone in UTC.  Nanoseconds, durations and maps are refused: project them to another type.
+    An epoch is one snapshot.  Integers have 32 or 64 bits; unsigned integers are stored in the next wider type.
+    Timestamps are in microseconds; those with a time zone are in UTC.  Nanoseconds, durations and maps are refused:
+    project them to another type.
 
     Examples
     --------
@@ -202,14 +205,14 @@ def kafka(servers: str, topic: str, *, mode: Mode = "upsert", config: Mapping[st
     Parameters
     ----------
     servers : str
-        Brokers, as ``bootstrap.servers`` has them.
+        The brokers, in the form of ``bootstrap.servers``.
     topic : str
-        Its name; created with one partition if it is missing.
+        The name of the topic; created with one partition if it is missing.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
-        As of `sqlite`; rows are JSON.  "upsert": the message's key is the row's, and a deleted row is a message without
-        a value, so a compacted topic keeps what the output holds.
+        See `sqlite`.  Rows are JSON.  "upsert": a message has the key of its row, and a deleted row is a message
+        without a value, so a compacted topic keeps the contents of the output.
     config : mapping, optional
-        Further settings of librdkafka; never shown or kept.
+        Further settings of librdkafka; ddflow never shows or stores them.
 
     Returns
     -------
@@ -219,12 +222,12 @@ def kafka(servers: str, topic: str, *, mode: Mode = "upsert", config: Mapping[st
     Raises
     ------
     SpecError
-        For a name that ends with ``.ddflow``, as control topics do.
+        For a name that ends with ``.ddflow``, because control topics have such names.
 
     Notes
     -----
-    An epoch is one transaction.  Its last record goes to the control topic ``<topic>.ddflow`` and names the epoch, so
-    read with ``isolation.level=read_committed``.
+    An epoch is one transaction.  Its last record goes to the control topic ``<topic>.ddflow`` and names the epoch.
+    Read the topic with ``isolation.level=read_committed``.
 
     Examples
     --------
@@ -235,14 +238,14 @@ def kafka(servers: str, topic: str, *, mode: Mode = "upsert", config: Mapping[st
 
 
 def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSink:
-    """Write an output to a folder of Parquet files, one an epoch.
+    """Write an output to a folder of Parquet files, one file for each epoch.
 
     Parameters
     ----------
     folder : str or path
-        Created if it is missing; holds one output.
+        The folder; created if it is missing.  It holds one output.
     mode : {"changelog", "retract", "debezium", "updates"}
-        As of `sqlite`; rows are only added.
+        See `sqlite`.  Rows are only added.
 
     Returns
     -------
@@ -252,12 +255,12 @@ def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSi
     Raises
     ------
     SpecError
-        For an address.
+        For an address instead of a folder.
 
     Notes
     -----
-    A file counts once its record, ``_written/<number>.json``, exists; the record is written last.  A file without a
-    record belongs to an unfinished epoch, perhaps of a dead writer; the next epoch replaces it.
+    A file counts once its record, ``_written/<number>.json``, exists.  ddflow writes the record last.  A file without a
+    record belongs to an unfinished epoch, perhaps from a crashed writer; the next epoch replaces it.
 
     Examples
     --------

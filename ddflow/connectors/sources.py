@@ -1,8 +1,8 @@
-"""Sources of `ddflow.Engine.run`: ``dd.sources``.
+"""Declare the sources of `ddflow.Engine.run`: ``dd.sources``.
 
-Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. Each is
-implemented in ``source`` of its folder (files in ``landing``), or in a file of its name; their protocol is in
-``api``. A library that one needs is imported when it is opened.
+Each function returns a declaration: it opens nothing, can be copied, and shows no credentials. The code of a source is
+in ``source.py`` of its folder (files: ``landing/``), or in the file with its name. ``api.py`` defines the protocol.
+ddflow imports the library of a source when it opens the source.
 
 >>> files("landing/*.csv").kind
 'files'
@@ -41,27 +41,27 @@ def files(
     others: Others = "error",
     full: bool = False,
 ) -> Source:
-    """Read files that land in a folder or in S3: Parquet, CSV, JSON lines, Arrow, by their names.
+    """Read files that land in a folder or in S3: Parquet, CSV, JSON lines or Arrow.
 
     Parameters
     ----------
     pattern : str or path, or a sequence of these
-        A file, a folder, or a pattern such as ``"landing/*.csv"`` or ``"s3://bucket/landing/**/*.json.gz"``.  Keys of
-        a bucket come from the environment.  A `ddflow.FilePath` gives the format of the files and the form of
-        their text.  Several patterns must be of one machine or of one bucket; each may have other options.  A file of
-        several patterns belongs to the first.
+        A file, a folder, or a pattern such as ``"landing/*.csv"`` or ``"s3://bucket/landing/**/*.json.gz"``.  The
+        name of a file tells its format.  The keys of a bucket come from the environment.  A `ddflow.FilePath` declares
+        the format of the files and the form of their text.  Several patterns must be on one machine or in one bucket;
+        each may have other options.  A file that matches several patterns belongs to the first one.
     follow : bool
-        Whether to wait for later files.  By default it ends with the files that exist already.
+        Whether to wait for later files.  By default the source ends after the existing files.
     settle : str
-        With ``follow``: how long a file must stay unchanged before it is read; objects need no wait.
+        With ``follow``: how long a file must stay unchanged before ddflow reads it.  Objects in S3 need no wait.
     lines : bool
-        Whether each line is a message, for an input with ``format=``: columns ``value`` and ``offset``.
+        Whether each line is a message, for an input with ``format=``.  Rows have the columns ``value`` and ``offset``.
     tables, others
-        As of `kafka`, if lines are messages of several tables.
+        If lines are messages of several tables: see `kafka`.
     full : bool
-        Whether each file holds the full contents, so that a key without a row is deleted, like with `replace`.
-        By default rows are events.  A file without rows is an error; ``max_absent=`` of `run` stops at a truncated
-        one.
+        Whether each file holds the full contents of the input, so that keys without a row are deleted, like with
+        `replace`.  By default rows are events.  A file without rows is an error.  The option ``max_absent=`` of `run`
+        stops at a truncated file.
 
     Returns
     -------
@@ -72,14 +72,14 @@ def files(
     ------
     SpecError
         For an address outside S3, an invalid ``settle``, ``tables`` without ``lines``, ``full`` or a
-        `ddflow.FilePath` with them, no pattern, and patterns of several places.
+        `ddflow.FilePath` with ``lines``, no pattern, and patterns on several machines or in several buckets.
 
     Notes
     -----
-    Files are read in the order of their paths.  A late file is read whatever its name; a late full one raises
-    `SourceChanged`, so name these by their day.  Full files are read into memory.  A file that changes after it was
-    read raises `SourceChanged`.  The position has some 40 bytes for each existing file, in every manifest, so move old
-    files away.
+    ddflow reads files in the order of their paths.  It reads a late file, whatever its name.  A late full file raises
+    `SourceChanged`, so put the day into the names of full files.  ddflow reads full files into memory.  A file that
+    changes after ddflow read it raises `SourceChanged`.  The position has about 40 bytes for each existing file, in
+    every manifest, so move old files away.
 
     Examples
     --------
@@ -101,7 +101,8 @@ def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> So
     path : str or path
         The file.
     table : str
-        Its name, or a query in parentheses.  A state stays with a table; a query may change, and is then read.
+        The name of the table, or a query in parentheses.  A state must keep its table.  A query may change; ddflow then
+        reads the new query.
     follow : bool
         Whether to wait for changes of the file.
 
@@ -124,7 +125,7 @@ def duckdb(path: str | PathLike[str], table: str, *, follow: bool = False) -> So
     Parameters
     ----------
     path, table, follow
-        As of `sqlite`.
+        See `sqlite`.
 
     Returns
     -------
@@ -149,21 +150,22 @@ def postgres(
     Parameters
     ----------
     url : str
-        As libpq takes it, ``postgresql://user@host:port/database``.  Give the password in ``PGPASSFILE`` or
-        ``PGPASSWORD``; one in the address is used, and never shown or kept.  The role needs ``replication`` and
-        ``select``.
+        An address of libpq, ``postgresql://user@host:port/database``.  Give the password in ``PGPASSFILE`` or
+        ``PGPASSWORD``.  A password in the address works too; ddflow never shows or stores it.  The role needs
+        ``replication`` and ``select``.
     tables : str or mapping of str to str
-        A table, ``"public.orders"``, for the input that the source is attached as; or the input of each table.  A name
-        with a dot is quoted: ``'"my.shop"."orders"'``.  Their
-        inputs have ``format=dd.formats.wal2json()``, with ``unavailable=True`` if values may be large, and the key
+        A table, ``"public.orders"``, that feeds the input you attach the source as; or a mapping from each table to its
+        input.  Quote a name with a dot: ``'"my.shop"."orders"'``.  Declare the inputs with
+        ``format=dd.formats.wal2json()``, with ``unavailable=True`` if values may be large.  Their key must be the key
         of the table: the columns of its replica identity, or of a unique index if that is full.
     slot : str
-        Its name: small letters, digits and ``_``; created with the first copy.  Each state needs another slot.
+        The name of the slot: small letters, digits and ``_``; created with the first copy.  Each state needs a slot for
+        itself.
     follow : bool
-        Whether to wait for later changes.  By default it ends with the changes committed at its opening.
+        Whether to wait for later changes.  By default the source ends with the changes committed when it was opened.
     recopy : bool
-        Whether to copy a table again, with a warning, if rows of it changed and the log does not say how: after ``alter
-        column ... type``, after a time without a key.  With ``False`` that is `SourceChanged`.
+        Whether to copy a table again, with a warning, if its rows changed and the log does not say how: after ``alter
+        column ... type``, or after a time without a key.  With ``False``, ddflow raises `SourceChanged` instead.
 
     Returns
     -------
@@ -173,13 +175,13 @@ def postgres(
     Raises
     ------
     SpecError
-        For an invalid name of a slot.
+        For an invalid slot name.
 
     Notes
     -----
-    The server needs ``wal_level=logical`` and the plugin wal2json.  An epoch ends at a commit, of all tables of the
-    slot.  The slot keeps the server's log until our commit: drop it when you give up a state, with ``select
-    pg_drop_replication_slot('ddflow')``.
+    The server needs ``wal_level=logical`` and the plugin wal2json.  An epoch ends at a commit, for all tables of the
+    slot together.  The slot keeps the server's log until ddflow commits.  If you give up a state, drop its slot:
+    ``select pg_drop_replication_slot('ddflow')``.
 
     Examples
     --------
@@ -201,32 +203,31 @@ def delta(
     Parameters
     ----------
     path : str or path
-        Its folder or address.
+        The folder or address of the table.
     start : int or datetime, optional
-        The version whose rows come first, for a state that has read nothing yet; a datetime, with a time zone: the
-        newest of then.  By default the newest.
+        The version to copy first, if the state has read nothing yet.  A datetime, with a time zone, means the newest
+        version at that time.  By default the newest version.
     follow : bool
-        Whether to wait for later versions.  By default it ends with the newest version at its opening.
+        Whether to wait for later versions.  By default the source ends with the newest version when it was opened.
     storage_options : mapping of str to str, optional
-        As deltalake takes them; never shown or kept.
+        Options for deltalake; ddflow never shows or stores them.
 
     Returns
     -------
     Source
-        For ``sources=``, of an input with ``format=dd.formats.delta_cdf()``, or of one of differences with
+        For ``sources=``, for an input with ``format=dd.formats.delta_cdf()``, or an input of differences with
         ``diff=dd.delta_cdf``.
 
     Raises
     ------
     SpecError
-        For a start that is none, when it is attached: for an input that takes rows.
+        For an invalid ``start``.  When you attach the source: for an input that takes plain rows.
 
     Notes
     -----
-    Turn the feed on: ``delta.enableChangeDataFeed = true``.  Without it ddflow reads the whole files that a
-    version removed or added; it does so too if a version dropped columns or changed a type.  A version that was
-    vacuumed, or cleaned from the log, before ddflow read it raises `SourceChanged`.
-    Deletion vectors and mapped columns are refused.
+    Turn the feed on: ``delta.enableChangeDataFeed = true``.  Without the feed, or if a version dropped columns or
+    changed a type, ddflow reads all removed and added files of a version.  `SourceChanged` is raised if a version was
+    vacuumed, or cleaned from the log, before ddflow read it.  Deletion vectors and mapped columns are refused.
 
     Examples
     --------
@@ -252,28 +253,29 @@ def kafka(
     Parameters
     ----------
     servers : str
-        Brokers, as ``bootstrap.servers`` has them: ``"broker:9092"``.
+        The brokers, in the form of ``bootstrap.servers``: ``"broker:9092"``.
     topic : str
-        Its name.
+        The name of the topic.
     start : {"earliest", "latest"} or datetime
-        Where a state begins that has read nothing of it; a datetime: with the first message that is not older.
+        The first message of a state that has read nothing of the topic yet.  A datetime means the first message that is
+        not older.
     follow : bool
-        Whether to wait for later messages.  By default it ends with the last message at its opening.
+        Whether to wait for later messages.  By default the source ends with the last message when it was opened.
     group : str, optional
-        A consumer group that gets the state's offsets after each commit, so that its lag can be watched.
+        A consumer group that gets the offsets after each commit, so that you can monitor its lag.
     tables : mapping of str to str, optional
         If the topic has messages of several tables, from Debezium, Maxwell, Canal or wal2json: the input of each table,
         ``{"public.orders": "orders"}``.
     others : {"error", "ignore"}
         Whether messages of other tables are an error, or ignored.
     config : mapping, optional
-        Further settings of librdkafka, such as ``{"security.protocol": "SASL_SSL", "sasl.password": ...}``; never
-        shown or kept.
+        Further settings of librdkafka, such as ``{"security.protocol": "SASL_SSL", "sasl.password": ...}``; ddflow
+        never shows or stores them.
 
     Returns
     -------
     Source
-        For ``sources=``, of an input with ``format=``.
+        For ``sources=``, for an input with ``format=``.
 
     Raises
     ------
@@ -282,9 +284,9 @@ def kafka(
 
     Notes
     -----
-    Messages have ``value``, ``key``, ``topic``, ``partition``, ``offset`` and ``timestamp``; only committed ones are
-    read.  The position is the next offset of each partition, in the state. An offset that the topic no longer has is
-    `SourceChanged`. Partitions that come later are read from their beginning.
+    Messages have ``value``, ``key``, ``topic``, ``partition``, ``offset`` and ``timestamp``.  ddflow reads committed
+    messages only.  The state stores the next offset of each partition as the position.  `SourceChanged` is raised if
+    the topic no longer has that offset.  Partitions added later are read from their beginning.
 
     Examples
     --------
@@ -295,7 +297,7 @@ def kafka(
 
 
 def _find_source_class(kind: str) -> type[Source]:
-    """Return the class of a kind of source; `Source` for an unknown kind."""
+    """Return the class of sources of a kind; `Source` for an unknown kind."""
     from ddflow.connectors.duckdb import DuckDBSource
 
     kinds: list[type[Source]] = [
@@ -310,7 +312,7 @@ def _find_source_class(kind: str) -> type[Source]:
 
 
 def describe_position(kind: str, position: Any) -> str:
-    """Describe a position of a kind of source in the terms of that source.  O(its size).
+    """Describe a position in the terms of its kind of source.  O(its size).
 
     >>> describe_position("delta", {"table": "0", "version": 7, "rows": None}), describe_position("others", [7])
     ('version 7', '[7]')
@@ -319,7 +321,7 @@ def describe_position(kind: str, position: Any) -> str:
 
 
 def drop_inputs(kind: str, position: Any, inputs: Collection[str]) -> Any:
-    """Return a position of a kind of source without some inputs that were dropped.
+    """Return a position of a kind of source without some dropped inputs.
 
     >>> drop_inputs("files", [7], ["orders"])
     [7]

@@ -1,10 +1,10 @@
-"""A table of a database as a sink, for every dialect of SQL that Python's database API speaks.
+"""Write to a table of a SQL database: the code that the sinks of DuckDB, Postgres and SQLite share.
 
-Guarantees: the rows of an epoch and its `TargetRecord` are one transaction of the target. The record is compared within
-it, so a second writer, or an epoch committed before a lost answer, is found before a row changes. Null keys compare
-equal. `InPlaceTable` deletes, updates and inserts, so foreign keys and triggers see an update as one; it replaces rows
-if a key occurs more than once or unique values change places.
 A dialect is a subclass with its connection, its types and its statements.
+Guarantees: one transaction of the target writes the rows of an epoch and its `TargetRecord`. It compares the record
+before it changes a row, so it finds a second writer, and an epoch that was committed although the answer was lost. Null
+keys compare equal. `InPlaceTable` deletes, updates and inserts, so foreign keys and triggers see an update as an
+update. It deletes and inserts instead if a key occurs more than once, or if rows exchange unique values.
 
 >>> SqlTable.indexed, SqlTable.begin
 (True, 'begin')
@@ -33,85 +33,88 @@ from ddflow.errors import SinkFailed, SinkRefused, SpecError, convert_errors, fi
 
 RECORDS: Final = "_ddflow_written"
 PIECE: Final = 1 << 17
-"""Rows that are inserted at once, so that progress can be seen."""
+"""Rows of one insert; the sink reports progress after each."""
 
 
 class SqlTable(OpenSink):
-    """``table``: its name.  ``place``: of it, for messages.  ``connection``: made by the subclass."""
+    """A table of a SQL database.
+
+    ``table``: its name.  ``place``: its address, for messages.  ``connection``: opened by the subclass.
+    """
 
     failures: ClassVar[tuple[type[Exception], ...]]
-    """What the driver raises."""
+    """Exceptions of the driver."""
     refusals: ClassVar[tuple[type[Exception], ...]] = ()
-    """Those of them that another attempt would raise again: a constraint, a value that does not fit."""
+    """Exceptions of the driver that a retry would raise again, such as a violated constraint or a misfit value."""
     begin: ClassVar[str] = "begin"
     indexed: ClassVar[bool] = True
-    """Whether rows of a key are found by an index."""
+    """Whether a new table gets an index on its key."""
     index: ClassVar[str] = "_ddflow"
-    """How the name of that index ends, behind the table's; "" if the target finds one."""
+    """Suffix of the name of that index, after the name of the table; "" if the target chooses a name."""
     unique: str | None = ""
-    """What stands behind a unique index whose columns may be null; None where such an index is not made."""
+    """SQL after a unique index with nullable columns; None if the index must not be unique."""
 
     def __init__(self, connection: Any, table: str, shape: TableShape, place: str) -> None:
         self.connection, self.table, self.shape, self.place = connection, table, shape, place
 
     @abstractmethod
     def find_sql_type(self, kind: pa.DataType) -> str | None:
-        """Return the declared type of a column of Arrow's type; None if the target has no such type."""
+        """Return the SQL type for an Arrow type; None if the target has no such type."""
 
     @abstractmethod
     def read_column_types(self, table: str) -> dict[str, str]:
-        """Return the columns of a table, with types as `find_sql_type` writes them; none if it does not exist."""
+        """Return the columns of a table, with the types that `find_sql_type` returns; {} if it does not exist."""
 
     @abstractmethod
     def insert_rows(self, table: str, rows: pa.Table) -> None:
-        """Add rows, by the names of their columns."""
+        """Insert rows, by column name."""
 
     @abstractmethod
     def delete_keys(self, table: str, keys: pa.Table) -> None:
-        """Delete the rows of some keys, of one column or more."""
+        """Delete the rows with the given keys.  A key has at least one column."""
 
     @abstractmethod
     def read(self) -> pa.Table:
         """Read all rows."""
 
     def replace_rows(self, gone: pa.Table, rows: pa.Table) -> None:
-        """Give keys the rows that they have now, none or one; of no columns: the table."""
+        """Delete the rows of the keys ``gone``, and insert ``rows``.  A key without columns means the whole table."""
         self.delete_rows(gone)
         self.insert_in_batches(self.table, rows)
 
     def delete_rows(self, keys: pa.Table) -> None:
-        """Delete the rows of some keys; of no columns: all."""
+        """Delete the rows with the given keys.  A key without columns deletes all rows."""
         if not keys.num_columns:
             self.execute(f"delete from {quote_name(self.table)}")
         elif keys.num_rows:
             self.delete_keys(self.table, keys)
 
     def insert_in_batches(self, table: str, rows: pa.Table) -> None:
-        """Add rows, piece by piece."""
+        """Insert rows in batches, and report progress after each."""
         for start in range(0, rows.num_rows, PIECE):
             piece = rows.slice(start, PIECE)
             self.insert_rows(table, piece)
             self.look(piece.num_rows)
 
     def refusal_remedy(self, error: Exception) -> str:
-        """Return the remedy for a refusal."""
+        """Return the remedy for an error of `refusals`."""
         del error
         return "see to the table's constraints and types"
 
     def failure_remedy(self, error: Exception) -> str:
-        """Return the remedy for a failure that may pass."""
+        """Return the remedy for an error that a retry may avoid."""
         del error
         return "see to the target"
 
     def execute(self, text: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement.  Raises what the driver raises."""
+        """Run a statement, and return its rows.  Raises the driver's errors."""
         return list(self.connection.execute(text, list(given)).fetchall())
 
     def translate_errors(self, asked: str) -> AbstractContextManager[None]:
         """Convert the driver's errors to ours."""
 
         def to_ours(error: Exception) -> SinkFailed | SinkRefused:
-            said = f"{type(error).__name__}: {first_line(error) if str(error) else ''}"  # without the statement
+            said = f"{type(error).__name__}: {first_line(error) if str(error) else ''}"  # leaves out the statement
             if isinstance(error, self.refusals):
                 return build_sink_refusal(self.shape, self.place, said, self.refusal_remedy(error))
             return SinkFailed(f"{asked} {self.place}", said, self.failure_remedy(error))
@@ -120,7 +123,7 @@ class SqlTable(OpenSink):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit the block's statements, or roll all back after an error."""
+        """Commit the statements of the block, or roll them back after an error."""
         self.execute(self.begin)
         try:
             yield
@@ -130,7 +133,7 @@ class SqlTable(OpenSink):
         self.connection.commit()
 
     def written(self) -> TargetRecord | None:
-        """Read the record."""
+        """Read the record of the last epoch."""
         with self.translate_errors("ask"):
             return self._find_target_record()
 
@@ -141,23 +144,23 @@ class SqlTable(OpenSink):
         return TargetRecord(*found[0]) if found else None
 
     def missing(self) -> bool:
-        """Return whether its catalog has no such table."""
+        """Return whether the catalog lacks the table."""
         with self.translate_errors("ask"):
             return not self.read_column_types(self.table)
 
     def occupied(self) -> bool:
-        """Return whether there is a row."""
+        """Return whether the table has a row."""
         with self.translate_errors("ask"):
             there = self.read_column_types(self.table)
             return bool(there) and bool(self.execute(f"select 1 from {quote_name(self.table)} limit 1"))
 
     def holds(self) -> None:
-        """Raise `SinkRefused` for a column whose type the target does not have."""
+        """Raise `SinkRefused` for a column with a type that the target lacks."""
         for field in self.shape.schema:
             self._require_sql_type(field)
 
     def prepare(self) -> None:
-        """Make the table, or compare it."""
+        """Create the table, or check its columns and add new ones."""
         wanted = {field.name: self._require_sql_type(field) for field in self.shape.schema}
         with self.translate_errors("prepare"):
             there = self.read_column_types(self.table)
@@ -180,7 +183,7 @@ class SqlTable(OpenSink):
 
     @property
     def _has_primary_key(self) -> bool:
-        """Whether the key of a table that is made is its primary key."""
+        """Whether a new table gets its key as the primary key."""
         return self.indexed and bool(self.shape.key) and self.shape.certain
 
     def _require_sql_type(self, field: pa.Field) -> str:
@@ -195,7 +198,7 @@ class SqlTable(OpenSink):
         return kind
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
-        """Take an epoch."""
+        """Write an epoch and its record in one transaction."""
         with self.translate_errors("write"), self.transaction():
             self.execute(
                 f"create table if not exists {RECORDS} (table_name varchar(255) primary key, state varchar(32), "
@@ -222,14 +225,16 @@ class SqlTable(OpenSink):
 
 
 def refuse_records_table(table: str) -> None:
-    """Raise `SpecError` for the table of records, which rows of an output would spoil for all other tables."""
+    """Raise `SpecError` for the table of records, because rows of an output would spoil the records of all tables."""
     if table.lower() == RECORDS:
         found = "there it is written which epochs other tables have"
         raise SpecError(f"write to the table {table!r}", found, "give another table")
 
 
 def cast_to_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert values to text; moments in UTC, because offsets of long ago have seconds and those in text do not.
+    """Convert values to text.
+
+    Timestamps with a zone are in UTC, because historical offsets have seconds and an offset in text has none.
 
     >>> cast_to_text(pa.chunked_array([pa.array([-(10**10)], pa.timestamp("s", "Europe/Zurich"))])).to_pylist()
     ['1653-02-10 06:13:20Z']
@@ -244,31 +249,34 @@ GIVEN: Final = "_ddflow_given"
 
 
 class KeyMatch(NamedTuple):
-    """Conditions in SQL that find given rows: ``of``: some rows of ``g``; ``same``: their equals in ``t``."""
+    """SQL conditions that match given rows to rows of the table.
+
+    ``of``: selects some of the given rows ``g``.  ``same``: is true for the rows ``t`` of the table with an equal key.
+    """
 
     of: str
     same: str
 
 
 class InPlaceTable(SqlTable):
-    """See `SqlTable`.
+    """A table that updates rows in place; see `SqlTable`.
 
     >>> set(InPlaceTable.__abstractmethods__) >= {"build_key_matches", "delete_keys"}, InPlaceTable.staged
     (True, '')
     """
 
     staged: ClassVar[str] = ""
-    """What stands behind the temporary table's columns."""
+    """SQL after the columns of the temporary table."""
     clashes: ClassVar[tuple[type[Exception], ...]]
-    """What an update raises whose rows have values of each other."""
+    """Exceptions of an update whose rows exchange unique values."""
 
     @abstractmethod
     def build_key_matches(self, keys: pa.Table) -> Sequence[KeyMatch]:
-        """Return the ways to find the given keys; each key is found in one way."""
+        """Return conditions that match the given keys.  Each key is selected by exactly one condition."""
 
     @abstractmethod
     def convert_to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        """Convert values of the driver to the type that they were written from."""
+        """Convert values from the driver back to their Arrow type."""
 
     def read(self) -> pa.Table:
         """Read all rows."""
@@ -280,11 +288,11 @@ class InPlaceTable(SqlTable):
         return pa.table(arrays, schema=schema)
 
     def is_referenced(self) -> bool:
-        """Return whether foreign keys point at the table's rows."""
+        """Return whether foreign keys refer to the rows of the table."""
         return False
 
     def execute_and_count(self, text: str) -> int:
-        """Run a statement, and say of how many rows it was."""
+        """Run a statement, and return the number of affected rows."""
         return int(self.connection.execute(text).rowcount)
 
     def replace_rows(self, gone: pa.Table, rows: pa.Table) -> None:
@@ -309,7 +317,7 @@ class InPlaceTable(SqlTable):
             self.execute(f"insert into {quote_name(self.table)} ({names}) select {names} from {GIVEN}")
 
     def _try_upsert(self, rows: pa.Table, matches: Sequence[KeyMatch]) -> bool:
-        """Update and insert the given rows.  Return False if that would not give the same table."""
+        """Update and insert the given rows.  Return False if the table would differ from replaced rows."""
         table, names = quote_name(self.table), [quote_name(name) for name in rows.schema.names]
         sets = ", ".join(
             f"{quote_name(each)} = g.{quote_name(each)}"
@@ -330,7 +338,7 @@ class InPlaceTable(SqlTable):
             if self.is_referenced():
                 raise
             return False
-        for each in matches:  # also where as many were updated: of a key that is there twice two are
+        for each in matches:  # even if the count fits already: an update of a duplicate key counts twice
             given = ", ".join(f"g.{name}" for name in names)
             found += self.execute_and_count(
                 f"insert into {table} ({', '.join(names)}) select {given} from {GIVEN} as g where {each.of} and "

@@ -1,8 +1,8 @@
-"""SQLite: a table of a file as a source of full contents, and a table as a sink.
+"""Read a table of an SQLite file as the full contents of an input, and write an output to a table.
 
-Invariant: an epoch is one transaction of SQLite, durable when it returns. Values that SQLite has no type for are text:
-decimals, unsigned integers of 64 bits, dates and times in ISO form, and NaN, which would be null. Booleans are 0 and 1,
-durations the number of their units, and what is nested is JSON.
+An epoch is one transaction of SQLite, and it is durable when `write` returns. SQLite lacks many types, so these values
+are stored as text: decimals, unsigned 64-bit integers, dates and times in ISO form, and NaN, which SQLite would turn
+into null. Booleans are 0 and 1, durations the number of their units, and nested values JSON.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +56,7 @@ class SQLiteSource(FileDatabaseSource):
                 found = connection.execute(f"select {names} from {self.table_expression}").fetchall()
                 beside = {name: self._find_column_type(connection, name) for name in others}
         except sqlite3.Error as error:
-            # "no such table", "no such column": waiting does not help.
+            # "no such table", "no such column": a retry does not help.
             kind = UnreadableInput if str(error).startswith("no such") else SourceFailed
             raise kind(f"read {self.target}", str(error), "see to the database") from None
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
@@ -64,7 +64,7 @@ class SQLiteSource(FileDatabaseSource):
         return pa.table(arrays, schema=schema), beside
 
     def _find_column_type(self, connection: sqlite3.Connection, name: str) -> pa.DataType | None:
-        """Return the type of an undeclared column: the type of its values, else the declared one."""
+        """Return the type of an undeclared column: the type of its values, else the type declared in SQLite."""
         column = quote_name(name)
         there = {
             each for (each,) in connection.execute(f"select distinct typeof({column}) from {self.table_expression}")
@@ -81,33 +81,33 @@ _VALUES: Final = {
     frozenset(["integer", "real"]): pa.float64(),
     frozenset(["blob"]): pa.binary(),
 }
-"""By the classes of values that a column has; others are text."""
+"""Arrow type of a column by the SQLite classes of its values; other columns are text."""
 _DECLARED: Final = {
     ("INT",): pa.int64(),
     ("CHAR", "CLOB", "TEXT"): pa.string(),
     ("BLOB",): pa.binary(),
     ("REAL", "FLOA", "DOUB"): pa.float64(),
 }
-"""By what is in a declared type, as SQLite reads them."""
+"""Arrow type of a column by substrings of its declared type, like SQLite's rules of affinity."""
 _READ: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]], ...]] = (
     (pat.is_boolean, bool),
     (pat.is_nested, json.loads),
     (pa.uint64().equals, int),
     (pat.is_decimal, lambda value: Decimal(str(value))),
 )
-"""How values are read of types that SQLite does not have."""
+"""Functions that convert values to types missing in SQLite."""
 _NAN: Final = "NaN"
 _DAY: Final = "1970-01-01 "
 
 
 def _cast_values(values: Any, kind: pa.DataType) -> pa.Array:
-    """Cast values of SQLite to a type.  Raises `SchemaMismatch`."""
+    """Cast values from SQLite to a type.  Raises `SchemaMismatch`."""
     try:
         if pat.is_integer(kind) and any(isinstance(value, float) and not value.is_integer() for value in values):
             raise ValueError(f"{next(value for value in values if isinstance(value, float))} is no whole number")
         if (read := next((read for test, read in _READ if test(kind)), None)) is not None:
             return pa.array([None if value is None else read(value) for value in values], kind)
-        if pat.is_time(kind):  # Arrow reads none from text
+        if pat.is_time(kind):  # Arrow cannot cast text to times of day
             texts = pa.array([None if value is None else f"{_DAY}{value}" for value in values], pa.string())
             return texts.cast(pa.timestamp("ns")).cast(kind)
         if pat.is_temporal(kind) and any(isinstance(value, str) for value in values):
@@ -120,7 +120,7 @@ def _cast_values(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _cast_column(values: Any, field: pa.Field, target: str) -> pa.Array:
-    """Cast values of SQLite to the type of a column.  Raises `SchemaMismatch`."""
+    """Cast values from SQLite to the type of a column.  Raises `SchemaMismatch` that names the column."""
     try:
         return _cast_values(values, field.type)
     except SchemaMismatch as error:
@@ -141,7 +141,7 @@ class SQLiteSink(FileDatabaseSink):
     def open(self, shape: TableShape) -> OpenSink:
         """Connect."""
         try:
-            # One at a time uses it, though not always the same thread.
+            # Different threads use the connection, but never two at a time.
             connection = sqlite3.connect(self.path, timeout=5, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
             raise SinkFailed(f"open {self.target}", str(error), "see to the file") from None
@@ -157,7 +157,7 @@ class SQLiteTable(InPlaceTable):
     begin = "begin immediate"
 
     def find_sql_type(self, kind: pa.DataType) -> str | None:
-        """Return one of SQLite's four types."""
+        """Return INTEGER, REAL, BLOB or TEXT."""
         if pat.is_boolean(kind) or pat.is_duration(kind) or (pat.is_integer(kind) and kind != pa.uint64()):
             return "INTEGER"
         if pat.is_floating(kind):
@@ -177,17 +177,17 @@ class SQLiteTable(InPlaceTable):
         )
 
     def delete_keys(self, table: str, keys: pa.Table) -> None:
-        """Delete the rows of keys."""
+        """Delete the rows with the given keys."""
         same = " and ".join(f"{quote_name(name)} is ?" for name in keys.schema.names)
         self.connection.executemany(f"delete from {quote_name(table)} where {same}", _convert_to_tuples(keys))
 
     def build_key_matches(self, keys: pa.Table) -> Sequence[KeyMatch]:
-        """Compare keys by ``is``, so that an index serves."""
+        """Compare keys by ``is``, which matches null and still uses an index."""
         same = (f"t.{name} is g.{name}" for name in map(quote_name, keys.schema.names))
         return [KeyMatch("1", " and ".join(same) or "1")]
 
     def convert_to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        """See `InPlaceTable.to_array`."""
+        """See `InPlaceTable.convert_to_array`."""
         return _cast_values(values, kind)
 
 

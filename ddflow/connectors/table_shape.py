@@ -1,7 +1,7 @@
 """Compare a target's table with the shape that a sink needs.
 
-Guarantees: a table never loses anything. New columns are added; another type, a foreign or dropped column, a missing
-key or a table of another mode is refused before a row changes.
+Guarantees: a sink never removes a column. It adds new columns, and refuses the rest before a row changes: a column of
+another type, an unknown or dropped column, a missing key, or a table of another mode.
 
 >>> shape = TableShape("by_city", pa.schema({"city": pa.string(), "n": pa.int64()}), ("city",))
 >>> find_missing_columns(shape, {"city": "text"}, {"city": "text", "n": "bigint"}, "shop")
@@ -24,7 +24,10 @@ from ddflow.connectors.modes import CHANGE, RETRACT
 from ddflow.errors import ErrorText, Option, SinkAhead, SinkRefused
 
 MARKS: Final = frozenset({CHANGE, RETRACT, DIFF})
-"""Columns of modes that only add rows: added later, they would make a mirror a log of half its rows."""
+"""Columns of modes that only add rows.
+
+A sink never adds them to an existing table: the table would then be a mirror that turns into a log halfway.
+"""
 DECLARED: Final = {
     "int": pa.int64(),
     "pa.int32()": pa.int32(),
@@ -34,7 +37,7 @@ DECLARED: Final = {
     "datetime": pa.timestamp("us"),
     'pa.timestamp("us", "UTC")': pa.timestamp("us", "UTC"),
 }
-"""Types that may be meant for one another, as they are declared."""
+"""Declarations of types that users may confuse, with their Arrow types."""
 OTHER_MODE: Final = ErrorText("give the sink the ", Option("mode"), " that the table was written in, or another table")
 
 
@@ -47,7 +50,8 @@ def find_missing_columns(
 ) -> list[str]:
     """Return the columns that a table lacks.  O(columns).
 
-    ``there``, ``wanted``: types by name in the target's words.  ``type_of``: converts Arrow's types to them.
+    ``there``, ``wanted``: existing and needed types by column, in the target's terms.  ``type_of``: converts Arrow's
+    types to these.
 
     Raises `SinkRefused` for a table of another shape.
     """
@@ -78,7 +82,7 @@ def find_missing_columns(
 def _suggest_declared_type(
     schema: pa.Schema, name: str, there: Any, type_of: Callable[[pa.DataType], Any]
 ) -> str | None:
-    """Return the declaration for a column of the table's type; None if that may not be meant.
+    """Return the declaration that gives a column the table's type; None if no such type is a likely mistake.
 
     >>> _suggest_declared_type(pa.schema({"n": pa.int64()}), "n", pa.int32(), lambda kind: kind)
     'pa.int32()'
@@ -96,7 +100,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def find_new_columns(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place: str) -> pa.Schema:
-    """Return the columns that a table of Arrow's types lacks.  Raises as `find_missing_columns`."""
+    """Return the columns that a table with Arrow types lacks.  Raises like `find_missing_columns`."""
     found, asked = (dict(zip(each.names, each.types, strict=True)) for each in (there, wanted))
     return pa.schema([wanted.field(name) for name in find_missing_columns(shape, found, asked, place)])
 
@@ -107,13 +111,13 @@ def build_sink_refusal(shape: TableShape, place: str, found: str, remedy: str) -
 
 
 def build_dropped_table_error(output: str, place: str, epoch: int) -> SinkRefused:
-    """Build the error for a dropped table: the next write would be all that it has."""
+    """Build the error for a dropped table: a new one would hold only the rows of the next epoch."""
     found = f"it is gone, though epoch {epoch} was written into it"
     return SinkRefused(f"write {output!r} to {place}", found, "ddflow sync makes it anew, with all rows")
 
 
 def is_written(there: TargetRecord | None, now: TargetRecord, before: TargetRecord | None, place: str) -> bool:
-    """Return whether a table has an epoch already.  ``there``: its record; others as in `OpenSink.write`.
+    """Return whether a table has an epoch already.  ``there``: its record; other parameters: see `OpenSink.write`.
 
     Raises `SinkAhead` if the record is neither ``before`` nor ``now``.
     """

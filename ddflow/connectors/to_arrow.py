@@ -1,20 +1,10 @@
-"""Convert what users give to Arrow: frames, queries, paths of files, and Python's lists and dicts.
+"""Convert rows from users to Arrow: frames, queries, paths of files, and Python's lists and dicts.
 
-Invariant: no value changes. Python's values get the type that Arrow infers from all of them, and the declared type if
-it infers none. A column in which Arrow would lose something silently (a time of day among dates) is refused. No library
-is imported: a value is recognised by its methods. An index of pandas without a name is no column.
+`to_arrow_rows` lists the accepted objects. The module recognises them by their methods and imports no library.
 
-    a path          files that `ddflow.connectors.files` reads, folders, patterns, s3://..., streamed
-    a dataset       pyarrow's, streamed; a LazyFrame is collected
-    {name: list}    a column each, all of one length
-    [{name: value}] a row each; a missing name is null
-    the rest        tables, batches, readers, and objects with ``__arrow_c_stream__`` (pandas, Polars, DuckDB)
-
->>> schema = pa.schema({"id": pa.int64(), "city": pa.string()})
->>> to_table([{"id": 1, "city": "Bern"}, {"id": 2}], "'people'", schema).to_pylist()
-[{'id': 1, 'city': 'Bern'}, {'id': 2, 'city': None}]
->>> to_table({"id": [1, 2]}, "'people'", schema).num_rows
-2
+Guarantees: no value changes. Python values get the type that Arrow infers, or the declared type if Arrow infers none.
+If Arrow would silently lose part of a column (a time of day among dates), the column is rebuilt or refused. An unnamed
+pandas index is no column.
 """
 
 import datetime
@@ -36,14 +26,20 @@ if TYPE_CHECKING:
 
 _REMEDY: Final = "give a table, a frame, a path, {name: values}, [{name: value}], or anything with __arrow_c_stream__"
 _OF_COLUMN: Final = re.compile(r"(?P<why>.*) Conversion failed for column (?P<name>.*) with type \S+", re.DOTALL)
-"""What Arrow says of a column of pandas that it cannot take."""
+"""Arrow's error text for a pandas column that it cannot convert."""
 Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 
 
 def to_table(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = ()) -> pa.Table:
-    """Convert rows to one table.  Raises as `to_arrow_rows`.
+    """Convert rows to one table.  Raises like `to_arrow_rows`.
 
-    Copies nothing that is Arrow already; O(batches), and O(rows) for Python's values.
+    Does not copy Arrow data: O(batches).  Python values take O(rows).
+
+    >>> schema = pa.schema({"id": pa.int64(), "city": pa.string()})
+    >>> to_table([{"id": 1, "city": "Bern"}, {"id": 2}], "'people'", schema).to_pylist()
+    [{'id': 1, 'city': 'Bern'}, {'id': 2, 'city': None}]
+    >>> to_table({"id": [1, 2]}, "'people'", schema).num_rows
+    2
     """
     rows = to_arrow_rows(given, what, schema, guessed)
     if isinstance(rows, pa.RecordBatchReader):
@@ -52,11 +48,18 @@ def to_table(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] 
 
 
 def to_arrow_rows(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = ()) -> Rows:
-    """Convert rows to a table, a batch, or a reader of batches if they need not be in memory at once.
+    """Convert rows to a table, a batch, or a reader of batches for data that can be streamed.
 
-    ``schema``: the declared columns; empty if nothing is declared.  ``guessed``: the columns among them that no flow
-    declares; text of files is not converted to these.  Raises `NotArrow` for an object that holds no rows,
-    `SchemaMismatch` if the batches of a sequence or the lengths of columns differ, and the errors of reading a file.
+        a path           a file, folder, pattern or s3://... for `ddflow.connectors.files`, streamed
+        a dataset        of pyarrow, streamed
+        a LazyFrame      collected
+        {name: list}     columns of equal length
+        [{name: value}]  rows; a missing name gives null
+        other objects    tables, batches, readers, and objects with ``__arrow_c_stream__`` (pandas, Polars, DuckDB)
+
+    ``schema``: the declared columns; empty if nothing is declared.  ``guessed``: the columns among them with a guessed
+    type; readers do not convert the text of files to it.  Raises `NotArrow` for an object that holds no rows,
+    `SchemaMismatch` if the schemas of batches or the lengths of columns differ, and the errors of reading a file.
     """
     if isinstance(given, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return given
@@ -90,28 +93,28 @@ def to_arrow_rows(given: Any, what: str, schema: pa.Schema, guessed: Collection[
         names = list(dict.fromkeys(name for row in given for name in row))
         return _build_table_from_columns({name: [row.get(name) for row in given] for name in names}, what, schema)
     found, remedy = f"{type(given).__name__} does not speak Arrow", _REMEDY
-    if hasattr(given, "rows") and hasattr(given, "order"):  # which events do not have, and marks of a log's parts do
+    if hasattr(given, "rows") and hasattr(given, "order"):  # only marks of a log's parts have both
         found = f"{type(given).__name__} marks a part of a log, which verify, migrate and why are given"
         remedy = "give its rows to engine.replace or engine.restate"
     raise NotArrow(f"rows for {what}", found, remedy)
 
 
 def is_rows(given: Any) -> bool:
-    """Return whether something is rows by itself, and no sequence of parts.  O(1)."""
+    """Return whether ``given`` is rows by itself, and no sequence of parts.  O(1)."""
     attributes = ("__arrow_c_stream__", "__arrow_c_array__", "collect_schema", "scanner")
     return isinstance(given, str | os.PathLike | Mapping) or any(hasattr(given, each) for each in attributes)
 
 
 def convert_arrow_object(take: Callable[[Any], Any], given: Any, what: str) -> Any:
-    """Call ``take`` on an object that speaks Arrow.
+    """Call ``take`` on an object with Arrow's methods.
 
-    Raises `NotArrow` if the object holds no rows, or a column of pandas values of several types, and `SchemaMismatch`
-    if a frame of pandas has several columns of one name.
+    Raises `NotArrow` if the object holds no rows, or if a pandas column has values of several types.  Raises
+    `SchemaMismatch` if several columns of a pandas frame have the same name.
     """
     asked, kind = f"rows for {what}", type(given).__name__
     try:
         return take(given)
-    except (ValueError, pa.ArrowTypeError) as error:  # pandas' own of two columns is a ValueError, as Arrow's are
+    except (ValueError, pa.ArrowTypeError) as error:  # pandas raises ValueError for duplicate columns, like Arrow
         names = [str(name) for name in getattr(given, "columns", ())]
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             found = f"the columns {twice} of the {kind} occur more than once"
@@ -134,7 +137,7 @@ def convert_arrow_object(take: Callable[[Any], Any], given: Any, what: str) -> A
 
 
 def _find_unsupported_types(given: Any) -> dict[str, str]:
-    """Return the columns of a Polars frame with types that Arrow lacks, as 128-bit integers, with the types."""
+    """Return the columns of a Polars frame with types that Arrow lacks, such as 128-bit integers, with the types."""
     types = getattr(given, "schema", None)
     types = types if isinstance(types, Mapping) else {}
     return {str(name): str(kind) for name, kind in types.items() if re.search(r"\bU?Int128\b|\bObject\b", str(kind))}
@@ -156,7 +159,7 @@ def _format_schema(schema: pa.Schema) -> str:
 
 
 def build_files_reader(source: "MultiFileReader") -> pa.RecordBatchReader:
-    """Read the rows of files in the columns that at least one file has.  Closes the source after the last row."""
+    """Stream the rows of files, in the columns that at least one file has.  Closes the source after the last row."""
     there = {name for file in source.files for name in source.columns(file).names}
     schema = pa.schema([field for field in source.schema if field.name in there])
 
@@ -180,7 +183,7 @@ def _build_table_from_columns(given: Mapping[str, Any], what: str, schema: pa.Sc
 
 
 def _build_column(values: Any, kind: pa.DataType | None, name: str, what: str) -> Any:
-    """Build a column in the type that Arrow infers; in ``kind`` if it infers none.  Raises `NotArrow`."""
+    """Build a column with the type that Arrow infers, or ``kind`` if Arrow infers none.  Raises `NotArrow`."""
     asked = f"column {name!r} of rows for {what}"
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise NotArrow(asked, f"it is a {type(values).__name__}", "give a list of values for each column")
@@ -200,7 +203,7 @@ def _build_column(values: Any, kind: pa.DataType | None, name: str, what: str) -
 
 
 def _describe_mixed_type_value(values: Any) -> str | None:
-    """Describe the first value of another type than the values before it."""
+    """Describe the first value whose type differs from the values before it; None if there is none."""
     first: Any = None
     for row, value in enumerate(values):
         first = value if first is None else first

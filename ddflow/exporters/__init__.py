@@ -1,7 +1,7 @@
-"""Exporters of an engine's figures: ``dd.exporters``, for ``metrics=``.
+"""Export the metrics of an engine to a monitoring system: ``dd.exporters``, for ``metrics=``.
 
-Invariant: what is made here takes the `CallMetrics` of calls and asks no engine. Which figures there are stands in
-``figures``, each backend in a file of its own, imported when it is asked for.
+An exporter receives the `CallMetrics` of each call and never reads the engine. ``figures.py`` declares all metrics, and
+each backend has one file, imported at the first use.
 
 >>> import ddflow as dd
 >>> from prometheus_client import CollectorRegistry
@@ -27,17 +27,17 @@ FIX: Final = "pip install 'ddflow[metrics]'"
 def prometheus(
     flow: str, *, registry: "CollectorRegistry | None" = None, serve: str | int | None = None
 ) -> "PrometheusExporter":
-    """Export figures to Prometheus. Needs the extra ``metrics``.
+    """Export metrics to Prometheus.  Needs the extra ``metrics``.
 
     Parameters
     ----------
     flow : str
-        The label ``flow`` of every figure.
+        The label ``flow`` of every metric.
     registry : prometheus_client.CollectorRegistry, optional
-        Where metrics are registered; by default the one that ``prometheus_client`` serves.
+        The registry for the metrics; by default the one that ``prometheus_client`` serves.
     serve : str or int, optional
-        A port, or ``"host:port"``, at which ``/metrics`` is served from a thread; 0 takes any free port,
-        which ``.address`` of the exporter says: ``http://127.0.0.1:41234/metrics``.
+        A port, or ``"host:port"``, to serve ``/metrics`` from a thread; 0 takes any free port.  The attribute
+        ``address`` of the exporter has the address: ``http://127.0.0.1:41234/metrics``.
 
     Returns
     -------
@@ -53,7 +53,8 @@ def prometheus(
 
     Notes
     -----
-    O(figures) a call. Several engines may share an exporter; each flow has another name.
+    O(metrics) for each call.  Several engines may share a registry, if their exporters have different values of
+    ``flow``.
     """
 
     try:
@@ -67,14 +68,14 @@ def prometheus(
 
 
 def opentelemetry(flow: str, *, provider: "MeterProvider | None" = None) -> "OpenTelemetryExporter":
-    """Figures for OpenTelemetry.  Needs the extra ``metrics``.
+    """Export metrics to OpenTelemetry.  Needs the extra ``metrics``.
 
     Parameters
     ----------
     flow : str
-        The attribute ``flow`` of every figure.
+        The attribute ``flow`` of every metric.
     provider : opentelemetry.metrics.MeterProvider, optional
-        Where they go; by default the global provider, which ``OTEL_*`` variables configure.
+        The provider that receives the metrics; by default the global one, configured by the ``OTEL_*`` variables.
 
     Returns
     -------
@@ -84,7 +85,7 @@ def opentelemetry(flow: str, *, provider: "MeterProvider | None" = None) -> "Ope
     Raises
     ------
     MissingExtra
-        Where OpenTelemetry is not installed.
+        If OpenTelemetry is not installed.
     """
 
     try:

@@ -1,9 +1,9 @@
-"""The figures that exporters show: one list, which every backend goes through.
+"""Declare the metrics of all exporters: name, kind, labels and text.
 
-Invariant: a figure is declared here and nowhere else, with its name, kind, labels and text; an exporter knows backends
-and no figure. A counter adds what each record brings, a gauge shows what the newest says, or that and the time since
-then (``grows``), a histogram counts seconds. Names follow Prometheus: a unit at the end, ``_total`` behind counters.
-Nothing touches an engine: all is read from the `CallMetrics` that was published after a call.
+Every exporter iterates over `FIGURES`; none has metrics outside this list. A counter adds the values of each record. A
+gauge shows the value of the newest record, plus the time since then if it ``grows``. A histogram counts seconds. Names
+follow Prometheus: a unit at the end, and ``_total`` after counters. All values come from the `CallMetrics` published
+after a call, so exporters never read an engine.
 
 >>> from ddflow.metrics import CallMetrics
 >>> call = CallMetrics("step", 7, 1, 0.5, {"applied": 2}, 0, {"by_city": 3}, {"orders": 2})
@@ -18,13 +18,16 @@ from typing import Final, Literal, NamedTuple
 from ddflow.metrics import CallMetrics
 
 Labelled = tuple[tuple[str, ...], float]
-"""The values of a figure's labels, and its value."""
+"""Values of the labels of a metric, and its value."""
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the buckets of a histogram."""
 
 
 class MetricDefinition(NamedTuple):
-    """``name``: without prefix and ``_total``.  ``labels``: besides ``flow``.  ``of``: its values in a record."""
+    """The definition of a metric.
+
+    ``name``: without prefix and ``_total``.  ``labels``: besides ``flow``.  ``of``: reads the values from a record.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -33,7 +36,7 @@ class MetricDefinition(NamedTuple):
     text: str
     of: Callable[[CallMetrics], Iterable[Labelled]]
     grows: bool = False
-    """Whether its values grow with the clock until the next record, of a run that may be held up."""
+    """Whether the value grows with the clock until the next record, because a run may be blocked."""
 
 
 def add_elapsed_seconds(value: float, since: float) -> float:
@@ -63,7 +66,7 @@ FIGURES: Final = (
         "s",
         ("kind",),
         "Seconds of a call, its commit included.",
-        lambda call: [((call.kind,), call.seconds)] if call.kind != "run" else (),  # which repeats calls
+        lambda call: [((call.kind,), call.seconds)] if call.kind != "run" else (),  # a run repeats its calls
     ),
     MetricDefinition(
         "commit_seconds",

@@ -1,20 +1,7 @@
-"""Figures of engines for OpenTelemetry: an exporter that is given as ``metrics=``.
+"""Export the metrics of an engine to OpenTelemetry, as ``metrics=``.
 
-Invariant: an exporter takes records and never asks an engine; where the figures go is the business of the meter
-provider, so the variables ``OTEL_*`` and a collector work as everywhere. Needs the extra ``metrics``.
-
->>> import ddflow as dd
->>> from opentelemetry.sdk.metrics import MeterProvider
->>> from opentelemetry.sdk.metrics.export import InMemoryMetricReader
->>> reader = InMemoryMetricReader()
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
->>> exporter = dd.exporters.opentelemetry("people", provider=MeterProvider([reader]))
->>> with flow.open(metrics=exporter) as engine:
-...     _ = engine.step({"people": {"id": [1, 2]}})
->>> shown = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
->>> [(each.name, each.data.data_points[0].value) for each in shown if each.name == "ddflow.rows"]
-[('ddflow.rows', 2)]
+The meter provider decides the destination, so the variables ``OTEL_*`` and a collector work as usual. The exporter
+receives records of calls and never reads the engine. Needs the extra ``metrics``.
 """
 
 from collections.abc import Mapping
@@ -30,13 +17,29 @@ from ddflow.version import __version__
 
 
 class OpenTelemetryExporter:
-    """``flow``: the attribute of every figure.  ``provider``: None for the global one."""
+    """An exporter for ``metrics=``.
+
+    ``flow``: the attribute of every metric.  ``provider``: None for the global one.
+
+    >>> import ddflow as dd
+    >>> from opentelemetry.sdk.metrics import MeterProvider
+    >>> from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    >>> reader = InMemoryMetricReader()
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    >>> exporter = dd.exporters.opentelemetry("people", provider=MeterProvider([reader]))
+    >>> with flow.open(metrics=exporter) as engine:
+    ...     _ = engine.step({"people": {"id": [1, 2]}})
+    >>> shown = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+    >>> [(each.name, each.data.data_points[0].value) for each in shown if each.name == "ddflow.rows"]
+    [('ddflow.rows', 2)]
+    """
 
     def __init__(self, flow: str, provider: MeterProvider | None) -> None:
         self.flow = flow
         self.meter = (get_meter_provider() if provider is None else provider).get_meter("ddflow", __version__)
         self.growing = dict[str, dict[tuple[tuple[str, str], ...], tuple[float, float]]]()
-        """By name, of figures that grow: by attributes, what was said last, and when."""
+        """Last value and its time, by attributes, for each metric that grows with the clock."""
         self.instruments = {each.name: self._make_instrument(each) for each in FIGURES}
 
     def __repr__(self) -> str:
@@ -54,7 +57,7 @@ class OpenTelemetryExporter:
         return self.meter.create_histogram(**given, explicit_bucket_boundaries_advisory=list(SECONDS))
 
     def __call__(self, call: CallMetrics) -> None:
-        """Take a record in.  O(figures)."""
+        """Record the metrics of a call.  O(metrics)."""
         for figure in FIGURES:
             instrument = self.instruments[figure.name]
             put = {"counter": "add", "gauge": "set", "histogram": "record"}[figure.kind]

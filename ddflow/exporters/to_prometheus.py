@@ -1,17 +1,7 @@
-"""Figures of engines for Prometheus: an exporter that is given as ``metrics=``, and a page to scrape.
+"""Export the metrics of an engine to Prometheus, as ``metrics=``, and serve a page to scrape.
 
-Invariant: an exporter takes records and never asks an engine, so a scrape from another thread disturbs nothing. Flows
-that share a registry share its metrics and differ by the label ``flow``. Needs the extra ``metrics``.
-
->>> import ddflow as dd
->>> from prometheus_client import CollectorRegistry, generate_latest
->>> registry = CollectorRegistry()
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
->>> with flow.open(metrics=dd.exporters.prometheus("people", registry=registry)) as engine:
-...     _ = engine.step({"people": {"id": [1, 2]}})
->>> [line for line in generate_latest(registry).decode().splitlines() if line.startswith("ddflow_rows_total")]
-['ddflow_rows_total{flow="people",input="people"} 2.0']
+The exporter receives records of calls and never reads the engine, so a scrape from another thread is safe. Flows in one
+registry share its metrics, and the label ``flow`` distinguishes them. Needs the extra ``metrics``.
 """
 
 from functools import partial
@@ -26,12 +16,24 @@ from ddflow.exporters.figures import FIGURES, SECONDS, add_elapsed_seconds
 from ddflow.metrics import CallMetrics
 
 _MADE: Final[WeakKeyDictionary[CollectorRegistry, dict[str, Any]]] = WeakKeyDictionary()
-"""By registry, its metrics by the names of figures: a registry takes each name once."""
+"""Metrics of each registry, by name, because a registry accepts each name once."""
 
 
 class PrometheusExporter:
-    """``flow``: the value of the label.  ``registry``: None for Prometheus's own.  ``address``: the host and the port
-    that `serve` took, None before."""
+    """An exporter for ``metrics=``.
+
+    ``flow``: the value of the label.  ``registry``: None for the global registry of ``prometheus_client``.
+
+    >>> import ddflow as dd
+    >>> from prometheus_client import CollectorRegistry, generate_latest
+    >>> registry = CollectorRegistry()
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    >>> with flow.open(metrics=dd.exporters.prometheus("people", registry=registry)) as engine:
+    ...     _ = engine.step({"people": {"id": [1, 2]}})
+    >>> [line for line in generate_latest(registry).decode().splitlines() if line.startswith("ddflow_rows_total")]
+    ['ddflow_rows_total{flow="people",input="people"} 2.0']
+    """
 
     def __init__(self, flow: str, registry: CollectorRegistry | None) -> None:
         self.flow, self.registry = flow, REGISTRY if registry is None else registry
@@ -39,7 +41,7 @@ class PrometheusExporter:
             _MADE[self.registry] = {each.name: self._make_collector(each) for each in FIGURES}
         self.metrics = _MADE[self.registry]
         self.address: str | None = None
-        """Where it is served, as ``http://127.0.0.1:9464/metrics``."""
+        """Address of the served page, such as ``http://127.0.0.1:9464/metrics``; None before `serve`."""
 
     def __repr__(self) -> str:
         at = "" if self.address is None else f", served at {self.address}"
@@ -54,7 +56,7 @@ class PrometheusExporter:
         return Histogram(*given, registry=self.registry, buckets=SECONDS)
 
     def __call__(self, call: CallMetrics) -> None:
-        """Take a record in.  O(figures)."""
+        """Record the metrics of a call.  O(metrics)."""
         for figure in FIGURES:
             metric = self.metrics[figure.name]
             for labels, value in figure.of(call):
@@ -69,9 +71,10 @@ class PrometheusExporter:
                     one.observe(value)
 
     def serve(self, where: str) -> str:
-        """Serve ``/metrics`` from a thread; ``where``: a port, or ``host:port``. Returns the address.
+        """Serve ``/metrics`` from a thread, and return the address.  ``where``: a port, or ``host:port``.
 
-        By default only this machine is answered. Raises `SpecError` for an invalid or occupied port.
+        Without a host, only requests from this machine are answered.  Raises `SpecError` for an invalid or occupied
+        port.
         """
         host, _, port = where.rpartition(":")
         try:

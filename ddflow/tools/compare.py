@@ -1,7 +1,7 @@
-"""Compare two tables by key: the rows added, removed or changed, and the columns that differ.
+"""Compare two tables by key: find added, removed and changed rows, and the changed columns.
 
-Guarantees: memory is bounded by the larger side's keys. A key that occurs twice, a null key or a column of another type
-is an error that names the side.
+Guarantees: memory is bounded by the keys of the larger side. A duplicate key, a null key or a column of another type
+raises an error that names the side.
 
 >>> before = {"id": [1, 2, 3], "city": ["Bern", "Basel", "Chur"], "n": [1, 2, 3]}
 >>> after = [{"id": 2, "city": "Basel", "n": 2}, {"id": 3, "city": "Zug", "n": 3}, {"id": 4, "city": "Bern", "n": 4}]
@@ -43,7 +43,7 @@ from ddflow.plan.inputs.spec import Upsert
 
 
 class ComparisonSide(NamedTuple):
-    """One side of a comparison. ``given``: the argument; ``how``: the options of its files; ``rows``: as first read.
+    """One side of a comparison.  ``given``: the argument.  ``how``: options of its files.  ``rows``: as first read.
 
     >>> from ddflow.connectors.files.source import AS_USUAL
     >>> schema = pa.schema({"n": pa.string()})
@@ -58,7 +58,7 @@ class ComparisonSide(NamedTuple):
 
     @property
     def file(self) -> tuple[str, int] | None:
-        """The only file, with its number for its first row; None if rows come otherwise. O(files)."""
+        """File of the rows, with the number of its first row; None if the rows are not from one file.  O(files)."""
         places = (
             list_file_locations([os.fspath(self.given)], self.dialect.kind)
             if is_path(self.given) and self.given != STDIN
@@ -68,7 +68,7 @@ class ComparisonSide(NamedTuple):
 
     @property
     def dialect(self) -> Dialect:
-        """How its files are written."""
+        """Dialect of the files."""
         return build_dialect(self.given) if isinstance(self.given, FilePath) else self.how.dialect
 
     def add_file_location(self, error: DdflowError) -> DdflowError:
@@ -79,7 +79,7 @@ class ComparisonSide(NamedTuple):
         return replace_error_texts(error, asked=error.asked + f", {file[0]}")
 
     def describe_invalid_text(self, name: str, kind: pa.DataType) -> str:
-        """Name the first text of a column that is no value of a type, and its place; "" if there is none. O(rows)."""
+        """Describe the first text of a column that a type cannot parse, with its place; "" if all fit.  O(rows)."""
         try:
             parse_texts_strictly(
                 to_array(self.rows.column(name)).cast(pa.string()), kind, forms=self.dialect.value_formats
@@ -94,7 +94,7 @@ class ComparisonSide(NamedTuple):
 
 
 def make_text_column_notes(schema: pa.Schema, sides: Sequence[ComparisonSide]) -> tuple[str, ...]:
-    """Make a note for each column that is text on only one side. ``schema``: of the comparison."""
+    """Return a note for each column that is text on only one side.  ``schema``: of the comparison."""
     notes = list[str]()
     for field in schema:
         if not is_text(field.type) or any(field.name not in side.rows.column_names for side in sides):
@@ -120,8 +120,8 @@ NullKeys = Literal["error", "drop", "keep"]
 class Comparison(NamedTuple):
     """The result of a comparison.
 
-    ``table``: the differences that `compare` returns. ``notes``: a line for each column that one side lacks. ``rows``:
-    of both. ``doubts``: as of `MultiFileReader`, of the files of both.
+    ``table``: the result of `compare`.  ``notes``: warnings about columns, a line each.  ``rows``: the number of rows
+    of each side.  ``doubts``: see `MultiFileReader`, for the files of both sides.
     """
 
     table: pa.Table
@@ -131,7 +131,7 @@ class Comparison(NamedTuple):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many keys were added, removed and changed."""
+        """Number of added, removed and changed keys."""
         found = np.asarray(self.table.column(CHANGE).to_pylist(), object)
         return {kind: int((found == kind).sum()) for kind in ("added", "removed", "changed")}
 
@@ -154,41 +154,41 @@ def compare(
     key : str or sequence of str
         The columns that identify a row.
     ignore : str or sequence of str
-        Columns that are left out: ``["_time", "_diff"]`` of what an engine gives, if only its rows matter.
+        Columns to leave out.  Pass ``["_time", "_diff"]`` for an output of an engine, if only its rows matter.
     null_key : "error", "drop" or "keep"
-        A row with a null in its key is refused, left out, or compared as any other, as groups of counts may be.
+        Whether to refuse, leave out, or compare rows with a null in their key.  Groups of a count may have such keys.
     types : {name: type} or schema, optional
-        The types of columns, as in a flow: of text files, and of columns whose values do not tell.  By default a column
-        without a value is text.
+        The types of columns, as in a flow, for text files and for columns whose values show no type.  By default a
+        column without values is text.
 
     Returns
     -------
     pyarrow.Table
-        A row for each key that differs, sorted by key: the key's columns; ``_change`` ("added", "removed" or
-        "changed"); ``_changed``, a list of the columns that differ, null unless "changed"; and each other column twice,
-        as ``name_before`` and ``name_after``, null on the side that has no such row.
+        A row for each different key, sorted by key.  It has the key's columns; ``_change`` ("added", "removed" or
+        "changed"); ``_changed``, a list of the changed columns, null unless "changed"; and every other column twice, as
+        ``name_before`` and ``name_after``, null on a side without the row.
 
     Raises
     ------
     DuplicateKeys
-        If a side has several rows of one key; they are named.
+        If a side has several rows of one key.  The error names them.
     NullKey
-        If a key is null, unless ``null_key`` says what becomes of it.
+        If a key is null, and ``null_key`` is "error".
     SchemaMismatch
-        For a key that a side lacks, and for a column of two types that have no values in common.
+        For a key column missing on a side, and for a column with two types without common values.
     SpecError
-        For names that clash with those of the result.
+        For names that clash with column names of the result.
     DdflowError
-        What reading the rows raises.
+        The errors of reading the rows.
 
     Warns
     -----
     UserWarning
-        For a column that one side lacks, where it is null, and for one that is text on one side alone.
+        For a column that is missing, and so null, on one side, and for a column that is text on only one side.
 
     Notes
     -----
-    O(n) expected, for n rows of both sides, and sorting the differences.
+    O(n) expected, for n rows of both sides, plus the time to sort the differences.
 
     Examples
     --------
@@ -214,15 +214,16 @@ def compare_tables(
     look: Look = lambda rows: None,
     null_key: NullKeys = "error",
 ) -> Comparison:
-    """Compare two tables like `compare`, and return also notes and counts. ``types``, ``how``: of files.
+    """Compare two tables like `compare`, and also return notes and counts.
 
-    ``look``: for progress, called with the number of rows read of files since its last call.
+    ``types``, ``how``: options for files.  ``look``: progress callback, receives the number of rows read from files
+    since its last call.
     """
     keys, left_out = parse_column_names(key, "compare", "key"), parse_column_names(ignore, "compare", "ignore")
     rows, doubts = zip((before, after), SIDES, strict=True), dict[str, None]()
     for given in (before, after):
         if isinstance(given, str | os.PathLike):
-            _list_files(given, how)  # so that a missing one is said before the other is read
+            _list_files(given, how)  # reports a missing file before the other side is read
     both = [_read_rows(given, types or {}, how, f"the rows {side}", look, doubts) for given, side in rows]
     there = [name for table in both for name in table.column_names]
     _check_columns_exist(left_out, "ignore", there)
@@ -254,7 +255,7 @@ def _read_rows(
     look: Look = lambda rows: None,
     doubts: dict[str, None] | None = None,
 ) -> pa.Table:
-    """Read rows in normal types. ``doubts``: collects the doubts about files, once each."""
+    """Read rows, and normalise their types.  ``doubts``: collects the doubts about files, once each."""
     if isinstance(given, str | os.PathLike):
         files = open_files([os.fspath(given)], types=types, how=_build_file_options(given, how))
         if doubts is not None:
@@ -275,7 +276,7 @@ def _read_rows(
 
 
 def _build_file_options(given: Any, how: FileOptions) -> FileOptions:
-    """Return the options to read a file: the common ones, except those that its path implies."""
+    """Return the options for a file: the common ones, with the dialect of a `FilePath`."""
     return replace(how, dialect=build_dialect(given)) if isinstance(given, FilePath) else how
 
 
@@ -298,7 +299,7 @@ def _check_columns_exist(names: Iterable[str], option: str, known: list[str]) ->
 
 
 def _reread_text_columns(both: list[pa.Table], given: tuple[Any, Any], how: FileOptions) -> list[pa.Table]:
-    """Read a text column again in the other side's type if the two types have no values in common."""
+    """Read a text column again with the type of the other side, if the two types have no common values."""
     first, second = both
     shared = [name for name in first.column_names if name in second.column_names]
     odd = [name for name in shared if _find_common_type([table.column(name) for table in both]) is None]
@@ -314,13 +315,13 @@ def _reread_text_columns(both: list[pa.Table], given: tuple[Any, Any], how: File
 
 
 def _is_text_file(given: Any, how: FileOptions) -> bool:
-    """Return whether rows come from files whose columns have no types but guessed ones."""
-    again = isinstance(given, str | os.PathLike) and given != STDIN  # which cannot be read again
+    """Return whether rows come from text files, whose column types are only guessed."""
+    again = isinstance(given, str | os.PathLike) and given != STDIN  # stdin cannot be read again
     return again and all(is_text_kind(each.kind.name) for each in _list_files(given, how))
 
 
 def _find_common_type(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
-    """Return a type that holds the values of both columns; None if there is none."""
+    """Return a type that can hold the values of both columns; None if no such type exists."""
     one, other = (column.type for column in columns)
     if one == other:
         return one
@@ -331,7 +332,7 @@ def _find_common_type(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
 
 
 def _combine_columns(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
-    """Combine the columns of both sides: the key's, then the others in their order."""
+    """Combine the columns of both sides: first the key, then other columns in their order."""
     names = dict.fromkeys([*keys, *(name for table in both for name in table.column_names)])
     fields = []
     for name in names:
@@ -358,7 +359,7 @@ def _combine_columns(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
 
 
 def _replace_null_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type for values that may all be null, also within lists and structs: text, if nothing else is known."""
+    """Replace the null type, whose values are all null, by text, also within lists and structs."""
     if pat.is_null(kind):
         return pa.string()
     if pat.is_list(kind) or pat.is_large_list(kind):
@@ -369,7 +370,7 @@ def _replace_null_type(kind: pa.DataType) -> pa.DataType:
 
 def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequence[ComparisonSide]) -> pa.Table:
     flow, keys = Flow(), tuple(spec.key)
-    own = [_avoid_reserved_name(name, schema.names) for name in schema.names]  # an input has no columns of updates
+    own = [_avoid_reserved_name(name, schema.names) for name in schema.names]  # an input refuses reserved names
     inner = pa.schema([field.with_name(name) for field, name in zip(schema, own, strict=True)])
     spec = replace(spec, key=[_avoid_reserved_name(name, schema.names) for name in keys])
     flow.output(_ROWS, flow.upserts(_ROWS, inner, spec))
@@ -411,7 +412,7 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
 
 
 def _avoid_reserved_name(name: str, names: Sequence[str]) -> str:
-    """Rename a column for the comparison: a reserved name gets blanks, until no other column has its name."""
+    """Return a name for the comparison: a reserved name gets blanks at its end, until it is unique."""
     own = name if name not in RESERVED else f"{name} "
     while own != name and own in names:
         own += " "
@@ -419,7 +420,7 @@ def _avoid_reserved_name(name: str, names: Sequence[str]) -> str:
 
 
 def _pair_rows(keys: list[pa.Table], secret: Secret) -> Ints:
-    """Pair the rows of each key, before and after: int64[2, n]; -1 for a missing row."""
+    """Pair the rows of each key, before and after.  Returns int64[2, n], with -1 for a missing row."""
     found = [compute_identities(side, secret, side.num_rows) for side in keys]
     high = np.concatenate([high for high, _ in found])
     low = np.concatenate([low if low.size else np.zeros_like(high) for high, low in found])
@@ -432,7 +433,7 @@ def _pair_rows(keys: list[pa.Table], secret: Secret) -> Ints:
 
 
 def _list_changed_columns(sides: list[pa.Table], values: list[str], at: Ints, secret: Secret) -> pa.Array:
-    """List the columns that differ, for each key; null if the key is on only one side."""
+    """List the changed columns of each key; null if the key is on only one side."""
     both = (at >= 0).all(axis=0)
     differ = np.zeros((at.shape[1], len(values)), bool)
     for i, name in enumerate(values):
@@ -444,7 +445,7 @@ def _list_changed_columns(sides: list[pa.Table], values: list[str], at: Ints, se
 
 
 def _sort_rows(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
-    """Sort the rows by key, null first; keep their order if Arrow cannot sort the keys."""
+    """Sort the rows by key, null first.  Keep their order if Arrow cannot sort the keys."""
     by: list[Any] = [(name, "ascending", "at_start") for name in keys]
     try:
         return table.take(pc.sort_indices(table, by))

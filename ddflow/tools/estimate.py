@@ -1,12 +1,11 @@
-"""Estimate the memory that an input's state will take, from a sample of its rows.
+"""Estimate the memory of an input's state from a sample of its rows.
 
-Keys are counted exactly, by the identities that the engine would give them, and a row's columns are measured by their
-types. The rest follows from constants of the index and the spine: how full a table of slots is made, how much garbage a
-merge waits for, how long it lasts. So `bytes_resident` is a mean over steps: after one step the engine may hold two
-thirds of it, or half as much again, and `bytes_most` is the bound.
-
-Limits: leaves out history that ``retain=`` or readers keep, events that wait for their time, and operators after the
-input (a count holds its groups). Of two events of a key, the later one is taken for the winner.
+The estimate counts keys exactly, by the identities that the engine would use, and measures a row's columns by their
+types. Constants of the index and the spine give the rest: the load of a table of slots, the garbage before a merge, and
+the duration of a merge. `bytes_resident` is a mean over steps: after a step the engine may hold between two thirds and
+one and a half times as much. `bytes_most` is the bound.
+Limits: leaves out history kept by ``retain=`` or readers, events that wait for their time, and operators after the
+input (a count holds its groups). Assumes that the later event of a key wins.
 """
 
 import math
@@ -37,28 +36,28 @@ from ddflow.trace.spine import EFFORT, GARBAGE
 
 PIECE: Final = 1 << 20
 WORD: Final = 8
-"""Bytes of an identity's word, a value hash, a reference, an order word.  A version has a byte more: is it live?"""
+"""Bytes of an identity's word, a value hash, a reference or an order word.  A version has one more byte, for live."""
 GROWTH: Final = 1.5
-"""A full index becomes so much larger; so it has between 1 and 1.5 times the slots it needs, 1.25 in the mean."""
+"""Growth factor of a full index.  An index has 1 to 1.5 times the needed slots, 1.25 in the mean."""
 MERGING: Final = 1 / (GARBAGE + 1) / (1 + (GARBAGE - 1) * EFFORT / GARBAGE)
-"""Of all versions, those that merges have copied while they still hold the originals, in the mean.
+"""Mean share of versions held twice, because a merge in progress has copied them and still holds the originals.
 
-A merge of everything begins when there are GARBAGE versions a key. It goes through EFFORT versions for each that comes
-in, so it takes GARBAGE/EFFORT of a cycle that is GARBAGE - 1 + GARBAGE/EFFORT long. While it lasts, it holds half a
-version a key besides, when there are (GARBAGE + 1)/2 in the mean.
+A merge of everything begins at GARBAGE versions per key. It copies EFFORT versions for each new version, so it takes
+GARBAGE/EFFORT of a cycle with the length GARBAGE - 1 + GARBAGE/EFFORT. During a merge, the mean is (GARBAGE + 1)/2
+versions per key, and half a version per key for the copies.
 """
 SECRET: Final = Secret(0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
-"""Any: which identities keys get does not matter to how many there are."""
+"""Arbitrary secret: the number of keys does not depend on their identities."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The size of the state with all rows. It prints as a table; sizes are in bytes."""
+    """The size of the state with all rows.  It prints as a table; sizes are in bytes."""
 
     keys: int
-    """Keys that hold a live row."""
+    """Keys with a live row."""
     tombstones: int
-    """Deleted keys whose order must stay."""
+    """Deleted keys whose order the state must keep."""
     bytes_index: int
     """Bytes of the index, in the mean over steps."""
     bytes_batches: int
@@ -68,7 +67,7 @@ class Estimate:
 
     @property
     def bytes_resident(self) -> int:
-        """Bytes of index and batches together, all in memory."""
+        """Bytes of index and batches together, with all in memory."""
         return self.bytes_index + self.bytes_batches
 
     @property
@@ -107,14 +106,13 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
     Parameters
     ----------
     table : table
-        Anything that speaks Arrow.  A reader is streamed.
+        Any Arrow object.  A reader is streamed.
     spec : Upsert
-        As for ``flow.upserts``.
+        The spec for ``flow.upserts``.
     keys : int, optional
-        How many different keys there will be, if the table is a sample.  The best sample is all events of some of the
-        keys.
+        The expected number of different keys, if the table is a sample.  The best sample has all events of some keys.
     step : int
-        How many rows a step brings.  Rows that all come in one step leave nothing to merge.
+        The number of rows in a step.  If all rows are in one step, nothing is left to merge.
 
     Returns
     -------
@@ -124,13 +122,13 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
     Raises
     ------
     NotArrow, SchemaMismatch
-        For rows that the input does not take.
+        For rows that the input would refuse.
     SpecError
-        If spec and columns do not fit, or ``keys`` or ``step`` make no sense.
+        If spec and columns do not fit, or if ``keys`` or ``step`` is invalid.
 
     Notes
     -----
-    Rows without a key are left out unless the spec keeps them.  O(n) for n rows, with some 20 bytes a row.
+    Rows without a key are left out unless the spec keeps them.  O(n) for n rows, with about 20 bytes of memory per row.
 
     Examples
     --------
@@ -169,19 +167,22 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
 
 
 def _estimate_index_slots(entries: int, rows: int, step: int) -> tuple[int, int]:
-    """Slots of an index: in the mean, at most.  Deleted keys keep theirs until the table grows."""
+    """Return the mean and the largest number of slots of an index.
+
+    Deleted keys keep their slots until the table grows.
+    """
     later = min(step, rows - step)
-    if later <= 0:  # all came at once, into a table made for them
+    if later <= 0:  # one step creates the table in the right size
         exact = max(LEAST, int(entries / LOAD)) + SPARE
         return exact, exact
-    # Before a step there must be room for all of its keys, though most are known: of those drawn evenly so many differ.
+    # Each step reserves slots for all its distinct keys, although most are known; this is their expected number.
     again = entries * -math.expm1(-later / entries) * (1 - entries / rows)
     need = max(LEAST, int((entries + again) / LOAD))
     return round(need * (1 + GROWTH) / 2) + SPARE, round(need * GROWTH) + SPARE
 
 
 def _estimate_versions(entries: int, needed: int, rows: int, step: int) -> tuple[float, float]:
-    """Versions in batches: in the mean, at most.  ``needed``: how many would be left if all were merged."""
+    """Return the mean and the largest number of versions in batches.  ``needed``: the number after a full merge."""
     if rows <= step:
         return needed, needed
     written, full = rows, GARBAGE * entries
@@ -190,7 +191,10 @@ def _estimate_versions(entries: int, needed: int, rows: int, step: int) -> tuple
 
 
 class _Sample:
-    """The rows, looked at once: how many have a key, how many keys there are and are live, bytes of a live row."""
+    """Figures of a sample, read once.
+
+    ``rows``: rows with a key.  ``keys``: different keys.  ``live``: live keys.  ``payload``: mean bytes of a live row.
+    """
 
     def __init__(self, given: Any, spec: Upsert) -> None:
         batches, schema = _split_rows(given)
@@ -209,13 +213,13 @@ class _Sample:
         high, low, gone = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         by = sort_by_identity(high, low)
         self.rows, self.keys = gone.size, by.starts.size - 1
-        # The sort is stable, so the last event of a key stands last.
+        # The sort is stable, so the last event of a key comes last.
         self.live = int((~gone[by.permutation[by.starts[1:] - 1]]).sum())
         self.payload = nbytes / max(alive, 1)
 
 
 def _count_bytes(column: pa.Array) -> float:
-    """Count the bytes of a column that is gathered into a separate batch."""
+    """Count the bytes of a column after it is gathered into a batch."""
     n, kind = len(column), column.type
     nulls = n / 8 if column.null_count else 0
     if pat.is_boolean(kind):
@@ -228,7 +232,7 @@ def _count_bytes(column: pa.Array) -> float:
 
 
 def _split_rows(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
-    """Split the rows into pieces, at least one, and return them with the schema that their input would have."""
+    """Split the rows into pieces, at least one, and return them with the schema of their input."""
     if isinstance(given, pa.RecordBatchReader):
         schema = to_arrow_schema(given.schema)
         return chain([empty_table(schema)], (pa.Table.from_batches([batch]) for batch in given)), schema
@@ -238,7 +242,7 @@ def _split_rows(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
 
 
 def _convert_events(table: pa.Table, bound: BoundUpserts) -> pa.RecordBatch:
-    """Convert a piece to the input's types, without the rows that have no key."""
+    """Convert a piece to the input's types, without rows that lack a key."""
     events = to_batch(conform_to_schema(table, bound.schema, "an estimate", bound.required_columns))
     if bound.spec.null_key == "keep":
         return events

@@ -1,10 +1,9 @@
-"""Read a collection of a state as tables, range by range, for a file that another module writes.
+"""Read a collection of a state as a stream of tables, to write it to a file.
 
-Guarantees: the tables together are the collection as of one time, each row as often as it is there.
-Inputs and counts are read a range of identities at a time, and operators that pass rows on pass each range on, so a
-collection may be larger than memory.
-Limits: where equal rows may come from several places (a projection without its key, a concatenation), all rows are
-brought together in memory, and a column ``_diff`` says how often each is there.
+Guarantees: the tables together are the collection as of one time, with all duplicates. Inputs and counts are read by
+ranges of identities, and stateless operators process each range, so a collection may be larger than memory.
+Limits: if equal rows may come from several ranges (a projection without its key, a concatenation), all rows are summed
+in memory, and the column ``_diff`` counts the duplicates.
 """
 
 from collections.abc import Iterator
@@ -23,10 +22,11 @@ from ddflow.time import format_time_argument
 
 
 def open_contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
-    """Return the columns of an output or an input, and its rows, table by table; read them while the snapshot is open.
+    """Return the columns of an output or an input, and an iterator of its rows as tables.
 
-    ``as_of``: at a time not before ``since``. Rows of a collection that can have duplicates come once, with ``_diff``.
-    O(rows); memory for one range, or for all if rows have to be brought together. Raises `NotReadable`.
+    Consume the iterator while the snapshot is open.  ``as_of``: a time not before ``since``.  If a collection can have
+    duplicates, its rows come once, with ``_diff``.  O(rows); memory for one range, or for all rows if they must be
+    summed.  Raises `NotReadable`.
 
     >>> import ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -56,8 +56,8 @@ def open_contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tu
 
 
 def read_collection_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
-    """Yield the rows of a collection in pieces; equal rows may be in several. O(rows)."""
-    # What is to be read, and what its pieces pass then, as which input.
+    """Yield the rows of a collection in pieces.  Several pieces may have equal rows.  O(rows)."""
+    # Collections to read, each with the chain of stateless operators that process its pieces.
     walk: list[tuple[Collection, Any]] = [(node, None)]
     while walk:
         each, after = walk.pop()

@@ -1,6 +1,6 @@
-"""The process that fills the cache of compiled kernels in the background; `ddflow.kernels.cache` starts it.
+"""Fill the cache of compiled kernels in a background process, started by `ddflow.kernels.cache`.
 
-Invariant: it writes nothing but the cache, and ends with the process that started it.
+The process writes only the cache, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ddflow.tools.warmup import compile_all_kernels
 
 
 def main() -> None:
-    """Fill the cache, unless another process does."""
+    """Fill the cache, unless another process is filling it."""
     os.nice(19)
     cache.exit_with_parent(sys.stdin)
     directory = cache_directory()

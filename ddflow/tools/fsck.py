@@ -1,7 +1,7 @@
-"""Check every file of a state: read and compared with its checksum, and whether what the files say fits together.
+"""Check every file of a state: compare it with its checksum, and check that the files agree with each other.
 
-Guarantees: nothing is changed or deleted. A finding names the file and what to do. Files that ddflow did not write are
-listed apart; they are no damage.
+Guarantees: `fsck` does not change or delete a file. Each problem names its file. The report lists files that ddflow did
+not write separately; they are no problem.
 """
 
 import re
@@ -50,8 +50,8 @@ from ddflow.tools.inventory_check import (
 class FsckProblem(NamedTuple):
     """A problem of a file.
 
-    ``file``: its name in the state, or its path. ``found``: the fault. ``manifest``: the newest that names the file,
-    None for a problem of the whole state.
+    ``file``: its name in the state, or its path.  ``found``: the fault.  ``manifest``: the newest manifest that names
+    the file; None for a problem of the whole state.
     """
 
     file: str
@@ -68,19 +68,19 @@ class FsckReport:
     where : str
         The state.
     epoch : int
-        Of the newest manifest that can be read; -1 for none.
+        The epoch of the newest readable manifest; -1 without one.
     manifests : int
-        How many are kept.
+        The number of kept manifests.
     files, bytes : int
-        How many files they name, and their bytes, each read and compared.
-    problems : list of Problem
-        All that is wrong.
+        The number of files in these manifests, and their bytes, all read and compared.
+    problems : list of FsckProblem
+        All problems.
     garbage, garbage_bytes : int or None
-        Files that no kept manifest names, and their bytes; None where that cannot be told.
+        Files that no kept manifest names, and their bytes; None if some manifest or inventory is unreadable.
     ignored : list of str
-        Files that are not ddflow's.
+        Files that ddflow did not write.
     notes : list of str
-        What was not looked at, and why.
+        Parts that were not checked, with the reason.
 
     >>> report = FsckReport("state/orders", epoch=3)
     >>> report.add_problem("blobs/x.arrow", "it is missing")
@@ -101,16 +101,16 @@ class FsckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no problem."""
+        """Whether the report has no problem."""
         return not self.problems
 
     def add_problem(self, file: str, found: str, manifest: int | None = None) -> None:
-        """Note that something is wrong with a file; the same is noted once."""
+        """Add a problem of a file, unless the report has it already."""
         if not any(each.file == file and each.found == found for each in self.problems):
             self.problems.append(FsckProblem(file, found, manifest))
 
     def add_note(self, text: str) -> None:
-        """Note what was not looked at; the same once."""
+        """Add a note about an unchecked part, unless the report has it already."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -123,7 +123,7 @@ class FsckReport:
 
     @property
     def text(self) -> ErrorText:
-        """The report as one reads it."""
+        """Report as text for users."""
         size = f"{self.files:,} files of {format_size(self.bytes)} that {self.manifests:,} manifests name"
         if self.ok:
             lines: list[str] = [f"{self.where}, epoch {self.epoch}: whole; {size}, each read and compared"]
@@ -141,12 +141,12 @@ class FsckReport:
 
 
 NAMED: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json)")
-"""The name of a state's file."""
+"""Pattern of the name of a file in a state."""
 _NUMBER: Final = re.compile(r"[0-9]{16}")
 
 
 def list_foreign_files(store: LocalStore) -> Iterator[str]:
-    """List the files in the folder of a state that ddflow did not write. O(names).
+    """List the files in a state's folder that ddflow did not write.  O(names).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -184,29 +184,29 @@ def fsck(
     Parameters
     ----------
     state : str, path or Store
-        Where it is: a folder, ``s3://bucket/prefix``, or a store.
+        The state's folder, ``s3://bucket/prefix``, or a store.
     flow : Plan, optional
-        Its plan; needed where the state's own has functions.
+        The plan of the state; needed if it has functions.
     trust : {"owner", "group"}
-        As in `Flow.open`.
+        See `Flow.open`.
     look : callable, optional
-        For progress: called with the number of bytes read since its last call.
+        Progress callback: receives the number of bytes read since its last call.
 
     Returns
     -------
-    Report
-        All that is wrong with the files; ``ok`` if nothing is.
+    FsckReport
+        All problems of the files; ``ok`` if there are none.
 
     Raises
     ------
     StateRefused
         If there is no state.
     StorageFailed
-        If its place cannot be read.
+        If the place of the state cannot be read.
 
     Notes
     -----
-    O(bytes); in memory, the bookkeeping of the newest version.
+    O(bytes); memory for the bookkeeping of the newest version.
 
     >>> import ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -234,9 +234,9 @@ class _StateCheck:
         self.damaged, self.compared = set[str](), dict[Blob, pa.Buffer | None]()
         self.files = set[Blob | tuple[str, Blob]]()
         self.named, self.all_named = set[str](), True
-        """The names that manifests hold, and whether these are all of them."""
+        """Names of files in manifests, and whether all manifests and inventories were readable."""
         self.made_of: dict[int, str] = {}
-        """The digests that manifests should have by those after them."""
+        """Expected digest of each manifest, from the manifest after it."""
         self.batch_store, self.seen = CachedBatchStore(store, self.damaged), set[str]()
 
     def run(self) -> FsckReport:
@@ -253,7 +253,7 @@ class _StateCheck:
         self._count_garbage(entries)
         if isinstance(self.store, LocalStore):
             self.report.ignored.extend(list_foreign_files(self.store))
-        # What was swept while this went on need not be whole.
+        # A writer may have removed old manifests, and their files, during the check.
         there = set(self.store.list_manifests())
         self.report.problems = [p for p in self.report.problems if p.manifest is None or p.manifest in there]
         self.report.files = len(self.files)
@@ -262,7 +262,7 @@ class _StateCheck:
 
     @contextmanager
     def _report_errors(self, file: str, number: int) -> Iterator[None]:
-        """Report an error of the block as a problem of the file that it names, else of ``file``."""
+        """Report an error in the block as a problem of the file in its text, else of ``file``."""
         try:
             yield
         except AlreadyReportedDamage:
@@ -272,12 +272,12 @@ class _StateCheck:
             named = NAMED.search(error.asked) or NAMED.search(error.found)
             if named is not None:
                 file = f"blobs/{named[0]}"
-            # What stands behind the file's name says where in it.
+            # The text after the file's name is the place within the file.
             within = error.asked.rpartition(f" of {self.store.where}, ")[2] if ", " in error.asked else ""
             self.report.add_problem(file, f"{within}: {error.found}" if within else error.found, number)
         except AssertionError as error:
             self.report.add_problem(file, f"an invariant does not hold ({str(error)[:200] or 'see ddflow'})", number)
-        except Exception as error:  # whatever it is, the others are to be looked at
+        except Exception as error:  # the check continues with the other files
             self.report.add_problem(file, f"{type(error).__name__}: {str(error)[:200]}", number)
             self.all_named &= not file.startswith("manifests/")
 
@@ -319,7 +319,7 @@ class _StateCheck:
     def _check_inventory(
         self, manifest: Manifest, flow: Plan | None, place: int, newest: bool
     ) -> StoredInventory | None:
-        """Check an inventory and all files that it names; return None if it is unreadable."""
+        """Check an inventory and all files named in it; return None if it is unreadable."""
         part, number = manifest.inventories[place], manifest.number
         stored, guard = cast(StoredInventory | None, None), partial(self._report_errors, f"blobs/{part.name}", number)
         with guard():
@@ -336,7 +336,7 @@ class _StateCheck:
         return stored
 
     def _load_inventory(self, part: Blob, number: int) -> StoredInventory | None:
-        """Load an inventory; return None if it, or a section of it, differs from the written one. Compares all."""
+        """Load an inventory, and compare all its sections; return None if one differs from its checksum."""
         fetch = partial(self._fetch_blob, number=number)
         text = load_inventory_sections(fetch(part), self._describe_blob(part), fetch)
         whole = all(self.compared[each] is not None for each in (part, *text.sections))
@@ -346,7 +346,7 @@ class _StateCheck:
         return f"the file {blob.name} of {self.store.where}"
 
     def _load_plan(self, manifest: Manifest) -> Plan | None:
-        """Load the flow of a manifest's state; return None if its plan has functions, or is damaged."""
+        """Load the plan of a manifest; return None if it is damaged, or needs functions of a missing ``flow``."""
         with self._report_errors(manifest_file_name(manifest.number), manifest.number):
             try:
                 return resolve_plan(manifest.plan, self.flow, self.store.where)
@@ -358,7 +358,7 @@ class _StateCheck:
         return None
 
     def _open_operators(self, manifest: Manifest, flow: Plan | None) -> EmptyOperators:
-        """Open new operators for a manifest's plan, counts if the flow is known."""
+        """Open new operators for a manifest's plan; only the inputs if the flow is unknown."""
         secret = Secret(*manifest.secret)
         if flow is None:
             given = read_bindings(manifest.plan, self.store.where)
@@ -381,11 +381,11 @@ class _StateCheck:
         return self._verify_blob_once(blob, number) or b""
 
     def _verify_blob_once(self, blob: Blob, number: int) -> pa.Buffer | None:
-        """Return the bytes of a blob, compared once; report a problem and return None if they are damaged."""
+        """Return the bytes of a blob, compared once; report a problem and return None for a damaged blob."""
         if blob not in self.compared:
             self.compared[blob] = None
             self.files.add(blob)
-            # Where there is a cache, it is the place itself that is asked.
+            # Read from the store itself, not from its cache.
             fetch = getattr(self.store, "fetch", self.store.map_blob)
             with self._report_errors(f"blobs/{blob.name}", number):
                 self.compared[blob] = fetch(blob)
@@ -395,7 +395,7 @@ class _StateCheck:
         return self.compared[blob]
 
     def _read_receipts(self, manifest: Manifest) -> Iterator[Epoch]:
-        """Yield all receipts of a version; an unreadable file of the backlog is a problem, and ends its receipts."""
+        """Yield all receipts of a version.  An unreadable backlog file is a problem, and ends its own receipts."""
         fetch = partial(self._fetch_blob, number=manifest.number)
         for part in manifest.backlog:
             with self._report_errors(f"blobs/{part.file.name}", manifest.number):
@@ -439,7 +439,7 @@ class _StateCheck:
     def _count_output_rows(
         self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Plan | None
     ) -> int | None:
-        """Count the rows of a file of an output; return None if the file was seen before or cannot be read."""
+        """Count the rows of an output file; return None if it was checked before or is unreadable."""
         if not is_state_file(blob):
             return self._count_fragment_rows(manifest, epoch, Fragment(name, blob))
         self.named.add(blob.name)
@@ -457,7 +457,7 @@ class _StateCheck:
         return None
 
     def _count_fragment_rows(self, manifest: Manifest, epoch: int, fragment: Fragment) -> int | None:
-        """Check that a fragment in a sink is present and complete, and return its number of rows."""
+        """Check that a file in the output folder is present and complete, and return its number of rows."""
         sink, number, blob = open_output_folder(str(manifest.folder), self.store), manifest.number, fragment.blob
         path = sink.build_fragment_path(epoch, fragment)
         if (path, blob) in self.files:
@@ -479,5 +479,5 @@ class _StateCheck:
 
 
 def manifest_file_name(number: int) -> str:
-    """Return the name of a manifest's file in its state."""
+    """Return the name of a manifest's file within its state."""
     return f"manifests/{number:016d}"

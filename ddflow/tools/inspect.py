@@ -1,4 +1,4 @@
-"""Describe the parts of a state from its manifest and inventories alone, without reading a data file.
+"""Describe the parts of a state from its manifest and inventories, without reading a data file.
 
 >>> import ddflow as dd, pyarrow as pa
 >>> from ddflow.storage.memory import MemoryStore
@@ -37,34 +37,35 @@ from ddflow.trace.records import ArrangementRecord, RunRecord
 
 
 def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
-    """Describe the parts of a state, from only its manifest and inventory: O(the inventory).
+    """Describe the parts of a state from its manifest and inventories.  O(inventories).
 
     Parameters
     ----------
     state : str, path or Store
         The state's folder, or ``s3://bucket/prefix``.
     trust : {"owner", "group"}
-        As in `Flow.open`.
+        See `Flow.open`.
 
     Returns
     -------
     dict
-        Plain values that ``json.dumps`` takes: ``state``, ``id``, ``manifest`` (its number), ``epoch``, ``written``
-        (ISO), ``note``, ``writer``, ``frontier``, ``last``, ``since``, numbers in the unit of ``time_type``; ``inputs``
-        and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, an input's plan, pending events,
-        and how it was ``fed``: the last runs of calls alike, and how many of each kind came before; ``verdicts``;
-        ``outputs``: as text; ``folder``: of output files, and whose is what; ``receipts``: of the last epochs, with the
-        ``origin`` of rows, their files; ``versions``: the manifests that are kept; ``files``, ``bytes``;
-        ``partitions``, ``stages``: how many, and ``sources``, ``sinks``: what is attached, with positions, by input the
-        columns that are ``left_out`` and those that runs ``added``, until when what was written was taken (``reached``,
-        unix milliseconds), the last epochs acknowledged, and what waits for each sink, in epochs and bytes; ``parts``:
-        of each stage and partition the keys, pending events, files and bytes; ``fed``: by which query in batches, and
-        the last of them.
+        Plain values for ``json.dumps``.  ``frontier``, ``last`` and ``since`` are numbers in the unit of ``time_type``.
+
+        - ``state``, ``id``, ``manifest`` (its number), ``epoch``, ``written`` (ISO), ``note``, ``writer``;
+        - ``inputs``, ``operators``: keys, tombstones, versions, runs, merges, files and bytes of each.  An input also
+          has its plan, its pending events, and ``fed``: its last runs of equal calls, and the counts of earlier calls;
+        - ``verdicts``: counts; ``outputs``: each as text; ``folder``: the folder of output files, and its subfolders;
+        - ``receipts``: the last epochs, with the ``origin`` of their rows and their files;
+        - ``versions``: the kept manifests; ``files``, ``bytes``: totals; ``partitions``, ``stages``: their numbers;
+        - ``sources``: positions, columns ``left_out`` and ``added`` by input, and ``reached``, in Unix milliseconds;
+        - ``sinks``: the last acknowledged epochs, and the waiting epochs and bytes;
+        - ``parts``: keys, pending events, files and bytes of each stage and partition;
+        - ``fed``: the query that feeds the state in batches, and its last batch.
 
     Raises
     ------
     StateRefused, CorruptState
-        If there is no state; if the newest manifest or its inventory is damaged.
+        If there is no state; if the newest manifest or one of its inventories is damaged.
     """
     with open_existing_store(state, trust=trust) as store:
         manifest, where = find_version(store), store.where
@@ -108,14 +109,14 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
 
 
 def _describe_source(of: AttachedSource, name: str, manifest: Manifest) -> dict[str, Any]:
-    """Describe an attached source, and by input its columns that runs added."""
+    """Describe an attached source, and the columns that runs added to each input."""
     added = {each: manifest.added[each] for each in (of.left_out or (name,)) if each in manifest.added}
     out: dict[str, Any] = to_builtins(of)
     return out | {"added": to_builtins(added)}
 
 
 def _describe_sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """Describe, by output, the attached sink, how many epochs wait for it, and the bytes of their updates."""
+    """Describe the attached sink of each output, with the number of waiting epochs and the bytes of their updates."""
     kept = [*Backlog(store).list_receipts(manifest.backlog), *manifest.receipts] if manifest.sinks else []
     return {
         name: to_builtins(sink)
@@ -129,7 +130,7 @@ def _describe_sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any
 
 
 def format_timestamp(milliseconds: int) -> str:
-    """Format a moment as text, in UTC."""
+    """Format a Unix time in milliseconds as ISO text, in UTC."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError, OSError):
@@ -137,7 +138,7 @@ def format_timestamp(milliseconds: int) -> str:
 
 
 def _describe_inputs(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
-    """Describe, by input, its columns, its spec without defaults, and how it was fed."""
+    """Describe each input: its columns, its spec without defaults, and its calls."""
     return {
         name: {
             "columns": list_columns(schema),
@@ -170,7 +171,7 @@ def _describe_output_folder(manifest: Manifest) -> dict[str, Any] | None:
 
 
 def _add_inventory_figures(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: str) -> dict[str, int]:
-    """Add the figures of an inventory, with its keys and pending events."""
+    """Add the figures of an inventory to ``out``, and return its keys and pending events."""
     keys = pending = 0
     for name, each in inventory.inputs.items():
         figures = _describe_arrangement(each.rows) | {

@@ -1,10 +1,9 @@
-"""Check an inventory: whether its files hold what ddflow would have written.
+"""Check the contents of the files of an inventory, beyond their checksums.
 
-A checksum says that bytes are those that were written, not that they are right. So this checks the order of each batch,
-computes the identities and hashes of its rows and its Bloom filter again, counts keys and deleted keys, and lets
-arrangements and batchers check themselves.
-Guarantees: a state that an engine committed has no finding. Findings go to a guard, so that one does not hide another.
-No file is read twice.
+A checksum finds changed bytes, but not wrong contents. So this module checks the order of each batch, recomputes the
+identities and hashes of its rows and its Bloom filter, counts live and deleted keys, and runs the checks of
+arrangements and batchers. It reads no file twice.
+Guarantees: a committed state has no faults. Each fault goes to a guard, so one does not hide another.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> batch_store = CachedBatchStore(MemoryStore(), set())
@@ -44,16 +43,16 @@ from ddflow.trace.records import ArrangementRecord, BatchRecord
 from ddflow.trace.spill import WORDS, BloomFilter, Made
 
 Guard = Callable[[], AbstractContextManager[None]]
-"""Notes an error of its block, and continues."""
+"""Factory of a context manager; it records an error in its block and continues."""
 Place = Callable[[Batch], Words]
-"""The identities, their first words, that say which partition a batch's rows are of."""
+"""Function from a batch to the identities (first words) that determine the partition of its rows."""
 
 
 class EmptyOperators(NamedTuple):
     """New operators of a plan.
 
-    ``inputs``: by name. ``kept``: by id, None if they are unknown. ``by``: the columns that determine the partition,
-    for operators whose groups do not.
+    ``inputs``: by name.  ``kept``: operators with state, by id; None if they are unknown.  ``by``: the partition
+    columns of operators, if these are not the group keys.
     """
 
     inputs: Mapping[str, RunningInput]
@@ -62,13 +61,13 @@ class EmptyOperators(NamedTuple):
 
 
 class AlreadyReportedDamage(CorruptState):
-    """A file is damaged, which has been told already."""
+    """Error for a damaged file that the report already contains."""
 
 
 class CachedBatchStore(BatchStore):
-    """A batch store that reads each file once, except compressed files, which would stay in memory.
+    """A batch store that reads each file once, except compressed files, because these would stay in memory.
 
-    ``damaged``: the names of files that it may not open.
+    ``damaged``: the names of files that it refuses to open.
     """
 
     def __init__(self, store: Store, damaged: set[str]) -> None:
@@ -89,10 +88,10 @@ class CachedBatchStore(BatchStore):
 
 
 class InventoryCheck:
-    """The check of one inventory of a manifest, of the partition ``number``.
+    """The check of one inventory of a manifest, for the partition ``number``.
 
-    ``seen``: the files whose rows were checked; it grows. ``whole``: whether to check everything, or only facts that
-    other inventories do not share.
+    ``seen``: the files with checked rows; the check adds to it.  ``whole``: whether to check everything, or only facts
+    outside other inventories.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class InventoryCheck:
         self.batch_store, self.guard, self.seen, self.whole = batch_store, guard, seen, whole
 
     def run(self, stored: StoredInventory) -> None:
-        """Check the whole inventory. O(bytes). Its faults go to the guard."""
+        """Check the inventory.  O(bytes).  Faults go to the guard."""
         arrived = waiting = 0
         complete, inputs = True, stored.of.inputs
         for name, upsert in self.operators.inputs.items():
@@ -151,7 +150,7 @@ class InventoryCheck:
         return len(batcher)
 
     def _check_partition(self, at: str, high: Words, what: str) -> None:
-        """Check that identities are in the range of this partition."""
+        """Check that identities belong to this partition.  ``what``: a noun for the error."""
         places = assign_partitions(high, self.manifest.partitions)
         if (odd := np.flatnonzero(places != self.number)).size:
             raise CorruptState(
@@ -161,7 +160,7 @@ class InventoryCheck:
             )
 
     def _build_row_partitioner(self, name: str) -> Place:
-        """Return the function that computes the partition of rows in an operator's state."""
+        """Return the function with the identities that determine the partition of an operator's rows."""
         if name not in self.operators.by:
             return lambda batch: batch.high
         by, secret = list(self.operators.by[name]), Secret(*self.manifest.secret)
@@ -178,7 +177,7 @@ class InventoryCheck:
     ) -> None:
         """Check an arrangement.
 
-        ``at``: its place, for messages. ``told``: whether its identities determine the partition of its keys.
+        ``at``: its place, for messages.  ``told``: whether its identities determine the partition of its keys.
         """
         arrangements.restore_arrangement(arranged, record, at, self.batch_store, indexed=False, made=rows, sieved=False)
         if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
@@ -190,7 +189,7 @@ class InventoryCheck:
             )
         for slot, begin, end in arranged.parts if self.manifest.partitions > 1 else ():
             batch = arranged.slots[slot]
-            # What a deletion was of may be gone; its identity is not.
+            # A deleted row may have lost its columns, but it keeps its identity.
             mine = slice(None) if told else batch.live[begin:end] != 0
             self._check_partition(at, place(batch)[begin:end][mine], "a key")
         by_file = {file.columns.blob.name: arranged.slots[slot] for slot, file in arranged.slots.files.items()}
@@ -211,7 +210,7 @@ class InventoryCheck:
             arranged._check_invariants()
 
     def _check_batch(self, record: BatchRecord, batch: Batch, arranged: Arrangement, rows: Made) -> None:
-        """Check the places and hashes of rows, and the Bloom filter."""
+        """Check the identities and hashes of rows, and the Bloom filter."""
         name, bloom = record.file.name, record.bloom
         if name not in self.seen:
             self.seen.add(name)
@@ -222,7 +221,7 @@ class InventoryCheck:
                 ("identity", batch.high, high, live),
                 ("identity", batch.low, low, live),
                 *(("identity", *pair, live) for pair in beyond),
-                # A version that was replaced before it was merged has no hash any more.
+                # A merge writes no hash for a version that was replaced before.
                 ("hash", batch.value, value, live & (batch.value != 0)),
             ):
                 if there.size and (odd := np.flatnonzero(at & (there != expected))).size:
@@ -241,7 +240,7 @@ class InventoryCheck:
 
 
 def check_collections(inventories: Inventories, operators: EmptyOperators) -> None:
-    """Raise `CorruptState` unless all inventories together hold each collection of the plan, and no other, whole.
+    """Raise `CorruptState` unless all inventories together hold exactly the collections of the plan, each complete.
 
     O(inventories * collections).
     """
@@ -259,7 +258,7 @@ def check_collections(inventories: Inventories, operators: EmptyOperators) -> No
 
 
 def find_feed_faults(manifest: Manifest) -> Iterator[str]:
-    """Find impossible facts in a manifest about the calls that fed its inputs. O(runs of calls * receipts)."""
+    """Yield contradictions in a manifest about the calls that fed its inputs.  O(runs of calls * receipts)."""
     plan = manifest.plan.get("inputs")
     if unknown := sorted(set(manifest.fed) - set(plan if isinstance(plan, dict) else ())):
         yield f"it says how {unknown} were fed, which its plan has not"
@@ -273,7 +272,10 @@ def find_feed_faults(manifest: Manifest) -> Iterator[str]:
 
 
 def find_attachment_faults(manifest: Manifest, kept: Mapping[int, str]) -> Iterator[str]:
-    """Find impossible facts in a manifest about its sources and sinks. ``kept``: the digests of epochs. O(those)."""
+    """Yield contradictions in a manifest about its sources and sinks.  O(sources + sinks).
+
+    ``kept``: the digests of kept epochs.
+    """
     plan = manifest.plan
     for name, source in manifest.sources.items():
         if (why := find_position_error(source.kind, source.position)) is not None:
@@ -286,16 +288,16 @@ def find_attachment_faults(manifest: Manifest, kept: Mapping[int, str]) -> Itera
             yield f"the sink of {name!r} was given epoch {sink.written} and has acknowledged {sink.epoch}"
         elif kept.get(sink.written, "") not in ("", sink.digest):
             yield f"the sink of {name!r} was given another epoch {sink.written} than is kept"
-        # Another folder of outputs does not have the epochs that were put in the one before.
+        # A new output folder lacks the epochs in the folder before it.
         oldest = manifest.epoch + 1 if manifest.oldest_epoch is None else manifest.oldest_epoch
         if manifest.folder is None and sink.epoch < manifest.epoch and sink.epoch + 1 < oldest:
             yield f"the sink of {name!r} lacks epoch {sink.epoch + 1}, whose updates are not kept"
 
 
 def count_keys(arranged: Arrangement, rows: Made) -> tuple[int, int]:
-    """Count the live keys and the deleted ones. O(versions).
+    """Count the live keys and the deleted keys.  O(versions).
 
-    ``rows``: the expected hashes of the current versions. Raises `CorruptState` for another hash.
+    ``rows``: computes the expected hashes.  Raises `CorruptState` if a current version lacks its hash.
     """
     live = dead = 0
     for parts in arranged.iterate_version_ranges():

@@ -1,12 +1,11 @@
-"""Fold a log without state: the rows that live after all its events (merge-on-read).
+"""Fold a log without state: return the live rows after all its events (merge-on-read).
 
-Guarantees: returns the collection of an engine that took in the same events, in calls of any size, as far as
-docs/semantics.md promises that under "Schedule". `verify` compares a state with it. It uses the same kernels in an
-engine in memory, with all events in one call.
-Limits: a log does not tell which events were late (``late=``, ``lateness=``), which a refused call left out, what
-expired, and, under ``noop_ignore=``, which of two rows that do not differ came first.
-
-A part in a mark, `ddflow.Full` or `ddflow.Restated`, replaces what came before it.
+Guarantees: the result equals the collection of an engine after the same events, in calls of any size, as far as
+docs/semantics.md promises under "Schedule". `verify` compares a state with it. The fold runs the same kernels in an
+engine in memory, with all events in one call. A part in a mark, `ddflow.Full` or `ddflow.Restated`, replaces the
+contents before it.
+Limits: a log does not tell which events were late (``late=``, ``lateness=``), were left out by a refused call, or
+expired. With ``noop_ignore=`` it does not tell which of two equal rows came first.
 """
 
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from ddflow.time import CLOSED, Time
 
 ANY = AbsenceLimit(empty=True)
 LOG = "log"
-"""The input, as messages call it."""
+"""Name of the input in messages."""
 
 
 def merge_on_read(
@@ -46,35 +45,35 @@ def merge_on_read(
     spill: str | PathLike[str] | None = None,
     secret: Secret | None = None,
 ) -> pa.Table:
-    """Fold a log without state, and return the rows that live after all its events.
+    """Fold a log without state, and return the live rows after all its events.
 
     Parameters
     ----------
     log : table or iterable of tables
-        Tables, record batches, a reader, anything that speaks Arrow, or an iterable of these, in the order of arrival.
-        Full contents stand in a mark, see `ddflow.engine.lineage.log_parts`.
+        Tables, record batches, a reader, any Arrow object, or an iterable of these, in the order of arrival.  Put full
+        contents into a mark, see `ddflow.engine.lineage.log_parts`.
     spec : Upsert
-        How the events upsert.
+        The rules for upserts.
     schema : pyarrow.Schema, optional
-        The columns of the events.  By default those of the first part.  A part that lacks a column has null there.
+        The columns of the events.  By default the columns of the first part.  A missing column is null.
     memory, spill
-        As in `Flow.open`.  With both, the log is read as it goes and may be larger than memory; its live rows may not.
+        See `Flow.open`.  With both, the log is streamed and may be larger than memory; the live rows must fit.
     secret : Secret, optional
-        Decides the hash order.
+        The secret of the hash order.
 
     Returns
     -------
     pyarrow.Table
-        The rows, each once, in hash order.
+        The live rows, each once, in hash order.
 
     Raises
     ------
     NotArrow, SchemaMismatch, SpecError, NullKey, BudgetExceeded
-        As a step does.
+        Like `Engine.step`.
     TieRefused
-        Under ``tie="error"``, for two events that tie anywhere in the log.
+        With ``tie="error"``, for two events that tie anywhere in the log.
     DdflowError
-        For a part in a mark, what `Engine.replace` raises.
+        For a part in a mark: the errors of `Engine.replace`.
 
     Notes
     -----
@@ -107,19 +106,19 @@ def fold_log(
     secret: Secret | None = None,
     format: Format | None = None,
 ) -> Iterator[RunningInput]:
-    """Yield the input that holds the rows of `merge_on_read`. Read it within the ``with``.
+    """Yield the input with the rows of `merge_on_read`.  Read it within the ``with`` block.
 
-    ``format``: of messages that were decoded to rows of a history.
+    ``format``: the format of messages, if they were decoded to rows of a history.
     """
     parts, first = _peek_log_parts(log) if schema is None else (iterate_parts(log, repr(LOG)), schema)
     if first is None:
         raise NotArrow(f"rows for {LOG!r}", "there is no part that tells of columns", "give schema=", input=LOG)
     declared = to_arrow_schema(first, f"the schema of {LOG!r}")
     flow = Flow()
-    # What stale= adds is no part of the collection.
+    # Rows added by stale= are no part of the collection.
     alone = replace(spec, stale="drop", expiry=None) if isinstance(spec, Upsert) else spec
     input = flow._add_input(bind_input(LOG, declared, replace(alone, lateness=None), format=format))
-    # An engine has an output; this one asks for the least of each row.
+    # A flow needs an output; this one needs least of each row.
     flow.output("rows", input.count(by=[]))
     with flow.open(memory=memory, spill=spill, secret=secret) as engine:
         for time, part in enumerate(_group_parts_into_calls(parts, declared, input.bound)):
@@ -132,10 +131,10 @@ def fold_log(
 def feed_log_part(
     engine: Engine, name: str, part: Any, time: Time, epoch: int | None = None, allowed: AbsenceLimit = ANY
 ) -> Step:
-    """Make one call of an engine: take a part of a log, by its mark, in for the input ``name``.
+    """Feed a part of a log to the input ``name``, in the engine call that its mark demands.
 
-    Costs and errors are those of the call. ``allowed``: the number of keys that full contents, or a corrected history,
-    may lack; unlimited for a log.
+    ``allowed``: the number of keys that full contents, or a corrected history, may lack; unlimited for a log.  Has the
+    cost and the errors of the call.
     """
     if isinstance(part, Full):
         most, empty = allowed
@@ -150,10 +149,10 @@ def feed_log_part(
 
 
 def _group_parts_into_calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> Iterator[Any]:
-    """Group the parts into the fewest calls: adjacent events are one call."""
+    """Group the parts into the fewest calls: adjacent events form one call."""
     for marked, each in groupby(parts, lambda part: isinstance(part, MARKS)):
         if marked or bound.merging is not None:
-            # Part by part, since a column that a part lacks is not null there; how events are split does not matter.
+            # One call for each part: with merging, a missing column keeps its values instead of being null.
             yield from each
         else:
             events = chain.from_iterable(convert_part_to_batches(part, bound) for part in each)
@@ -161,7 +160,7 @@ def _group_parts_into_calls(parts: Iterator[Any], declared: pa.Schema, bound: Bi
 
 
 def _peek_log_parts(log: Any) -> tuple[Iterator[Any], Any]:
-    """Return the parts of a log, and the source of the first part's schema; None if there is none."""
+    """Return the parts of a log, and the first part to read the schema from; None for an empty log."""
     parts = iterate_parts(log, repr(LOG))
     for part in parts:
         if isinstance(part, MARKS):

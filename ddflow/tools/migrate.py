@@ -1,12 +1,11 @@
 """Replay a log into a new state under another plan, and return the net difference of the outputs.
 
-Guarantees: the old state stays as it was. The new state is complete when `migrate` returns, and absent after an error.
-A follower of the old output that takes the net difference in holds the contents of the new one: it comes at the new
-state's last time, which is above all times of the old state. An output whose columns differ is refused before anything
-is done, unless it may come whole; one that only the old plan has is named.
-The log is replayed as the old state was fed: full contents as full contents, or deleted keys would come back.
-
-Limits: in epoch mode the times of the replay are not those of the old steps, so none before the last can be read.
+Guarantees: the old state does not change. The new state is complete when `migrate` returns, and absent after an error.
+A consumer of the old output that applies the net difference has the contents of the new output. The difference has the
+new state's last time, above all times of the old state. An output with other columns is refused at the start, unless
+``whole`` is set. The result names outputs that only the old plan has. The replay repeats the kinds of calls that fed
+the old state: full contents stay full contents, else deleted keys would come back.
+Limits: in epoch mode the replay has other times than the old steps, so only the last time can be read.
 """
 
 import os
@@ -35,25 +34,25 @@ from ddflow.tools.merge_on_read import feed_log_part
 
 
 class LogMarker:
-    """How the log of an old state is to be replayed under another plan, ``flow``."""
+    """Function that marks the parts of a log, for a replay of an ``old`` state under another plan, ``flow``."""
 
     def __init__(self, old: Snapshot, flow: Flow) -> None:
         self.old, self.flow = old, flow
 
     @property
     def has_only_events(self) -> bool:
-        """Whether all that the old state was fed are events."""
+        """Whether the old state got only events."""
         return all(fed.has_only_events for fed in self.old.dataflow.fed.values())
 
     def __call__(self, name: str, parts: Iterable[Any]) -> Iterator[Any]:
-        """Mark the parts of a log of a new plan's input like the calls that fed the old state.
+        """Mark the parts of an input's log like the calls that fed the old state.
 
-        See `ddflow.engine.lineage.log_parts.mark_log_parts`. An input that the old state does not have keeps the marks
-        of its log. If both plans have only one input, a new name does not matter.
+        See `ddflow.engine.lineage.log_parts.mark_log_parts`. An input missing in the old state keeps the marks of its
+        log. If both plans have only one input, its name may differ.
         """
         inputs = self.old.flow.inputs
         if name not in self.flow.inputs:
-            return iter(parts)  # which the engine refuses
+            return iter(parts)  # the engine refuses them
         to = self.flow.inputs[name].bound
         if name not in inputs and len(inputs) == len(self.flow.inputs) == 1:
             name = next(iter(inputs))
@@ -63,12 +62,12 @@ class LogMarker:
 
 
 Feed = Callable[[Engine, int, LogMarker], None]
-"""Replays a log into an engine, committing as it goes.  The int: what the time of its last step must be, at least."""
+"""Function that replays a log into an engine and commits repeatedly.  The int is the least time of its last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationOptions:
-    """The options of `migrate`, which describes them."""
+    """Options of `migrate`; see there."""
 
     output: str | None = None
     whole: bool = False
@@ -85,19 +84,19 @@ class MigrationResult:
     Attributes
     ----------
     tables : dict of str to pyarrow.Table
-        By output, the net difference: the row's columns, ``_time``, ``_diff``.  Not of outputs that cannot be read,
-        because they are made of inputs of differences that are not kept.
+        By output, the net difference: the row's columns, ``_time``, ``_diff``.  Outputs over differences that are not
+        kept are missing, because they cannot be read.
     epoch, last : int
-        Of the new state.
+        The last epoch and time of the new state.
     new : list of str
-        Outputs that the old state lacks.  They come out whole.
+        Outputs that the old state lacks.  Their tables have the full contents.
     whole : list of str
-        Outputs whose columns differ, or that the old state cannot read.  They come out whole.
+        Outputs with other columns, and outputs that the old state cannot read.  Their tables have the full contents.
     gone : list of str
         Outputs that the new plan lacks.
     left : list of str
-        Sources and sinks of the old state, which stay with it: the new one begins without positions, because its log
-        may end elsewhere, and a target takes epochs of one state; ``ddflow sync --adopt`` gives it to the new one.
+        Sources and sinks of the old state, which stay with it.  The new state begins without positions, because its log
+        may end elsewhere.  A target accepts epochs of one state; ``ddflow sync --adopt`` moves it to the new state.
 
     Examples
     --------
@@ -142,42 +141,41 @@ def migrate(
     Parameters
     ----------
     old_state, new_state : str, path or Store
-        The new one must not exist yet.
+        The old and the new state.  The new one must not exist yet.
     flow : Flow
         The new plan.
     log : iterable of mappings
-        What `Engine.step` or `Engine.push` takes, call by call; each is an epoch.  What was no events, the old state
-        tells (each input then has a part for each call), or a mark around the rows: see
+        The argument of `Engine.step` or `Engine.push`, call by call; each is an epoch.  The old state knows the calls
+        without events, if each input has one part for each call.  Otherwise put a mark around such rows: see
         `ddflow.engine.lineage.log_parts`.
     output : str, optional
-        Which output to compare.  By default all.
+        The output to compare.  By default all.
     whole : bool
-        Let an output whose columns differ come out whole.
+        Whether to return the full contents of outputs with other columns, instead of an error.
     old_flow : Flow, optional
-        The old plan, where it has functions.
+        The old plan, if it has functions.
     retain : int, optional
-        How much history the new state keeps, in epoch mode from its last time on.  By default as much as the old one.
+        The length of the new state's history, in epoch mode from its last time on.  By default the old state's.
     memory, trust
-        As in `Flow.open`; the budget is that of the new state.
+        See `Flow.open`.  The budget is for the new state.
 
     Raises
     ------
     StateRefused, PlanChanged
-        If the new state exists, or the old one's steps have days or moments as times, which a log does not tell; for
-        columns that differ.
+        If the new state exists, or if the old steps have days or timestamps as times, because a log lacks these; for
+        outputs with other columns.
     SpecError
         For a log that is one mapping.
     NotReadable, LogUnclear
-        For an unknown output; for a log that cannot be what the old state was fed.
+        For an unknown output; for a log that contradicts the calls that fed the old state.
     DdflowError
-        What steps and states raise.  After any error, a new state in a folder is removed.
+        The errors of steps and states.  After any error, a new state in a folder is removed.
 
     Notes
     -----
-    Epoch mode: calls are at the times 1, 2, 3, ..., the last above all of the old state's.
-    Hold-back mode: at the end, the times that were seen are closed (with ``lateness=``, those it closes), and all that
-    the old state had closed.
-    O(log); memory for both contents of an output.
+    Epoch mode: calls have the times 1, 2, 3, ..., the last one above all times of the old state.
+    Hold-back mode: at the end, all seen times (with ``lateness=``, the times it closes) and all times that the old
+    state had closed are closed.  O(log); memory for both contents of an output.
     """
     if isinstance(log, Mapping):
         found = "it is one mapping, and a log has one for each call"
@@ -191,7 +189,7 @@ def migrate(
 def replay_migration(
     old_state: State, new_state: State, flow: Flow, feed: Feed, options: MigrationOptions
 ) -> Iterator[MigrationResult]:
-    """Migrate like `migrate`, with a log that ``feed`` replays; if the block fails, the new state is removed."""
+    """Migrate like `migrate`, with ``feed`` to replay the log.  Remove the new state if the block fails."""
     output, trust = options.output, options.trust
     with Snapshot.open(old_state, flow=options.old_flow, trust=trust) as old:
         wanted = _select_outputs(old, flow, output, options.whole)
@@ -214,7 +212,7 @@ def replay_migration(
         ):
             kept = engine.dataflow.retain
             if both:
-                engine.dataflow.retain = 0  # the replay's times are not those of the old state's steps
+                engine.dataflow.retain = 0  # the replay has other times than the old steps
             feed(engine, old.last + 1 if both and old.last > NEVER else 1, LogMarker(old, flow))
             _close_times(engine, old)
             engine.flush()
@@ -254,7 +252,7 @@ def _build_log_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
 
 
 def _mark_rows_of_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: LogMarker) -> Iterator[Mapping[str, Any]]:
-    """Mark the rows of the log's calls; lazy if the old state was fed events only, else the log is held."""
+    """Mark the rows of the log's calls.  Lazy if the old state got only events, else holds the whole log."""
     calls = log if told.has_only_events else list(log)
     parts = (
         {}
@@ -270,7 +268,7 @@ def _mark_rows_of_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: LogM
 
 
 def _split_epoch_into_calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Split an epoch into calls: events of all inputs together, full contents and restated rows each alone."""
+    """Split an epoch into calls: one for the events of all inputs, and one for each marked part."""
     events = {name: rows for name, rows in inputs.items() if not isinstance(rows, MARKS)}
     alone: list[Mapping[str, Any]] = [{name: rows} for name, rows in inputs.items() if isinstance(rows, MARKS)]
     return [events, *alone] if events or not alone else alone
@@ -299,7 +297,7 @@ def _close_times(engine: Engine, old: Snapshot) -> None:
 
 
 def _select_outputs(old: Snapshot, flow: Plan, output: str | None, whole: bool) -> dict[str, bool]:
-    """Select the outputs to compare, and mark those that both states have with the same columns."""
+    """Select the outputs to compare, each with whether both states have it with the same columns."""
     if output is not None and output in (sides := flow.side_outputs()):
         raise make_side_output_error(f"compare the output {output!r}", output, sides[output][0])
     if output is not None and output not in flow.outputs:
@@ -307,7 +305,7 @@ def _select_outputs(old: Snapshot, flow: Plan, output: str | None, whole: bool) 
     out = {}
     for name in flow.outputs if output is None else [output]:
         was, now = (_list_columns(each, name) for each in (old.flow, flow))
-        # What is made of rows that the old state did not keep comes out whole.
+        # An output over rows that the old state did not keep is returned in full.
         out[name] = was == now and not old.dataflow.graph.list_stateless_inputs(old.flow.outputs[name])
         if was is not None and was != now and not whole:
             raise PlanChanged(
@@ -338,7 +336,7 @@ def _compute_net_change(name: str, old: Snapshot | None, engine: Engine) -> pa.T
 
 @contextmanager
 def _create_store(state: State, trust: Trust) -> Iterator[Store]:
-    """Create the store of a new state; delete its folder again if the block fails."""
+    """Create the store of a new state, and delete its folder if the block fails."""
     there = not isinstance(state, Store) and os.path.lexists(state)
     if _has_state(state, trust):
         raise StateRefused(f"migrate to {state}", "there is a state already", "give a place where there is none")
@@ -353,9 +351,9 @@ def _create_store(state: State, trust: Trust) -> Iterator[Store]:
 
 
 def _has_state(state: State, trust: Trust) -> bool:
-    """Return whether there is a state. Raises the errors of the store."""
+    """Return whether a state exists.  Raises the errors of the store."""
     try:
         with open_existing_store(state, trust=trust) as store:
             return bool(store.list_manifests()) or store.find_last_published() >= 0
     except StateRefused:
-        return False  # and if it is for another reason, it is said when it is made
+        return False  # any other reason for this error shows when the state is created

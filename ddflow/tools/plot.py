@@ -1,8 +1,7 @@
-"""Plots of what a flow did: ``dd.plot``.
+"""Plot the updates and verdicts of a flow: ``dd.plot``.
 
-Invariant: a plot shows figures that a step or a state gave, sums them by time at most, and changes nothing. What comes
-is above the line, what goes below it. Needs the extra ``plot``; each function draws on the axes given, or on new ones,
-and gives them back.
+A plot shows figures from steps or a state, summed by time at most. Added rows are above the zero line, removed rows
+below it. Each function draws on the given axes, or on new ones, and returns them. Needs the extra ``plot``.
 
 >>> import matplotlib
 >>> matplotlib.use("Agg")
@@ -36,7 +35,7 @@ CHANGED: Final = "#4c8dff"
 NOOP: Final = "noop"
 ABSENT: Final = "absent"
 MOST: Final = 200
-"""Bars of a plot; of more times, neighbours are added up."""
+"""Largest number of bars in a plot; with more times, a bar sums adjacent times."""
 COLOURS: Final = dict(
     zip(
         (*PRINTED, ABSENT),
@@ -44,7 +43,7 @@ COLOURS: Final = dict(
         strict=True,
     )
 )
-"""By verdict."""
+"""Colour of each verdict."""
 
 
 def changes(
@@ -54,31 +53,32 @@ def changes(
     title: str | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Plot the rows that were added and removed, or the keys that were added, removed and changed, by time.
+    """Plot added and removed rows, or added, changed and removed keys, by time.
 
     Parameters
     ----------
     updates : table or list of tables
-        Updates with ``_diff``: an output of a step, or that of several; what `Engine.changes` gives, which has no
-        ``_time`` and is one bar; any frame.
+        Updates with ``_diff``: an output of one step, the outputs of several steps in a list, or any frame.  The result
+        of `Engine.changes` has no ``_time``, so it is one bar.
     key : str or sequence of str
-        The columns that identify a row.  With them a row that went and came at one time is a key that changed.
+        The columns that identify a row.  With a key, a row removed and added at one time counts as a changed key.
     title : str, optional
-        Above the plot.
+        The title of the plot.
     ax : matplotlib.axes.Axes, optional
-        Where to draw.  By default on new axes.
+        The axes to draw on.  By default new axes.
 
     Returns
     -------
     matplotlib.axes.Axes
-        With two containers of bars, what came and what went; with a key three: added, changed, removed.
+        The axes, with two containers of bars: added and removed rows.  With a key there are three: added, changed and
+        removed keys.
 
     Raises
     ------
     SchemaMismatch
         For rows without ``_diff``, or without a column of the key.
     SpecError
-        For a step, which has the updates of each output.
+        For a whole step: pass the updates of one output.
     MissingExtra
         If matplotlib is not installed.
 
@@ -110,7 +110,7 @@ def changes(
 
 
 def _combine_updates(updates: Any, keys: Sequence[str]) -> pa.Table:
-    """Combine updates into one table with times. Raises the errors of `changes`."""
+    """Combine updates into one table with times.  Raises like `changes`."""
     if isinstance(updates, Step) or (isinstance(updates, list) and any(isinstance(each, Step) for each in updates)):
         found = "a step has the updates of each output"
         raise SpecError("plot changes", found, "give those of one: step['by_city'], or a list of these")
@@ -131,7 +131,7 @@ def _combine_updates(updates: Any, keys: Sequence[str]) -> pa.Table:
 
 
 def _build_key_bars(table: pa.Table, keys: Sequence[str], distinct: Any, together: int) -> dict[str, Any]:
-    """Return, for each fate of keys, a colour, the bar of each key, and 1 or, of those removed, -1."""
+    """Return, for added, changed and removed keys, a colour, the bar of each key, and its height of 1 or -1."""
     diffs = table.column(DIFF)
     signs = {"came": pc.greater(diffs, 0), "went": pc.less(diffs, 0)}
     both = pa.table({TIME: table.column(TIME), **{f"key {i}": table.column(k) for i, k in enumerate(keys)}, **signs})
@@ -147,27 +147,27 @@ def _build_key_bars(table: pa.Table, keys: Sequence[str], distinct: Any, togethe
 
 
 def verdicts(of: Any, *, noop: bool = False, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
-    """Plot the verdicts of events, and the keys that full contents deleted: a bar a call, stacked by verdict.
+    """Plot the verdicts of events, and the keys deleted by full contents: one bar for each call, stacked by verdict.
 
     Parameters
     ----------
     of : Verdicts, Step, CallMetrics, or an iterable of these
-        ``engine.verdicts``, a step, or a list of what ``metrics=`` was given.
+        ``engine.verdicts``, a step, or a list of the records passed to ``metrics=``.
     noop : bool
-        Whether events that changed nothing are drawn too.  They are often most of them, and would hide the others;
-        the legend says how many they are.
+        Whether to draw events that changed nothing.  They are often the majority and would hide the others.  Without
+        them, the legend shows their number.
     title, ax
-        As of `changes`.
+        See `changes`.
 
     Returns
     -------
     matplotlib.axes.Axes
-        With a container of bars for each verdict that occurs and is drawn.
+        The axes, with a container of bars for each drawn verdict.
 
     Raises
     ------
     SpecError
-        For anything else.
+        For any other type of ``of``.
     MissingExtra
         If matplotlib is not installed.
     """
@@ -199,7 +199,7 @@ def _count_verdicts(of: Any) -> Mapping[str, int]:
 
 
 def _label_call(of: Any, number: int) -> str:
-    """Label a call on the axis: by its time if that is no number, else by its place."""
+    """Return the label of a call: its time if that is no plain number, else its place."""
     if isinstance(of, CallMetrics) and (of.at or of.time):
         return of.at or str(of.time)
     if isinstance(of, Step):
@@ -216,8 +216,8 @@ def _get_axes(ax: Any) -> Any:
 
 
 def _label_axes(axes: Any, labels: list[str], under: str, title: str | None, note: str | None = None) -> None:
-    """Label the axes. ``note``: below the legend's names, also if there are none."""
-    every = max(len(labels) // 12, -(-len(labels) * max(map(len, labels), default=0) // 60), 1)  # so that none overlap
+    """Label the axes.  ``note``: a last line of the legend, even if it has no names."""
+    every = max(len(labels) // 12, -(-len(labels) * max(map(len, labels), default=0) // 60), 1)  # avoids overlaps
     axes.set_xticks(range(0, len(labels), every), labels[::every])
     axes.set_xlabel(under)
     axes.axhline(0, color="gray", linewidth=0.8)

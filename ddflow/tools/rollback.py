@@ -1,10 +1,9 @@
-"""Publish an older version of a state again, as its newest one.
+"""Roll a state back: publish an older version again, as its newest one.
 
-Guarantees: either there is a new manifest, of the next number, that says what the older one said, or nothing has
-changed. Nothing is deleted, and a damaged manifest stays. Copies are made only of bytes that were verified.
-The new manifest names copies of all files, because a writer that is fenced by it may still delete files that it had
-found unnamed (``engine.garbage``). The newest number may be of a damaged manifest, or of a lost one with only its mark
-left, and is not given twice.
+Guarantees: a rollback publishes a new manifest with the next number and the contents of the older one, or changes
+nothing. It deletes no file, keeps damaged manifests, and copies only verified bytes. The new manifest names copies of
+all files, because a fenced writer may still delete files that no manifest named before (``engine.garbage``). A number
+is never used twice, even if its manifest is damaged, or lost except for its mark.
 """
 
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ _RECEIPTS: Final = Decoder(tuple[Epoch, ...])
 
 
 class OldVersion(NamedTuple):
-    """A version of a state: its ``number``, its ``manifest`` if it is readable, and its faults in ``wrong``."""
+    """A version of a state: its ``number``, its ``manifest`` if readable, and its faults in ``wrong``."""
 
     number: int
     manifest: Manifest | None
@@ -47,16 +46,16 @@ class RollbackResult:
     Attributes
     ----------
     manifest : Manifest
-        The newest one now.
+        The new manifest.
     version : int
-        The number of the manifest that it repeats.
+        The number of the repeated manifest.
     passed : list of str
-        What is wrong with later versions that were passed over.
+        The faults of later versions that were not usable.
     hidden : list of str
-        Output files of epochs that are none any more, by the names that they had.
+        Output files of undone epochs, by their old names.
     ahead : dict of str to int
-        By output, the last epoch that its sink may have and that is none any more: a sink has epochs before a version
-        says so.  Giving more to one that has is `SinkAhead`; ``ddflow sync`` gives it the difference.
+        By output, the last undone epoch that its sink may have, because a sink gets epochs before a version records
+        it.  Further writes to such a sink raise `SinkAhead`; ``ddflow sync`` writes the difference to it.
     """
 
     manifest: Manifest
@@ -67,9 +66,9 @@ class RollbackResult:
 
 
 def list_versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
-    """List the versions that a state keeps, descending, with their missing or cut files; no file is read.
+    """List the kept versions of a state, descending, with their missing or truncated files.
 
-    O(bytes of manifests and inventories + files). Raises `StateRefused` if there is no state.
+    Reads no data file: O(bytes of manifests and inventories + files).  Raises `StateRefused` if there is no state.
     """
     with open_existing_store(state, trust=trust) as store:
         lengths = {entry.name: entry.length for entry in store.list_blobs()}
@@ -79,24 +78,25 @@ def list_versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
 def rollback(
     state: State, epoch: int | None = None, *, trust: Trust = "owner", look: Look = lambda size: None
 ) -> RollbackResult:
-    """Make an older version of a state its newest one.  Any writer of the state is `Fenced` then.
+    """Make an older version of a state its newest one.  Any writer of the state then gets `Fenced`.
 
     Parameters
     ----------
     state : str, path or Store
         The state's folder, or ``s3://bucket/prefix``.
     epoch : int, optional
-        Which.  By default the last one before the newest; or that of the newest version, if that one is damaged and an
-        older version of its epoch is whole.  If the newest is of this epoch, and whole, only outputs are hidden.
+        The epoch to restore.  By default the last one before the newest.  If the newest version is damaged and an older
+        version of its epoch is complete, that epoch.  If the newest version has this epoch and is complete, rollback
+        only hides output files.
     trust : {"owner", "group"}
-        As in `Flow.open`.
+        See `Flow.open`.
     look : callable
-        For progress: called with the number of bytes read or copied since its last call.
+        Progress callback: receives the number of bytes read or copied since its last call.
 
     Returns
     -------
-    RolledBack
-        The new manifest, what was passed over, and which output files were hidden.
+    RollbackResult
+        The new manifest, the faults of unusable versions, and the hidden output files.
 
     Raises
     ------
@@ -107,11 +107,11 @@ def rollback(
     Fenced
         If another writer commits meanwhile.
     DdflowError
-        What the store raises.
+        The errors of the store.
 
     Notes
     -----
-    O(bytes of the versions looked at).
+    O(bytes of the checked versions).
 
     Examples
     --------
@@ -129,7 +129,7 @@ def rollback(
     with open_existing_store(state, trust=trust, readonly=False) as store:
         numbers = _list_manifest_numbers(store)
         found, passed = _choose_version(store, numbers, epoch, look)
-        # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
+        # Opened before publishing: an unreadable folder must stop the rollback.  Deletes no file.
         named = [*_load_readable_manifests(store)]
         folders = {each.folder: each for each in named}
         sinks = [
@@ -143,7 +143,7 @@ def rollback(
 
 
 def _list_manifest_numbers(store: Store) -> list[int]:
-    """List the numbers of all manifests, descending, with that of a lost one that has left its mark."""
+    """List the numbers of all manifests, descending, also of a lost one with a mark."""
     marked, numbers = store.find_last_published(), store.list_manifests()
     if marked > max(numbers, default=-1):
         numbers.append(marked)
@@ -167,7 +167,7 @@ def _describe_version(store: Store, number: int, lengths: dict[str, int]) -> Old
 
 
 def _choose_version(store: Store, numbers: list[int], epoch: int | None, look: Look) -> tuple[Manifest, list[str]]:
-    """Choose the version to go back to, and read all its files; return the faults of the skipped ones too."""
+    """Choose the version to restore, after reading all its files.  Also return the faults of unusable versions."""
     passed: list[str] = []
     most: int | None = None
     for number in numbers:
@@ -189,7 +189,7 @@ def _choose_version(store: Store, numbers: list[int], epoch: int | None, look: L
             most = manifest.epoch if most is None else most
             continue
         if epoch is None and number == numbers[0]:
-            most = manifest.epoch - 1  # it is whole: what is asked for is the epoch before
+            most = manifest.epoch - 1  # the newest version is complete, so restore the epoch before it
             continue
         return manifest, passed
     remedy = "restore it from a copy, or replay the log into a new state"
@@ -251,7 +251,7 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
 
 
 def _compute_digest(store: Store, number: int) -> str:
-    """Compute the digest of a manifest of any content; "" if it is lost."""
+    """Compute the digest of a manifest, even if it is damaged; "" if it is lost."""
     with suppress(CorruptState):
         return hash_manifest(store.read_manifest(number))
     return ""
@@ -263,15 +263,15 @@ def _copy_blob(store: Store, blob: Blob) -> Blob:
 
 
 def _rewrite_inventory(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
-    """Write a partition's inventory with the names of the copies, in one file; commits split it into sections again."""
+    """Write a partition's inventory with the names of the copies, in one file.  Later commits split it again."""
     data = rename_files(read_inventory_text(store, part).data, made)
     return store.put("json", lambda sink: sink.write(data))
 
 
 def _withdraw_outputs(store: Store, made: Manifest, sinks: list[OutputFolder]) -> list[str]:
-    """Withdraw the files of undone epochs from all earlier sinks; list the places."""
+    """Hide the files of undone epochs in all output folders, and list their paths."""
     found = [(sink, sink.list_published_after(made.epoch)) for sink in sinks]
-    # Somebody may have gone on by now; what he has shown he had committed before.
+    # Another writer may have continued by now.  It commits before it shows files, so its manifests name them.
     again = {
         blob.name
         for each in _load_readable_manifests(store)

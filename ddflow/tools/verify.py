@@ -1,7 +1,7 @@
 """Verify a state: compare its collections with the stateless fold of their logs, key by key, and recount its counts.
 
-Guarantees: changes nothing of the state. No code of the incremental path computes what the state is compared with.
-Collections are cut into ranges of identities, so memory stays bounded.
+Guarantees: `verify` does not change the state. The incremental code does not compute the expected contents. Both sides
+are compared by ranges of identities, so memory stays bounded.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class HashedRows(NamedTuple):
-    """n rows in the order of identities, each key once."""
+    """Rows in the order of identities, each key once; n is their number."""
 
     table: pa.Table
     high: Words
     low: Words
-    """uint64[n], or of size 0 if one word is enough."""
+    """uint64[n], or size 0 if one word identifies a key."""
     value: Words
-    """uint64[n]: hashes of what counts in "did it change"."""
+    """uint64[n]: hashes of the columns that count as changes."""
 
     @classmethod
     def of_range(cls, table: pa.Table, bound: Binding, secret: Secret, begin: int, end: int) -> HashedRows:
-        """Make the piece of an ordered table with identities from ``begin`` to ``end``. O(n).
+        """Hash the rows of an ordered table with identities from ``begin`` to ``end``.  O(n).
 
-        Raises `CorruptState` for a row out of order or out of this range.
+        Raises `CorruptState` for a row out of order or outside this range.
         """
         high, low = RowHasher(bound.key_schema, secret).identify_rows(table)
         after = high[1:] > high[:-1]
@@ -80,9 +80,10 @@ class HashedRows(NamedTuple):
         return cls(table.select(shown), high, low, compute_value_hashes(table.select(bound.tracked), secret))
 
     def match_keys(self, other: HashedRows) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the rows of this alone, those of the other alone, and the rows of both that have one key, in step.
+        """Return the rows with a key only in ``self``, only in ``other``, and the paired rows of equal keys.
 
-        Each int64, ascending.  O(n), or O(n log n) for identities of two words.
+        Four arrays of int64, ascending; the last two have equal length.  O(n), or O(n log n) for identities of two
+        words.
         """
         n, high = self.high.size, np.concatenate([self.high, other.high])
         low = np.concatenate([self.low, other.low])
@@ -95,7 +96,7 @@ class HashedRows(NamedTuple):
         return left[left < n], left[left >= n] - n, first, second - n
 
     def build_key_mask(self, keys: set[tuple[int, int]], rows: Ints) -> Mask:
-        """Mark the rows whose identity is in a set of (high, low), low 0 if there is none."""
+        """Mark the rows whose identity is in a set of (high, low); low is 0 for identities of one word."""
         low = self.low[rows].tolist() if self.low.size else [0] * rows.size
         pairs = zip(self.high[rows].tolist(), low, strict=True)
         return np.fromiter((pair in keys for pair in pairs), bool, rows.size)
@@ -104,9 +105,9 @@ class HashedRows(NamedTuple):
 def align_ranges(
     one: Arrangement, other: Arrangement, bound: Binding, secret: Secret
 ) -> Iterator[tuple[HashedRows, HashedRows]]:
-    """Yield both sides, range by range.  ``bound``: has key and value.  O(n log n).  Raises as `HashedRows.of_range`.
+    """Yield both sides, range by range.  O(n log n).  Raises like `HashedRows.of_range`.
 
-    Either may be in several partitions.  They must not change meanwhile.
+    ``bound``: has the key and the value columns.  Each side may have several partitions, and must not change meanwhile.
 
     >>> import ddflow as dd
     >>> flow, secret = dd.Flow(), Secret(1, 2)
@@ -136,7 +137,7 @@ def _concat_hashed_rows(pieces: list[HashedRows]) -> HashedRows:
 
 
 def misplaced_row_error(name: str, table: pa.Table, row: int) -> CorruptState:
-    """Make the error for a row in a place where its key does not belong."""
+    """Build the error for a row outside the place of its key."""
     shown = format_row(row_values(table, row))[:200]
     return CorruptState(
         f"the rows of {name!r}",
@@ -148,8 +149,8 @@ def misplaced_row_error(name: str, table: pa.Table, row: int) -> CorruptState:
 def recount_groups(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     """Recount each count of a state: yield its description, and the number of groups that differ from their rows.
 
-    Skips counts of rows that their inputs have forgotten or did not keep, and results that depend on arrival. O(rows);
-    memory for the groups. Raises `CountOverflow`.
+    Leaves out counts over rows the state forgot or did not keep, and results that depend on arrival.  O(rows); memory
+    for the groups.  Raises `CountOverflow`.
 
     >>> import ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -179,7 +180,7 @@ def recount_groups(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
 
 
 def _recompute_state(snapshot: Snapshot, node: Collection) -> RunningOperator:
-    """Run the operator again over its input's rows, in a new state. Each range has another time."""
+    """Run an operator over its input's rows, in a new state.  Each range has another time."""
     graph = snapshot.dataflow.graph
     fresh: RunningOperator = node.open(
         OperatorContext(graph.secret, graph.plan.time_type, frozenset(node.schema.names))
@@ -198,14 +199,14 @@ def _hash_groups(arranged: Arrangement, secret: Secret) -> np.ndarray[tuple[int,
 
 
 FIRST: Final = 10
-"""How many rows that differ are named."""
+"""Largest number of differences in the result."""
 
 
 @dataclass(frozen=True)
 class RowDifference:
-    """A key whose rows in a state and its log differ. ``what``: missing (in the state), extra, different.
+    """A key with different rows in a state and its log.
 
-    ``state``, ``log``: the rows, None for a missing one.
+    ``what``: "missing" (in the state), "extra" or "different".  ``state``, ``log``: the rows; None for a missing one.
     """
 
     what: str
@@ -222,10 +223,10 @@ class RowDifference:
 class InputVerifyResult:
     """The comparison of one input.
 
-    ``events``: of the log; ``later``: events at or after the state's frontier, ``pending``: events that wait in the
-    state for their times; ``bad``: messages of the log that cannot be read, and are left out like in a step. ``rows``:
-    in the state; ``expected``: of the log. ``unknown``: keys that were not compared. ``first``: the first rows that
-    differ. ``notes``: remarks on the result.
+    ``events``: number of events in the log.  ``later``: events of the log at or after the state's frontier.
+    ``pending``: events in the state that wait for their times.  ``bad``: unreadable messages of the log, left out like
+    in a step.  ``rows``: rows in the state.  ``expected``: rows from the log.  ``unknown``: keys that were not
+    compared.  ``first``: the first differences.  ``notes``: remarks on the result.
     """
 
     input: str
@@ -249,7 +250,7 @@ class InputVerifyResult:
 
     @property
     def text(self) -> str:
-        """For people: a line, and one for each difference that is named, and for each note."""
+        """Summary in one line, then a line for each listed difference and each note."""
         counts = f"{format_count(self.rows, 'row')}, {format_count(self.events, 'event')}"
         said = f"input {self.input!r} agrees with its log: {counts}"
         if not self.ok:
@@ -271,10 +272,10 @@ class VerifyResult:
     ----------
     where, epoch
         The state, and its epoch.
-    inputs : mapping of str to Compared
-        By name.
+    inputs : mapping of str to InputVerifyResult
+        The results by input.
     operators : mapping of str to int
-        By a text that says what is counted: how many groups have a count that is not that of the rows.
+        By description of a count: the number of groups whose count differs from their rows.
 
     Examples
     --------
@@ -337,29 +338,29 @@ def verify(
     state : str, path or Store
         The state's folder, or ``s3://bucket/prefix``.
     logs : mapping of str to table or iterable of tables
-        By input, as for `ddflow.merge_on_read`: everything that was given to the state, in the order of arrival where
-        that decides.  Where that was not all events, give a part for each call, or put those that are no events in a
-        mark.  A log may begin with full contents that replaced all before: see `ddflow.engine.lineage.log_parts`.
+        By input, as for `ddflow.merge_on_read`: everything given to the state, in the order of arrival if the order
+        decides.  If some calls brought no events, give one part for each call, or put those parts into a mark.  A log
+        may begin with full contents that replaced everything before: see `ddflow.engine.lineage.log_parts`.
     epoch, flow, trust
-        As in `ddflow.read`.
+        See `ddflow.read`.
     memory : str or int, optional
-        A budget for the fold, such as "1GB"; None keeps all in memory.
+        A memory budget for the fold, such as "1GB"; None keeps all in memory.
     spill : str or path, optional
-        The folder for what exceeds the budget.  By default a temporary one.
+        The folder for data beyond the budget.  By default a temporary one.
     look : callable
-        For progress: called with the number of events read since its last call.
+        Progress callback: receives the number of events read since its last call.
 
     Returns
     -------
-    Verified
-        What agrees, what differs, and the first rows that do.
+    VerifyResult
+        Counts of equal and different rows, and the first differences.
 
     Raises
     ------
     NotReadable, LogUnclear
-        For an unknown input; for a log that cannot be what the state was fed.
+        For an unknown input; for a log that contradicts the calls that fed the state.
     DdflowError
-        What `ddflow.read` raises for the state, and `ddflow.merge_on_read` for a log.
+        The errors of `ddflow.read` for the state, and of `ddflow.merge_on_read` for a log.
 
     Notes
     -----
@@ -403,7 +404,7 @@ class _InputComparison:
         self.unknown: set[tuple[int, int]] = set()
 
     def run(self, log: Any, memory: str | int | None, spill: Any) -> InputVerifyResult:
-        """Read both sides, once."""
+        """Read both sides once, and return the result."""
         self._count_pending()
         bound = self.bound
         fed = self.snapshot.dataflow.fed.get(bound.name, FeedHistory())
@@ -418,7 +419,7 @@ class _InputComparison:
         return self.out
 
     def _convert_parts(self, told: Iterator[Any]) -> Iterator[Any]:
-        """Convert the parts of the log to the input's columns, in their marks."""
+        """Convert the parts of the log to the input's columns, and keep their marks."""
         for part in told:
             marked = isinstance(part, MARKS)
             table = self.snapshot.dataflow.admissions[self.out.input].table
@@ -431,7 +432,7 @@ class _InputComparison:
                 yield replace(part, rows=self.bound.schema.empty_table())
 
     def _count_pending(self) -> None:
-        """Count the pending events, and note keys whose events were advanced: the log may have more for these."""
+        """Count the pending events, and note the keys of advanced events, because the log may have more for them."""
         for run in self.snapshot.dataflow.batchers[self.out.input].runs.by_least:
             waiting = run.pending_events
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)
@@ -442,7 +443,7 @@ class _InputComparison:
         self.out.unknown = len(self.unknown)
 
     def _select_events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Select the events that must be in the state: before its frontier or without a key, and no bad messages."""
+        """Select the events that the state must have: before its frontier or without a key, and no bad messages."""
         self.out.events += batch.num_rows
         self.look(batch.num_rows)
         if self.bound.has_bad_event_column and (bad := batch.num_rows - batch.column(MARK).null_count):
@@ -462,7 +463,7 @@ class _InputComparison:
         return batch.filter(pa.array(~later)) if later.any() else batch
 
     def _compare_range(self, one: HashedRows, other: HashedRows) -> None:
-        """Count what differs in a range; ``one``: of the state, ``other``: of the log."""
+        """Count the differences in a range.  ``one``: rows of the state.  ``other``: rows of the log."""
         out = self.out
         out.rows, out.expected = out.rows + one.high.size, out.expected + other.high.size
         extra, missing, ours, theirs = one.match_keys(other)

@@ -1,8 +1,8 @@
-"""Warm up: compile every kernel for exactly the types that the engine calls it with, before anybody waits for it.
+"""Compile every kernel in advance, for exactly the types of the engine's calls.
 
-Guarantees: after `compile_all_kernels` no step of any flow compiles anything, in this process or, if the kernel cache
-can be written, in later ones. The types are the annotations of kernels; tests/tools/test_warmup.py compares them with
-those of calls.
+Guarantees: after `compile_all_kernels` no step of any flow compiles a kernel in this process. If the kernel cache is
+writable, this also holds for later processes. The types come from the annotations of kernels;
+tests/tools/test_warmup.py compares these with the types of real calls.
 
 >>> from ddflow.kernels.compile import list_entry_kernels
 >>> compile_all_kernels().kernels == len(list_entry_kernels())
@@ -17,24 +17,24 @@ from ddflow.kernels.cache import mark_cache_filled
 from ddflow.kernels.compile import Kernel, argument_types, cache_directory, list_entry_kernels
 
 Progress = Callable[[int, int, str], None]
-"""Called with how many kernels are ready, how many there are, and what is being compiled."""
+"""Callback with the number of ready kernels, the number of all kernels, and the name of the current kernel."""
 
 
 class WarmupResult(NamedTuple):
     """The result of `compile_all_kernels`."""
 
     kernels: int
-    """How many there are, all ready now."""
+    """Number of all kernels; all are ready."""
     compiled: int
-    """How many had to be compiled; the others were in the cache, or ready."""
+    """Number of newly compiled kernels; the others were in the cache, or ready."""
     directory: Path | None
     """The directory of compiled kernels for the next process; None if no directory is writable."""
 
 
 def compile_all_kernels(progress: Progress | None = None) -> WarmupResult:
-    """Compile, or load from the cache, every kernel: about a minute, or one second.
+    """Compile every kernel in about a minute, or load all from the cache in about a second.
 
-    ``progress`` receives each kernel as its compilation begins, and the end. Does nothing if the compiler is off.
+    ``progress`` is called before each compilation and at the end.  Does nothing if the compiler is off.
     """
     every, compiled = list_entry_kernels(), 0
     kernels = [kernel for kernel in every if isinstance(kernel, Kernel)]

@@ -1,1 +1,1 @@
-"""Delta Lake: a table as a source of changes and as a sink."""
+"""Read the changes of a Delta Lake table, and write an output to one."""

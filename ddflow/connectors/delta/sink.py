@@ -1,9 +1,10 @@
-"""Delta Lake: a table as a sink.
+"""Write an output to a table of Delta Lake.
 
-Invariant: an epoch is one commit of the table's log: rows that are added, or a merge by the key. The record lies in the
-same commit as transaction identifiers of applications, which the log keeps for ever: ``ddflow.epoch``, and the halves
-of the state's id, the manifest's digest and a hash of the output's name. Of two writers one commits, and the other
-fails. No secret of ``storage_options`` is in what is shown of a declaration, in a message, or in a manifest.
+An epoch is one commit in the table's log: added rows, or a merge by the key. The same commit stores the record of the
+epoch as application transaction identifiers, because the log keeps these for ever. They are ``ddflow.epoch``, and the
+halves of the state's id, of the manifest's digest and of a hash of the output's name.
+Guarantees: if two writers write one epoch, one commits and the other fails. The secrets of ``storage_options`` appear
+in no repr, message or manifest.
 
 >>> DeltaSink("s3://lake/by_city", "upsert", {"secret": "hush"})
 DeltaSink(path='s3://lake/by_city', mode='upsert')
@@ -49,10 +50,10 @@ def import_deltalake() -> Any:
 def read_dataset_rows(
     dataset: ds.FileSystemDataset, names: Sequence[str], only: Collection[str] | None = None, begin: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a table's rows, file by file in the order of their paths, after the first ``begin``.
+    """Yield some columns of a table, file by file in the order of their paths, after the first ``begin`` rows.
 
-    This thread alone reads.  The library's files are Python objects, and the process aborts at its end when a thread of
-    a dataset's scanner still has one.  ``only``: the names of the files.  O(rows).
+    ``only``: the names of the files to read.  O(rows).  Reads in this thread only: the library's files are Python
+    objects, and the process would abort at exit if a thread of a dataset scanner still held one.
     """
     fields = [dataset.schema.field(name) for name in names]
     for fragment in sorted(dataset.get_fragments(), key=lambda each: each.path):
@@ -72,7 +73,7 @@ def read_dataset_rows(
 
 
 def _read_column(rows: pa.RecordBatch, field: pa.Field, values: Mapping[str, Any]) -> pa.Array:
-    """Return a column of a file, or its partition's value (else null) if the file has no such column."""
+    """Return a column of a file; if the file lacks it, the value of its partition, else null."""
     if field.name in rows.schema.names:
         return rows.column(field.name).cast(field.type)
     return pa.array([values.get(field.name)] * rows.num_rows, field.type)
@@ -97,7 +98,7 @@ class DeltaSink(TableSink):
 
     @property
     def target(self) -> str:
-        """Its address."""
+        """Address of the table."""
         return resolve_address(self.path)
 
     def needs(self) -> None:
@@ -143,7 +144,7 @@ class DeltaLakeTable(LakeTable):
         return pa.Table.from_batches(read_dataset_rows(dataset, names), there)
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
-        """Take an epoch."""
+        """Write an epoch: append, merge by the key, or overwrite if the key has no columns."""
         of = import_deltalake()
         with self._translate_errors("write"):
             table = self._load_for_epoch(now, before)
@@ -153,15 +154,15 @@ class DeltaLakeTable(LakeTable):
             if changes.gone is not None and self.shape.key and changes.net:
                 self._merge_changes(table, changes, told)
                 return
-            # A merge that changes nothing commits nothing, and so no record.
+            # A merge without changes commits nothing, so it would not write the record.
             mode = "append" if changes.gone is None or not changes.net else "overwrite"
             of.write_deltalake(table, changes.rows.cast(self.schema), mode=mode, commit_properties=told)
 
     def staging(self) -> Staging | None:
-        """Return a writer of separate files; None if the table's options ask more of a writer."""
+        """Return a writer of separate files; None for partitions, column mapping or constraints."""
         with self._translate_errors("ask"):
             if (table := self._load()) is None:
-                return None  # what is written then says so
+                return None  # the write raises the error
             about = table.metadata()
         odd = [name for name in about.configuration if name.startswith(("delta.columnMapping", "delta.constraints"))]
         if about.partition_columns or odd:
@@ -181,7 +182,7 @@ class DeltaLakeTable(LakeTable):
 
     @staticmethod
     def _build_commit_properties(now: TargetRecord) -> Any:
-        """Build the properties of a commit that record an epoch."""
+        """Build the commit properties that store the record of an epoch."""
         of = import_deltalake()
         return of.CommitProperties(
             custom_metadata={"ddflow": json.dumps(now._asdict())},
@@ -237,10 +238,11 @@ Files = Callable[[int], frozenset[str]]
 
 
 def _find_restored_record(table: Any, files: Files) -> list[TargetRecord] | None:
-    """Return the record, if any, of the version that a table was restored to after our last commit.
+    """Return the record of a restored version, in a list, if the table was restored after our last commit.
 
-    Returns None if the table was not restored. A version that restores an older one has its rows, though the
-    identifiers of transactions stay. Reads the last commit, and the commits back to ours if another writer made it.
+    Returns [] if that version has no record, and None if the table was not restored. A restore brings back the rows of
+    an older version, but keeps the newer transaction identifiers. Reads the last commit, and further commits back to
+    ours if another writer made it.
     """
     limit = 1
     while True:
@@ -252,16 +254,16 @@ def _find_restored_record(table: Any, files: Files) -> list[TargetRecord] | None
                 return [TargetRecord(**json.loads(commit["ddflow"]))] if restored else None
             if commit.get("operation") == "RESTORE":
                 restored, above = True, _find_restored_version(commit, commits, files)
-        if len(commits) < limit:  # there are no more, or they were cleaned from the log
+        if len(commits) < limit:  # no more commits, or the log was cleaned
             return [] if restored else None
         limit *= 32
 
 
 def _find_restored_version(restore: Mapping[str, Any], commits: Sequence[Mapping[str, Any]], files: Files) -> int:
-    """Return the version that a table was restored to, or -1 if it is unknown.
+    """Return the older version that a restore brought back; -1 if it is unknown.
 
-    Spark writes the time of a restore in its local time zone, and the log does not name that zone. Then the result is
-    the last earlier version with the same files.
+    If the commit names no version and no Unix time, return the last earlier version with the same files: Spark writes a
+    local time there, and the log does not name its zone.
     """
     to = restore.get("operationParameters") or {}
     if to.get("version") not in (None, ""):
@@ -275,7 +277,10 @@ def _find_restored_version(restore: Mapping[str, Any], commits: Sequence[Mapping
 
 @dataclass(frozen=True)
 class DeltaFileWriter:
-    """Writes rows to a file of a table that its log does not name, and tells how the log is to name it."""
+    """Writer of rows to a new file in a table's folder, before the log names it.
+
+    Returns the JSON for the log entry that adds the file.
+    """
 
     place: str
     schema: pa.Schema
@@ -297,7 +302,7 @@ class DeltaFileWriter:
 
 
 def _collect_statistics(of: Any) -> dict[str, Any]:
-    """Count the rows of a file and the nulls of each column, with the range of each integer column."""
+    """Return the number of rows of a file, the nulls of each column, and the range of each integer column."""
     least, most, nulls = dict[str, int](), dict[str, int](), dict[str, int]()
     for group in map(of.row_group, range(of.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):

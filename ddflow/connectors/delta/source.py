@@ -1,14 +1,11 @@
-"""Delta Lake as a source: the rows of a table at one version, then what each later version changed.
+"""Read a table of Delta Lake: a copy of one version, then the changes of each later version.
 
-Invariant: a row is in the copy or in the feed of a later version, never in both, and the changes of a version are in
-one epoch. The copy may take several epochs. Within a version, deletes come before inserts, so upserts end right.
-
-Rows have the columns of the feed: ``_change_type`` (``insert`` in the copy), ``_commit_version`` and
-``_commit_timestamp``. For a table without ``delta.enableChangeDataFeed``, and for a version that dropped a column or
-changed a type, the feed is made of the files that came and went. The position is ``{"table": id, "version": n, "rows":
-None or rows copied}``; a table that was created again has another id.
-
-Limits: tables with deletion vectors or mapped columns are refused.
+A row is in the copy or in the changes, never in both. The copy may take several epochs; the changes of a version are in
+one epoch, deletes before inserts, so upserts end with the new row. Rows have the columns of the feed: ``_change_type``
+(``insert`` in the copy), ``_commit_version`` and ``_commit_timestamp``. ddflow derives changes from removed and added
+files if ``delta.enableChangeDataFeed`` is off, or if a version dropped a column or changed a type. The position is
+``{"table": id, "version": n, "rows": None or rows copied}``. A table created again has another id.
+Limits: refuses tables with deletion vectors or mapped columns.
 
 >>> DeltaSource("s3://lake/orders", None, True, {"secret": "hush"})
 DeltaSource(path='s3://lake/orders', start=None, follow=True)
@@ -50,23 +47,23 @@ from ddflow.errors import (
 from ddflow.storage.address import refuse_embedded_secret
 
 LOOK: Final = 0.5
-"""Seconds between two looks for a new version."""
+"""Seconds between two checks for a new version."""
 SPAN: Final = 64
-"""Versions that are read at once, at most."""
+"""Largest number of versions in one read."""
 _FEED: Final = (CHANGE, VERSION, WRITTEN)
 _OFF: Final = "does not have change data enabled"
 _READ: Final = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
-"""What a table may ask of its readers."""
+"""Supported reader features of a table."""
 _GONE: Final = (
     *("not found", "No such file", "Invalid table version", "No files in log segment", "is not available"),
     "LogSegment end version",
 )
-"""What the library says of what was vacuumed, or cleaned from the log."""
+"""Texts in errors of the library about versions that were vacuumed, or cleaned from the log."""
 _AGAIN: Final = "what came since then is lost here: begin a new state, with a new copy"
 
 
 class FeedPosition(TypedDict):
-    """See the header."""
+    """Position in a table; see the header of this file."""
 
     table: str
     version: int
@@ -94,12 +91,12 @@ class DeltaSource(Source):
 
     @property
     def target(self) -> str:
-        """Its address."""
+        """Address of the table."""
         return resolve_address(self.path)
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """Describe the version of a position, and the rows of its copy."""
+        """Describe the version of a position, and the number of copied rows."""
         rows = position["rows"]
         return f"{'' if rows is None else f'row {rows:,} of the copy of '}version {position['version']:,}"
 
@@ -108,13 +105,13 @@ class DeltaSource(Source):
         import_deltalake()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
-        """Look at the table, and begin behind the position, or with a copy."""
+        """Open the table, to continue after the position or to begin with a copy."""
         ((name, schema),) = inputs.items()
         return FeedReader(self, name, schema, position)
 
 
 class FeedReader(OpenSource):
-    """``of``: the table that is read, for an input of a ``name`` and a ``schema``."""
+    """Reader of a table.  ``of``: the source.  ``name``, ``schema``: of its input."""
 
     def __init__(self, of: DeltaSource, name: str, schema: pa.Schema, position: Any) -> None:
         self.of, self.name, self.asked = of, name, f"read {of.target} for {name!r}"
@@ -124,14 +121,14 @@ class FeedReader(OpenSource):
         self.schema, self.table = schema, self._open_version(None)
         declared = schema.names if CHANGE in schema.names else (CHANGE, VERSION)
         self.feed = [name for name in _FEED if name in declared]
-        """The columns of the feed that the input takes."""
+        """Columns of the feed in the rows of the input."""
         self.names = [name for name in schema.names if name not in (*OWN, *_FEED)]
         self.stamp = schema.field(WRITTEN).type if WRITTEN in schema.names else pa.timestamp("ms", "UTC")
         self._note_newest_version()
         self._copying: Iterator[pa.RecordBatch] | None = None
         self._looked, self._span = monotonic(), 1
         self.rows: int | None = 0
-        """How many of the copy were taken; None behind it."""
+        """Number of copied rows; None after the copy."""
         if position is None:
             self.at = self.until if of.start is None else self._open_version(of.start).version()
         else:
@@ -140,7 +137,7 @@ class FeedReader(OpenSource):
         with suppress(SourceChanged):
             here = self.table if self.at >= self.until else self._open_version(self.at)
         self.id, self.columns = _table_id(here), _table_schema(here)
-        """Those of the table at the version that it is at; of the newest where its log was cleaned."""
+        """Id and columns of the table at the current version; at the newest version if the log was cleaned."""
         if position is not None and (position["table"] != self.id or self.at > self.until):
             found = f"it is at version {self.until}, and the state has version {self.at}: was it restored?"
             if position["table"] != self.id:
@@ -162,11 +159,11 @@ class FeedReader(OpenSource):
 
     @property
     def ended(self) -> bool:
-        """Whether the version was read that was the newest when it was opened."""
+        """Whether the newest version at the opening was read, without ``follow``."""
         return not self.of.follow and self.rows is None and self.at >= self.until
 
     def lag(self) -> int | None:
-        """Count the versions that are not read yet; one in mid-copy counts too."""
+        """Count the unread versions, with the version that is being copied."""
         behind: int = self.until - self.at
         return max(behind, 0) + (self.rows is not None)
 
@@ -197,7 +194,7 @@ class FeedReader(OpenSource):
         return Polled({self.name: batches}, position, beside={self.name: beside})
 
     def _open_version(self, version: Any) -> Any:
-        """Open the table at a version, or at the newest.  Raises `UnreadableInput`, `SourceChanged`."""
+        """Open the table at a version; None for the newest.  Raises `UnreadableInput`, `SourceChanged`."""
         of, options = import_deltalake(), dict(self.of.storage_options)
         with convert_errors(Exception, self._translate_error):
             if not of.DeltaTable.is_deltatable(self.of.target, storage_options=options):
@@ -208,7 +205,7 @@ class FeedReader(OpenSource):
             return table
 
     def _note_newest_version(self) -> None:
-        """Note the newest version and its columns.  Raises `UnreadableInput` for reader features beyond ours."""
+        """Note the newest version and its columns.  Raises `UnreadableInput` for unsupported reader features."""
         odd = set(self.table.protocol().reader_features or ()) - _READ
         if self.table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
             odd.add("columnMapping")
@@ -229,13 +226,14 @@ class FeedReader(OpenSource):
     def _read_files_as_feed(
         self, table: Any, files: Any, taken: int, change: str = "insert", version: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Read the rows of some files of a version as feed rows, in order of file names, after the first ``taken``.
+        """Read the rows of some files of ``table`` as feed rows, in order of file names, after the first ``taken``.
 
-        ``version``: the version that changed them, if it is another.
+        ``change``: the type of the change.  ``version``: the version of the change, if it is not the version of
+        ``table``.
         """
         dataset, paths = table.to_pyarrow_dataset(), {urlsplit(each).path.rpartition("/")[2] for each in files}
         names = [name for name in self.names if name in dataset.schema.names]
-        # That of a table at an older version counts back from the newest one.
+        # The history of an older version numbers its commits wrongly: it counts back from the newest version.
         history = self._open_version(None).history()
         version = table.version() if version is None else version
         said = (each.get("timestamp") for each in history if each.get("version") == version)
@@ -246,7 +244,7 @@ class FeedReader(OpenSource):
             yield self._cast_to_declared_types(pa.record_batch([*here.columns, *more], names=[*names, *self.feed]))
 
     def _read_changes(self, room: int) -> list[pa.RecordBatch]:
-        """Read the changes of the next versions: of several if they are small and have the same columns."""
+        """Read the changes of the next version, or of several small versions with the same columns."""
         first, last = self.at + 1, min(self.at + self._span, self.until)
         while (columns := self._get_schema_at_version(last)) != self.columns and last > first:
             last = (first + last) // 2
@@ -263,14 +261,14 @@ class FeedReader(OpenSource):
         batches = self._derive_changes(first) if read is None else [self._sort_changes(pa.table(read))]
         size = sum(batch.nbytes for batch in batches)
         self._span = max(self._span // 2, 1) if size > room // 2 else min(self._span * 2, SPAN)
-        # Writers give a table another id where they give it other columns.
+        # Some writers change the id of a table when they change its columns.
         if (newest := _table_id(self.table)) != self.id:
             self.id = newest if last == self.until else _table_id(self._open_version(last))
         self.at, self.columns = last, self._get_schema_at_version(last)
         return [batch for batch in batches if batch.num_rows]
 
     def _derive_changes(self, version: int) -> list[pa.RecordBatch]:
-        """Derive the changes of a version from its files: it has no feed, or its columns changed."""
+        """Derive the changes of a version from its removed and added files."""
         now, before = self._open_version(version), self._open_version(version - 1)
         files, old = set(now.file_uris()), set(before.file_uris())
         with convert_errors(Exception, self._translate_error):
@@ -278,13 +276,13 @@ class FeedReader(OpenSource):
             return [*left, *self._read_files_as_feed(now, files - old, 0)]
 
     def _cast_commit_times(self, at: Any) -> Any:
-        """Cast times of commits to the type of the input, and note the last one."""
+        """Cast commit times to the type of the input, and note the last time in `reached`."""
         last = pc.max(at.cast(pa.timestamp("ms", "UTC"))).cast(pa.int64()).as_py()
         self.reached = self.reached if last is None else last / 1000
         return at.cast(self.stamp)
 
     def _sort_changes(self, rows: pa.Table) -> pa.RecordBatch:
-        """Sort changes by version, deletes before inserts, in the columns of the input."""
+        """Sort changes by version, deletes before inserts.  Returns the columns of the input."""
         rows = pa.table([decode_array(to_array(each)) for each in rows.columns], names=rows.schema.names)
         version, at = rows.column(VERSION).cast(pa.int64()), self._cast_commit_times(rows.column(WRITTEN))
         came = pc.is_in(rows.column(CHANGE), pa.array(["insert", "update_postimage"]))
@@ -294,7 +292,7 @@ class FeedReader(OpenSource):
         return self._cast_to_declared_types(to_batch(rows.take(pa.array(order))))
 
     def _cast_to_declared_types(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Cast rows to the declared types if the table's types are, or were, others.
+        """Cast rows to the declared types, if the types of the table differ.
 
         Raises `SchemaMismatch` for a value that does not fit.
         """
@@ -315,7 +313,7 @@ class FeedReader(OpenSource):
         return pa.record_batch(columns)
 
     def _translate_error(self, error: Exception) -> DdflowError | None:
-        """Convert an error of the library; its readers raise plain ones."""
+        """Convert an error of the library; its readers raise plain `Exception`."""
         if not isinstance(error, (import_deltalake().exceptions.DeltaError, OSError)) and type(error) is not Exception:
             return None
         said = mask_secrets(first_line(error), self.of.storage_options.values())

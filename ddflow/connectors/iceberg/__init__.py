@@ -1,1 +1,1 @@
-"""Iceberg: a table of a catalog as a sink."""
+"""Write an output to an Iceberg table of a catalog."""

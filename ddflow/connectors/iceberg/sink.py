@@ -1,14 +1,11 @@
-"""Iceberg: a table of a catalog as a sink.
+"""Write an output to an Iceberg table of a catalog.
 
-Invariant: an epoch is one snapshot of the table: files that are added, or, by a key, files that are written again
-without the rows that went. The record lies in the summary of that snapshot, and in a property of the table that the
-same commit sets, for when the snapshot has expired; what counts is the newest snapshot that the present one came from,
-so a table that is rolled back says so. A commit names the snapshot that it was made from and is not tried again by
-itself, so of two writers one commits, and the other fails. No message, manifest or repr has the catalog's properties.
-
-A file is written again whole when one of its rows goes. Files whose greatest and least keys tell that they have none
-are not read, and of the others only the keys, before something of them is found to go. What is left of the files goes
-into new ones together with the rows that came, so small files grow together.
+An epoch is one snapshot: added files, or, with a key, rewritten files without the deleted rows. The summary of the
+snapshot has the record. A table property has it too, because snapshots expire; the same commit sets both. The sink
+reads the newest record among the current snapshot and its ancestors, so it notices a rollback. A commit names its base
+snapshot and is never retried, so if two writers write one epoch, one commits and the other fails. A deleted row
+rewrites its file together with the new rows, so small files are merged. Column statistics exclude files without deleted
+keys; of other files the sink reads the keys first. No message, manifest or repr shows the properties of the catalog.
 
 >>> IcebergSink("shop.by_city", {"type": "rest", "uri": "https://me:hush@lake:8181?token=hush", "token": "hush"})
 IcebergSink(table='shop.by_city', mode='upsert')
@@ -36,15 +33,15 @@ from ddflow.errors import DdflowError, SinkFailed, SpecError, convert_errors, fi
 from ddflow.storage.address import check_percent_encoding
 
 RECORD: Final = "ddflow.written"
-"""The record: a list as JSON."""
+"""Name of the property with the record: a JSON list."""
 FEW: Final = 200
-"""As many keys are looked for in a file's statistics one by one."""
+"""Largest number of keys that a file filter lists; for more keys it uses their range."""
 TOGETHER: Final = 256 << 20
-"""Bytes of rows that are written at a time."""
+"""Bytes of rows to collect before a write of files."""
 _HIDDEN: Final = re.compile(r"(?<=://)(?:[^/?#]*|[^/@:]*:(?!\d+(?:/|$))[^\n]*)@|[?#].*")
-"""What an address has beside a place."""
+"""Parts of an address that may hold secrets: the user, the query and the fragment."""
 _CREATED: Final = {"write.metadata.delete-after-commit.enabled": "true"}
-"""A table of many commits would keep a file of metadata for each."""
+"""Properties of a new table.  Without them the table would keep a metadata file for each commit."""
 
 
 def find_iceberg_type(kind: pa.DataType) -> pa.DataType | None:
@@ -73,17 +70,17 @@ class IcebergSink(TableSink):
 
     @property
     def catalog_properties(self) -> dict[str, str]:
-        """Given properties of the catalog."""
+        """Properties of the catalog, if given."""
         return {} if isinstance(self.catalog, str) else dict(self.catalog)
 
     @property
     def catalog_name(self) -> str:
-        """The catalog's."""
+        """Name of the catalog."""
         return self.catalog if isinstance(self.catalog, str) else self.catalog_properties.pop("name", "default")
 
     @property
     def target(self) -> str:
-        """The catalog's name or address, and the table."""
+        """Address or name of the catalog, and the table."""
         shown = _HIDDEN.sub("", self.catalog_properties.get("uri", ""))
         return f"{shown or self.catalog_name}#{self.table}"
 
@@ -106,7 +103,7 @@ class IcebergTable(LakeTable):
 
     @property
     def catalog(self) -> Any:
-        """The catalog, loaded."""
+        """Catalog, loaded at the first use."""
         if self._catalog is None:
             given = {name: value for name, value in self.of.catalog_properties.items() if name != "name"}
             self._catalog = import_pyiceberg().catalog.load_catalog(self.of.catalog_name, **given)
@@ -134,14 +131,14 @@ class IcebergTable(LakeTable):
             update.union_by_name(new)
 
     def _find_target_record(self, table: Any) -> TargetRecord | None:
-        """Return the newest record among the current snapshot and its ancestors."""
+        """Return the newest record of the current snapshot and its ancestors."""
         by_id = {each.snapshot_id: each for each in table.metadata.snapshots}
         said, at, first = None, table.metadata.current_snapshot_id, True
         while said is None and at in by_id:
             here = by_id[at]
             said = None if here.summary is None else here.summary.additional_properties.get(RECORD)
             at, first = here.parent_snapshot_id, here.sequence_number == 1
-        if said is None and not first:  # those before have expired
+        if said is None and not first:  # the earlier snapshots have expired
             said = table.metadata.properties.get(RECORD)
         return None if said is None else msgspec.json.decode(said, type=TargetRecord)
 
@@ -150,7 +147,7 @@ class IcebergTable(LakeTable):
         return rows.select(self.shape.schema.names)
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
-        """Take an epoch."""
+        """Write an epoch as one snapshot."""
         rows, gone = changes.rows.cast(self.schema), changes.gone
 
         def change(table: Any, update: Any) -> None:
@@ -167,7 +164,7 @@ class IcebergTable(LakeTable):
         """Return a writer of separate files; None if the table has partitions."""
         with self._translate_errors("ask"):
             if (table := self._load()) is None:
-                return None  # what is written then says so
+                return None  # the write raises the error
             if not table.spec().is_unpartitioned():
                 return None
             files = IcebergFileWriter(
@@ -176,7 +173,7 @@ class IcebergTable(LakeTable):
         return Staging(files, self._append_staged_files)
 
     def _append_staged_files(self, fragments: Sequence[bytes], now: TargetRecord, before: TargetRecord | None) -> None:
-        """Add files that were written elsewhere."""
+        """Add files that other writers staged."""
 
         def change(table: Any, update: Any) -> None:
             of = import_pyiceberg().io.pyarrow.parquet_file_to_data_file
@@ -189,11 +186,11 @@ class IcebergTable(LakeTable):
     def _commit_snapshot(
         self, change: Callable[[Any, Any], None], now: TargetRecord, before: TargetRecord | None
     ) -> None:
-        """Commit one snapshot with the record, unless the table has it."""
+        """Commit one snapshot with the record ``now``, unless the table has that record."""
         with self._translate_errors("write"):
             if (table := self._load_for_epoch(now, before)) is None:
                 return
-            # What is tried again by the library would be added to what another writer committed meanwhile.
+            # A retry by the library would add these rows to a concurrent commit of another writer.
             once = {**table.metadata.properties, "commit.retry.num-retries": "0"}
             table.metadata = table.metadata.model_copy(update={"properties": once})
             said = {RECORD: msgspec.json.encode(now).decode()}
@@ -203,11 +200,11 @@ class IcebergTable(LakeTable):
             begun.commit_transaction()
 
     def close(self) -> None:
-        """Let go of the catalog."""
+        """Forget the catalog."""
         self._catalog = None
 
     def _rewrite_files(self, table: Any, snapshot: Any, gone: pa.Table, rows: pa.Table) -> None:
-        """Write files again without the rows of keys, together with rows that come."""
+        """Rewrite files without the rows of the keys ``gone``, together with the new ``rows``."""
         key, numbers = list(self.shape.key or ()), itertools.count()
         gone = gone.cast(pa.schema([self.schema.field(name) for name in key]))
         kept, size = [rows], rows.nbytes
@@ -226,7 +223,7 @@ class IcebergTable(LakeTable):
         self._write_files(table, snapshot, numbers, pa.concat_tables(kept) if kept else self.schema.empty_table())
 
     def _read_file(self, table: Any, task: Any, names: list[str]) -> pa.Table:
-        """Read some columns of a file, without the rows that other writers deleted."""
+        """Read some columns of a file, without rows deleted by other writers."""
         scan = import_pyiceberg().io.pyarrow.ArrowScan
         always = import_pyiceberg().expressions.AlwaysTrue()
         columns = table.schema().select(*names)
@@ -236,7 +233,7 @@ class IcebergTable(LakeTable):
     def _write_files(self, table: Any, snapshot: Any, numbers: Iterator[int], rows: pa.Table) -> None:
         """Write files of rows for a snapshot."""
         if rows.num_rows:
-            # The library has no public name for writing files of an update that also takes some away.
+            # The library has no public function that writes files for an update with deleted files.
             files = import_pyiceberg().io.pyarrow._dataframe_to_data_files
             for each in files(table.metadata, rows, table.io, snapshot.commit_uuid, numbers):
                 snapshot.append_data_file(each)
@@ -251,7 +248,7 @@ class IcebergTable(LakeTable):
                 )
             return SinkFailed(f"{asked} {self.place}", self._format_masked_error(error), "see to the catalog")
 
-        return convert_errors(Exception, to_ours)  # catalogs and stores raise what their clients do
+        return convert_errors(Exception, to_ours)  # catalogs and stores raise errors of their clients
 
     def _format_masked_error(self, error: Exception) -> str:
         return format_masked_error(
@@ -261,7 +258,10 @@ class IcebergTable(LakeTable):
 
 @dataclass(frozen=True)
 class IcebergFileWriter:
-    """Writes rows to files of a table that no snapshot has.  ``metadata``: the table's."""
+    """Writer of rows to new files of a table, before a snapshot names them.
+
+    Returns the paths as JSON.  ``metadata``: the metadata of the table, as JSON.
+    """
 
     metadata: str
     schema: pa.Schema
@@ -275,13 +275,13 @@ class IcebergFileWriter:
             there = of.io.load_file_io(dict(self.properties), metadata.location)
             made = of.io.pyarrow._dataframe_to_data_files(metadata, rows.cast(self.schema), there)
             return msgspec.json.encode([each.file_path for each in made])
-        except Exception as error:  # stores raise what their clients do
+        except Exception as error:  # stores raise errors of their clients
             found = format_masked_error(error, self.properties)
             raise SinkFailed(f"stage files of {self.place}", found, "see to the table's store") from None
 
 
 def format_masked_error(error: Exception, known: Mapping[str, Any]) -> str:
-    """Return the first line of a message, with the values of properties masked."""
+    """Return the first line of an error's message, with the values of ``known`` masked."""
     said = first_line(error) if str(error).strip() else ""
     return f"{type(error).__name__}: {mask_secrets(said, known.values())}"
 
@@ -297,12 +297,12 @@ _MODULES: Final = (
 
 
 def import_pyiceberg() -> Any:
-    """Import the library.  Raises `MissingExtra`."""
+    """Import pyiceberg.  Raises `MissingExtra`."""
     return import_extra("write a table of Iceberg", "iceberg", *_MODULES)
 
 
 def _build_key_filter(keys: pa.Table) -> Any:
-    """Build a filter for the files that may have some of these keys, by their statistics."""
+    """Build a filter for files that may contain these keys, by column statistics."""
     of = import_pyiceberg().expressions
     spans = of.AlwaysTrue()
     for name, column in zip(keys.schema.names, keys.columns, strict=True):

@@ -1,1 +1,1 @@
-"""Kafka: the messages of a topic as a source, and a topic as a sink."""
+"""Read the messages of a Kafka topic, and write an output to one."""

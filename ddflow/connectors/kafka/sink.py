@@ -1,7 +1,7 @@
-"""Kafka: a topic as a sink.
+"""Write an output to a topic of Kafka.
 
-Invariant: an epoch is one transaction, whose last record goes to a control topic and says which epoch it is; that is
-read, committed records only, to see what the topic has. Rows are JSON as `format_json_rows` writes it.
+An epoch is one transaction. Its last message goes to a control topic and names the epoch. The sink reads the committed
+messages of the control topic to find the last written epoch. Rows are JSON, written by `format_json_rows`.
 
 >>> KafkaSink("broker:9092", "by_city", "upsert", {"sasl.password": "secret"})
 KafkaSink(servers='broker:9092', topic='by_city', mode='upsert')
@@ -45,7 +45,7 @@ from ddflow.errors import (
 from ddflow.storage.address import refuse_embedded_secret
 
 CONTROL: Final = ".ddflow"
-"""What the name of a control topic ends with."""
+"""Suffix of the name of a control topic."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class KafkaSink(TableSink):
 
     @property
     def target(self) -> str:
-        """Servers and topic."""
+        """Address of the brokers, and the topic."""
         return f"kafka://{self.servers}/{self.topic}"
 
     def needs(self) -> None:
@@ -74,12 +74,12 @@ class KafkaSink(TableSink):
         import_confluent_kafka()
 
     def open(self, shape: TableShape) -> OpenSink:
-        """Connect."""
+        """Connect to the brokers."""
         return TopicWriter(self, shape)
 
 
 class TopicWriter(OpenSink):
-    """A topic that gets an epoch a transaction."""
+    """Writer of a topic, with one transaction for each epoch."""
 
     def __init__(self, of: KafkaSink, shape: TableShape) -> None:
         self.of, self.shape, self.control = of, shape, of.topic + CONTROL
@@ -87,9 +87,9 @@ class TopicWriter(OpenSink):
         self.settings, self._secret = settings, Secret.fresh()
         self._there: TargetRecord | None = None
         self._mode: str = of.mode
-        """That the topic was written in."""
+        """Mode of the epochs in the topic, once `written` has read the record."""
         self._asked = False
-        """Whether the record was read here: from then on another writer of the same name would fence this one."""
+        """Whether `_there` is the last record: another writer with this transactional id would fence this one."""
         with self._translate_errors("connect to"):
             self.producer = import_confluent_kafka().Producer(
                 {**settings, "transactional.id": f"ddflow.{of.topic}.{shape.output}"}
@@ -109,24 +109,24 @@ class TopicWriter(OpenSink):
             return TargetRecord(**record)
 
     def missing(self) -> bool:
-        """Return whether there is no such topic."""
+        """Return whether the topic does not exist."""
         with self._translate_errors("ask"):
             return self.admin_client.list_topics(self.of.topic, timeout=WAIT).topics[self.of.topic].error is not None
 
     @cached_property
     def admin_client(self) -> Any:
-        """Client that never creates a topic: the writing one does so by a request, if a broker allows it."""
+        """Client that never creates a topic; the producer's requests would create it, if a broker allows that."""
         of: Any = importlib.import_module("confluent_kafka.admin")
         settings = {name: value for name, value in self.settings.items() if name != "partitioner"}
         return of.AdminClient(settings | {"allow.auto.create.topics": False})
 
     def occupied(self) -> bool:
-        """Return whether it has a message."""
+        """Return whether the topic has a message."""
         with self._translate_errors("ask"):
             return any(True for _ in self._read_committed_messages(self.of.topic))
 
     def prepare(self) -> None:
-        """Make the topics that are not there.  Messages of two modes in one topic would be half of each."""
+        """Create the missing topics.  Raises `SinkRefused` for a topic that was written in another mode."""
         kafka = import_confluent_kafka()
         if self._mode != self.of.mode:
             raise build_sink_refusal(
@@ -154,7 +154,7 @@ class TopicWriter(OpenSink):
                     ) from None
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
-        """Take an epoch."""
+        """Write an epoch in one transaction."""
         if is_written(self._there if self._asked else self.written(), now, before, self.of.target):
             return
         if before is not None and self.missing():
@@ -167,7 +167,7 @@ class TopicWriter(OpenSink):
         self._there, self._asked = now, True
 
     def read(self) -> pa.Table:
-        """Read the rows in the messages; for mode "upsert" the last message of each key."""
+        """Read the rows in the messages.  In mode "upsert", read the last message of each key."""
         with self._translate_errors("read"):
             found = list(self._read_committed_messages(self.of.topic))
         if self.of.mode == "debezium":
@@ -179,12 +179,12 @@ class TopicWriter(OpenSink):
         return parse_json_rows(pa.array([each.value().decode() for each in found], pa.string()), self.shape.schema)
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Drop the producer and the client."""
         self.producer = None
         self.__dict__.pop("admin", None)
 
     def _encode_changes(self, changes: TableChanges) -> Iterator[tuple[str | None, str | None]]:
-        """Yield keys and values."""
+        """Yield the key and the value of each message."""
         if self.of.mode == "debezium":
             columns = (changes.rows.column(name).to_pylist() for name in MESSAGES.names)
             yield from zip(*columns, strict=True)
@@ -225,7 +225,7 @@ class TopicWriter(OpenSink):
             raise
 
     def _read_committed_messages(self, topic: str) -> Iterator[Any]:
-        """Yield all committed messages of a topic; none if it does not exist."""
+        """Yield all committed messages of a topic.  A missing topic has none."""
         offsets = KafkaTopicSource(self.of.servers, topic, "earliest", False, self.of.config)
         try:
             reader = TopicReader(offsets, topic, None)

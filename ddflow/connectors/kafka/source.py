@@ -1,22 +1,14 @@
-"""Kafka as a source: the committed messages of a topic, followed from a position or read by ranges of offsets.
+"""Read the committed messages of a Kafka topic, from a position or by ranges of offsets.
 
-Guarantees: a position holds the next offset of each partition and is part of the manifest, so no consumer group is
-needed; a group that you name gets the offsets after the commit. It names the cluster and the topic by id, and reading
-another one is an error. No secret is in a declaration, a message or a manifest.
-Limits: a topic created again during a run is noticed at the next look at its partitions. Brokers before 2.8 have no
-topic ids, so only offsets are compared.
+A position holds the next offset of each partition and the ids of the cluster and the topic. It is part of the manifest,
+so ddflow needs no consumer group; a group that you name gets the offsets after each commit.
+Guarantees: reading another cluster or topic than the position's is an error. No declaration, message or manifest shows
+a secret.
+Limits: ddflow notices a topic that was created again during a run at the next check of its partitions. Brokers before
+2.8 have no topic ids, so ddflow compares only offsets.
 
 >>> KafkaTopicSource("broker:9092", "orders", "earliest", False, {"sasl.password": "secret"})
 KafkaTopicSource(servers='broker:9092', topic='orders', start='earliest', follow=False, group=None, ...)
-
->>> was = TopicIdentity("5L6g3nShT-eMCtK--X86sw", "iUdtnEfkQqmBFqpgY4E8lg")
->>> build_position({0: 17}, was)
-{'offsets': {'0': 17}, 'cluster': '5L6g3nShT-eMCtK--X86sw', 'topic_id': 'iUdtnEfkQqmBFqpgY4E8lg'}
->>> merge_topic_identities("read orders", was, TopicIdentity("", "aYJZo9BsTVulFxpHR3PiyA"))
-Traceback (most recent call last):
-    ...
-ddflow.errors.SourceChanged: read orders: it is another topic of this name: its id is aYJZo9BsTVulFxpHR3PiyA, and was \
-iUdtnEfkQqmBFqpgY4E8lg; it was deleted and created again, and the offsets are of the other one: begin a new state
 """
 
 import importlib
@@ -48,7 +40,7 @@ from ddflow.storage.address import refuse_embedded_secret
 from ddflow.storage.closing import undo_on_failure
 
 ANSWER: Final = 3.0
-"""Seconds that the id of a topic is waited for."""
+"""Seconds to wait for the id of a topic."""
 _CLUSTER: Final = "give brokers of the one that was read; or begin a new state, because the offsets are of that one"
 _TOPIC: Final = "it was deleted and created again, and the offsets are of the other one: begin a new state"
 
@@ -62,7 +54,7 @@ class TopicPosition(TypedDict):
 
 
 class TopicIdentity(NamedTuple):
-    """Ids of the cluster and the topic of offsets; "" for an unknown one."""
+    """Ids of a cluster and a topic; "" for an unknown id."""
 
     cluster: str = ""
     topic_id: str = ""
@@ -75,7 +67,18 @@ def build_position(at: Mapping[int, int] | Mapping[str, int], origin: TopicIdent
 
 
 def merge_topic_identities(asked: str, was: TopicIdentity, now: TopicIdentity) -> TopicIdentity:
-    """Merge two origins.  Raises `SourceChanged` if their cluster or topic differs."""
+    """Merge two identities.  Raises `SourceChanged` if their cluster or topic differs.
+
+    >>> was = TopicIdentity("5L6g3nShT-eMCtK--X86sw", "iUdtnEfkQqmBFqpgY4E8lg")
+    >>> build_position({0: 17}, was)
+    {'offsets': {'0': 17}, 'cluster': '5L6g3nShT-eMCtK--X86sw', 'topic_id': 'iUdtnEfkQqmBFqpgY4E8lg'}
+    >>> merge_topic_identities("read orders", was, TopicIdentity("", "aYJZo9BsTVulFxpHR3PiyA"))
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SourceChanged: read orders: it is another topic of this name: its id is aYJZo9BsTVulFxpHR3PiyA, \
+and was iUdtnEfkQqmBFqpgY4E8lg; it was deleted and created again, and the offsets are of the other one: begin a \
+new state
+    """
     if was.cluster and now.cluster and was.cluster != now.cluster:
         found = f"it is another cluster: its id is {now.cluster}, and was {was.cluster}"
         raise SourceChanged(asked, found, _CLUSTER)
@@ -86,11 +89,11 @@ def merge_topic_identities(asked: str, was: TopicIdentity, now: TopicIdentity) -
 
 
 WAIT: Final = 10.0
-"""Seconds that an answer of a broker may take."""
+"""Seconds to wait for an answer of a broker."""
 LOOK: Final = 10.0
-"""Seconds between two looks for new partitions."""
+"""Seconds between two checks for new partitions."""
 AGAIN: Final = 2.0
-"""Seconds that an answer may take when the last connection has broken."""
+"""Seconds to wait for an answer after the last connection broke."""
 AT_ONCE: Final = 10_000
 CONFIG: Final = "give them as config={'sasl.username': ..., 'sasl.password': ...}, and brokers as HOST:PORT"
 QUIET: Final = {"log_level": 0, "socket.keepalive.enable": True}
@@ -126,7 +129,7 @@ class KafkaTopicSource(Source):
 
     @property
     def target(self) -> str:
-        """Servers and topic."""
+        """Address of the brokers, and the topic."""
         return f"kafka://{self.servers}/{self.topic}"
 
     @classmethod
@@ -135,7 +138,7 @@ class KafkaTopicSource(Source):
         return ", ".join(f"offset {offset} of partition {each}" for each, offset in position["offsets"].items())
 
     def inputs(self, name: str) -> Sequence[str]:
-        """Return the inputs of its tables."""
+        """Return the inputs of the declared tables; without tables, ``name``."""
         return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))
 
     def needs(self) -> None:
@@ -148,7 +151,7 @@ class KafkaTopicSource(Source):
 
 
 class TopicReader(OpenSource):
-    """Reader of all partitions of a topic from ``position`` on; None begins at the declared start.
+    """Reader of all partitions of a topic, after ``position``; None begins at the declared start.
 
     ``watched``: whether to ask for the id of the topic too.
     """
@@ -164,7 +167,7 @@ class TopicReader(OpenSource):
         settings = {"bootstrap.servers": of.servers, **QUIET, **of.config}
         self._id_settings, self._id_client = settings if watched else None, cast(Any, None)
         self._down = False
-        """Whether all connections broke since the last look."""
+        """Whether all connections broke since the last check."""
         settings = {"group.id": of.group or "ddflow", "error_cb": self._note_lost_brokers, **settings}
         settings |= {"enable.auto.commit": False, "auto.offset.reset": "error", "enable.partition.eof": True}
         settings.setdefault("fetch.wait.max.ms", 100)
@@ -172,18 +175,18 @@ class TopicReader(OpenSource):
             self.consumer = kafka.Consumer({"isolation.level": "read_committed", **settings})
         self.until = dict[int, int]()
         self.written = dict[int, float]()
-        """By partition, when the last message of it that was read was written; 0 for one without a time."""
+        """Write time of the last read message of each partition; 0 for a message without a time."""
         with undo_on_failure(self.consumer.close), self._translate_errors():
             self._assign_partitions(of.start if position is None else "earliest")
         self._looked = monotonic()
 
     @property
     def ended(self) -> bool:
-        """Whether it read everything up to the end at its opening."""
+        """Whether everything up to the end at the opening was read, without ``follow``."""
         return not self.of.follow and all(self.at[each] >= until for each, until in self.until.items())
 
     def lag(self) -> int | None:
-        """Count the messages that are not read yet, as far as known."""
+        """Count the unread messages, as far as known."""
         behind, kafka, left = 0, import_confluent_kafka(), list[float]()
         for partition, offset in self.at.items():
             with suppress(kafka.KafkaException):
@@ -195,7 +198,7 @@ class TopicReader(OpenSource):
         return behind
 
     def poll(self, room: int) -> Polled | None:
-        """Return messages of all partitions, in order within each."""
+        """Return messages of all partitions, in the order of each partition."""
         came, size, before = list[Any](), 0, dict(self.at)
         with self._translate_errors():
             if self.of.follow and monotonic() - self._looked > LOOK:
@@ -209,7 +212,7 @@ class TopicReader(OpenSource):
                 size += sum(map(len, good))
                 if not good:
                     break
-            if self._down:  # what came may be of another cluster already
+            if self._down:  # the messages may come from another cluster already
                 self._fetch_topic_metadata(AGAIN)
             batch = self._convert_to_batch(came)
         if self.at == before:
@@ -220,7 +223,7 @@ class TopicReader(OpenSource):
         return Polled(rows, build_position(self.at, self.origin))
 
     def acknowledge(self, position: Any) -> None:
-        """Tell the group."""
+        """Commit the offsets to the consumer group, if there is a group."""
         if self.of.group is not None:
             kafka = import_confluent_kafka()
             told = [kafka.TopicPartition(self.of.topic, int(p), n) for p, n in position["offsets"].items()]
@@ -233,26 +236,26 @@ class TopicReader(OpenSource):
         self._id_settings = self._id_client = None
 
     def _note_lost_brokers(self, error: Any) -> None:
-        """Note an error callback: the last connection broke, even an idle one."""
+        """Note from an error callback that the last connection broke, even an idle one."""
         self._down |= error.code() == import_confluent_kafka().KafkaError._ALL_BROKERS_DOWN
 
     def _fetch_topic_metadata(self, wait: float) -> Any:
-        """Fetch the topic from the brokers, and check that it is still the same topic."""
+        """Fetch the metadata of the topic, and check that it is still the same topic."""
         topic, self._down = self.of.topic, False
         cluster = self.consumer.list_topics(topic, timeout=wait)
         self.origin = merge_topic_identities(self.asked, self.origin, TopicIdentity(cluster.cluster_id or ""))
         if (found := cluster.topics[topic]).error is not None:
             raise import_confluent_kafka().KafkaException(found.error)
-        if self._id_settings is not None and cluster.controller_id in cluster.brokers:  # which is asked
+        if self._id_settings is not None and cluster.controller_id in cluster.brokers:  # the controller answers
             self.origin = merge_topic_identities(
                 self.asked, self.origin, TopicIdentity("", self._fetch_topic_id(topic))
             )
         return found
 
     def _fetch_topic_id(self, topic: str) -> str:
-        """Ask for the id of a topic by another client, since a reader cannot; return "" if it is unknown.
+        """Fetch the id of a topic with an admin client, because a consumer cannot; return "" if it is unknown.
 
-        After a failure it is not asked for again, because a reader would wait each time.
+        After a failure the reader does not ask again, because it would wait each time.
         """
         kafka, admin = import_confluent_kafka(), importlib.import_module("confluent_kafka.admin")
         try:
@@ -265,7 +268,10 @@ class TopicReader(OpenSource):
         return str(found) if found.get_most_significant_bits() or found.get_least_significant_bits() else ""
 
     def _filter_messages(self, came: Sequence[Any]) -> Sequence[Any]:
-        """Return the messages without an error.  The end of a partition moves its offset; raises other errors."""
+        """Return the messages without an error.
+
+        The end of a partition arrives as an error, and advances its offset.  Raises other errors.
+        """
         kafka = import_confluent_kafka()
         wrong = [at for at, error in enumerate(map(kafka.Message.error, came)) if error is not None]
         for each in (came[at] for at in wrong):
@@ -275,7 +281,7 @@ class TopicReader(OpenSource):
         return [each for each in came if each.error() is None] if wrong else came
 
     def _convert_to_batch(self, good: Sequence[Any]) -> pa.RecordBatch | None:
-        """Convert messages to columns, without a Python loop over them; None if there are none."""
+        """Convert messages to columns, without a Python loop over them; None for no messages."""
         if not good:
             return None
         of, n = import_confluent_kafka().Message, len(good)
@@ -296,7 +302,7 @@ class TopicReader(OpenSource):
         return pa.record_batch(columns)
 
     def _assign_partitions(self, start: str | datetime) -> None:
-        """Read all partitions; those that are new from ``start`` on."""
+        """Begin to read all partitions; new partitions begin at ``start``."""
         kafka, topic, found = import_confluent_kafka(), self.of.topic, self._fetch_topic_metadata(WAIT)
         new = [each for each in sorted(found.partitions) if each not in self.until]
         if not new:
@@ -314,7 +320,7 @@ class TopicReader(OpenSource):
         self.consumer.assign([kafka.TopicPartition(topic, p, n) for p, n in self.at.items()])
 
     def _find_start_offsets(self, partitions: Iterable[int], start: str | datetime) -> dict[int, int]:
-        """Return the first offset of each partition at a time."""
+        """Return the first offset of each partition at or after the time ``start``; {} for a text."""
         if isinstance(start, str):
             return {}
         kafka, at = import_confluent_kafka(), int(start.timestamp() * 1000)
@@ -344,13 +350,13 @@ _ANOTHER: Final = "messages in between are lost here: begin a new state, or rest
 
 
 SILENCE: Final = 60.0
-"""Seconds without a message of a range that are too many."""
+"""Seconds without a message of a range, after which the read fails."""
 
 
 class TopicWatcher(TopicReader):
-    """The partitions of a topic, watched and not read.  ``at``: where each begins, by the start that is declared.
+    """Watcher of the partitions of a topic; it reads no messages.
 
-    Raises `SourceFailed`, `UnreadableInput`.
+    ``at``: the first offset of each partition, for the declared start.  Raises `SourceFailed`, `UnreadableInput`.
 
     >>> TopicWatcher.__init__.__annotations__["of"], OffsetRangeReader.batches.__name__
     (<class 'ddflow.connectors.kafka.source.KafkaTopicSource'>, 'batches')
@@ -361,7 +367,7 @@ class TopicWatcher(TopicReader):
         self.consumer.unassign()
 
     def fetch_offset_ranges(self) -> dict[int, tuple[int, int]]:
-        """Return the first offset of each partition, and the one after its last.
+        """Return the first offset of each partition, and the offset after its last message.
 
         O(partitions).  Raises `SourceFailed`.
         """
@@ -374,7 +380,7 @@ class TopicWatcher(TopicReader):
             return {number: self.consumer.get_watermark_offsets(p, timeout=WAIT) for number, p in each.items()}
 
     def check_topic_identity(self, position: TopicPosition) -> Mapping[str, int]:
-        """Return the offsets of a position.  Raises `SourceChanged` if its topic or cluster is another."""
+        """Return the offsets of a position.  Raises `SourceChanged` if its topic or cluster differs."""
         self.origin = merge_topic_identities(
             self.asked, TopicIdentity(position["cluster"], position["topic_id"]), self.origin
         )
@@ -390,7 +396,7 @@ class TopicWatcher(TopicReader):
 
 
 class OffsetRangeReader(TopicReader):
-    """The messages of a ``partition`` from ``first`` on, before ``end``.  Raises as `TopicReader`."""
+    """Reader of a ``partition``, from the offset ``first`` to before ``end``.  Raises like `TopicReader`."""
 
     def __init__(self, of: KafkaTopicSource, partition: int, first: int, end: int) -> None:
         self.partition, self.end = partition, end

@@ -1,1 +1,1 @@
-"""Postgres: tables and logical replication as a source, and a table as a sink."""
+"""Read Postgres tables by logical replication, and write an output to a table."""

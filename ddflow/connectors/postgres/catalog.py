@@ -1,7 +1,7 @@
-"""The catalog of Postgres: tables, keys and columns as a reader needs them, and rows of a query by COPY.
+"""Read tables, keys and columns from the catalog of Postgres, and stream the rows of a query by COPY.
 
-Guarantees: a missing table, key or permission becomes an error that says what to grant or change. COPY gives Arrow
-tables of complete rows; Python touches no cell. A place in the log compares as a number and prints as Postgres does.
+Guarantees: a missing table, key or permission raises an error with its remedy. `stream_rows` yields Arrow tables of
+complete rows, without Python code for each cell. A place in the log (LSN) is a number, formatted like in Postgres.
 
 >>> parse_table_name("orders", "o").quoted_name, parse_table_name("shop.my,orders", "o").wal2json_name
 ('"public"."orders"', 'shop.my\\\\,orders')
@@ -45,7 +45,7 @@ COLUMNS: Final = """
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
         join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
     where c.oid = to_regclass(%s) and array[n.nspname, c.relname]::text[] = %s order by a.attnum"""
-"""A row for each column: its own facts, and those of its table."""
+"""One row for each column of a table, with facts about the column and the table."""
 LABELS: Final = """
     with recursive parts(type) as (
         select unnest(%s::bigint[])::oid union
@@ -59,14 +59,14 @@ LABELS: Final = """
     union all select 'row ' || type, string_agg(a.attnum || ' ' || a.atttypid, ', ' order by a.attnum)
     from parts join pg_type t on t.oid = type join pg_attribute a on a.attrelid = t.typrelid
     where t.typrelid <> 0 and a.attnum > 0 and not a.attisdropped group by type"""
-"""What says how values of types look, also within others: the labels of enums, the attributes of composite types."""
+"""Labels of enums and attributes of composite types, also of nested types: they determine the text of values."""
 OWN_TYPES: Final = 16384
-"""The first oid of types that are not Postgres' own."""
+"""First oid of user-defined types."""
 LOG: Final = logging.getLogger("ddflow")
 LOSSY: Final = ("real", "double precision", "numeric")
-"""Types of which wal2json writes NaN and the infinities as null, unless it writes numbers as text, since 2.6."""
+"""Types with NaN and infinities: wal2json writes null for these, but since 2.6 it can write numbers as text."""
 NEWER: Final = "install wal2json 2.6 or later on the server, which writes them as they are"
-"""What keeps values of `LOSSY` types."""
+"""Remedy for lost values of `LOSSY` types."""
 TABLES: Final = """
     select schemaname, tablename from pg_tables where schemaname !~ '^pg_' and schemaname <> 'information_schema'"""
 UNIQUE: Final = """
@@ -78,11 +78,11 @@ UNIQUE: Final = """
     from pg_class c left join pg_index i on i.indrelid = c.oid
         and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
     where c.oid = to_regclass(%s) order by i.indisprimary desc, i.indexrelid"""
-"""What tells the rows of a table apart: its replica identity, and the columns of each unique index."""
+"""Replica identity of a table, and the columns of each unique index."""
 
 
 class SourceTable(NamedTuple):
-    """A table, and the ``input`` that it feeds."""
+    """A table, and the ``input`` fed by it."""
 
     schema: str
     name: str
@@ -90,46 +90,46 @@ class SourceTable(NamedTuple):
 
     @property
     def full_name(self) -> str:
-        """Its name behind its schema's, as people write it."""
+        """Schema and name, quoted only if needed, for messages and positions."""
         schema = quote_name(self.schema) if '"' in self.schema else self.schema
         return f"{schema}.{quote_name(self.name) if {'.', chr(34)} & {*self.name} else self.name}"
 
     @property
     def quoted_name(self) -> str:
-        """Name in a statement."""
+        """Schema and name for a statement."""
         return ".".join(map(quote_name, (self.schema, self.name)))
 
     @property
     def wal2json_name(self) -> str:
-        """Name in ``add-tables`` of wal2json."""
+        """Schema and name for the option ``add-tables`` of wal2json."""
         return ".".join(re.sub(r"([\\,.*\s])", r"\\\1", each) for each in (self.schema, self.name))
 
 
 class TableMetadata(NamedTuple):
-    """What a table has for its input."""
+    """Catalog facts about a table, for its input."""
 
     gone: Sequence[str]
-    """The columns that it has no more."""
+    """Declared columns that were dropped."""
     certain: Sequence[str]
-    """Columns of `LOSSY` types that are never null; a message says whether they were so when it was written."""
+    """Columns of `LOSSY` types that are never null.  Each message says whether they were never null at its time."""
     lossy: Sequence[str]
     """All columns of `LOSSY` types."""
     oid: int
-    """Of the table, whatever it is called."""
+    """Oid of the table, which survives a rename."""
     columns: Mapping[str, int]
-    """The columns that it is read in, by their numbers in its catalog, which no other column of it ever gets."""
+    """Numbers of the read columns in the catalog.  A table never uses a number twice."""
     last: int
-    """The greatest number of a column."""
+    """Greatest number of a column."""
     exact: Mapping[str, pa.DataType] = MappingProxyType({})
-    """Columns of `LOSSY` types that are read in a type that has neither NaN nor the infinities."""
+    """Columns of `LOSSY` types that are declared with a type without NaN and infinities."""
     types: Mapping[str, int] = MappingProxyType({})
-    """The types of the columns that it is read in, by their oids."""
+    """Oids of the types of the read columns."""
     labels: Mapping[str, str] = MappingProxyType({})
-    """What `LABELS` gives of them."""
+    """Result of `LABELS` for these types."""
     file: tuple[int, int, int] = (0, 0, 0)
-    """The file of the table, its TOAST table, and a transaction: those before it are over."""
+    """File of the table, its TOAST table, and the oldest transaction that was still open."""
     children: Sequence[str] = ()
-    """The tables that inherit from it."""
+    """Tables that inherit from this one."""
 
 
 def parse_table_name(name: str, input: str) -> SourceTable:
@@ -138,11 +138,11 @@ def parse_table_name(name: str, input: str) -> SourceTable:
 
 
 def build_json_column_sql(name: str, kind: str | None, precise: str = "") -> str:
-    """Return SQL for a column as the text of a JSON object, with its value as wal2json writes it.
+    """Return SQL that formats a column as a JSON object, with its value in the form of wal2json.
 
-    ``kind``: None for a column that is not there.  ``precise``: the type that the object names.  `concat` uses the
-    type's output function, as wal2json does: a cast to text strips the blanks of ``char(n)`` and adds ``/32`` to
-    ``inet``.
+    ``kind``: the type of the column; None for a missing column.  ``precise``: the type name in the object.  `concat`
+    uses the output function of the type, like wal2json: a cast to text would strip the blanks of ``char(n)`` and add
+    ``/32`` to ``inet``.
     """
     said = json.dumps(
         {"name": name} | ({"type": precise} if precise else {}), ensure_ascii=False, separators=(",", ":")
@@ -151,7 +151,7 @@ def build_json_column_sql(name: str, kind: str | None, precise: str = "") -> str
     if kind is None:
         return f"{head} || 'null}}'"
     value = column if kind == "boolean" else f"encode({column}, 'hex')" if kind == "bytea" else f"concat({column})"
-    # `is not null` is false of a composite value with a null in it.
+    # `is not null` is false for a composite value that contains a null.
     text = f"case when {column} is distinct from null then to_json({value})::text else 'null' end"
     return f"{head} || {text} || '}}'"
 
@@ -161,9 +161,9 @@ def quote_literal(text: str) -> str:
 
 
 def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) -> TableMetadata:
-    """Return whether a table can feed its input, and what its columns are.  Raises `UnreadableInput`, `SpecError`.
+    """Check that a table can feed its input, and return its metadata.  Raises `UnreadableInput`, `SpecError`.
 
-    ``first``: whether it never did, so that it must have all columns.
+    ``first``: whether this is the table's first read, so that it must have all declared columns.
     """
     asked = f"read the table {table.full_name} for {table.input!r}"
     with translate_errors(asked):
@@ -212,20 +212,20 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
 
 
 def read_catalog_columns(connection: Any, table: SourceTable) -> list[Any]:
-    """Return the rows of `COLUMNS` of a table; none if there is no such table, also by a name that is too long."""
+    """Return the rows of `COLUMNS` for a table; [] if the table does not exist, or if its name is too long."""
     with connection.cursor(row_factory=import_psycopg().rows.namedtuple_row) as cursor:
         return list(cursor.execute(COLUMNS, [table.quoted_name, [table.schema, table.name]]).fetchall())
 
 
 def refuse_row_level_security(asked: str, found: Sequence[Any]) -> None:
-    """Refuse to copy a table if the role does not see all of its rows.  ``found``: of `read_catalog_columns`."""
+    """Refuse to copy a table if the role cannot see all rows.  ``found``: from `read_catalog_columns`."""
     if found and found[0].hidden:
         remedy = "let it read all rows: alter role ... bypassrls; or read as the owner of the table"
         raise UnreadableInput(asked, "row level security hides rows of it from this role", remedy)
 
 
 def refuse_unlisted_child_tables(looked: Mapping[SourceTable, TableMetadata], named: Collection[str]) -> None:
-    """Refuse a table if others inherit it and are not ``named``: its rows would lack theirs."""
+    """Refuse a table with child tables that are not ``named``: its rows would lack the rows of the children."""
     for table, each in looked.items():
         if others := [child for child in each.children if child not in named]:
             found = f"{', '.join(others)} inherit from it, whose rows and changes are not its own"
@@ -236,7 +236,7 @@ def refuse_unlisted_child_tables(looked: Mapping[SourceTable, TableMetadata], na
 def refuse_missing_columns(
     connection: Any, tables: Iterable[SourceTable], inputs: Mapping[str, pa.Schema], new: Mapping[str, Collection[str]]
 ) -> None:
-    """Refuse columns, ``new`` by input, that a table does not have.  Raises `UnreadableInput`."""
+    """Refuse ``new`` columns, by input, that a table lacks.  Raises `UnreadableInput`."""
     for table in tables:
         read = {*OWN, *new.get(table.input, ())}
         if read != {*OWN}:
@@ -260,7 +260,7 @@ def find_key_constraints(
 ) -> dict[str, list[int]]:
     """Refuse keys, by input, that do not identify every row of a table.  Raises `UnreadableInput`.
 
-    Returns the oids of the constraints that prove it, by the full name of each table.
+    Returns the oids of the constraints that make the keys unique, by the full name of each table.
     """
     return {
         table.full_name: _find_table_key_constraints(connection, table, keys[table.input])
@@ -272,8 +272,8 @@ def find_key_constraints(
 def _find_table_key_constraints(connection: Any, table: SourceTable, key: Sequence[str]) -> list[int]:
     """Refuse a key that does not identify every row of a table.  Raises `UnreadableInput`.
 
-    A change identifies its row by the columns of the replica identity. The key is exactly those columns. If the
-    identity is full, the key contains the columns of a unique index. Returns the oids of the constraints that say it.
+    A change identifies its row by the columns of the replica identity, so the key must be exactly these columns. If the
+    identity is full, the key must contain the columns of a unique index. Returns the oids of the constraints.
     """
     asked = f"read the table {table.full_name} for {table.input!r}, with key={list(key)}"
     with translate_errors(asked):
@@ -297,15 +297,15 @@ def _find_table_key_constraints(connection: Any, table: SourceTable, key: Sequen
 
 
 def filter_messages_with_null(text: pa.Array, name: str, more: str = "") -> pa.Array:
-    """Return the messages of wal2json with null in a column.  ``more``: the text after it.  O(bytes)."""
+    """Return the wal2json messages with null in a column.  ``more``: a pattern after the null.  O(bytes)."""
     pattern = f'{{"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":"[^"]*","value":null{more}'
     return text.filter(pc.match_substring_regex(text, pattern))
 
 
 def fill_dropped_columns(text: pa.Array, gone: Sequence[str]) -> pa.Array:
-    """Add null for the dropped columns that messages of wal2json lack.  O(bytes) a column.
+    """Add null for dropped columns to wal2json messages without them.  O(bytes) for each column.
 
-    An update without a column would mean that its value is unchanged.
+    Without this an update would mean that the value is unchanged.
 
     >>> text = '{"action":"U","columns":[{"name":"id","type":"integer","value":1}]}'
     >>> fill_dropped_columns(pa.array([text]), ["n"]).to_pylist()
@@ -319,7 +319,7 @@ def fill_dropped_columns(text: pa.Array, gone: Sequence[str]) -> pa.Array:
 
 
 def translate_errors(asked: str) -> AbstractContextManager[None]:
-    """Convert Postgres' errors to ours: a failure to retry, or a mistake to fix."""
+    """Convert errors of psycopg to ours: a failure to retry, or a mistake to fix."""
     psycopg = import_psycopg()
     of = psycopg.errors
     remedies = {
@@ -349,11 +349,11 @@ def translate_errors(asked: str) -> AbstractContextManager[None]:
 
 BLOCK: Final = 4 << 20
 _BETWEEN, _AROUND = "\x02", "\x01"
-"""What is between cells, and around those that need it: hardly any, because JSON escapes both."""
+"""Delimiter and quote of CSV.  Few cells need quotes, because JSON escapes both characters."""
 
 
 def stream_rows(connection: Any, query: str) -> Iterator[pa.Table]:
-    """Stream the result of a query by COPY: the columns ``lsn`` and ``data``."""
+    """Stream the result of a query by COPY, in the columns ``lsn`` and ``data``."""
     form = f"format csv, delimiter {quote_literal(_BETWEEN)}, quote {quote_literal(_AROUND)}"
     with connection.cursor().copy(f"copy ({query}) to stdout ({form})") as copy:
         block = pa.BufferOutputStream()
@@ -367,7 +367,7 @@ def stream_rows(connection: Any, query: str) -> Iterator[pa.Table]:
 
 
 def parse_lsn(lsn: str) -> int:
-    """Convert a place in the log to a number.
+    """Convert a place in the log (LSN) to a number.
 
     >>> parse_lsn("16/B374D848") - parse_lsn("16/B374D840"), format_lsn(parse_lsn("16/B374D848"))
     (8, '16/B374D848')
@@ -377,17 +377,17 @@ def parse_lsn(lsn: str) -> int:
 
 
 def format_lsn(at: int) -> str:
-    """Format a place in the log like Postgres."""
+    """Format a place in the log (LSN) like Postgres."""
     return f"{at >> 32:X}/{at & 0xFFFFFFFF:X}"
 
 
 def build_message_batch(data: pa.ChunkedArray) -> pa.RecordBatch:
-    """Convert messages to rows of an input."""
+    """Convert messages to a batch for an input, in the column ``value``."""
     return pa.record_batch({"value": data.combine_chunks() if data.num_chunks != 1 else data.chunk(0)})
 
 
 def parse_commit_time(message: str) -> float | None:
-    """Return when the transaction of a message was committed, in seconds since 1970; None if it has no time.
+    """Return the commit time of a message's transaction as Unix time in seconds; None if the message has none.
 
     >>> parse_commit_time('{"action":"C","timestamp":"1970-01-01 01:00:02.5+01"}'), parse_commit_time('{"action":"C"}')
     (2.5, None)
@@ -397,7 +397,7 @@ def parse_commit_time(message: str) -> float | None:
 
 
 def _parse_csv(block: pa.Buffer) -> pa.Table:
-    """Parse whole rows of CSV, in memory of Arrow: its thread may free them when Python has ended."""
+    """Parse complete rows of CSV from Arrow's memory, because Arrow's thread may free it after Python has ended."""
     convert = csv.ConvertOptions(column_types={"lsn": pa.string(), "data": pa.string()})
     read: Any = csv.ReadOptions(use_threads=False, block_size=block.size + 1)
     read.column_names = ["lsn", "data"]

@@ -1,9 +1,9 @@
-"""Copies and changes of tables as messages of wal2json: rows of a snapshot, and complete transactions of a slot.
+"""Read tables as wal2json messages: copies of all rows in a snapshot, and complete transactions from a slot.
 
-Guarantees: a peek takes nothing from the slot, which gives the same changes until it is advanced. Numbers come as text
-from wal2json 2.6 on, so NaN and infinities keep their value.
-Limits: older servers write null for them. A null in a column that is not nullable then ends the run; of other columns
-some rows are looked up, and ddflow warns once a column. A value that was NaN only for a while is not found.
+Guarantees: a peek does not advance the slot, so it returns the same changes until `ReplicationSlot.advance_slot`. Since
+wal2json 2.6 numbers arrive as text, so NaN and infinities keep their value.
+Limits: older versions write null for them. Such a null in a column declared not null ends the run. For other columns
+ddflow looks up some rows, and warns once for each column. It does not find a value that was NaN only for a while.
 
 >>> looked = TableMetadata([], ["x"], ["x"], 9, {"x": 1}, 1)
 >>> build_wal2json_options({SourceTable("public", "orders", "orders"): looked}, timed=False)["add-tables"]
@@ -45,13 +45,15 @@ from ddflow.connectors.postgres.sink import import_psycopg
 from ddflow.errors import UnreadableInput
 
 OPTION: Final = "numeric-data-types-as-string"
-"""Of wal2json: numbers as text."""
+"""Option of wal2json that writes numbers as text."""
 SAMPLE: Final = 1000
-"""How many rows with a null are looked up of a column at a time."""
+"""Largest number of rows with a null to look up at a time for each column."""
 
 
 class NonFiniteNumbers:
-    """``as_text``: whether they are asked for as text.  ``nulls``: by table and column, messages with a null there.
+    """Handler of NaN and infinities in messages.
+
+    ``as_text``: whether to request numbers as text.  ``nulls``: messages with a null, by table and column.
 
     >>> numbers, of = NonFiniteNumbers(), SourceTable("public", "t", "t")
     >>> numbers.build_text_options([looked := TableMetadata([], [], ["v"], 9, {"id": 1, "v": 2}, 2)])
@@ -68,18 +70,21 @@ class NonFiniteNumbers:
         self._warned = set[tuple[SourceTable, str]]()
 
     def build_text_options(self, looked: Iterable[TableMetadata]) -> dict[str, str]:
-        """Return more options of wal2json for some tables."""
+        """Return further options of wal2json for some tables."""
         return {OPTION: "true"} if self.as_text and any(each.lossy for each in looked) else {}
 
     def detect_text_refusal(self, error: Exception) -> bool:
-        """Return whether a server refuses to write numbers as text, which it is not asked for again."""
+        """Return whether a server refused to write numbers as text.  Later reads then do not request it."""
         if not self.as_text or OPTION not in str(error):
             return False
         self.as_text = False
         return True
 
     def collect_null_messages(self, text: pa.Array, table: SourceTable, looked: TableMetadata) -> None:
-        """Keep messages of a table with a null that may be NaN or infinite, some of each column.  O(bytes) a column."""
+        """Collect messages with a null that may be NaN or infinite, up to `SAMPLE` for each column.
+
+        O(bytes) for each column.
+        """
         for name in () if self.as_text else looked.lossy:
             if name not in looked.certain and (table, name) not in self._warned:
                 kept = self.nulls.setdefault((table, name), [])
@@ -89,9 +94,10 @@ class NonFiniteNumbers:
     def replace_nonfinite_numbers(
         self, text: pa.Array, table: SourceTable, looked: TableMetadata, key: Sequence[str]
     ) -> pa.Array:
-        """Replace values that a column cannot hold with null in messages of a table.  O(bytes) a column.
+        """Replace NaN and infinities with null, in messages of a table, if the declared type cannot hold them.
 
-        Raises `UnreadableInput` if the column is never null, also for a null that wal2json wrote.
+        O(bytes) for each column.  Raises `UnreadableInput` if the column is declared not null, also for a null written
+        by wal2json.
         """
         for name in looked.certain:
             if len(lost := filter_messages_with_null(text, name, ',"optional":false')):
@@ -104,7 +110,7 @@ class NonFiniteNumbers:
             if not len(lost):
                 continue
             text = pc.replace_substring_regex(text, cell, r"\1null")
-            # What a row was before its change was taken, or refused, then.
+            # Warn only for the new values: earlier messages already brought the old ones.
             lost = pc.replace_substring_regex(lost, r',"identity":\[.*$', "")
             lost = lost.filter(pc.match_substring_regex(lost, cell))
             if len(lost):
@@ -118,7 +124,7 @@ class NonFiniteNumbers:
         return text
 
     def _warn_of_null_once(self, table: SourceTable, looked: TableMetadata, name: str, found: str) -> None:
-        """Warn of a value that is null here, once a column."""
+        """Warn of a value that became null, once for each column."""
         if (table, name) not in self._warned:
             self._warned.add((table, name))
             kind = looked.exact.get(name)
@@ -129,7 +135,7 @@ class NonFiniteNumbers:
     def warn_of_nulled_numbers(
         self, connection: Any, looked: Mapping[SourceTable, TableMetadata], keys: Mapping[str, Sequence[str]]
     ) -> None:
-        """Warn of columns with NaN or an infinity in a row that was kept.  ``keys``: by input."""
+        """Look up the rows of collected messages, and warn of columns with NaN or an infinity.  ``keys``: by input."""
         for (table, name), texts in self.nulls.items():
             key = keys.get(table.input, ())
             kinds, cells = parse_key_values(texts, key)
@@ -143,9 +149,7 @@ class NonFiniteNumbers:
             lost = f"t.{quote_name(name)}::text in ('NaN', 'Infinity', '-Infinity')"
             rows = f"only {table.quoted_name} t join {given} on {same}"
             query = f"select {', '.join(own)}, t.{quote_name(name)}::text from {rows}"
-            with suppress(
-                import_psycopg().Error
-            ):  # a type that is not found by its name alone, a right that is lacking
+            with suppress(import_psycopg().Error):  # a type outside the search path, or a missing privilege
                 found = connection.execute(f"{query} where {lost} limit 1", cells).fetchone()
                 if found is not None:
                     row = dict(zip(key, found, strict=False))
@@ -154,7 +158,7 @@ class NonFiniteNumbers:
 
 
 def parse_key_values(messages: Sequence[str], key: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Return the types and values of a key in messages, by column; nothing if no message has it.  O(bytes)."""
+    """Return the types and the values of a key in messages, by column; empty if no message has it.  O(bytes)."""
     rows = [{each["name"]: each for each in json.loads(text)["columns"]} for text in messages]
     rows = [row for row in rows if key and all(name in row for name in key)]
     kinds = [str(rows[0][name]["type"]) for name in key] if rows else []
@@ -179,15 +183,18 @@ def _build_never_null_error(table: SourceTable, looked: TableMetadata, name: str
 
 
 _IDENTITY: Final = '"identity":['
-"""The name in front of the columns that identify the changed row."""
+"""Text before the columns that identify a changed row."""
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
-"""A string of JSON."""
+"""Pattern of a JSON string."""
 
 
 class SlotChanges(NamedTuple):
-    """Transactions.  ``rows``: by input.  ``lsn``, ``commit``: of the last one, "" and none where there is none.
-    ``size``, ``messages``: bytes, and how many.  ``untold``: by table, why a value is not there that is needed.
-    ``lost``: by table, why rows are not told that were changed."""
+    """Transactions from a slot.
+
+    ``rows``: by input.  ``lsn``, ``commit``: the place and the message of the last commit; "" and "{}" without one.
+    ``size``: bytes.  ``messages``: their number.  ``untold``: the tables with a needed value missing in the log, each
+    with the reason.  ``lost``: the tables with changed rows missing in the log, each with the reason.
+    """
 
     rows: dict[str, list[pa.RecordBatch]]
     lsn: str
@@ -220,9 +227,9 @@ def peek_slot_changes(
     most: int | None = None,
     timed: bool = False,
 ) -> SlotChanges:
-    """Read transactions up to a place in the log, or of about ``most`` messages.  O(bytes).
+    """Read transactions up to the place ``upto`` in the log, or about ``most`` messages.  O(bytes).
 
-    ``keys``: by input.  ``timed``: whether messages have the time of their commit.
+    ``keys``: by input.  ``timed``: whether to request commit times in messages.
     """
     if not looked:
         return SlotChanges({}, "", "", 0, 0, {}, {})
@@ -261,7 +268,7 @@ def peek_slot_changes(
 
 @contextmanager
 def _collect_warnings(connection: Any) -> Iterator[list[str]]:
-    """Collect the warnings of the server: wal2json leaves out changes of rows without an identity."""
+    """Collect the warnings of the server: wal2json omits changes of rows without a replica identity, and warns."""
     said = list[str]()
 
     def note(warning: Any) -> None:
@@ -283,7 +290,7 @@ def _has_other_replica_identity(text: pa.Array, key: Sequence[str]) -> bool:
     """
     for name in key:
         cell = f'{{"name":{json.dumps(name, ensure_ascii=False)},'
-        # The first column is found without a search by pattern, which takes five times as long.
+        # A plain text search finds the first column faster than a pattern.
         some = text.filter(pc.invert(pc.match_substring(text, _IDENTITY + cell)))
         some = some.filter(pc.match_substring(some, _IDENTITY))
         if (
@@ -295,9 +302,10 @@ def _has_other_replica_identity(text: pa.Array, key: Sequence[str]) -> bool:
 
 
 def has_missing_value(text: pa.Array, looked: TableMetadata, key: Sequence[str]) -> bool:
-    """Return whether an update of a row's key lacks a value, so that only the old key has it stored.  O(bytes).
+    """Return whether an update that changes a row's key lacks a value.  O(bytes).
 
-    A large value that did not change may be missing, unless the message has all of the old row.
+    The log may omit a large unchanged value, unless it contains the old row in full. The value is then known only for
+    the old key.
 
     >>> head, now = '{"action":"U","columns":[', '{"name":"id","type":"integer","value":1}'
     >>> had, looked = now.replace("1", "2"), TableMetadata([], [], [], 9, {"id": 1, "v": 2}, 2)
@@ -317,7 +325,7 @@ def has_missing_value(text: pa.Array, looked: TableMetadata, key: Sequence[str])
 
 
 def _extract_column_value(text: pa.Array, name: str) -> pa.Array:
-    """Extract the value of a column from each text, unparsed; null if it has none.  O(bytes)."""
+    """Extract the unparsed value of a column from each text; null if the text lacks it.  O(bytes)."""
     head = f'"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":{_STRING},"value":'
     return pc.struct_field(pc.extract_regex(text, f"{head}(?P<value>{_STRING}|[^,}}]*)"), 0)
 
@@ -325,7 +333,7 @@ def _extract_column_value(text: pa.Array, name: str) -> pa.Array:
 def _split_by_table(
     data: pa.ChunkedArray, looked: Mapping[SourceTable, TableMetadata]
 ) -> Iterator[tuple[SourceTable, pa.Array]]:
-    """Yield the messages of each table; begin and commit belong to none."""
+    """Yield the messages of each table.  Begin and commit messages belong to no table."""
     text = build_message_batch(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
     if len(text) and len(looked) == 1:
         yield next(iter(looked)), text
@@ -339,7 +347,11 @@ def _split_by_table(
 
 
 class SlotStart(NamedTuple):
-    """Where a slot begins, the name of the snapshot of then, and a place in the log that no change of it is before."""
+    """Start of a slot.
+
+    ``lsn``: its place in the log.  ``snapshot``: the name of the snapshot at that place.  ``since``: an earlier place;
+    all changes from the slot come after it.
+    """
 
     lsn: str
     snapshot: str
@@ -355,10 +367,11 @@ def copy_rows(
     held: Callable[[SourceTable], Callable[[pa.Array], pa.Array]],
     whole: Collection[str] = (),
 ) -> Iterator[Polled]:
-    """Read all rows of tables, in a transaction.  O(bytes).
+    """Read all rows of tables in one transaction.  O(bytes).
 
-    ``beside``: gets, by input, the columns that are not read.  ``held``: a table's
-    `NonFiniteNumbers.replace_nonfinite_numbers`. ``whole``: inputs that get their rows at once, as their full contents.
+    ``beside``: receives the undeclared columns, by input.  ``held``: returns, for a table, a function that calls
+    `NonFiniteNumbers.replace_nonfinite_numbers`. ``whole``: inputs that get their rows in one batch, as their full
+    contents.
     """
     run = connection.execute
     run("begin isolation level repeatable read read only")
@@ -394,7 +407,7 @@ def copy_rows(
 
 
 def build_message_head(table: SourceTable, lsn: str) -> str:
-    """Return how each message of a copy begins.
+    """Return the first part of each message in a copy.
 
     >>> build_message_head(SourceTable("public", "orders", "orders"), "0/16B3700")
     '{"action":"I","lsn":"0/16B3700","schema":"public","table":"orders","columns":['

@@ -1,9 +1,8 @@
-"""Postgres: a table as a sink.
+"""Write an output to a table of Postgres.
 
-Invariant: an epoch is one transaction. Its rows go in by COPY, rows that change are updated in place, and rows are
-deleted by keys that a statement has as arrays. An index serves comparison by ``=`` only, so keys with a null, which
-``=`` does not find, go by themselves.
-No password is in what is shown of a declaration, in a message, or in a manifest.
+An epoch is one transaction. It inserts rows by COPY, updates changed rows in place, and deletes rows by arrays of keys.
+Postgres uses an index for ``=`` only, and ``=`` does not match null, so separate statements handle keys with a null.
+No repr, message or manifest shows a password.
 
 >>> PostgresSink("postgresql://me:secret@db/shop", "by_city").target
 'postgresql://db:5432/shop#by_city'
@@ -49,10 +48,12 @@ from ddflow.storage.closing import undo_on_failure
 __all__ = ["PostgresSink", "find_postgres_type"]
 
 AT_ONCE: Final = 1 << 20
-"""Keys of a statement."""
+"""Largest number of keys in one statement."""
 UNSET: Final = (("lock_timeout", "0", "10s"), ("synchronous_commit", "off", "local"))
-"""Settings of a session that writes, each with the value that is replaced, and by what: a lock that is waited for so
-long is a failure, which is tried again; and a commit that was acknowledged is not lost when the server dies."""
+"""Settings of a writing session: the name, the value to replace, and the new value.
+
+A lock wait of 10 s is a failure, and ddflow retries it. An acknowledged commit survives a crash of the server.
+"""
 NETWORK: Final = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -60,9 +61,9 @@ NETWORK: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""How soon a server that is gone is noticed, unless the address says otherwise.  As libpq calls it."""
+"""Options of libpq that limit the time to notice a lost server; the address and the environment override them."""
 HEARD: Final = 2.0
-"""Seconds for a server to hear that a statement is cancelled."""
+"""Seconds to wait for a server to accept a cancellation."""
 SESSION: Final = {
     "client_encoding": "UTF8",
     "datestyle": "ISO, MDY",
@@ -81,17 +82,19 @@ SESSION: Final = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
-    "row_security": "off",  # Postgres refuses to read then, instead of hiding rows
+    "row_security": "off",  # makes Postgres raise an error instead of hiding rows
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
-"""Settings of every session, whatever role and database say: the form of texts, and time for long work."""
+"""Settings of every session, which override the role's and the database's: the text formats, and no time limits."""
 READS: Final = {"lock_timeout": "0", "search_path": "public", "client_min_messages": "warning"}
-"""Those of a session that reads, too: a slot waits for the transactions that are open, and wal2json warns of changes
-that it leaves out."""
+"""Further settings of a reading session.
+
+A slot may wait long for open transactions. wal2json reports omitted changes as warnings.
+"""
 NOT_DISTINCT: Final = 15_00_00
-"""The first version whose unique indexes can take null for equal to null."""
+"""First server version with unique indexes that treat nulls as equal."""
 LOCKED: Final = (
     (r'FATAL: +(role|database) "[^"]*" does not exist', "mend the address"),
     (r'FATAL: +role "[^"]*" is not permitted to log in', "let it: alter role ... login"),
@@ -100,7 +103,7 @@ LOCKED: Final = (
     (r"FATAL: +no pg_hba.conf entry", "let the user in: add a line to the server's pg_hba.conf"),
     (r"FATAL: +must be superuser or replication role", "let it: alter role ... replication"),
 )
-"""What a server says to whom it lets not in, and what to do."""
+"""Texts of a rejected login, each with its remedy."""
 TYPES: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "boolean",
     pa.int8(): "smallint",
@@ -119,14 +122,14 @@ TYPES: Final[dict[pa.DataType, str]] = {
 
 
 def import_psycopg() -> Any:
-    """Import the library.  Raises `MissingExtra`."""
+    """Import psycopg.  Raises `MissingExtra`."""
     return import_extra("speak to Postgres", "postgres", "psycopg")
 
 
 def find_login_remedy(said: str) -> str | None:
-    """Return the remedy if a server rejects a connection; None for a failure that may pass.
+    """Return the remedy for a rejected login; None for a failure that a retry may solve.
 
-    A rejected connection has no SQLSTATE, so this reads the text, if the server speaks English.
+    The error of a rejected login has no SQLSTATE, so this function matches the text of a server that speaks English.
 
     >>> texts = 'role "me" does not exist', "the database system is starting up"
     >>> [find_login_remedy(f"FATAL:  {text}") for text in texts]
@@ -136,34 +139,34 @@ def find_login_remedy(said: str) -> str | None:
 
 
 def parse_address(url: str, what: str) -> dict[str, Any]:
-    """Split an address into its parts.  ``what``: for messages.  Raises `SpecError`, which does not show it."""
+    """Split an address into its parts.  ``what``: for messages.  Raises `SpecError` that does not show the address."""
     psycopg = import_psycopg()
     check_percent_encoding(url, what)
     try:
         return dict(psycopg.conninfo.conninfo_to_dict(url))
     except psycopg.Error as error:
         said = str(error).strip()
-    # Raised behind the block, because the driver's error repeats the address.
+    # Raised outside the except block, because the driver's error repeats the address.
     found, remedy = "its address is none of Postgres", "write postgresql://USER@HOST:PORT/DATABASE"
     option = re.fullmatch(r'invalid URI query parameter: "(\w+)"', said)
     known = ["slot", "recopy", *(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())]
-    # What is like no option may be of a password that has a slash.
+    # A text unlike any option may be part of a password with a slash, so the message must not show it.
     if option is not None and (near := get_close_matches(option[1], known, 3, 0.75)):
         found, remedy = f"its address has an unknown option {option[1]!r}", did_you_mean(option[1], near)
     raise SpecError(what, found, remedy)
 
 
 def connect(url: str, what: str, settings: Mapping[str, str] = MappingProxyType({}), **how: Any) -> Any:
-    """Open a session with the settings of `SESSION` that the server knows, and ``settings``.
+    """Open a session with ``settings`` and `SESSION`, as far as the server knows them.
 
-    ``how``: as psycopg takes it.  Raises `SpecError`, and what psycopg raises.
+    ``how``: options for psycopg.  Raises `SpecError` and the errors of psycopg.
     """
     given = {name: value for name, value in NETWORK.items() if f"PG{name.upper()}" not in os.environ}
     connection = import_psycopg().connect(**{**given, **parse_address(url, what), **how}, autocommit=True)
     if (breaks := BREAKS.get()) is not None:
         breaks.append(partial(abort_connection, connection))
     with undo_on_failure(connection.close):
-        # One statement without values, because a connection of replication takes no other.
+        # One statement without parameters, because a replication connection accepts nothing else.
         pairs = ", ".join(f"('{name}', '{value}')" for name, value in {**SESSION, **settings}.items())
         known = f"(values {pairs}) wanted(name, value) join pg_catalog.pg_settings s on lower(s.name) = wanted.name"
         connection.execute(f"select pg_catalog.set_config(wanted.name, wanted.value, false) from {known}")
@@ -171,9 +174,10 @@ def connect(url: str, what: str, settings: Mapping[str, str] = MappingProxyType(
 
 
 def abort_connection(connection: Any) -> None:
-    """Let a statement fail at once.  The server is asked, but may not hear of it, so the connection ends as well.
+    """Make the current statement of a connection fail at once.
 
-    Where the connection is closed meanwhile, another may have its descriptor by the time that is copied.
+    Asks the server to cancel it, and also shuts the socket down, because the server may be unreachable. The second
+    check of `closed` protects another connection that may have got the same descriptor meanwhile.
     """
     if not connection.closed:
         with suppress(Exception):
@@ -190,7 +194,7 @@ def format_public_address(url: str) -> str:
 
 
 def find_postgres_type(kind: pa.DataType) -> str | None:
-    """Return the Postgres type of a column of Arrow's type, as the catalog writes it; None if it loses data."""
+    """Return the Postgres type for an Arrow type, spelled like in the catalog; None if it would lose data."""
     if pat.is_list(kind) or pat.is_large_list(kind):
         inner = None if pat.is_nested(kind.value_type) else find_postgres_type(kind.value_type)
         return None if inner is None else f"{inner}[]"
@@ -220,17 +224,17 @@ class PostgresSink(TableSink):
 
     @property
     def target(self) -> str:
-        """Host, database and table."""
+        """Host, database and table, without user and password."""
         return (
             f"{format_public_address(self.url)}#{self.table if self.schema is None else f'{self.schema}.{self.table}'}"
         )
 
     def needs(self) -> None:
-        """Import the driver."""
+        """Import psycopg."""
         import_psycopg()
 
     def open(self, shape: TableShape) -> OpenSink:
-        """Connect."""
+        """Connect, and choose the schema."""
         psycopg = import_psycopg()
         try:
             connection = connect(self.url, f"the sink of {self.table!r}")
@@ -269,7 +273,7 @@ class PostgresTable(InPlaceTable):
         self.unique = " nulls not distinct" if connection.info.server_version >= NOT_DISTINCT else None
 
     def holds(self) -> None:
-        """See `SqlTable.holds`.  Postgres would cut a long name, and then miss it in the next epoch."""
+        """See `SqlTable.holds`.  Also refuses long names: Postgres cuts them, so the next epoch would not find them."""
         super().holds()
         with self.translate_errors("ask"):
             names = [self.table, *self.shape.schema.names]
@@ -286,7 +290,7 @@ class PostgresTable(InPlaceTable):
         super().prepare()
 
     def execute(self, text: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """See `SqlTable.execute`.  A statement with values never contains a user's name."""
+        """See `SqlTable.execute`.  A statement with parameters never contains a name from a user."""
         found = (
             self.connection.execute(text.replace("?", "%s"), list(given)) if given else self.connection.execute(text)
         )
@@ -323,7 +327,7 @@ class PostgresTable(InPlaceTable):
         return dict(found)
 
     def insert_rows(self, table: str, rows: pa.Table) -> None:
-        """Add rows, as CSV: what is null there is not quoted, and all else is."""
+        """Insert rows by COPY, as CSV.  Null is an empty cell without quotes; all other cells have quotes."""
         names = ", ".join(map(quote_name, rows.schema.names))
         texts = pa.table(
             [_to_copy_text(column) for column in rows.columns], names=[str(at) for at in range(rows.num_columns)]
@@ -336,7 +340,7 @@ class PostgresTable(InPlaceTable):
                 copy.write(out.getvalue())
 
     def delete_keys(self, table: str, keys: pa.Table) -> None:
-        """Delete the rows of keys.  Keys are arrays, so the plan fits their number."""
+        """Delete the rows with the given keys.  Passes keys as arrays, so that the plan fits their number."""
         null = pa.array([False] * keys.num_rows)
         for column in keys.columns:
             null = pc.or_(null, pc.is_null(column))
@@ -351,7 +355,7 @@ class PostgresTable(InPlaceTable):
             if same == "=" and len(names) == 1 and not str(kinds[0]).endswith("[]"):
                 text = f"{of} where t.{names[0]} = any(%s::{kinds[0]}[])"
             for part in some.to_batches(max_chunksize=AT_ONCE):
-                # A statement that is prepared would be planned for some other number of keys.
+                # A prepared statement would have a plan for another number of keys.
                 self.connection.execute(
                     text, [_format_column_as_array(column) for column in part.columns], prepare=False
                 )
@@ -361,7 +365,7 @@ class PostgresTable(InPlaceTable):
         return int(self.connection.execute(text, prepare=False).rowcount)
 
     def build_key_matches(self, keys: pa.Table) -> Sequence[KeyMatch]:
-        """Compare keys without null by ``=``, so that an index serves."""
+        """Compare keys without null by ``=``, so that Postgres uses an index."""
         names = [quote_name(name) for name in keys.schema.names]
         same, alike = (
             " and ".join(f"t.{name} {each} g.{name}" for name in names) or "true"
@@ -372,12 +376,12 @@ class PostgresTable(InPlaceTable):
         return [*found, KeyMatch(f"({null})", alike)] if any(column.null_count for column in keys.columns) else found
 
     def is_referenced(self) -> bool:
-        """Return whether a foreign key in the catalog refers to the table."""
+        """Return whether a foreign key refers to the table."""
         asked = "select 1 from pg_constraint where contype = 'f' and confrelid = to_regclass(?) limit 1"
         return bool(self.execute(asked, [quote_name(self.table)]))
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
-        """Write an epoch.  Analyze the key after the first one, else the server scans the table for a few rows."""
+        """Write an epoch.  Analyze the key after the first epoch, else the server scans the table for a few rows."""
         super().write(changes, now, before)
         if before is None and self.shape.key:
             with self.translate_errors("analyze"):
@@ -388,14 +392,14 @@ class PostgresTable(InPlaceTable):
         abort_connection(self.connection)
 
     def convert_to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        """See `InPlaceTable.to_array`."""
+        """See `InPlaceTable.convert_to_array`."""
         if kind == pa.uint64():
             values = [None if value is None else int(value) for value in values]
         return pa.array(values, kind)
 
 
 def _format_column_as_array(column: pa.Array) -> str:
-    """Format a column as the text of an array."""
+    """Format a column as the text of a Postgres array."""
     texts = _to_copy_text(pa.chunked_array([column])).combine_chunks().cast(pa.large_string())
     for each in ("\\", '"'):
         texts = pc.replace_substring(texts, each, f"\\{each}")
@@ -420,6 +424,6 @@ def _find_formatter(kind: pa.DataType) -> Callable[[Any], str] | None:
 
 
 def _format_array(values: Sequence[Any], form: Callable[[Any], str]) -> str:
-    """Format an array for Postgres."""
+    """Format a list as the text of a Postgres array."""
     cells = (form(each).replace("\\", "\\\\").replace('"', '\\"') if each is not None else None for each in values)
     return "{" + ",".join("NULL" if each is None else f'"{each}"' for each in cells) + "}"

@@ -1,11 +1,12 @@
 """Read tables of Postgres: a first copy, then the changes in a logical slot, as messages of wal2json.
 
-A `SlotReader` reads changes, copies, waits for a commit, or is broken; `choose_poll_action` decides what a poll does in
-each state. Guarantees: a copy is read in the snapshot with which a slot begins, so a row is in the copy or in the
-changes, never in both. A poll gives complete transactions of all tables. The slot advances to committed positions only.
-A table that the position lacks, or whose changes are not all in the log, is copied in the snapshot of a temporary slot,
-in one epoch with the changes of the others up to there. During the first copy the slot is called `<slot>_copying`, so a
-copy that died is recognised. No declaration, message or manifest shows a password.
+A `SlotReader` reads changes, copies, waits for a commit, or is broken; `choose_poll_action` chooses the action of a
+poll. A table outside the position, or with changes missing in the log, is copied in the snapshot of a temporary slot,
+in one epoch with the changes of the other tables up to that snapshot. During the first copy the slot is named
+`<slot>_copying`, so ddflow recognises a crashed copy.
+Guarantees: a copy uses the snapshot at the start of its slot, so a row is in the copy or in the changes, never in both.
+A poll returns complete transactions of all tables. The slot advances to committed positions only. No declaration,
+message or manifest shows a password.
 
 >>> of = PostgresSource("postgresql://me:secret@db/shop", {"public.orders": "orders"}, "shop", False)
 >>> of.target, of.inputs("shop")
@@ -54,18 +55,18 @@ from ddflow.storage.closing import undo_on_failure
 ADDING: Final = "_adding"
 COPYING: Final = "_copying"
 LONGEST: Final = 63 - len(COPYING)
-"""Characters that a name may have."""
+"""Largest number of characters in the name of a slot."""
 _SLOTS: Final = """
     select slot_name, active, confirmed_flush_lsn::text, coalesce(to_jsonb(s) ->> 'wal_status', '') = 'lost'
     from pg_replication_slots s where slot_name = any(%s)"""
 LOST: Final = "the server removed the log that the slot had unread"
 RAISE: Final = "raise max_slot_wal_keep_size on the server, or -1 for no limit"
 MESSAGE: Final = (150, 1024)
-"""Bytes that a message of wal2json has at least, and that one is taken to have until some have come."""
+"""Smallest size of a wal2json message in bytes, and the assumed size before the first message."""
 STILL: Final = 16 << 20
-"""Bytes of a log without changes of ours, behind which the slot is moved on all the same."""
+"""Bytes of log without changes of the tables, after which the slot still advances."""
 PATIENCE: Final = 5.0
-"""Seconds until a warning says why a slot waits."""
+"""Seconds before the first warning that a slot waits for transactions."""
 _NOW: Final = (
     "select pg_current_wal_insert_lsn()::text, (txid_snapshot_xmax(txid_current_snapshot()) % (1::bigint << 32))::text"
 )
@@ -73,13 +74,13 @@ _OPEN: Final = """
     select distinct coalesce('PID ' || l.pid, 'prepared transaction ' || quote_literal(p.gid))
     from pg_locks l left join pg_prepared_xacts p on p.transaction = l.transactionid
     where l.locktype = 'transactionid' and l.granted and age(l.transactionid) >= age(%s::xid)"""
-"""Transactions that had begun before another one, of all databases."""
+"""Open transactions in all databases that began before a given one."""
 _NAME: Final = re.compile(r"[a-z0-9_]+")
 
 
 @dataclass(frozen=True)
 class PostgresSource(Source):
-    """See `dd.sources.postgres`.  ``tables``: the input of each table; "" for the one that it is attached as."""
+    """See `dd.sources.postgres`.  ``tables``: the input of each table; "" for the name of the attached source."""
 
     url: str = field(repr=False)
     tables: Mapping[str, str]
@@ -100,12 +101,12 @@ class PostgresSource(Source):
 
     @property
     def target(self) -> str:
-        """Host, database and slot."""
+        """Host, database and slot, without user and password."""
         return f"{format_public_address(self.url)}#{self.slot}"
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """Describe the place in the log."""
+        """Describe the place of a position in the log."""
         return str(position["lsn"])
 
     @classmethod
@@ -115,21 +116,21 @@ class PostgresSource(Source):
 
     @classmethod
     def without(cls, position: Any, inputs: Collection[str]) -> Any:
-        """Return the position without their tables; a table that returns is copied again."""
+        """Return a position without the tables of some inputs.  ddflow copies such a table again if it returns."""
         tables = {name: of for name, of in position["tables"].items() if of["input"] not in inputs}
         return {**position, "tables": tables}
 
     def inputs(self, name: str) -> Sequence[str]:
-        """Return the inputs of its tables."""
+        """Return the inputs of the tables."""
         return tuple(dict.fromkeys(input or name for input in self.tables.values()))
 
     def needs(self) -> None:
-        """Import the driver, and the reader of the messages."""
+        """Import psycopg, and DuckDB, which parses the messages."""
         import_psycopg()
         import_duckdb()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
-        """Connect, look at the tables, and begin behind the position, or with a copy."""
+        """Connect and look up the tables, to continue after the position or to begin with a copy."""
         (only,) = inputs if len(inputs) == 1 else (None,)
         every = [parse_table_name(name, str(input or only)) for name, input in self.tables.items()]
         with translate_errors(f"connect to {format_public_address(self.url)}"):
@@ -145,16 +146,19 @@ class PostgresSource(Source):
 
 
 StateName = Literal["reading", "copying", "waiting", "broken"]
-"""Changes are read from the slot; rows of tables are copied; what was read is to be committed; the slot could not be
-moved on."""
+"""State of a `SlotReader`.
+
+It reads changes from the slot, copies tables, waits for a commit of its rows, or failed to advance the slot.
+"""
 Action = Literal["read changes", "begin a copy", "continue the copy", "wait", "fail"]
 
 
 @dataclass(frozen=True)
 class SlotState:
-    """``snapshot``: the connection that holds the snapshot of a copy until the commit.  ``rows``: the rest of the copy.
+    """State of a `SlotReader`.
 
-    ``why``: it is broken.
+    ``snapshot``: the connection that holds the snapshot of a copy until the commit.  ``rows``: the rest of the copy.
+    ``why``: the reason of the state ``broken``.
     """
 
     name: StateName = "reading"
@@ -164,7 +168,9 @@ class SlotState:
 
 
 def choose_poll_action(state: StateName, *, has_new_tables: bool, is_behind: bool) -> Action:
-    """Decide what a poll does.  ``is_behind``: whether read tables have changes from before the opening.
+    """Choose the action of a poll.
+
+    ``is_behind``: whether the copied tables may have unread changes from before the opening.
 
     >>> choose_poll_action("reading", has_new_tables=True, is_behind=True)
     'read changes'
@@ -183,7 +189,7 @@ def choose_poll_action(state: StateName, *, has_new_tables: bool, is_behind: boo
 
 
 class SlotReader(OpenSource):
-    """A slot that is read, or made and copied to."""
+    """Reader of a slot and of the copies of its tables."""
 
     def __init__(self, of: PostgresSource, connection: Any, tables: SlotTables, position: SlotPosition | None) -> None:
         self.of, self.connection, self.tables = of, connection, tables
@@ -206,20 +212,20 @@ class SlotReader(OpenSource):
         refuse_missing_columns(self.connection, self.tables.active_tables, self.tables.inputs, new)
 
     def keyed(self, keys: Mapping[str, Sequence[str]], whole: Collection[str]) -> None:
-        """See `OpenSource.keyed`.  TableFacts at again with each poll, because a table may be altered."""
+        """See `OpenSource.keyed`.  Each poll checks the keys again, because a table may be altered."""
         self.tables.keys, self.tables.whole = dict(keys), frozenset(whole)
         with translate_errors(self.asked):
             self.tables.look_up_active_tables()
 
     @property
     def ended(self) -> bool:
-        """Whether all was read that was committed when it was opened."""
+        """Whether all changes committed before the opening were read, without ``follow``."""
         done = self._state.name == "reading" and not self.tables.to_copy
         return done and not self.of.follow and self.at >= self._until
 
     @property
     def waits(self) -> bool:
-        """Whether what it gave is to be committed; what follows a log gathers changes meanwhile."""
+        """Whether an epoch should end now, because a commit is due.  With ``follow``, changes may collect meanwhile."""
         return self._state.name == "waiting" and not self.of.follow
 
     def lag(self) -> int | None:
@@ -229,7 +235,7 @@ class SlotReader(OpenSource):
         return None
 
     def poll(self, room: int) -> Polled | None:
-        """Return part of the copy, or whole transactions; nothing until the last ones are committed."""
+        """Return part of a copy, or whole transactions; None until the last rows are committed."""
         is_behind = bool(self.tables.active_tables) and self.at < self._until
         with translate_errors(self.asked):
             match choose_poll_action(self._state.name, has_new_tables=bool(self.tables.to_copy), is_behind=is_behind):
@@ -246,7 +252,7 @@ class SlotReader(OpenSource):
                     raise SourceFailed(self.asked, f"it could not be moved on: {self._state.why}", "see to the server")
 
     def acknowledge(self, position: Any) -> None:
-        """Move the slot on; it gets its name behind the first commit."""
+        """Advance the slot; after the first commit, give it its final name."""
         try:
             with translate_errors(self.asked):
                 self._release_snapshot()
@@ -258,7 +264,7 @@ class SlotReader(OpenSource):
         self._committed = position
 
     def close(self) -> None:
-        """Let go of the connections.  A copy that was not committed leaves nothing."""
+        """Close the connections.  Drops the slot of a first copy that was not committed."""
         copying = self._state.snapshot is not None and self._committed is None
         self._release_snapshot()
         self.connection.close()
@@ -272,20 +278,20 @@ class SlotReader(OpenSource):
             self._state = replace(self._state, snapshot=None)
 
     def _find_log_end(self) -> int:
-        """Return the flushed end of the log: later bytes are in no slot yet, and may be lost."""
+        """Return the flushed end of the log.  A slot does not see later bytes, and a crash may lose them."""
         return parse_lsn(self.connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()[0])
 
     def _build_position(self) -> SlotPosition:
         return build_position(self.at, self.of.slot, self._system, self.tables.copied)
 
     def _connect_snapshot(self) -> Any:
-        """Open the connection that will hold a snapshot, and begin to copy."""
+        """Open the connection that will hold a snapshot, and enter the state ``copying``."""
         holder = connect(self.of.url, self.asked, READS, replication="database")
         self._state = SlotState("copying", holder)
         return holder
 
     def _begin_first_copy(self) -> None:
-        """Make a slot, and begin to copy in its snapshot."""
+        """Create the slot, and begin to copy in its snapshot."""
         began = time()
         self._own.drop_abandoned_slot()
         begins = create_slot(self.connection, self._connect_snapshot(), self._own.copying_name, self.asked)
@@ -296,13 +302,13 @@ class SlotReader(OpenSource):
         self.reached = began
 
     def _begin_new_table_copy(self) -> Polled:
-        """Begin to copy tables to those that are read."""
+        """Begin to copy the tables in `SlotTables.to_copy`."""
         holder = self._connect_snapshot()
         self._state = replace(self._state, rows=self._copy_new_tables(holder))
         return self._copy_next_rows()
 
     def _copy_new_tables(self, holder: Any) -> Iterator[Polled]:
-        """Read the rest up to a new snapshot, then all rows of new tables in it."""
+        """Read the changes up to a new snapshot, then all rows of new tables in that snapshot."""
         tables, began = self.tables, time()
         new = {table: tables.look_up_one_table(table) for table in tables.to_copy}
         for table in new:
@@ -332,7 +338,7 @@ class SlotReader(OpenSource):
             self.reached = began
             return None
         to_copy = len(self.tables.to_copy)
-        # If not all is read, messages have the time of their commit.
+        # Ask for commit times if this poll cannot read everything: `reached` then comes from the last message.
         found = self.tables.peek_changes(self._own.called, most=most, timed=end - self.at > room)
         if len(self.tables.to_copy) != to_copy:
             return self._read_changes(room) if self.tables.active_tables else None
@@ -347,7 +353,7 @@ class SlotReader(OpenSource):
 
 
 class ReplicationSlot:
-    """The slot that is to be called ``name``.  ``called``: its name now.  ``asked``: for messages.
+    """A replication slot.  ``name``: its final name.  ``called``: its current name.  ``asked``: for messages.
 
     >>> ReplicationSlot(None, "shop", "read the slot 'shop'").copying_name
     'shop_copying'
@@ -358,16 +364,16 @@ class ReplicationSlot:
 
     @property
     def copying_name(self) -> str:
-        """Its name while rows are copied."""
+        """Name of the slot during the first copy."""
         return self.name + COPYING
 
     def find_slots(self) -> dict[str, tuple[bool, int, bool]]:
-        """Return, by name, the existing slots: whether it is in use, its position, and whether its log is lost."""
+        """Return, for each existing slot, whether it is in use, its place, and whether its log is lost."""
         found = self.connection.execute(_SLOTS, [[self.name, self.copying_name]]).fetchall()
         return {name: (used, parse_lsn(at), lost) for name, used, at, lost in found}
 
     def drop_abandoned_slot(self) -> None:
-        """Drop the slot of a dead copy.  Raises `UnreadableInput` if a slot has the name."""
+        """Drop the slot of a crashed copy.  Raises `UnreadableInput` if a slot with the final name exists."""
         slots = self.find_slots()
         if self.name in slots:
             drop = f"select pg_drop_replication_slot('{self.name}')"
@@ -377,7 +383,7 @@ class ReplicationSlot:
             self.connection.execute("select pg_drop_replication_slot(%s)", [self.copying_name])
 
     def resume(self, at: int) -> None:
-        """Continue after a place.  Raises `SourceChanged` if the slot is missing, lost its log, or was moved."""
+        """Continue after a place.  Raises `SourceChanged` if the slot is missing, lost its log, or was advanced."""
         slots = self.find_slots()
         found = slots.get(self.name) or slots.get(self.copying_name)
         remedy = f"what changed since then is lost here: {ANEW}"
@@ -392,7 +398,7 @@ class ReplicationSlot:
         self.advance_slot(at)
 
     def advance_slot(self, to: int) -> None:
-        """Give the slot its name, if it lacks it and there is room for a copy, and move it on."""
+        """Advance the slot, and give it its final name if the server has a free slot for the renaming."""
         slots, run = self.find_slots(), self.connection.execute
         try:
             if self.name not in slots:
@@ -410,16 +416,16 @@ class ReplicationSlot:
 
 
 def create_slot(connection: Any, holder: Any, slot: str, asked: str, *, lasting: bool = True) -> SlotStart:
-    """Make a slot on a connection of replication, which then holds its snapshot.  Raises what psycopg raises.
+    """Create a slot on a replication connection, which then holds its snapshot.  Raises the errors of psycopg.
 
-    ``asked``: for messages.  ``lasting``: whether it stays when that connection ends.
+    ``asked``: for messages.  ``lasting``: whether the slot outlives the connection ``holder``.
     """
     psycopg = import_psycopg()
     since, now = connection.execute(_NOW).fetchone()
     how = "LOGICAL" if lasting else "TEMPORARY LOGICAL"
     holder.pgconn.send_query(f'CREATE_REPLICATION_SLOT "{slot}" {how} wal2json EXPORT_SNAPSHOT'.encode())
     with _warn_of_open_transactions(connection, asked, now):
-        (made,) = holder.wait(psycopg.generators.execute(holder.pgconn))  # in Python, where signals are heard
+        (made,) = holder.wait(psycopg.generators.execute(holder.pgconn))  # waits in Python, so signals interrupt it
     if made.status != psycopg.pq.ExecStatus.TUPLES_OK:
         raise psycopg.errors.lookup(made.error_field(psycopg.pq.DiagnosticField.SQLSTATE).decode())(
             made.error_message.decode()
@@ -430,14 +436,14 @@ def create_slot(connection: Any, holder: Any, slot: str, asked: str, *, lasting:
 
 @contextmanager
 def _warn_of_open_transactions(connection: Any, asked: str, now: str) -> Iterator[None]:
-    """Warn of open transactions, begun before ``now``, that delay a slot: after 5 s, then once a minute."""
+    """Warn of open transactions from before ``now`` that delay a slot: after 5 s, then once a minute."""
     done = Event()
 
     def warn() -> None:
         pause = PATIENCE
         while not done.wait(pause):
             pause = 60.0
-            with suppress(import_psycopg().Error):  # whatever it is, the slot meets it, too
+            with suppress(import_psycopg().Error):  # the slot will meet the same error
                 open_ = ", ".join(each for (each,) in connection.execute(_OPEN, [now]).fetchall())
                 remedy = "a copy begins when they end: see pg_stat_activity, or select pg_terminate_backend(PID)"
                 LOG.warning("%s: the slot waits for open transactions: %s; %s", asked, open_ or "new ones", remedy)

@@ -1,12 +1,11 @@
-"""The tables of a slot, their position, and what changed in them since: columns, types, keys and files.
+"""Track the tables of a slot: their position, and altered columns, types, keys and files.
 
-`SlotTables` has the tables of a source: those that are read, and those that are copied first, with the reason.
-
-Guarantees: a position names the slot, the server and each table by name, oid and input. If one of them is another now,
-opening fails before anything is read. Columns are known by number, which survives a rename. `find_alterations` finds
-changes that write no rows to the log, and the table is then copied again.
-Limits: a server restored from a file copy is not recognised once its log has passed the position; a table renamed
-back and forth between two polls is not noticed.
+`SlotTables` holds the tables of a source: active tables, and tables to copy first, each with the reason for a copy.
+Guarantees: a position names the slot, the server and each table by name, oid and input. Opening fails if the slot, the
+server or an input differs; a table with another oid is copied again. Columns are identified by number, which survives a
+rename. `find_alterations` finds changes that write no rows to the log; ddflow then copies the table again, or warns.
+Limits: ddflow does not recognise a server restored from a file copy once its log has passed the position. It does not
+notice a table that was renamed back and forth between two polls.
 """
 
 import warnings
@@ -33,15 +32,17 @@ from ddflow.errors import SourceChanged, SpecError
 
 ANEW: Final = "begin a new state, with a new copy"
 LEFT: Final = "a run before this one was to do so"
-"""Why a table is copied again of which a position says that."""
+"""Reason for a copy if the position already demands it."""
 _SYSTEM: Final = "select system_identifier::text from pg_control_system()"
 
 
 class CopiedTable(TypedDict):
-    """A table of a position: the ``input`` that it feeds, its ``oid`` in Postgres, the ``columns`` that it was read in
-    by their numbers, the ``last`` number of a column when it was copied, declared columns that are ``gone``, if any
-    are, and whether it is to be copied ``again``.  ``types``, ``labels``, ``file``: of `TableMetadata`.  ``unique``:
-    the constraints that say that its key tells its rows apart, by their oids.
+    """A table in a position.
+
+    ``input``: the fed input.  ``oid``: the table's oid.  ``columns``: the numbers of the read columns.  ``last``: the
+    greatest column number at the time of the copy.  ``gone``: the declared columns that were dropped.  ``again``:
+    whether to copy the table again.  ``types``, ``labels``, ``file``: see `TableMetadata`.  ``unique``: the oids of the
+    constraints that make its key unique.
 
     >>> orders = CopiedTable(input="orders", oid=16384, columns={"id": 1}, last=3)
     >>> position = build_position(23803720, "shop", "77", {"public.orders": orders})
@@ -66,7 +67,11 @@ class CopiedTable(TypedDict):
 
 
 class SlotPosition(TypedDict):
-    """The end of a commit in Postgres' log (``lsn``), of a ``slot``, a server (``system``) and ``tables``."""
+    """Position of a source.
+
+    ``lsn``: the end of a commit in the log.  ``slot``: its name.  ``system``: the id of the server.  ``tables``: the
+    tables by full name.
+    """
 
     lsn: str
     slot: str
@@ -75,14 +80,18 @@ class SlotPosition(TypedDict):
 
 
 def build_position(at: int, slot: str, system: str, tables: Mapping[str, CopiedTable]) -> SlotPosition:
-    """Build the position of a slot that is read up to the place ``at``."""
+    """Build the position of a slot after reading up to the place ``at`` in the log."""
     return SlotPosition(lsn=format_lsn(at), slot=slot, system=system, tables=dict(tables))
 
 
 def build_copied_tables(
     looked: Mapping[SourceTable, TableMetadata], before: Mapping[str, CopiedTable], unique: Mapping[str, list[int]]
 ) -> dict[str, CopiedTable]:
-    """Return tables for a position.  ``before``: from an older one, since the copy.  ``unique``: by table."""
+    """Build the tables of a position.
+
+    ``looked``: their current metadata.  ``before``: the tables of the last position.  ``unique``: the oids of key
+    constraints, by table.
+    """
     out = dict[str, CopiedTable]()
     for table, each in looked.items():
         was = before.get(table.full_name)
@@ -104,7 +113,7 @@ def build_copied_tables(
 
 
 def read_system_id(connection: Any) -> str:
-    """Return the identifier of a server, which a copy of its files shares; "" if a role may not ask."""
+    """Return the identifier of a server; "" if the role may not read it.  A copy of its files has the same one."""
     try:
         return str(connection.execute(_SYSTEM).fetchone()[0])
     except import_psycopg().errors.InsufficientPrivilege:
@@ -112,9 +121,9 @@ def read_system_id(connection: Any) -> str:
 
 
 def check_position(asked: str, position: SlotPosition, slot: str, system: str, ends: int) -> None:
-    """Raise `SpecError` for a position of another slot, `SourceChanged` for a server that never had it.
+    """Raise `SpecError` for a position of another slot, and `SourceChanged` for another server.
 
-    ``ends``: the end of the server's log.
+    ``ends``: the end of the server's log, which must not be before the position.
     """
     if position["slot"] != slot:
         raise SpecError(asked, f"this state reads the slot {position['slot']!r}", f"write slot={position['slot']}")
@@ -128,7 +137,7 @@ def check_position(asked: str, position: SlotPosition, slot: str, system: str, e
 
 
 def check_same_tables(known: Mapping[str, CopiedTable], tables: Iterable[SourceTable]) -> None:
-    """Raise `SpecError` for a table that was left out, or feeds another input.  O(tables)."""
+    """Raise `SpecError` if an input has another table, or a table another input, than in the position.  O(tables)."""
     by_input = {table.input: table.full_name for table in tables}
     for name, each in known.items():
         if name not in by_input.values() and each["input"] in by_input:
@@ -148,11 +157,11 @@ _FILLED: Final = """
     from pg_attribute a left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
     where a.attrelid = to_regclass(%s) and a.attname = any(%s)
         and (a.attnotnull or a.atthasdef or a.atthasmissing) order by a.attnum"""
-"""New columns of which rows may have values without being written anew."""
+"""New columns with a default or without nulls: old rows may have values in them that no change contains."""
 _OLDER: Final = """
     select exists (select from only {} where age(xmin) > age(%s::text::xid))
         and txid_snapshot_xmax(txid_current_snapshot()) - %s < 2000000000"""
-"""Whether a row was written by a transaction before another one; not known if that is too long ago."""
+"""Whether a row is older than a given transaction; false if that transaction is too old to compare."""
 
 
 def warn_of_dropped_columns(tables: Iterable[SourceTable], before: SlotPosition | None, position: SlotPosition) -> None:
@@ -173,8 +182,8 @@ def _list_dropped_columns(table: SourceTable, position: SlotPosition | None) -> 
 def find_prefilled_columns(connection: Any, table: SourceTable, known: CopiedTable, now: CopiedTable) -> dict[str, str]:
     """Return new columns that may have values in unchanged rows, each with the reason.  O(columns).
 
-    The reason follows the column's name in messages.  ``known``: the table at the last position.  Raises Postgres'
-    errors.
+    Messages show the reason after the name of the column.  ``known``: the table at the last position.  Raises errors of
+    psycopg.
     """
     was, gone = known["columns"], set(known.get("gone", ())) - set(now.get("gone", ()))
     fresh = {name: at for name, at in now["columns"].items() if was.get(name) != at or name in gone}
@@ -189,7 +198,10 @@ def find_prefilled_columns(connection: Any, table: SourceTable, known: CopiedTab
 
 
 def find_alterations(connection: Any, table: SourceTable, was: CopiedTable, now: CopiedTable) -> list[str]:
-    """Return why rows of a table may hold what no change said.  O(columns); O(rows) if another file holds them."""
+    """Return reasons why rows may have values that no change contains.
+
+    O(columns), or O(rows) if the table has a new file.
+    """
     found, kinds, labels = list[str](), was.get("types", {}), was.get("labels", {})
     if was.get("unique") and now.get("unique") and not {*was["unique"]} & {*now["unique"]}:
         found.append("its key was another, or none, for a while")
@@ -211,7 +223,7 @@ def find_alterations(connection: Any, table: SourceTable, was: CopiedTable, now:
 
 
 def _is_table_rewritten(connection: Any, table: SourceTable, was: CopiedTable, now: CopiedTable) -> bool:
-    """Return whether `alter table` may have rewritten all rows: no older row is left, and the TOAST table is new."""
+    """Return whether `alter table` may have rewritten all rows: the TOAST table is new, and no older row remains."""
     (file, toast, since), (new, own, _) = was.get("file", now["file"]), now["file"]
     if file == new or (toast and toast == own):
         return False
@@ -222,7 +234,7 @@ def _is_table_rewritten(connection: Any, table: SourceTable, was: CopiedTable, n
 
 
 def warn_of_alterations(table: SourceTable, columns: Mapping[str, str], why: Sequence[str]) -> None:
-    """Warn of alterations and of the columns of `find_prefilled_columns`, if the table is not copied again for them."""
+    """Warn of alterations, and of the columns of `find_prefilled_columns`, in a table that cannot be copied again."""
     text = "rows that were there may have other values in Postgres than here: to have these, begin a new state"
     said = [describe_new_column(table, name, how) for name, how in columns.items()]
     for each in (*said, *(f"{table.full_name}: {each}: {text}" for each in why)):
@@ -230,7 +242,7 @@ def warn_of_alterations(table: SourceTable, columns: Mapping[str, str], why: Seq
 
 
 def describe_new_column(table: SourceTable, name: str, how: str) -> str:
-    """Describe a column that `find_prefilled_columns` returned.
+    """Describe a column from `find_prefilled_columns`.
 
     >>> table = SourceTable("public", "orders", "orders")
     >>> describe_new_column(table, "paid", "has default false")[:52]
@@ -243,7 +255,9 @@ def describe_new_column(table: SourceTable, name: str, how: str) -> str:
 
 
 class SlotTables:
-    """``looked``: the tables of a source at its opening.  ``recopy``: whether a table may be copied again.
+    """Tables of an open source.
+
+    ``looked``: their metadata at the opening.  ``recopy``: whether a table may be copied again.
 
     >>> table = SourceTable("public", "orders", "orders")
     >>> tables = SlotTables(None, {table: TableMetadata([], [], [], 9, {"id": 1}, 1)}, {}, None, recopy=False)
@@ -268,23 +282,23 @@ class SlotTables:
         refuse_unlisted_child_tables(looked, {table.full_name for table in looked})
         known = build_copied_tables(looked, {}, {}) if position is None else position["tables"]
         self.copied = {table.full_name: known[table.full_name] for table in looked if table.full_name in known}
-        """The tables as they were copied."""
+        """Tables for the position, by full name."""
         self.to_copy = {
             table: LEFT if table.full_name in known else ""
             for table in looked
             if table.full_name not in known or known[table.full_name].get("again")
         }
-        """Tables that are to be copied to those that are read, and why again; "" for new ones."""
+        """Tables to copy, each with the reason to copy it again; "" for a new table."""
         self.keys: Mapping[str, Sequence[str]] = {}
         self.whole = frozenset[str]()
-        """Inputs that take all that they hold at once."""
+        """Inputs that can get their full contents at once."""
         self.beside = dict[str, dict[str, UndeclaredColumn]]()
-        """By input, the columns that are not read."""
+        """Undeclared columns by input."""
         self.numbers = NonFiniteNumbers()
 
     @property
     def active_tables(self) -> tuple[SourceTable, ...]:
-        """Tables of which changes are read."""
+        """Copied tables, whose changes the source reads."""
         return tuple(table for table in self.every if table not in self.to_copy)
 
     def resume(self, position: SlotPosition) -> None:
@@ -299,7 +313,7 @@ class SlotTables:
         return look_up_table(self.connection, table, self.inputs[table.input], first=table.full_name not in self.copied)
 
     def look_up_active_tables(self) -> dict[SourceTable, TableMetadata]:
-        """Look up the tables that are read, and let those be copied again whose changes are not all in the log."""
+        """Look up the active tables, and request a copy of each table with changes missing in the log."""
         looked = {table: self.look_up_one_table(table) for table in self.active_tables}
         refuse_unlisted_child_tables(looked, {table.full_name for table in self.every})
         now = build_copied_tables(looked, self.copied, find_key_constraints(self.connection, self.every, self.keys))
@@ -310,7 +324,10 @@ class SlotTables:
         return looked
 
     def _check_for_recopy(self, table: SourceTable, was: CopiedTable, now: CopiedTable) -> None:
-        """Let a table be copied again if no change has all of its rows' values, else warn."""
+        """Compare a table with the last position.
+
+        If the log may lack values of its rows, request a copy, or warn if its input cannot take one.
+        """
         if was["oid"] != now["oid"]:
             found = f"it is another table than the one that was copied (oid {now['oid']}, and it was {was['oid']})"
             self.request_recopy(table, found)
@@ -323,7 +340,10 @@ class SlotTables:
             self.request_recopy(table, "; ".join([*(f"{name!r} {how}" for name, how in new.items()), *why]))
 
     def request_recopy(self, table: SourceTable, why: str) -> None:
-        """Let a table be copied again.  Raises `SourceChanged` if its input cannot be, or that is not wanted."""
+        """Schedule another copy of a table.
+
+        Raises `SourceChanged` if its input cannot take full contents, or if the source has ``recopy=False``.
+        """
         if table.input not in self.whole:
             asked = f"read the table {table.full_name} for {table.input!r}"
             raise SourceChanged(asked, why, f"what it held is lost here, as its rows are folded: {ANEW}")
@@ -332,13 +352,13 @@ class SlotTables:
         self.copied[table.full_name] = {**self.copied[table.full_name], "again": True}
 
     def _check_recopy_allowed(self, table: SourceTable, why: str) -> None:
-        """Raise `SourceChanged` if tables are not to be copied again."""
+        """Raise `SourceChanged` if the source has ``recopy=False``."""
         if not self.recopy:
             remedy = "run once without recopy=False, which copies the table again; or begin a new state"
             raise SourceChanged(f"read the table {table.full_name} for {table.input!r}", why, remedy)
 
     def peek_changes(self, slot: str, **how: Any) -> SlotChanges:
-        """Read changes from a slot as `peek_slot_changes`, and let tables with incomplete changes be copied again."""
+        """Read changes from a slot like `peek_slot_changes`, and request a copy of tables with incomplete changes."""
         try:
             found = peek_slot_changes(
                 self.connection, slot, self.look_up_active_tables(), self.keys, self.numbers, **how
@@ -353,7 +373,7 @@ class SlotTables:
         return found
 
     def copy_tables(self, tables: Sequence[SourceTable], begins: SlotStart) -> Iterator[Polled]:
-        """Read all rows of tables in a snapshot."""
+        """Read all rows of tables in the snapshot of a slot."""
         whole = {table.input for table in tables if self.to_copy.get(table)}
         yield from copy_rows(
             self.connection, tables, self.inputs, begins, self.beside, self._build_nonfinite_replacer, whole
@@ -364,7 +384,7 @@ class SlotTables:
         return lambda text: self.numbers.replace_nonfinite_numbers(text, table, looked, key)
 
     def note_copied_tables(self, new: Mapping[SourceTable, TableMetadata], unique: Mapping[str, list[int]]) -> None:
-        """Read tables from now on.  ``unique``: as in `build_copied_tables`."""
+        """Make copied tables active.  ``unique``: see `build_copied_tables`."""
         self.copied |= build_copied_tables(new, {}, unique)
         for table in new:
             del self.to_copy[table]
