@@ -14,12 +14,12 @@ Importing ddflow loads no heavy library: the errors are available at once, the n
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ddflow.errors import *  # noqa: F403  (an except clause that names an error must not raise AttributeError)
+from ddflow import errors
 from ddflow.errors import DdflowError
 from ddflow.version import __version__
 
 if TYPE_CHECKING:
-    from ddflow import errors as errors, exporters as exporters, testing as testing
+    from ddflow import exporters as exporters, testing as testing
     from ddflow.columns.hashing import Secret
     from ddflow.connectors import formats as formats, sinks as sinks, sources as sources
     from ddflow.connectors.files.file_path import FilePath
@@ -173,8 +173,9 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _MODULES:
         return importlib.import_module(f"ddflow.{_MODULES[name]}")
-    raise AttributeError(f"module 'ddflow' has no attribute {name!r}")
+    remedy = f": write dd.errors.{name}" if name in errors.__all__ else ""
+    raise AttributeError(f"module 'ddflow' has no attribute {name!r}{remedy}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES, *importlib.import_module("ddflow.errors").__all__})
+    return sorted({*__all__, *_MODULES})

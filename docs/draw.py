@@ -192,7 +192,100 @@ def commit() -> Picture:
     return p
 
 
-PICTURES = {"upsert": upsert, "clocks": clocks, "arrangement": arrangement, "commit": commit}
+def journey() -> Picture:
+    """The path of one upsert through the folders."""
+    p = Picture(
+        760, 330, "An upsert is checked, looked up and resolved; updates pass the operators; the change is kept"
+    )
+    steps = (
+        ("a table", "of events"),
+        ("admission:", "cast, check"),
+        ("batcher:", "wait for a time"),
+        ("look-up:", "prior rows"),
+    )
+    for n, words in enumerate(steps):
+        p.box(24 + 184 * n, 40, 156, 56, *words, kind="key" if n == 0 else "box")
+        if n:
+            p.line(180 + 184 * (n - 1), 68, 24 + 184 * n - 4, 68)
+    p.text(286, 122, "refused rows get a verdict", look="quiet")
+    p.box(576, 140, 156, 56, "resolve: a verdict", "for each event")
+    p.line(654, 96, 654, 136)
+    p.box(392, 140, 156, 56, "updates", "+ new, − old", kind="plus")
+    p.line(576, 168, 552, 168)
+    p.box(208, 140, 156, 56, "operators:", "join, sum, top")
+    p.line(392, 168, 368, 168)
+    p.box(24, 140, 156, 56, "outputs:", "rows, time, diff", kind="plus")
+    p.line(208, 168, 184, 168)
+    p.box(576, 240, 156, 56, "arrangement:", "versions, index")
+    p.line(654, 196, 654, 236)
+    p.box(208, 240, 156, 56, "commit:", "files, a manifest", kind="key")
+    p.line(576, 268, 368, 268)
+    p.line(102, 196, 102, 268, 204, 268)
+    p.text(472, 260, "the change is kept", look="quiet")
+    p.text(380, 320, "Everything is computed before anything is changed.", look="head")
+    return p
+
+
+def partitions() -> Picture:
+    """A step of a state with several partitions on Spark."""
+    p = Picture(
+        760, 320, "Rows are packed into chunks and shuffled to stages; tasks return receipts; the driver publishes"
+    )
+    p.text(90, 32, "rows of a batch", look="head")
+    p.text(300, 32, "stage 0: by key", look="head")
+    p.text(520, 32, "stage 1: by group", look="head")
+    p.text(680, 32, "driver", look="head")
+    for n in range(3):
+        y = 56 + 66 * n
+        p.box(24, y, 132, 46, "route and pack")
+        p.box(230, y, 140, 46, "resolve, filter")
+        p.box(450, y, 140, 46, "join, sum, top")
+        p.line(156, y + 23, 226, 79 + 66 * ((n + 1) % 3))
+        p.line(156, y + 23, 226, y + 23)
+        p.line(370, y + 23, 446, 79 + 66 * ((n + 1) % 3))
+        p.line(370, y + 23, 446, y + 23)
+        p.line(590, y + 23, 634, 145)
+    p.box(638, 100, 102, 92, "checks the", "receipts,", "publishes", kind="key")
+    p.text(191, 272, "shuffle of chunks", look="quiet")
+    p.text(410, 272, "shuffle of sums", look="quiet")
+    p.text(612, 272, "receipts", look="quiet")
+    p.text(380, 304, "A task that runs twice writes files that no manifest names.", look="head")
+    return p
+
+
+def connectors() -> Picture:
+    """Sources and sinks around an engine."""
+    p = Picture(760, 320, "Sources give batches with positions; the engine commits epochs; sinks get them afterwards")
+    for n, words in enumerate(
+        (("files", "position: file, row"), ("Postgres slot", "position: LSN"), ("Kafka topic", "position: offsets"))
+    ):
+        p.box(24, 52 + 70 * n, 180, 50, *words, kind="key")
+        p.line(204, 77 + 70 * n, 276, 140)
+    p.box(280, 92, 200, 100, "engine", "state and positions", "in one manifest")
+    p.text(380, 76, "commit, then deliver", look="quiet")
+    for n, words in enumerate(
+        (
+            ("Delta Lake, Iceberg", "epoch in the commit"),
+            ("Postgres, DuckDB", "epoch in a table"),
+            ("Kafka topic", "epoch in a transaction"),
+        )
+    ):
+        p.box(556, 52 + 70 * n, 180, 50, *words, kind="plus")
+        p.line(480, 140, 552, 77 + 70 * n)
+    p.text(380, 268, "An epoch that a sink lacks is kept, and delivered again.", look="quiet")
+    p.text(380, 304, "A crash neither loses rows nor writes them twice.", look="head")
+    return p
+
+
+PICTURES = {
+    "upsert": upsert,
+    "clocks": clocks,
+    "arrangement": arrangement,
+    "commit": commit,
+    "journey": journey,
+    "partitions": partitions,
+    "connectors": connectors,
+}
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():

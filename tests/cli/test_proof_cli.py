@@ -193,7 +193,7 @@ def test_epochs_name_the_files_that_they_were_read_from(tmp_path: Path, monkeypa
     with flow.open("state") as engine:
         engine.step({"id": [1], "city": ["Bern"]})
         engine.replace(Path("a.csv"))
-        with pytest.raises(dd.NullKey):
+        with pytest.raises(dd.errors.NullKey):
             engine.step(pa.table({"id": pa.array([None], pa.int64()), "city": ["Bern"]}))
         engine.run({"rows": dd.sources.files("[bc].csv")})
     said = [call["origin"] for each in as_json("inspect", "state")["receipts"] for call in each["calls"]]

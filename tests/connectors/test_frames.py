@@ -202,7 +202,7 @@ def test_what_is_wrong_with_the_columns_of_a_file_says_what_to_do(tmp_path: Path
     with flow.open() as engine:
         for text, words in cases.items():
             (tmp_path / "a.csv").write_text(text)
-            with pytest.raises(dd.SchemaMismatch, match=words):
+            with pytest.raises(dd.errors.SchemaMismatch, match=words):
                 engine.replace("rows", tmp_path / "a.csv")
         engine.evolve({"n": "int64"})
         assert engine.replace("rows", tmp_path / "a.csv")["rows"].num_rows == 1

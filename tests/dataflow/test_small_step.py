@@ -87,7 +87,7 @@ def test_rows_mean_the_same_however_they_come(cut: list[int]) -> None:
 def test_a_null_is_refused_where_none_was_declared_though_the_schema_is_the_same() -> None:
     table = pa.Table.from_arrays([pa.array([1, None]), pa.array(["a", "b"]), pa.array([1, 2])], schema=SCHEMA)
     with opened() as engine:
-        with raises(dd.SchemaMismatch):
+        with raises(dd.errors.SchemaMismatch):
             engine.step({"orders": table}, 1)
         assert engine.step({"orders": rows(1)}, 1).verdicts["applied"] == 1
 

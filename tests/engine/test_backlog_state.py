@@ -159,7 +159,7 @@ def test_a_damaged_file_of_the_backlog_is_named(lagging: Path) -> None:
     report = fsck(lagging / "state")
     assert [problem.file for problem in report.problems] == [f"blobs/{part.file.name}"] * len(report.problems) != []
     assert report.garbage is None
-    with flow().open(lagging / "state", grace=0) as engine, pytest.raises(dd.CorruptState, match=part.file.name):
+    with flow().open(lagging / "state", grace=0) as engine, pytest.raises(dd.errors.CorruptState, match=part.file.name):
         engine.run({}, {"rows": dd.sinks.sqlite(lagging / "out.db", "rows")})
 
 

@@ -42,7 +42,7 @@ def test_a_step_without_a_time_takes_the_last_one_plus_one() -> None:
         assert stamped(engine.step({"people": rows((1, "Chur"))})) == [(1, "Bern", -4, -1), (1, "Chur", -4, 1)]
     with opened() as engine:
         engine.step(rows((1, "Bern")), dd.CLOSED - 1)
-        with raises(dd.SchemaMismatch):
+        with raises(dd.errors.SchemaMismatch):
             engine.step(rows((1, "Chur")))
 
 
@@ -57,11 +57,11 @@ def test_a_call_without_a_time_is_never_given_again_and_one_with_its_epoch_is(tm
             given = engine.step(rows((1, "Bern")), epoch=epoch)
             assert given["people_out"].equals(step["people_out"]) and given.verdicts == step.verdicts
         assert engine.epoch == 2
-        with raises(dd.ReplayMismatch):
+        with raises(dd.errors.ReplayMismatch):
             engine.step(rows((1, "Chur")), epoch=2)
         third = engine.step(rows((1, "Chur")), epoch=3)
         assert stamped(third) == [(1, "Bern", 3, -1), (1, "Chur", 3, 1)] and engine.epoch == 3
-        with pytest.raises(dd.EpochSkipped):
+        with pytest.raises(dd.errors.EpochSkipped):
             engine.step(rows((1, "Chur")), epoch=5)
 
 
@@ -103,11 +103,15 @@ def test_an_input_that_is_called_as_a_column_is_meant_by_its_name_alone() -> Non
 @pytest.mark.parametrize(
     ("call", "error", "why"),
     [
-        (lambda e: e.step({"peple": rows((1, "x"))}), dd.SchemaMismatch, "no such input; did you mean 'people'"),
-        (lambda e: e.step({"id": [1], "citty": ["x"]}), dd.SchemaMismatch, "'citty' that was not .* mean 'city'"),
-        (lambda e: e.replace("people"), dd.NotArrow, "no rows are given; write replace"),
-        (lambda e: e.replace(rows((1, "x")), 3), dd.NotArrow, r"a Table is no name .*replace\(rows, time="),
-        (lambda e: e.restate("id", rows((1, "x"))), dd.SchemaMismatch, "rows for 'id': there is no such input"),
+        (lambda e: e.step({"peple": rows((1, "x"))}), dd.errors.SchemaMismatch, "no such input; did you mean 'people'"),
+        (
+            lambda e: e.step({"id": [1], "citty": ["x"]}),
+            dd.errors.SchemaMismatch,
+            "'citty' that was not .* mean 'city'",
+        ),
+        (lambda e: e.replace("people"), dd.errors.NotArrow, "no rows are given; write replace"),
+        (lambda e: e.replace(rows((1, "x")), 3), dd.errors.NotArrow, r"a Table is no name .*replace\(rows, time="),
+        (lambda e: e.restate("id", rows((1, "x"))), dd.errors.SchemaMismatch, "rows for 'id': there is no such input"),
     ],
 )
 def test_what_is_not_clear_is_refused(call: Any, error: type[Exception], why: str) -> None:
@@ -115,5 +119,8 @@ def test_what_is_not_clear_is_refused(call: Any, error: type[Exception], why: st
         with pytest.raises(error, match=why):
             call(engine)
         assert engine.frontier == dd.NEVER
-    with opened(None, "one", "two") as engine, pytest.raises(dd.NotArrow, match=r"the inputs are \['one', 'two'\]"):
+    with (
+        opened(None, "one", "two") as engine,
+        pytest.raises(dd.errors.NotArrow, match=r"the inputs are \['one', 'two'\]"),
+    ):
         engine.replace(rows((1, "x")))

@@ -60,7 +60,7 @@ def test_a_plan_is_explained_as_a_tree_with_what_is_kept_and_where_rows_meet() -
     assert repr(flow.explain("by_city")) == flow.explain("by_city")
     assert squeezed(flow.explain("by_city"))[:2] == squeezed(EXPLAINED)[5:7]
     assert squeezed(flow.explain("orders"))[1].startswith("└─ input orders")
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         flow.explain("by_citty")
 
 

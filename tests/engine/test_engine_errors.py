@@ -64,7 +64,7 @@ def test_every_error_is_caught_by_its_name() -> None:
         assert issubclass(each, dd.DdflowError), each
         assert getattr(dd, each.__name__) is each
         assert each.__name__ in dir(dd)
-    with epochs() as engine, pytest.raises(dd.SchemaMismatch):
+    with epochs() as engine, pytest.raises(dd.errors.SchemaMismatch):
         engine.step({"s": pa.table({"other": [1]})}, 0)
 
 

@@ -61,5 +61,5 @@ def test_every_operator_that_ran_has_its_time() -> None:
 def test_a_flow_says_nothing_of_it_and_an_unknown_name_is_refused() -> None:
     with opened() as engine:
         assert "KB" not in explain_plan(engine.flow) and "KB" in engine.explain("largest")
-        with raises(dd.SpecError):
+        with raises(dd.errors.SpecError):
             engine.explain("larges")

@@ -123,7 +123,7 @@ def test_a_column_of_nulls_is_refused_when_the_flow_is_built_and_taken_in_a_batc
         lambda flow: flow.machine("s", schema, dd.Upsert("k"), ring),
     ]
     for make in inputs:
-        with pytest.raises(dd.SpecError) as error:
+        with pytest.raises(dd.errors.SpecError) as error:
             make(dd.Flow())
         assert found in str(error.value)
     flow = dd.Flow()
@@ -153,7 +153,7 @@ def test_a_uuid_key_is_taken_as_its_16_bytes(tmp_path: Path) -> None:
     with flow.open(tmp_path / "state") as engine:
         gone = engine.replace("s", pa.table({"id": plain.slice(1), "n": [5, 2, 5]}), time=9)["rows"]
         assert gone.select(["id", "_diff"]).to_pylist() == [{"id": ids[0], "_diff": -1}]
-    with raises(dd.SchemaMismatch):
+    with raises(dd.errors.SchemaMismatch):
         bare.open().step({"s": pa.table({"id": list(map(str, ids))})}, 0)
 
 

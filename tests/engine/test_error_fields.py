@@ -25,7 +25,7 @@ def flow(name: str = "rows", **spec: Any) -> dd.Flow:
 
 def test_a_null_key_is_of_an_input_a_row_and_a_column() -> None:
     rows = {"id": [1, None], "n": [1, 2], "at": [1, 1]}
-    with flow().open() as engine, raises(dd.NullKey, input="rows", row=1, column="id", file="") as caught:
+    with flow().open() as engine, raises(dd.errors.NullKey, input="rows", row=1, column="id", file="") as caught:
         engine.step({"rows": rows})
     assert caught.value.fixes == (Option("null_key", "drop"), Option("null_key", "keep"))
 
@@ -33,13 +33,13 @@ def test_a_null_key_is_of_an_input_a_row_and_a_column() -> None:
 def test_a_row_of_a_file_has_the_name_that_the_file_gives_it(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("id,n,at\n1,1,1\n,2,1\n")
-    with flow().open() as engine, raises(dd.NullKey, file=str(path), row=1) as caught:
+    with flow().open() as engine, raises(dd.errors.NullKey, file=str(path), row=1) as caught:
         engine.step({"rows": str(path)})
     assert "first in row 3;" in str(caught.value)  # the header is row 1
 
 
 def test_a_value_that_does_not_fit_says_how_the_column_is_widened(tmp_path: Path) -> None:
-    with flow().open(tmp_path / "state") as engine, raises(dd.SchemaMismatch, column="n", row=0) as caught:
+    with flow().open(tmp_path / "state") as engine, raises(dd.errors.SchemaMismatch, column="n", row=0) as caught:
         engine.step({"rows": pa.table({"id": [1], "n": pa.array([2**40]), "at": [1]})})
     (fix,) = caught.value.fixes
     assert fix == WidenFix({"n": "int64"}, "rows", declared=True, reads=True)
@@ -52,7 +52,7 @@ def test_a_message_is_named_by_its_offset() -> None:
     messages = pa.table({"value": ['{"id": 1}', "{"], "offset": [7, 8], "partition": [3, 3]})
     with (
         made.open() as engine,
-        raises(dd.BadMessage, input="rows", offset="offset 8 of partition 3", row=None) as caught,
+        raises(dd.errors.BadMessage, input="rows", offset="offset 8 of partition 3", row=None) as caught,
     ):
         engine.step({"rows": messages})
     assert caught.value.fixes == (Option("on_bad", "drop"),)
@@ -67,7 +67,7 @@ def test_another_plan_is_fixed_by_calls_as_data(tmp_path: Path) -> None:
 
     with two("a", "b").open(tmp_path / "state") as engine:
         engine.step({"a": {"id": [1]}})
-    with raises(dd.PlanChanged) as caught:
+    with raises(dd.errors.PlanChanged) as caught:
         two("a").open(tmp_path / "state")
     state = str(tmp_path / "state")
     assert caught.value.fixes == (EvolveFix(state=state, drop_outputs=["b"], drop_inputs=["b"]), CommandFix("migrate"))

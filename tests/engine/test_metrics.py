@@ -29,7 +29,7 @@ def test_each_call_of_a_state_is_told_once_after_its_commit(tmp_path: Path) -> N
     with plan().open(tmp_path / "state", metrics=seen.append) as engine:
         first = engine.step({"rows": rows(1, 2)}, 1)
         engine.step({"rows": rows(1, 2)}, 1)  # given again
-        with pytest.raises(dd.NullKey):
+        with pytest.raises(dd.errors.NullKey):
             engine.step({"rows": rows(None)}, 2)
         engine.replace("rows", rows(2), 3)
         engine.restate("rows", rows(2, 3), 4)

@@ -286,7 +286,7 @@ def test_keys_compare_in_a_type_that_holds_both(left: str, right: str, fits: boo
         for name, key, column, kind in (("a", "i", "x", kinds[0]), ("b", "j", "y", kinds[1]))
     )
     if not fits:
-        with raises(dd.SpecError):
+        with raises(dd.errors.SpecError):
             a.join(b, on={"x": "y"})
         return
     flow.output("out", a.join(b, on={"x": "y"}).project(["i", "j"]))
@@ -301,22 +301,22 @@ def test_keys_compare_in_a_type_that_holds_both(left: str, right: str, fits: boo
 
 def test_what_cannot_be_joined_is_refused_with_what_to_write() -> None:
     flow, a, b = two()
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         a.join(b, on={"kk": "of"})
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         a.join(a.project(["city", "k"]), on="k")
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         a.join(two()[2], on={"k": "of"})
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         a.join(b, on={"k": "of"}, how="outer")
-    with raises(dd.ExpressionError):
+    with raises(dd.errors.ExpressionError):
         a.join(b, on={"k": "of"}, condition="nowhere > 1")
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         a.arrange("cite")
     forgetting = dd.Flow().upserts(
         "f", {"k": int, "at": int}, dd.Upsert("k", order_by="at", expiry=dd.Expiry(ttl=5, on_expire="forget"))
     )
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         forgetting.join(forgetting.project({"k": "k", "then": "at"}), on="k")
     assert list(flow.outputs) == []
 
@@ -330,7 +330,7 @@ def test_less_than_no_row_has_no_partner(how: str) -> None:
         engine.step({"a": {"k": [1], "a": ["x"], "n": [1]}, "b": {"k": [1], "b": ["y"], "n": [1]}}, 0)
         before = engine.read("out")
         for side in "ab":
-            with raises(dd.NegativeMultiplicity):
+            with raises(dd.errors.NegativeMultiplicity):
                 engine.step({side: {"k": [1], side: ["x" if side == "a" else "y"], "n": [-2]}}, 1)
         assert engine.read("out").equals(before)
 
@@ -341,7 +341,7 @@ def test_a_product_that_leaves_int64_is_refused_and_names_the_row() -> None:
     flow.output("out", a.join(b, on="k"))
     with flow.open() as engine:
         engine.step({"a": {"k": [1], "a": ["x"], "n": [1 << 40]}}, 0)
-        with raises(dd.CountOverflow):
+        with raises(dd.errors.CountOverflow):
             engine.step({"b": {"k": [1], "b": ["y"], "n": [1 << 40]}}, 1)
         assert engine.step({"b": {"k": [1], "b": ["y"], "n": [1 << 20]}}, 1)["out"].column("_diff").to_pylist() == [
             1 << 60

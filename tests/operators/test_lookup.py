@@ -388,15 +388,15 @@ def test_what_is_wrong_is_named(told: dict[str, Any], words: str) -> None:
     _, left, names = bids()
     right = names.project({"a": "auction", "name": "name", "price": "1"})
     right = right if "price" in words and "both" in words else right.project(["a", "name"])
-    with pytest.raises(dd.SpecError, match=words):
+    with pytest.raises(dd.errors.SpecError, match=words):
         left.lookup(right, **({"on": {"auction": "a"}} | told))
 
 
 def test_other_flows_and_rows_that_are_forgotten_are_refused() -> None:
     flow, left, _ = bids()
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         left.lookup(bids()[2], on="auction")
     spec = dd.Upsert("auction", order_by="at", expiry=dd.Expiry(ttl=3, on_expire="forget"))
     forgets = flow.upserts("more", {"auction": int, "at": int}, spec)
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         left.lookup(forgets, on="auction")

@@ -104,7 +104,7 @@ def test_a_threshold_may_be_a_function_which_no_state_can_hold() -> None:
     with flow.open() as engine:
         engine.step({"a": table([(k, ("Bern", 0)) for k in range(5)])}, 1)
         assert engine.read("some").to_pylist() == [{"city": "Bern", "n": 0, "_diff": 2}]
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         rebuild_plan(describe_plan(flow))
     assert "threshold('least(n, 2)')" in dd.Flow.explain(flow_of("least(n, 2)"))
     again = rebuild_plan(describe_plan(flow_of("least(n, 2)")))
@@ -156,16 +156,16 @@ def test_multiplicities_that_leave_int64_refuse_the_step(formula: str) -> None:
 def test_collections_that_do_not_fit_are_refused(verb: str) -> None:
     _, (a, b) = two()
     call = getattr(a, verb)
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         call(b.project({"City": "city", "n": "n"}))
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         call(b.project({"city": "city", "n": "cast(n as string)"}))
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         call(two()[1][0])
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         call("b")
     if verb in ("except_", "intersect"):
-        with raises(dd.SpecError):
+        with raises(dd.errors.SpecError):
             call()
 
 
@@ -174,5 +174,5 @@ def test_rows_that_are_forgotten_without_a_word_have_no_threshold() -> None:
     spec = dd.Upsert("id", order_by="n", expiry=dd.Expiry(ttl=3, on_expire="forget"))
     rows = flow.upserts("rows", COLUMNS, spec)
     for make in (lambda c: c.project(["city"]).distinct(), lambda c: c.threshold("n"), lambda c: c.except_(c)):
-        with raises(dd.SpecError):
+        with raises(dd.errors.SpecError):
             make(rows)

@@ -285,7 +285,7 @@ def test_lists_and_structs_are_compared_by_something_that_stays() -> None:
                 engine._check_invariants()
             found.add(repr(sorted(map(repr, engine.read("top").to_pylist()))))
     assert len(found) == 1
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         rows.top(2, by=["l"])
 
 
@@ -368,14 +368,14 @@ def test_orders_are_read_as_they_are_written() -> None:
     ],
 )
 def test_what_is_wrong_is_named(told: dict[str, Any]) -> None:
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         feeds()[1].top(**({"k": 1, "by": ["n"]} | told))
 
 
 def test_rows_that_are_forgotten_without_a_word_have_no_top() -> None:
     spec = dd.Upsert("id", order_by="n", expiry=dd.Expiry(ttl=3, on_expire="forget"))
     rows = dd.Flow().upserts("rows", {"id": int, "n": int}, spec)
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         rows.top(1, by=["n"])
 
 

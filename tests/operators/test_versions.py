@@ -431,7 +431,7 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
 def test_what_is_wrong_is_named(told: dict[str, Any], words: str) -> None:
     columns = {"id": int, "at": int, "price": int, "note": str, "tags": pa.list_(pa.string())}
     rows = dd.Flow().updates("prices", columns)
-    with pytest.raises(dd.SpecError, match=words):
+    with pytest.raises(dd.errors.SpecError, match=words):
         rows.versions(**({"key": "id", "order_by": "at"} | told))
 
 
@@ -444,10 +444,10 @@ def test_a_delete_that_is_no_condition_is_refused() -> None:
 def test_what_has_no_history_is_refused() -> None:
     flow = dd.Flow()
     rows = flow.upserts("rows", {"id": int, "at": int}, dd.Upsert("id", order_by="at"))
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         rows.versions("id", "at")
     spec = dd.Upsert(["id", "at"], order_by="seen", expiry=dd.Expiry(ttl=3, on_expire="forget"))
-    with raises(dd.SpecError):
+    with raises(dd.errors.SpecError):
         flow.upserts("more", {"id": int, "at": int, "seen": int}, spec).versions("id", "at")
 
 

@@ -65,7 +65,7 @@ def test_changes_of_several_steps_are_a_list_of_their_updates() -> None:
     axes = dd.plot.changes([step["by_city"] for step in steps])
     assert [heights(each) for each in axes.containers] == [[1, 2], [0, -1]]
     for given in (steps[0], steps):
-        with raises(dd.SpecError):
+        with raises(dd.errors.SpecError):
             dd.plot.changes(given)
 
 
