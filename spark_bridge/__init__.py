@@ -1,11 +1,11 @@
-"""Run a ddflow plan on stock PySpark, partition by partition, with the rows of the local engine.
+"""Run a ddflow plan on stock PySpark, partition by partition, with the same results as the local engine.
 
     out = spark_bridge.run(flow, {"orders": df}, partitions=8)      # a DataFrame for each output
     out = spark_bridge.run(flow, {"orders": df}, state="orders.state")        # continues a state, and commits
     spark_bridge.sql("select count(*) n from orders", {"orders": dd.keyed(df, spec)})
     spark_bridge.stream(flow, {"orders": stream_df}, state="orders.state").start()
 
-Importing this imports nothing of Spark, and no session is made behind the caller's back. docs/spark.md has the rest.
+The import loads nothing of Spark, and no function creates a session for you. See docs/spark.md for more.
 
 >>> import spark_bridge
 >>> sorted(spark_bridge.__all__)
@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'spark_bridge' has no attribute {name!r}")
     try:
         value = getattr(importlib.import_module(f"spark_bridge.{_HOMES[name]}"), name)
-    except ImportError as error:  # none at all, or one that is too old for what is imported from it
+    except ImportError as error:  # PySpark is missing, or too old for an import here
         if (error.name or "").split(".")[0] not in ("pyspark", "py4j"):
             raise
         raise MissingExtra(f"spark_bridge.{name}", str(error), "pip install 'ddflow[spark]'") from None

@@ -1,8 +1,8 @@
-"""Fork Spark's Python workers from a daemon with ddflow loaded and its kernels read from their cache.
+"""Fork Spark's Python workers from a daemon that has loaded ddflow and its compiled kernels.
 
-A worker that is forked here behaves like any other, and has nothing open. What a process has open or running when it
-forks is broken in its children, so one thread loads kernels and does nothing else. A daemon that fails gives no worker
-at all, so an error while loading is left for the worker to meet. Spark starts it, by ``spark.python.daemon.module``.
+Spark starts this module through ``spark.python.daemon.module``. Forked workers start with everything imported. Open
+files and threads break in the children of a fork, so the daemon loads kernels in one thread and opens nothing else. A
+daemon that fails would give no worker at all, so it only logs errors, and the worker meets them again.
 
 >>> callable(main)
 True
@@ -18,10 +18,10 @@ LOG = logging.getLogger("ddflow")
 
 
 def preload_kernels() -> None:
-    """Import what tasks import, and load the kernels if all of them are compiled.  About a second; never fails.
+    """Import the modules of tasks, and load the kernels if all of them are compiled. Takes about a second; never fails.
 
-    Where some are missing, tasks load or interpret what they call: compiling all of them here would keep the first
-    batch waiting.
+    If kernels are missing, each task loads or interprets the ones it calls. Compiling all of them here would delay the
+    first batch.
     """
     try:
         import spark_bridge.tasks  # noqa: F401
@@ -31,7 +31,7 @@ def preload_kernels() -> None:
 
         if is_cache_filled(cache_directory()):
             compile_all_kernels()
-        # Spark collects garbage after every task, and what is loaded here never is any.
+        # Spark collects garbage after every task; these objects are permanent, so exclude them.
         gc.collect()
         gc.freeze()
     except (DdflowError, ImportError, OSError, RuntimeError) as error:
@@ -42,7 +42,7 @@ def main() -> None:
     """Serve as Spark's own daemon does."""
     from pyspark.daemon import manager
 
-    # Spark reads the port from the standard output; whatever loading prints must not come before it.
+    # Spark reads the port from the standard output, so nothing else may be printed there first.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
         preload_kernels()

@@ -1,8 +1,8 @@
-"""Decode a frame of messages of a change feed to a frame of rows, before a flow or without one.
+"""Decode a DataFrame of change feed messages to a DataFrame of rows, before a flow or without one.
 
-Tasks decode with the code of an input's ``format=``, batch for batch, in the order of the messages. Nothing is folded:
-a key has a row for each event, and a delete is a row. A message that cannot be read fails the job, unless the format
-drops such. It runs nothing; a frame that is a stream stays one.
+Tasks decode with the code of an input's ``format=``, batch by batch, in the order of the messages. Rows of a key are
+not merged: each event is a row, and a delete is a row too. An unreadable message fails the job, unless the format drops
+such messages. The call runs nothing, and a stream stays a stream.
 
 >>> import ddflow as dd
 >>> names = _bind_messages(dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id")).schema.names
@@ -29,14 +29,15 @@ from spark_bridge.tasks import Batches, Task, to_spark_batches
 from spark_bridge.types import arrow_schema, spark_schema
 
 NAME: Final = "messages"
-"""The input's name in errors."""
+"""Name of the input in errors."""
 
 
 @dataclass(frozen=True)
 class DecodeTask(Task):
-    """Messages in, rows out, in types that travel.
+    """The task that decodes messages to rows in Spark's types.
 
-    ``names``: of the columns that come. ``beside``: those that go along. O(bytes). Raises `BadMessage`.
+    ``names``: the column names by position. ``beside``: the columns to copy from the messages. O(bytes). Raises
+    `BadMessage`.
     """
 
     format: Format
@@ -61,53 +62,54 @@ class DecodeTask(Task):
 def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep: Sequence[str] = ()) -> DataFrame:
     """Decode messages of a Debezium topic or another change feed to rows.
 
-    A flow does not need this: ``flow.upserts(..., format=)`` and ``flow.updates(..., format=)`` take the messages
+    A flow does not need this: ``flow.upserts(..., format=)`` and ``flow.updates(..., format=)`` decode messages
     themselves.
 
     Parameters
     ----------
     frame : pyspark.sql.DataFrame
-        Messages: ``value`` (binary, text or a struct) and, where there are, ``key``, ``topic``, ``partition``,
-        ``offset``, ``timestamp``; a batch or a stream, such as ``spark.readStream.format("kafka")`` gives.
+        Messages: ``value`` (binary, text or a struct) and optionally ``key``, ``topic``, ``partition``, ``offset``,
+        ``timestamp``. A batch or a stream, for example from ``spark.readStream.format("kafka")``.
     format : Format
         One of ``dd.formats``.
     schema
-        The columns that rows have, as `Flow.upserts` takes them.
+        The columns of the rows, as in `Flow.upserts`.
     spec : Upsert
-        Its key.  Without ``order_by`` the rows get columns that order events, which the format knows.
+        The key. Without ``order_by`` the rows get columns of the format that order the events.
     keep : sequence of str
-        Columns of the messages that rows have, too, such as ``["topic", "partition", "offset"]``.
+        Columns of the messages to copy to the rows, such as ``["topic", "partition", "offset"]``.
 
     Returns
     -------
     pyspark.sql.DataFrame
-        The columns of ``schema``; ``_position`` and, in most formats, ``_row``, by which events of a key are
-        ordered; ``_deleted``, true where only the key (and an order of your own) is there; ``_absent``, the cells that
-        an event lacks, for a format with ``unavailable=True``; ``_bad``, for one with ``on_bad="drop"``; and those to
+        The columns of ``schema``; ``_position`` and, in most formats, ``_row``, which order the events of a key;
+        ``_deleted``, true for rows with only the key (and an order of your own); ``_absent``, the missing cells of an
+        event, for a format with ``unavailable=True``; ``_bad``, for a format with ``on_bad="drop"``; and the columns of
         ``keep``.
 
     Raises
     ------
     SpecError, SchemaMismatch, NotArrow
-        For what does not fit: spec, format and schema; the columns of ``frame``; what is no DataFrame.
+        If spec, format and schema do not fit together; for wrong columns of ``frame``; for a value that is no
+        DataFrame.
     MissingExtra
         Without pandas (for PySpark).
 
     Notes
     -----
-    O(bytes), in tasks.  A message that cannot be read fails the job with `BadMessage` inside Spark's error, unless the
-    format drops such.  A truncate is one: it deletes rows that only a state knows.  Messages of another table than that
-    of the first are bad, as far as one task reads both: of a topic that has several, name one by ``table=`` of the
-    format.
+    O(bytes), in tasks. An unreadable message fails the job with `BadMessage` inside Spark's error, unless the format
+    drops such messages. A truncate is unreadable here, because only a state knows the deleted rows. A message of
+    another table than the first one is bad, if the same task reads both. For a topic with several tables, name one by
+    ``table=`` of the format.
 
     Examples
     --------
     ::
 
-        feed = spark.readStream.format("kafka").option("subscribe", "shop.public.orders")...load()
-        rows = spark_bridge.decode(feed, dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id"))
-        latest = dd.Upsert(key="id", order_by=["_position", "_row"], delete=dd.tombstone("_deleted"))
-        flow.upserts("orders", rows, latest)
+        feed = spark.readStream.format("kafka").option("subscribe", "shop.public.orders")...load() rows =
+        spark_bridge.decode(feed, dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id")) latest =
+        dd.Upsert(key="id", order_by=["_position", "_row"], delete=dd.tombstone("_deleted")) flow.upserts("orders",
+        rows, latest)
     """
     given, bound = arrow_schema(frame), _bind_messages(format, schema, spec)
     assert bound.format is not None
@@ -120,13 +122,13 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
             raise SpecError(f"keep {name!r} of messages", "rows have a column of that name", "rename it in the rows")
     kept = pa.schema([given.field(name) for name in keep])
     columns = spark_schema(pa.schema([*bound.schema, *kept]), "rows of messages")
-    numbered = frame.toDF(*(f"c{i}" for i in range(len(given))))  # Spark minds case, dots and quotes
+    numbered = frame.toDF(*(f"c{i}" for i in range(len(given))))  # Spark interprets case, dots and quotes
     task = DecodeTask(bound.format, bound.message_target._replace(history=True), tuple(given.names), tuple(keep))
     return map_arrow(numbered, task, columns)
 
 
 def _bind_messages(format: Any, schema: Any, spec: Any) -> BoundUpserts:
-    """Bind an input of such messages. Raises `SpecError`."""
+    """Bind an input for these messages. Raises `SpecError`."""
     if not isinstance(format, Format):
         raise SpecError("decode messages", f"the format is {format!r:.99}", "give one of dd.formats")
     flow = Flow()

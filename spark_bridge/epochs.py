@@ -1,9 +1,9 @@
-"""Run a plan or a query on DataFrames: lazily from nothing, or as one epoch of a state that is committed at once.
+"""Run a plan or a query on DataFrames: lazily without a state, or as one committed epoch of a state.
 
-The rows are those of the local engine. A frame of an output reads committed files, so a second action computes nothing
-again. A query is a run of a flow with an input for each frame, by its name and in its columns, and one output. A keyed
-frame is upserts, a bare one is rows that are appended. Columns count as nullable, because Spark derives that from how a
-frame was made; rows are looked at.
+The results equal those from the local engine. With a state, the DataFrame of an output reads committed files, so a
+second action computes nothing again. A query becomes a flow with one input for each DataFrame and one output. A keyed
+DataFrame holds upserts, a bare one holds appended rows. Columns count as nullable, because Spark derives nullability
+from the way a DataFrame was made; the rows themselves are checked.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -56,16 +56,19 @@ from spark_bridge.types import arrow_schema, build_output_schemas, map_frames_to
 
 _NAMES = "name string, length bigint, digest binary"
 OUT: Final = "out"
-"""The name of a query's output in a state."""
+"""Name of a query's output in a state."""
 
 
 class Ran(Mapping[str, DataFrame]):
-    """The outputs of an epoch: a mapping of each name to a DataFrame of its committed files.
+    """The outputs of an epoch: a mapping from each name to a DataFrame of its committed files.
 
-    ``epoch``, ``time``: its number, and the ``_time`` of its updates.  ``frontier``: the least time still open.
-    ``replayed``: whether it had been committed before.  ``verdicts``: of its events.  ``rows``: that came, by input.
-    ``figures``: microseconds and bytes, over all tasks, and of the driver.  ``sinks``: by output, the last epoch that
-    its sink has.
+    - ``epoch``, ``time``: the number of the epoch, and the ``_time`` of its updates.
+    - ``frontier``: the least time still open.
+    - ``replayed``: whether the epoch was committed before.
+    - ``verdicts``: the verdicts of its events.
+    - ``rows``: the number of received rows, by input.
+    - ``figures``: microseconds and bytes of all tasks, and of the driver.
+    - ``sinks``: the last epoch of each sink, by output.
     """
 
     def __init__(self, job: Job, session: Any, done: EpochResult) -> None:
@@ -96,7 +99,7 @@ class Ran(Mapping[str, DataFrame]):
         return f"Ran(epoch {self.epoch}; {', '.join(sizes)}; {self.verdicts})"
 
     def updates(self, name: str) -> int:
-        """How many updates an output gained, an int, without reading them.  O(1)."""
+        """Return the number of new updates of an output, an int, without reading them. O(1)."""
         output = self._done.outputs.get(name)
         return 0 if output is None else output.rows
 
@@ -144,50 +147,50 @@ def run(
 ) -> Mapping[str, DataFrame]:
     """Run a flow over batch DataFrames and return a DataFrame of updates for each output.
 
-    Without ``state``, it runs from an empty start and the frames are lazy: no job runs yet.  With ``state``, it runs at
-    once, as one epoch, committed when it returns; inputs without a DataFrame have no rows.
+    Without ``state``, the DataFrames are lazy: no job runs yet. With ``state``, the call commits one epoch, and inputs
+    may lack a DataFrame.
 
     Parameters
     ----------
     flow, frames
-        The plan; a DataFrame by input, whose columns are matched by name.  With one input its DataFrame will do.
+        The plan; a DataFrame for each input, with columns matched by name. One input can take a bare DataFrame.
     partitions : int, optional
-        Of each shuffle, by default ``spark.sql.shuffle.partitions``, and no more than the cores of a local master.  Of
-        a new state, by default the cores, at most ``spark.sql.shuffle.partitions``; another number is refused later.
+        The partitions of each shuffle: by default ``spark.sql.shuffle.partitions``, at most the cores of a local
+        master. With a new state, by default the cores, at most that setting; later runs need the same number.
     state : str, optional
-        A folder that driver and executors see, or ``s3://bucket/prefix``.  All further parameters need it.
+        A folder that driver and executors see, or ``s3://bucket/prefix``. All further parameters need it.
     epoch : int, optional
-        The epoch's number.  A committed one returns what it returned.
+        The number of the epoch. A committed one returns its result again.
     outputs : str, optional
-        A folder in which the updates appear as Parquet.
+        A folder for the updates as Parquet.
     close : bool
-        Hold-back mode: close all times after the epoch.
-    memory : str or int, optional
-        What a task may take, such as "1GB".
-    trust, part_cache, keep
-        As in `Flow.open`; what a worker may keep open of the state; how many epochs you can replay, and follow.
+        In hold-back mode, close all times after the epoch.
+    memory, trust : optional
+        The memory of a task, such as "1GB"; as in `Flow.open`.
+    part_cache, keep
+        The memory for partitions that a worker keeps open; the number of epochs that you can replay and follow.
     sinks, give_up_after
-        As in `Engine.run`; when this returns, they have the epoch.
+        As in `Engine.run`. The sinks have the epoch when the call returns.
 
     Returns
     -------
     mapping of str to DataFrame
-        With ``state`` a `Ran`, whose frames read the committed files.
+        With ``state`` a `Ran`, whose DataFrames read the committed files.
 
     Raises
     ------
     SpecError, SchemaMismatch, NotArrow, WrongMode, MissingExtra
-        For no output, one without a Spark type, bad ``partitions``; for a missing or wrong input or column; for no
-        DataFrame; for a stream; without pandas (for PySpark).
+        For no output, or one without a Spark type; bad ``partitions``; a wrong input or column; no DataFrame; no
+        pandas.
     StateRefused, PlanChanged, EpochSkipped, ReplayMismatch, Fenced, NullKey
         With ``state``, as `Flow.open` and `Engine.step`.
     SinkRefused, SinkAhead, SinkFailed
-        As `Engine.run`; after `SinkFailed` the epoch may be committed, and goes to the sink with the next run.
+        As `Engine.run`. After `SinkFailed` the epoch may be committed; the next run delivers it to the sink.
 
     Notes
     -----
-    Epoch mode is one step, stamped 0; hold-back mode takes all events in and closes the input.  Where arrival decides
-    (``tie="last"`` or ``"first"``), it is by partition of the frame, then by row.  Null keys and ties fail the job.
+    Epoch mode makes one step at time 0; hold-back mode takes all events and closes the input. For ``tie="last"`` or
+    ``"first"``, rows arrive by partition of the DataFrame, then by row. Null keys and ties fail the job.
     """
     frames = map_frames_to_inputs(flow, frames)
     if state is None:
@@ -199,7 +202,7 @@ def run(
 
 
 def stage(flow: Flow) -> SingleStageTask:
-    """Return the one stage of a flow as a function for ``mapInArrow``. You bring each key into one partition.
+    """Return the one stage of a flow as a function for ``mapInArrow``. The caller brings each key into one partition.
 
     Parameters
     ----------
@@ -208,14 +211,14 @@ def stage(flow: Flow) -> SingleStageTask:
 
     Returns
     -------
-    OnlyStage
+    SingleStageTask
         A function from record batches to record batches.
 
     Raises
     ------
     SpecError
-        For several inputs or outputs, for a second shuffle, and for a tie that arrival decides, because nothing can
-        carry it through your shuffle.
+        For several inputs or outputs, for a second shuffle, and for a tie that arrival decides, because your shuffle
+        does not keep the order of arrival.
 
     Examples
     --------
@@ -237,7 +240,7 @@ def schema(flow: Flow) -> StructType:
     Raises
     ------
     SpecError
-        If there is not exactly one output, or no Spark type for a column.
+        If there is not exactly one output, or a column has no Spark type.
     """
     if len(flow.outputs) != 1:
         raise SpecError(
@@ -249,7 +252,7 @@ def schema(flow: Flow) -> StructType:
 
 
 def _cut_single_stage(flow: Plan) -> Stages:
-    """Cut a flow that is a single stage. Raises `SpecError`, naming the parts that need more."""
+    """Cut a flow into its single stage. Raises `SpecError` with the parts that need more stages."""
     asked, run_it = "a flow as one stage", "use spark_bridge.run(flow, frames)"
     stages = cut_stages(flow)
     for what, names in (("inputs", [*flow.inputs]), ("outputs", [*flow.outputs, *flow.side_outputs()])):
@@ -277,7 +280,7 @@ def _cut_single_stage(flow: Plan) -> Stages:
 
 
 class _OutputFrames(dict[str, DataFrame]):
-    """A frame for each output.  Raises `NoSuchOutput`, a `KeyError`, for another name."""
+    """A DataFrame for each output. Raises `NoSuchOutput`, a `KeyError`, for another name."""
 
     def __missing__(self, name: str) -> DataFrame:
         return raise_no_output(name, self)
@@ -286,9 +289,9 @@ class _OutputFrames(dict[str, DataFrame]):
 def _run_lazily(
     flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None, given: Mapping[str, Any]
 ) -> dict[str, DataFrame]:
-    """Make a frame for each output from an empty start; outputs share the frames of common stages.
+    """Make a DataFrame for each output without a state. Outputs share the DataFrames of common stages.
 
-    ``given``: options that need a state. Raises `SpecError` for one that is not None.
+    ``given``: options that need a state. Raises `SpecError` if any of them is not None.
     """
     for name in (name for name, value in given.items() if value is not None):
         raise SpecError(
@@ -331,7 +334,7 @@ def _list_inputs(flow: Plan, name: str) -> tuple[Any, ...]:
 
 
 def _choose_partitions(given: int | None, frame: DataFrame) -> int:
-    """Return the number of partitions of a shuffle: as given, or by Spark's settings. Raises `SpecError`."""
+    """Return the number of partitions of a shuffle: ``given``, or from Spark's settings. Raises `SpecError`."""
     if given is None:
         most, context = int(frame.sparkSession.conf.get(SHUFFLES) or 0), get_spark_context(frame.sparkSession)
         local = context is not None and str(context.master).startswith("local")
@@ -346,9 +349,9 @@ def _choose_partitions(given: int | None, frame: DataFrame) -> int:
 def _run_epoch(
     flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions, epoch: int | None, close: bool
 ) -> Ran:
-    """Run and commit one epoch of rows of some inputs.  ``close``: all times after it, in hold-back mode.
+    """Run and commit one epoch. ``close``: close all times after it, in hold-back mode.
 
-    Raises what `spark_bridge.run` says.
+    Raises the errors of `run`.
     """
     if close and not flow.holds_back:
         raise WrongMode(
@@ -371,7 +374,7 @@ def _run_epoch(
 
 
 def find_session(frames: Mapping[str, DataFrame]) -> Any:
-    """Return the session of some frames; without any, the active one. Raises `SpecError` if there is none."""
+    """Return the session of the DataFrames; without any, the active one. Raises `SpecError` if there is none."""
     for frame in frames.values():
         return frame.sparkSession
     session = SparkSession.getActiveSession()
@@ -402,18 +405,18 @@ def sql(
 ) -> DataFrame:
     """Run a query over batch DataFrames and return a DataFrame of the updates of its answer.
 
-    Without ``state``, the frame is lazy and the answer's updates lead there from nothing. With ``state``, the rows of
-    the frames are one more epoch of it, committed when this returns, and the DataFrame has the updates of that epoch.
+    Without ``state``, the DataFrame is lazy and its updates build the answer from nothing. With ``state``, the rows are
+    its next epoch, which is committed when the call returns. The DataFrame then has the updates of that epoch.
 
     Parameters
     ----------
     query : str
-        In Spark's SQL, as `Flow.sql` takes it.
+        In Spark's SQL, as in `Flow.sql`.
     frames : mapping of str to KeyedFrame or DataFrame
-        The tables of the query: ``dd.keyed(df, dd.Upsert(key=...))`` for upserts, a bare frame for rows that are
-        appended.  All of them each time; one without new rows is empty.
+        The tables of the query: ``dd.keyed(df, dd.Upsert(key=...))`` for upserts, a bare DataFrame for appended rows.
+        Pass all of them each time; one without new rows is empty.
     partitions, state, epoch, outputs, close, memory, trust, part_cache, keep, sinks, give_up_after
-        As in `run`.  In a state the output is called "out".
+        As in `run`. In a state the output is called "out".
 
     Returns
     -------
@@ -423,21 +426,21 @@ def sql(
     Raises
     ------
     ExpressionError
-        For a query that cannot be maintained, and for a table that has no frame, with their place.
+        For a query that cannot be maintained, and for a table without a DataFrame, with the position in the query.
     SpecError
-        For frames that are no mapping, a frame that the query does not ask, and a spec that does not fit its frame.
+        If ``frames`` is not a mapping, if the query does not use a DataFrame, or if a spec does not fit its DataFrame.
     NotArrow, SchemaMismatch
-        For what is no DataFrame; for a column of a type that cannot travel.
+        For a value that is no DataFrame; for a column of a type that cannot travel.
     DdflowError
-        What `run` raises.
+        The errors of `run`.
 
     Examples
     --------
     ::
 
-        tables = {"orders": dd.keyed(orders, dd.Upsert(key="id")), "clicks": clicks}
-        query = "select o.city, count(*) n from orders o join clicks c on c.order = o.id group by o.city"
-        spark_bridge.sql(query, tables, state="by_city.state").show()
+        tables = {"orders": dd.keyed(orders, dd.Upsert(key="id")), "clicks": clicks} query = "select o.city, count(*) n
+        from orders o join clicks c on c.order = o.id group by o.city" spark_bridge.sql(query, tables,
+        state="by_city.state").show()
     """
     flow, given = plan_query(query, frames)
     options: dict[str, Any] = {"state": state, "epoch": epoch, "outputs": outputs, "close": close, "memory": memory}
@@ -454,12 +457,12 @@ def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | Non
     flow : Flow or str
         A flow, or a query over ``frames``.
     frames : mapping of str to KeyedFrame or DataFrame, optional
-        Of a query, as in `sql`.
+        The tables of a query, as in `sql`.
 
     Returns
     -------
     str
-        Several lines.  A prompt and a notebook show them as they are.
+        Several lines. A prompt and a notebook show them with line breaks.
 
     Raises
     ------
@@ -468,7 +471,7 @@ def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | Non
 
     Notes
     -----
-    It runs nothing.  Between two stages lies one shuffle.
+    It runs nothing. There is one shuffle between two stages.
 
     Examples
     --------
@@ -493,7 +496,7 @@ def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | Non
 
 
 def plan_query(query: str, frames: Any) -> tuple[Flow, dict[str, Any]]:
-    """Plan a query; return its flow and the frame of each of its inputs. Runs nothing. Raises the errors of `sql`."""
+    """Plan a query. Return its flow and the DataFrame of each input. Runs nothing. Raises the errors of `sql`."""
     if not isinstance(frames, Mapping):
         found = f"the frames are a {type(frames).__name__}"
         raise SpecError("a query on Spark", found, "give {table: DataFrame, or dd.keyed(DataFrame, dd.Upsert(...))}")
@@ -535,25 +538,25 @@ def sync(
     state : str
         Its folder, or ``s3://bucket/prefix``.
     sinks : mapping of str to TableSink
-        By output.
+        The sinks by output.
     adopt, dry
         As in `Engine.sync`.
     detach : tuple of str
-        Sinks to forget then, for which the state would go on keeping updates; as `Engine.detach`.
+        Sinks to detach afterwards, so that the state stops keeping updates for them, as in `Engine.detach`.
     trust : {"owner", "group"}
         As in `Flow.open`.
 
     Returns
     -------
     dict of str to Synced
-        By output, how many rows of the table were deleted, changed and added.
+        By output, the number of deleted, changed and added rows of the table.
 
     Raises
     ------
     SinkRefused, SinkFailed, SpecError
         As `Engine.sync`.
     DdflowError
-        What opening the state raises.
+        The errors of opening the state.
 
     Notes
     -----

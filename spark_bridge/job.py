@@ -1,12 +1,11 @@
-"""Run one epoch of a state as a Spark job, from frames of rows to a commit and its delivery to sinks.
+"""Run one epoch of a state as a Spark job: from DataFrames to a commit, then to the sinks.
 
-Only the coordinator commits, by receipts of tasks that ran to their end; so an epoch is committed whole, once, or not
-at all, whatever Spark repeats or kills. It goes to sinks after its commit: the driver writes it, or commits files that
-tasks made of a large one. Frames are checked before a task runs, because a failure of Spark's names no column.
+    rows --route--> chunks --repartitionById--> stage 0 --repartitionById--> stage 1 ... --> receipts --> commit
 
-    rows --Route--> chunks --repartitionById--> stage 0 --repartitionById--> stage 1 ... --> receipts --> commit
-
-Limits: `epochs` and `streams` choose what an epoch is. It keeps no state in this process.
+The driver alone commits, from the receipts of finished tasks, so an epoch is committed once as a whole or not at all,
+even if Spark repeats or kills tasks. Sinks receive an epoch after its commit: the driver writes it, or for large ones
+tasks make the files. DataFrames are checked before a task runs, because Spark's own errors name no column.
+Limits: `epochs` and `streams` decide what an epoch contains. It keeps no state in this process.
 
 >>> ROWS.simpleString(), StateOptions("state").keep, check_address("/mnt/shared/orders")
 ('struct<to:int,what:int,origin:string,at:bigint,rows:bigint,digest:binary,payload:binary>', 100, '/mnt/shared/orders')
@@ -68,22 +67,27 @@ from spark_bridge.types import (
 
 ROWS: Final = spark_schema(PACKED, "packed rows")
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
-"""Spark's setting: how many partitions a shuffle has."""
+"""Spark's setting for the number of partitions of a shuffle."""
 ATTEMPTS: Final = 4
-"""How often the job of an epoch may be run; Spark's own number for a task."""
+"""Number of attempts at the job of an epoch; Spark's own number for a task."""
 _GIVEN_UP: Final = "with indeterminate "
 KEEP: Final = 100
-"""How many epochs can be replayed, and followed by others, by default."""
+"""Number of epochs that can be replayed and followed by default."""
 
 
 class StateOptions(NamedTuple):
-    """How a state is opened, how its tasks run, and where its outputs go.
+    """Options of a state, its tasks and its outputs.
 
-    ``partitions``: None for the state's own. ``outputs``: a folder of Parquet files, or None. ``memory``: a size, of a
-    task. ``trust``: as in `Flow.open`. ``part_cache``: what a worker keeps open, a size or "auto". ``adopt``: whether
-    another query may go on feeding the state. ``name``: what Spark's pages and the log call it, by default its inputs.
-    ``keep``: how many epochs can be replayed, and followed. ``checkpoint``: of the query, for messages. ``metrics``: as
-    in `Flow.open`. ``sinks``: by output, or None. ``delivery``: what may wait for them, and how long one may fail.
+    - ``partitions``: None for the state's own number.
+    - ``outputs``: a folder of Parquet files, or None.
+    - ``memory``: the memory of a task, as a size.
+    - ``trust``, ``metrics``: as in `Flow.open`.
+    - ``part_cache``: the memory for partitions that a worker keeps open, a size or "auto".
+    - ``adopt``: whether another query may continue to feed the state.
+    - ``name``: the name in Spark's web UI and the log, by default the inputs.
+    - ``keep``: the number of epochs that can be replayed and followed.
+    - ``checkpoint``: the checkpoint folder of the query, for messages.
+    - ``sinks``: the sinks by output, or None. ``delivery``: their backlog limit and retry time.
     """
 
     state: str
@@ -102,7 +106,7 @@ class StateOptions(NamedTuple):
 
 
 def check_address(state: Any, outputs: Any = None) -> str:
-    """Check and return the address of a state that tasks can open too, and check the target of its outputs.
+    """Return the address of a state that tasks can open too, and check the folder of its outputs.
 
     Raises `SpecError`, `StateRefused` for a scheme that is not supported.
     """
@@ -119,8 +123,8 @@ def check_address(state: Any, outputs: Any = None) -> str:
 class Job:
     """A flow on a state and its sinks, opened by the driver. ``columns``: by input, from `check_columns`.
 
-    Raises `SpecError` for a flow that cannot run, for example on a state with another number of partitions than the
-    options, and for an output that has no such sink; and the errors of `EpochDriver.open`.
+    Raises `SpecError` for a flow that cannot run, such as on a state with another number of partitions, and for a sink
+    without an output. Raises the errors of `EpochDriver.open`.
     """
 
     def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, session: Any) -> None:
@@ -152,7 +156,7 @@ class Job:
             warn_of_missing_sinks(self.coordinator.log.sinks, sinks, self.store)
 
     def close(self, acknowledge: bool = False) -> None:
-        """Close sinks and state; twice is harmless. ``acknowledge``: say in the state what sinks have, not later."""
+        """Close sinks and state; twice is harmless. ``acknowledge``: publish the positions of the sinks first."""
         with suppress(DdflowError):
             if acknowledge:
                 self.epochs.publish_connector_positions()
@@ -160,7 +164,7 @@ class Job:
         self.coordinator.close()
 
     def drain_sinks(self) -> None:
-        """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""
+        """Deliver all missing epochs to the sinks, and publish their positions. Raises the errors of sinks."""
         self.sinks.drain()
         self.epochs.publish_connector_positions()
 
@@ -183,7 +187,7 @@ class Job:
         return [bytes(each) for (each,) in collected]
 
     def route_frames(self, frames: Mapping[str, DataFrame]) -> DataFrame:
-        """Combine frames into one of chunks, each with its partition. Runs nothing.
+        """Combine DataFrames into a single DataFrame of chunks. Runs nothing.
 
         Raises `MissingExtra` if pandas is missing or does not fit.
         """
@@ -202,9 +206,9 @@ class Job:
     def commit_epoch(
         self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None, epoch: int | None = None
     ) -> EpochResult:
-        """Commit an epoch of such chunks or of no rows, unless it is committed: then compare its rows.
+        """Commit an epoch of these chunks, or of no rows. If it is committed already, compare its rows.
 
-        Raises what tasks and coordinator raise.
+        Raises the errors of the tasks and of the driver.
         """
         before = self.coordinator.committed(epoch=epoch, feed=feed, adopt=self.options.adopt)
         if before is not None:
@@ -227,13 +231,13 @@ class Job:
         return committed._replace(figures={**committed.figures, **more})
 
     def _backfill_plan_additions(self, session: Any) -> None:
-        """Have tasks make what the plan has more than the state."""
+        """Run tasks that fill the new parts of the plan."""
         start = self.coordinator.begin_backfill()
         with self.job_context(session, f"what is new, before epoch {start.epoch}"):
             self.coordinator.finish_backfill(start, self._run_stages(session, None, start))
 
     def replay_epoch(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> EpochResult:
-        """Return the result of a committed epoch after comparing its rows. Raises `ReplayMismatch` for others."""
+        """Return the result of a committed epoch if its rows are the same. Raises `ReplayMismatch` if not."""
         chunks: list[Any] = []
         past = self.coordinator.log.find_past_schemas(epoch.epoch)
         if packed is not None and past is not None:
@@ -259,23 +263,23 @@ class Job:
         return PastSchemaDigests(tuple(now.values()), tuple(then.values()), Secret(*self.coordinator.manifest.secret))
 
     def _run_stages(self, session: Any, packed: DataFrame | None, start: EpochStart) -> list[Receipt]:
-        """Run all stages, for every partition.  All of it again, a few times, where Spark gives a job up.
+        """Run all stages for every partition. Runs them again, a few times, if Spark gives up the job.
 
-        Receipts name files and differ from attempt to attempt, so when an executor is lost while the last stage runs,
-        Spark (from 4.2 on) takes a stage that it ran again for one that is no function of its rows, and stops.
+        Receipts name files, so they differ between attempts. If an executor is lost during the last stage, Spark (from
+        4.2 on) reruns an earlier stage, finds it indeterminate, and stops.
         """
         for left in reversed(range(ATTEMPTS)):
             try:
                 receipts = [] if packed is None else self._collect_receipts(packed, start)
-                # A relation that is empty for certain has no tasks.
+                # Spark runs no tasks for a relation that is known to be empty.
                 return receipts or self._collect_receipts(self._make_empty_chunks(session), start)
-            except Exception as error:  # py4j's own, or Spark's
+            except Exception as error:  # of py4j or of Spark
                 if not left or _GIVEN_UP not in str(error):
                     raise
         raise AssertionError
 
     def _collect_receipts(self, packed: DataFrame, start: EpochStart) -> list[Receipt]:
-        """Run all stages; the receipts of their tasks."""
+        """Run all stages and collect the receipts of their tasks."""
         frame = packed
         for stage in range(self.coordinator.cut.stages):
             task = EpochStageTask(self.coordinator.cut, start, stage, self.columns, self.stamp, self.part_cache)
@@ -284,7 +288,7 @@ class Job:
         return [Receipt.from_json(bytes(row[0]), "the receipt of a task") for row in collected]
 
     def _make_empty_chunks(self, session: Any) -> DataFrame:
-        """Make an empty call for each partition, so that its task runs."""
+        """Make one empty row for each partition, so that its task runs."""
         to = F.col("id").cast("int").alias("to")
         nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in ROWS.fields[1:]]
         called: DataFrame = session.range(self.coordinator.partitions).select(to, *nothing)
@@ -292,11 +296,11 @@ class Job:
 
     @contextmanager
     def job_context(self, session: Any, what: str) -> Iterator[None]:
-        """Set the settings and the description of a job of ddflow, and translate its errors."""
+        """Set the settings and the description of a ddflow job, show its progress, and translate its errors."""
         text = f"ddflow {self.name}: {what}"
         watched = show_job_progress(
             session, text.partition(", stage")[0]
-        )  # ours are not Spark's, which are counted there
+        )  # Spark counts other stages than the plan has, so leave those out
         with set_batch_sizes(session, self.memory), describe_jobs(session, text), watched, translate_errors():
             yield
 
@@ -317,21 +321,21 @@ def make_partitioner(
 
 
 def route_rows(frame: DataFrame, by: Partitioner, version: StateVersion | None) -> DataFrame:
-    """Send the rows of an input to chunks. ``version``: of the state that tasks must see. Raises `MissingExtra`."""
-    numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
+    """Pack the rows of an input into chunks. ``version``: the version that tasks must see. Raises `MissingExtra`."""
+    numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark interprets case, dots and quotes
     return map_arrow(numbered, RouteTask(by, version, tuple(frame.columns)))
 
 
 def union_chunks(frames: Iterable[DataFrame]) -> DataFrame:
-    """Union the chunks of some inputs."""
+    """Union the chunks of several inputs."""
     return reduce(lambda one, other: one.union(other), frames)
 
 
 def map_arrow(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFrame:
-    """Map a frame through a task that returns chunks, or rows of a ``schema``.
+    """Map a DataFrame through a task that returns chunks, or rows of a ``schema``.
 
-    The driver compiles missing kernels at the same time, because tasks start no processes. Raises `MissingExtra` if
-    PySpark cannot do that here: if pandas is missing or does not fit.
+    Meanwhile the driver compiles missing kernels, because tasks start no processes. Raises `MissingExtra` if PySpark
+    cannot run the task, because pandas is missing or does not fit.
     """
     cache.start_fill_process(cache_directory())
     try:
@@ -341,9 +345,9 @@ def map_arrow(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFra
 
 
 def check_columns(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ...]:
-    """Check a frame without its rows, and return the declared columns that it has.
+    """Check the columns of a DataFrame without its rows, and return the declared columns that it has.
 
-    Raises `SchemaMismatch`, and `WrongMode` for a stream in place of a batch, and the reverse.
+    Raises `SchemaMismatch`, and `WrongMode` for a stream instead of a batch or the reverse.
     """
     what = f"rows for {name!r}"
     if name not in flow.inputs:
@@ -371,7 +375,10 @@ def check_columns(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[s
 
 
 def choose_cache_limit(given: str | int | None, session: Any) -> CacheLimit:
-    """How much of the parts a worker keeps open: as given, or by Spark's memory of workers.  Raises `SpecError`."""
+    """Return the limit of partitions that a worker keeps open: ``given``, or from Spark's memory settings.
+
+    Raises `SpecError`.
+    """
     if given != AUTO:
         return CacheLimit(parse_size(given, "part_cache=") or 0)
     master, context = str(session.conf.get("spark.master", "local")), get_spark_context(session)
@@ -386,7 +393,7 @@ def choose_cache_limit(given: str | int | None, session: Any) -> CacheLimit:
 
 
 def _parse_mebibytes(size: str) -> int:
-    """Parse a size of Spark's settings, in MiB if without a unit.
+    """Parse a size in Spark's settings, in MiB if it has no unit.
 
     >>> [_parse_mebibytes(each) for each in ("384", "512m", "4g", "2GB", "1048576k")]
     [384, 512, 4096, 2048, 1024]
@@ -405,7 +412,7 @@ def _choose_default_partitions(session: Any) -> int:
 
 
 def _compute_flow_fingerprint(flow: Flow) -> str:
-    """Compute a stamp shared by flows that can use each other's open parts; unique for a flow with functions."""
+    """Compute a stamp: equal for flows that can share open partitions, unique for a flow with functions."""
     description = describe_plan(flow)
     try:
         rebuild_plan(description)

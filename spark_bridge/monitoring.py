@@ -1,10 +1,9 @@
-"""Report the epochs of queries: their figures as a table, a line of the log, JSON, or part of Spark's own progress.
+"""Report the epochs of queries, as a table, a log line, JSON, or part of Spark's progress.
 
-Every epoch that is counted was committed; one that Spark gave again is listed again, marked, and counts in no total.
-Times of the driver are by the clock, those of tasks are sums over tasks. A `Listener` adds an epoch's figures to the
-progress of Spark, by the query's id and the batch's number. Progress comes late, so the process that commits keeps
-accounts for a while; on Spark Connect, where another process commits, they are read from the state.
-Limits: no query waits for a report. A listener leaves queries that feed no state alone.
+All reported epochs are committed. A replayed epoch is listed again with a mark, and does not count in totals. Times of
+the driver are wall-clock times, times of tasks are sums. A `Listener` adds the figures to Spark's progress events,
+which come late, so the committing process keeps a record of each query. On Spark Connect they are read from the state.
+Limits: no query waits for a report. A listener ignores queries that feed no state.
 
 >>> figures = {"rows of orders": 3, "bytes": 900, "take": 1500, "open": 0, "step": 400, "write": 2100, "hit": 2,
 ...            "miss": 0, "memory": 70}
@@ -38,20 +37,24 @@ from ddflow.time import INT64, NEVER, format_time
 from spark_bridge.session import get_spark_context
 
 LINES: Final = 10
-"""How many of them a table shows."""
+"""Number of epochs that a table shows."""
 DRIVER: Final = {"begin": "driver_begin", "job": "driver_tasks", "commit": "driver_commit"}
-"""Stages by the driver's clock, and their figures: ``job`` is Spark's, from routing rows to the last receipt."""
+"""Stages by the driver's clock, and their figures. ``job`` is the Spark job, from routed rows to the last receipt."""
 TASKS: Final = ("take", "open", "step", "write")
-"""Stages within the job, summed over its tasks: rows from the shuffle, opening parts, resolving, writing files."""
+"""Stages of tasks, summed: take rows from the shuffle, open partitions, step, write files."""
 
 
 class EpochStats(NamedTuple):
-    """A batch that became an epoch.
+    """The figures of one committed epoch.
 
-    ``batch``: its number to its query; None without a query. ``rows``: that came, by input. ``counts``: events by
-    verdict. ``pending``: events that wait. ``updates``: by output, if not empty. ``nbytes``: of all files written.
-    ``figures``: microseconds and bytes. ``replayed``: whether it was committed before. ``time_type``: of times, as text
-    shows them.
+    - ``batch``: the number of its batch; None without a query.
+    - ``rows``: the number of received rows, by input.
+    - ``counts``: events by verdict. ``pending``: the number of waiting events.
+    - ``updates``: the number of updates by output, without empty outputs.
+    - ``nbytes``: the bytes of all written files.
+    - ``figures``: microseconds and bytes.
+    - ``replayed``: whether the epoch was committed before.
+    - ``time_type``: the type of times, for text.
     """
 
     batch: int | None
@@ -68,7 +71,7 @@ class EpochStats(NamedTuple):
 
     @classmethod
     def from_commit(cls, done: EpochResult, batch: int | None, time_type: pa.DataType) -> EpochStats:
-        """Make the figures of an epoch that this process committed. O(files)."""
+        """Build the figures of an epoch that this process committed. O(files)."""
         written = sum(blob.length for output in done.outputs.values() for blob in output.blobs)
         return cls(
             batch,
@@ -86,7 +89,7 @@ class EpochStats(NamedTuple):
 
     @classmethod
     def from_state(cls, epoch: Epoch, time_type: pa.DataType) -> EpochStats:
-        """Make the figures of an epoch from a state, without the driver's times. O(files)."""
+        """Build the figures of an epoch from a state, without the driver's times. O(files)."""
         each = []
         for call in epoch.calls:
             rows = {name.removeprefix(ROWS): n for name, n in call.figures.items() if name.startswith(ROWS)}
@@ -98,13 +101,13 @@ class EpochStats(NamedTuple):
 
     @property
     def cached(self) -> tuple[int, int]:
-        """How many parts were found open in a worker, and how many were needed: those that nothing came for are not."""
+        """Number of partitions that were open in a worker, and number of partitions that had rows."""
         hits, behind, misses = (self.figures.get(each, 0) for each in ("hit", "behind", "miss"))
         return hits, hits + behind + misses
 
     @property
     def stages(self) -> dict[str, int]:
-        """Microseconds by stage, those that are known.  O(1)."""
+        """Microseconds by stage, for the measured stages. O(1)."""
         names = DRIVER | {name: name for name in TASKS}
         return {stage: self.figures[name] for stage, name in names.items() if name in self.figures}
 
@@ -148,7 +151,7 @@ class EpochStats(NamedTuple):
         }
 
     def __str__(self) -> str:
-        """One line, as the log has it."""
+        """Return the log line."""
         batch = "" if self.batch is None else f"batchId {self.batch}: "
         rows, updates = _format_sum(self.rows), _format_sum(self.updates)
         stages = self.stages
@@ -163,7 +166,7 @@ class EpochStats(NamedTuple):
 
 
 def sum_epoch_stats(batches: Iterable[EpochStats]) -> EpochStats:
-    """Add up several batches; epoch, frontier and pending events are those of the last one. O(names). Pure."""
+    """Add up several epochs. The number, frontier and pending events are from the last one. O(names). Pure."""
     total = NOTHING
     for each in batches:
         most = max(total.figures.get("memory", 0), each.figures.get("memory", 0))
@@ -187,9 +190,9 @@ NOTHING: Final = EpochStats(None, 0, NEVER, {}, {}, 0, {}, 0, {}, False)
 
 
 class QueryStats(tuple[EpochStats, ...]):
-    """The last batches of a query, oldest first, and ``total``, of all ``epochs`` that were committed.
+    """The last epochs of a query, oldest first, and the ``total`` of all ``epochs`` committed epochs.
 
-    Prints as a table; equal where the batches are.
+    It prints as a table, and is equal to a tuple of the same epochs.
 
     >>> figures = {"take": 1500, "open": 0, "step": 400, "write": 2100, "hit": 2}
     >>> batch = EpochStats(6, 7, 8, {"orders": 3}, {"applied": 2, "noop": 1}, 0, {"by_city": 4}, 1100, figures, False)
@@ -206,14 +209,14 @@ class QueryStats(tuple[EpochStats, ...]):
     epochs: int
 
     def __new__(cls, batches: Iterable[EpochStats], total: EpochStats, epochs: int) -> QueryStats:
-        """Make the stats from the arguments of the class. O(batches)."""
+        """Create the stats from the arguments of the class. O(batches)."""
         made = super().__new__(cls, batches)
         made.total, made.epochs = total, epochs
         return made
 
     @classmethod
     def read(cls, state: str, trust: str = "owner") -> QueryStats:
-        """Read the figures of the last epochs that a state keeps, of every writer. O(files of those).
+        """Read the figures of the last epochs that a state keeps, of all writers. O(files of these epochs).
 
         ``trust``: as in `Flow.open`. Raises `StateRefused`, `CorruptState`, and the errors of the store.
         """
@@ -232,7 +235,7 @@ class QueryStats(tuple[EpochStats, ...]):
         return hash(tuple(each.epoch for each in self))
 
     def to_dict(self) -> dict[str, Any]:
-        """In Spark's words, as ``json.dumps`` takes it: ``recentProgress``, ``total``, ``epochs``.  O(batches)."""
+        """Convert to the names of Spark, for ``json.dumps``: ``recentProgress``, ``total``, ``epochs``. O(batches)."""
         recent = [each.progress() for each in self]
         return {"recentProgress": recent, "total": self.total.progress(), "epochs": self.epochs}
 
@@ -261,7 +264,7 @@ class QueryStats(tuple[EpochStats, ...]):
         return [f"times in ms: {'; '.join([*clock, 'cached: parts found open, of all that were needed'])}"]
 
     def _build_table(self) -> list[list[str]]:
-        """Build a row for each of the last batches, then the total; leave out empty columns of verdicts and outputs."""
+        """Build a row for each of the last epochs, then the total, without empty columns for verdicts and outputs."""
         last = self[-LINES:]
         all_of = sum_epoch_stats((*last, self.total))
         verdicts = [name for name in (*PRINTED, "absent") if all_of.counts.get(name)]
@@ -313,15 +316,15 @@ def _add_numbers(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, 
 
 
 KEPT: Final = 100
-"""How many of the last epochs of a query are kept."""
+"""Number of last epochs to keep for each query."""
 QUERIES: Final = 64
-"""The number of queries whose accounts a process keeps for listeners."""
+"""Number of queries whose records a process keeps for listeners."""
 LOG: Final = logging.getLogger("ddflow.spark")
 SILENT = 2.0
-"""Seconds that jobs take before a terminal shows how they go, and between two looks at them."""
+"""Seconds before a terminal shows the progress of jobs. `LOOK` is the interval of its updates."""
 LOOK = 0.5
 Callback = Callable[[Any], Any]
-"""Is called with a ``StreamingQueryProgress`` that has ``ddflow`` too."""
+"""Function that receives a ``StreamingQueryProgress`` with the attribute ``ddflow``."""
 
 
 class Listener(StreamingQueryListener):
@@ -331,8 +334,8 @@ class Listener(StreamingQueryListener):
     ----------
     callback : callable, optional
         Called with each progress of a query that feeds a state: Spark's ``StreamingQueryProgress`` with one more
-        attribute, ``ddflow``: a `spark_bridge.monitoring.EpochStats`, or None where no epoch is known of it, as for a
-        trigger that found no rows.  Spark logs what it raises.
+        attribute, ``ddflow``. It is a `spark_bridge.monitoring.EpochStats`, or None without a known epoch, as for a
+        trigger that found no rows. Spark logs errors of the callback.
 
     Attributes
     ----------
@@ -352,7 +355,7 @@ class Listener(StreamingQueryListener):
         Parameters
         ----------
         event : QueryProgressEvent
-            Spark's.  A query that feeds no state is left alone.
+            Spark's event. The listener ignores a query that feeds no state.
 
         Notes
         -----
@@ -369,21 +372,24 @@ class Listener(StreamingQueryListener):
             self.callback(progress)
 
     def onQueryStarted(self, event: Any) -> None:
-        """Do nothing: a query that feeds a state is known by its first batch."""
+        """Do nothing: the first batch registers a query that feeds a state."""
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Do nothing: the query's last progress may be still to come."""
+        """Do nothing: the query's last progress may come later."""
 
 
 class QueryHistory:
-    """A process's record of a query's epochs: the last `KEPT`, and the total. One thread adds, others may read."""
+    """The record of a query's epochs in this process: the last `KEPT`, and the total.
+
+    One thread adds; others may read.
+    """
 
     def __init__(self) -> None:
         self._batches: deque[EpochStats] = deque(maxlen=KEPT)
         self._total, self._epochs = NOTHING, 0
 
     def add_epoch(self, batch: EpochStats) -> None:
-        """Take in an epoch that is committed; one that was before counts in no total.  O(names)."""
+        """Add a committed epoch. A replayed one does not count in the total. O(names)."""
         self._batches.append(batch)
         if not batch.replayed:
             self._total, self._epochs = sum_epoch_stats((self._total, batch)), self._epochs + 1
@@ -394,7 +400,7 @@ class QueryHistory:
 
 
 class QueryHistories(OrderedDict[str, Any]):
-    """Accounts of queries by their ids, each with ``stats()``: the last `QUERIES`.
+    """The records of the last `QUERIES` queries by their ids. Each record has ``stats()``.
 
     >>> accounts = QueryHistories()
     >>> accounts.add_query("a", QueryHistory())
@@ -403,7 +409,7 @@ class QueryHistories(OrderedDict[str, Any]):
     """
 
     def add_query(self, query: str, account: Any) -> None:
-        """Keep what has ``stats()`` of a query.  O(1).  A query without an id is left out."""
+        """Keep the record of a query. O(1). Ignores a query without an id."""
         if query:
             self[query] = account
             self.move_to_end(query)
@@ -412,13 +418,14 @@ class QueryHistories(OrderedDict[str, Any]):
 
 
 ACCOUNTS: Final = QueryHistories()
-"""Of this process."""
+"""Records of this process."""
 
 
 def report_epoch(name: str, batch: EpochStats, metrics: Metrics | None, sinks: Mapping[str, SinkLag]) -> None:
-    """One line to the log ``ddflow.spark``, at INFO; the record's ``ddflow`` has it in Spark's words.  O(names).
+    """Report an epoch to the metrics and to the log ``ddflow.spark``, at INFO. O(names).
 
-    ``metrics``: takes the figures of an epoch that is new.  ``sinks``: what they lack.
+    The log record's attribute ``ddflow`` has the figures under Spark's names. ``metrics``: receives the figures of a
+    new epoch. ``sinks``: their lags.
     """
     if metrics is not None and not batch.replayed:
         publish_call_metrics([metrics], batch.to_call_metrics(sinks))
@@ -427,7 +434,7 @@ def report_epoch(name: str, batch: EpochStats, metrics: Metrics | None, sinks: M
 
 
 class StageProgress(NamedTuple):
-    """A stage of Spark's: its tasks, its finished tasks, and the rows or bytes that it read from a source."""
+    """A stage of Spark: its tasks, its finished tasks, and the rows or bytes that it read from a source."""
 
     tasks: int
     done: int
@@ -436,7 +443,7 @@ class StageProgress(NamedTuple):
 
 
 def format_progress(what: str, stages: Iterable[StageProgress], seconds: float) -> str:
-    """Return one line for a terminal.  Pure.
+    """Return one line for a terminal. Pure.
 
     >>> stages = [StageProgress(12, 12, 900_000), StageProgress(20, 3, 0), StageProgress(20, 0, 0)]
     >>> format_progress("ddflow orders: epoch 1", stages, 75.2)
@@ -454,9 +461,9 @@ def format_progress(what: str, stages: Iterable[StageProgress], seconds: float) 
 
 @contextmanager
 def show_job_progress(session: Any, what: str) -> Iterator[None]:
-    """Show how the jobs of a block go, on a terminal only, once they take longer than `SILENT`.
+    """Show the progress of a block's jobs on a terminal if they take longer than `SILENT`.
 
-    It leaves the line to Spark if that shows its own.  On Spark Connect the server says what it knows.
+    It shows nothing if Spark shows its own progress. On Spark Connect the server reports the progress.
     """
     line, began, ended = StatusLine(True), monotonic(), Event()
     of_spark = (
@@ -471,7 +478,7 @@ def show_job_progress(session: Any, what: str) -> Iterator[None]:
         while not last:
             last = ended.wait(LOOK)
             if monotonic() - began >= SILENT:
-                with suppress(Exception):  # of the session, which may be gone with the job
+                with suppress(Exception):  # the session may end with the job
                     line.show(format_progress(what, stages(), monotonic() - began))
 
     with _watch_stages(session) as stages:
@@ -487,7 +494,7 @@ def show_job_progress(session: Any, what: str) -> Iterator[None]:
 
 @contextmanager
 def _watch_stages(session: Any) -> Iterator[Callable[[], list[StageProgress]]]:
-    """Yield a function that lists the stages of the jobs that this thread runs in the block."""
+    """Yield a function that lists the stages of the jobs of this thread in the block."""
     context, seen, tag = get_spark_context(session), list[StageProgress](), f"ddflow-{uuid4().hex}"
     if context is None:
 
@@ -507,9 +514,9 @@ def _watch_stages(session: Any) -> Iterator[Callable[[], list[StageProgress]]]:
         jobs = (spark.statusTracker().getJobInfo(each) for each in spark.statusTracker().getJobIdsForTag(tag))
         found = list[StageProgress]()
         for stage in sorted({stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}):
-            with suppress(Exception):  # of Spark, which forgets old ones
+            with suppress(Exception):  # Spark removes old stages
                 of = spark.statusStore().lastStageAttempt(stage)
-                if of.status().name() != "SKIPPED":  # its rows are those of a job before
+                if of.status().name() != "SKIPPED":  # its rows belong to an earlier job
                     found.append(StageProgress(of.numTasks(), of.numCompleteTasks(), of.inputRecords()))
         return found
 

@@ -1,8 +1,9 @@
-"""Keep parts of a state open in a worker, from one task to the next.
+"""Keep partitions of a state open in a worker from one task to the next.
 
-A part is given out only for the inventory that it holds, and to one task at a time; it is put back only after its
-receipt, since a task may be killed at any moment. Every epoch asks for all parts in turn, so if they do not all fit,
-the cache keeps those that it has: dropping the oldest would find none. A part unused for `ROUNDS` epochs makes way.
+The cache gives a partition only to a task that needs its inventory, and to one task at a time. The task returns it
+after its receipt, because a task may be killed at any moment. Every epoch uses all partitions in turn. So if they do
+not all fit, the cache keeps the ones it has: evicting the least recently used would give no hits. It evicts a partition
+that no task used for `ROUNDS` epochs.
 
 >>> PartCache().nbytes, CacheLimit(512 << 20).compute_bytes(MachineMemory(1 << 30, 0), 0) >> 20
 (0, 512)
@@ -20,26 +21,26 @@ from ddflow.partitions.step import StagePartition
 from ddflow.terminal import format_size
 
 AUTO: Final = "auto"
-"""The size that is chosen from the memory of the executor."""
+"""Setting for a size that is chosen from the memory of the executor."""
 ROUNDS: Final = 16
-"""Epochs, of all states of the worker, that a part waits for its next task, at most; a staler one is read anew."""
+"""Number of epochs, of all states of the worker, after which an unused partition is evicted."""
 SHARE: Final = 50
-"""Per cent of the time of tasks that parts take to open, before a warning."""
+"""Per cent of task time spent on opening partitions that triggers a warning."""
 COLD: Final = 3
-"""Epochs in a row, after the first one, that caches may miss most parts before a warning."""
+"""Number of epochs in a row, after the first one, with most partitions missed before a warning."""
 Key = tuple[Any, ...]
-"""Which part of which state, and whatever else it was opened by.  The state comes first."""
+"""Key of a partition: its state first, then the stage, number and other parameters."""
 
 
 _GROUPS: Final = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Where control groups, of versions 2 and 1, say how much memory there is, and how much is in use."""
+"""Files of control groups, versions 1 and 2, with the memory limit and its use."""
 
 
 class CachedPart(NamedTuple):
-    """A part, how many bytes it takes, and the round that put it."""
+    """A partition, its bytes, and the round that added it."""
 
     part: StagePartition
     nbytes: int
@@ -47,7 +48,7 @@ class CachedPart(NamedTuple):
 
 
 class PartCache:
-    """Parts by key, least recently used first.  One thread at a time, as a worker has.
+    """A cache of partitions by key, least recently used first, for one thread at a time.
 
     >>> from types import SimpleNamespace
     >>> def part(name: str) -> StagePartition:
@@ -67,11 +68,11 @@ class PartCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts."""
+        """Bytes of all partitions."""
         return sum(each.nbytes for each in self._parts.values())
 
     def take(self, key: Key, held: Collection[str]) -> StagePartition | None:
-        """Take the part of a key if it holds one of these inventories; else close it and return None. O(held)."""
+        """Take the partition of a key if it holds one of these inventories; else close it and return None. O(held)."""
         cached = self._parts.pop(key, None)
         if cached is None:
             return None
@@ -81,9 +82,9 @@ class PartCache:
         return None
 
     def put(self, key: Key, part: StagePartition, nbytes: int, most: int, epoch: int) -> None:
-        """Keep a part, if it fits into ``most`` bytes beside those that are asked for.  O(parts).
+        """Add a partition if all partitions fit into ``most`` bytes. O(partitions).
 
-        Parts that were not used for `ROUNDS` epochs are closed first, then the part itself, then the newest others.
+        Otherwise close partitions that were unused for `ROUNDS` epochs first, then this one, then the newest others.
         """
         if self._epochs.get(key[0], -1) < epoch:
             self._epochs[key[0]] = epoch
@@ -95,23 +96,23 @@ class PartCache:
             close_part(self._parts.popitem(last=not stale)[1].part)
 
     def clear(self) -> None:
-        """Close all."""
+        """Close all partitions."""
         while self._parts:
             close_part(self._parts.popitem()[1].part)
 
 
 class MachineMemory(NamedTuple):
-    """Bytes that this process may use together with others of its machine or container, and the free ones of these."""
+    """The memory of the machine or container, shared with other processes, and its free part, in bytes."""
 
     total: int
     available: int
 
 
 class CacheLimit(NamedTuple):
-    """The bytes of parts that a worker keeps open.
+    """The limit on the open partitions of a worker.
 
-    ``fixed``: if the user chose. ``workers``: of an executor, which share its memory. ``granted``: the memory that
-    Spark grants all workers of an executor outside of its JVM, if that is limited.
+    ``fixed``: bytes, if the user chose them. ``workers``: the workers of an executor, which share its memory.
+    ``granted``: the memory that Spark grants to all workers of an executor outside of its JVM, if limited.
     """
 
     fixed: int | None
@@ -119,10 +120,10 @@ class CacheLimit(NamedTuple):
     granted: int | None = None
 
     def compute_bytes(self, memory: MachineMemory, cached: int) -> int:
-        """Compute the current limit. ``cached``: bytes that this worker's cache has already. Pure.
+        """Compute the current limit in bytes. ``cached``: the bytes of this worker's cache now. Pure.
 
-        Without a ``fixed`` one, the cache takes a quarter of the worker's share of the memory at most, and leaves an
-        eighth of the memory unused.
+        Without a ``fixed`` limit, the cache takes at most a quarter of the worker's share of the memory, and leaves an
+        eighth of the memory free.
 
         >>> CacheLimit(None, 2).compute_bytes(MachineMemory(16 << 30, 12 << 30), 0) >> 20  # of 16 GB, two cores
         2048
@@ -141,7 +142,7 @@ class CacheLimit(NamedTuple):
 
 
 def measure_machine_memory(root: Path = Path("/")) -> MachineMemory:
-    """Read the memory of the machine, or of the container if that has less.  O(1)."""
+    """Measure the memory of the machine, or of the container if that has less. O(1)."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = total // 2
     with suppress(OSError, ValueError, KeyError):
@@ -157,13 +158,13 @@ def measure_machine_memory(root: Path = Path("/")) -> MachineMemory:
 
 
 class CacheMissMonitor:
-    """Finds the first time that opening the parts of a state again takes most of the time of some epochs."""
+    """The detector of a state whose epochs spend most of their time on opening partitions again."""
 
     def __init__(self) -> None:
         self._epochs = dict[str, int]()
 
     def __call__(self, state: str, figures: Mapping[str, int], given: str | int | None) -> str | None:
-        """Return a warning, once for a state; None otherwise.  ``given``: the option, as the user gave it.
+        """Return a warning, once for a state; None otherwise. ``given``: the option as the user wrote it.
 
         >>> watch, figures = CacheMissMonitor(), {"miss": 19, "hit": 1, "parts": 520_000_000, "part_cache": 128_000_000}
         >>> said = [watch("state", figures | {"open": 91, "step": 9}, "auto") for _ in range(9)]
@@ -194,12 +195,12 @@ class CacheMissMonitor:
 
 
 def close_part(part: StagePartition) -> None:
-    """Close a part that is no longer needed. Never fails: its files are in the state, or garbage there."""
+    """Close an unneeded partition. Never fails: its files are in the state, or garbage there."""
     with suppress(DdflowError, OSError):
         part.close()
 
 
 PARTS: Final = PartCache()
-"""Of this process."""
+"""Cache of this process."""
 WATCH: Final = CacheMissMonitor()
-"""Of this process, which commits."""
+"""Detector of this process, which commits."""

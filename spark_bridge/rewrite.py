@@ -1,8 +1,10 @@
-"""Rescaling and evolving on Spark: a state rewritten by as many tasks, where it is too large for the driver.
+"""Rescale and evolve a state with Spark tasks, if it is too large for the driver alone.
 
-Invariant: the state says what it said, in another number of partitions or in wider columns, or nothing has changed. See
-``ddflow.partitions.rescale`` and ``evolve``, whose tasks these are; a task that Spark runs twice wrote files that
-nobody names, and only the driver publishes. The caller decides when; opening a state never rewrites it.
+It runs the tasks of `ddflow.partitions.rewrite_task` for the targets of ``ddflow.partitions.rescale`` and ``evolve``.
+Small states are rewritten in this process.
+
+Guarantees: the new version gives the same answers, or nothing has changed. Only the driver publishes, so a repeated
+task only leaves garbage. Opening a state never rewrites it.
 
 >>> RewriteTask.__call__.__doc__
 'Run the tasks of these numbers; yield the result of each.'
@@ -30,13 +32,13 @@ from spark_bridge.job import check_address
 from spark_bridge.session import describe_jobs, set_batch_sizes
 
 LARGE: Final = 64 << 20
-"""The size of a state in bytes from which tasks are worth their start."""
+"""Bytes of a state that make parallel tasks worthwhile."""
 _MADE: Final = pa.schema([("made", pa.binary())])
 
 
 @dataclass(frozen=True)
 class RewriteTask:
-    """The task: shares out old partitions.  ``tasks``: (stage, number) of each, by number."""
+    """The task that rewrites old partitions. ``tasks``: (stage, number) of each, by task number."""
 
     start: RewriteStart
     tasks: tuple[tuple[int, int], ...]
@@ -68,31 +70,31 @@ def rescale(
     state : str
         A folder that driver and executors see, or ``s3://bucket/prefix``.
     partitions : int
-        How many there shall be, 1 or more.
+        The new number of partitions, 1 or more.
     flow : Flow, optional
-        The state's plan; needed where it has functions of your own.
+        The state's plan; needed if it has functions of your own.
     session : SparkSession, optional
         By default the active one.
     memory : str or int, optional
-        What a task may take, such as "1GB".
+        The memory of a task, such as "1GB".
     trust : {"owner", "group"}
         As in `Flow.open`.
 
     Returns
     -------
-    Rewritten
-        What was made of the state.
+    RewriteResult
+        The new version, and the numbers of moved rows and written files.
 
     Raises
     ------
     SpecError
-        Without a session, and for a number of partitions that cannot be.
+        Without a session, and for an invalid number of partitions.
     DdflowError
-        What `ddflow.partitions.rescale.rescale` raises.
+        The errors of `ddflow.partitions.rescale.rescale`.
 
     Notes
     -----
-    O(bytes of the state).  It runs a Spark job if the state's files take 64 MiB or more.
+    O(bytes of the state). It runs a Spark job if the state's files take 64 MiB or more.
     """
     address, size = check_address(state), parse_size(memory)
     asked = f"rescale {address} to {partitions} partitions"
@@ -111,7 +113,7 @@ def evolve(
     memory: str | int | None = None,
     trust: Literal["owner", "group"] = "owner",
 ) -> EvolutionResult:
-    """Rewrite a state so that columns have wider types, or drop outputs and inputs, as ``ddflow evolve`` does.
+    """Widen columns of a state, or drop outputs and inputs, like ``ddflow evolve``.
 
     Stop the writer of the state first; otherwise it is `Fenced`.
 
@@ -120,26 +122,26 @@ def evolve(
     state : str
         A folder that driver and executors see, or ``s3://bucket/prefix``.
     types, drop_outputs, drop_inputs, flow
-        As of `ddflow.evolve`.
+        As in `ddflow.evolve`.
     session, memory, trust
-        As of `rescale`.
+        As in `rescale`.
 
     Returns
     -------
-    Evolved
-        What was made of the state.
+    EvolutionResult
+        The new version, its changed columns and the written files.
 
     Raises
     ------
     SpecError
-        Without a session, but to drop something; and for a type that a column cannot be widened to.
+        Without a session, unless something is dropped; and if a column cannot be widened to the type.
     DdflowError
-        What `ddflow.evolve` raises.
+        The errors of `ddflow.evolve`.
 
     Notes
     -----
-    O(bytes of the state).  It runs a Spark job if the state's files take 64 MiB or more.  Outputs and inputs are
-    dropped by the driver alone.
+    O(bytes of the state). It runs a Spark job if the state's files take 64 MiB or more. The driver alone drops outputs
+    and inputs.
     """
     address, size = check_address(state), parse_size(memory)
     if drop_outputs or drop_inputs:
@@ -157,7 +159,10 @@ def evolve(
 def _run_tasks(
     opened: AbstractContextManager[Rewrite], asked: str, size: int | None, session: Any, instead: str
 ) -> RewriteResult:
-    """Run the tasks, in a job where the state is large, and publish what they made.  ``instead``: without Spark."""
+    """Run the tasks, as a Spark job if the state is large, and publish the result.
+
+    ``instead``: the command without Spark, for messages.
+    """
     if session is None:
         raise SpecError(asked, "there is no active session", f"give session=, or use {instead}")
     with opened as rewrite, set_batch_sizes(session, size), describe_jobs(session, f"ddflow: {asked}"):

@@ -1,8 +1,8 @@
-"""Settings of Spark sessions that suit ddflow, around a job or for a session to be made, and a local session.
+"""Configure Spark sessions for ddflow, and start a local session.
 
-No setting changes an answer, and a session without them works; a builder keeps what it has already. A job sets what it
-needs around itself only. A session is made only if it is asked for by name; leaving the block stops it and removes its
-files from disk. A running one is refused, never borrowed. Executors must be able to import the daemon of a setting.
+No setting changes a result, and ddflow works in a session without them. `configure` keeps the settings that a builder
+has already. A job changes the batch sizes only while it runs. `local_session` refuses to share an active session, and
+removes its own at the end of its block. Executors must be able to import the module of `spark.python.daemon.module`.
 Limits: the JVM of a local session lives until the process ends, and is not tuned for large data.
 
 >>> for setting in SETTINGS:
@@ -28,15 +28,15 @@ from spark_bridge.java import ensure_java
 
 CACHE: Final = "DDFLOW_CACHE_DIR"
 BATCH_ROWS: Final = 100_000
-"""Rows that Spark hands over together; its own 10,000 cost twice the time."""
+"""Rows in one batch from Spark."""
 BATCH_BYTES: Final = 64 << 20
-"""Bytes that it hands over together, at most: a row may be a chunk of megabytes."""
+"""Maximum bytes of such a batch, because one row may be a chunk of megabytes."""
 _ROWS_SETTING, _BYTES_SETTING = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
 _DESCRIPTION: Final = "spark.job.description"
 
 
 class SparkSetting(NamedTuple):
-    """A setting of Spark's, its value, and what it is good for."""
+    """A setting of Spark, its value, and the reason for it."""
 
     name: str
     value: str
@@ -63,16 +63,16 @@ SETTINGS: Final = (
 
 
 def configure(builder: Any, *, cache: str | None = None, explain: bool = False) -> Any:
-    """Give a ``SparkSession.builder`` the settings that suit ddflow.  Call it before the session is made.
+    """Give a ``SparkSession.builder`` the settings that suit ddflow. Call it before the session is created.
 
     Parameters
     ----------
     builder : SparkSession.Builder
-        A setting that it has already stays.
+        Settings that it has already stay.
     cache : str, optional
-        A folder on each machine for compiled kernels, private to the user.  By default that of the platform.
+        A folder for compiled kernels on each machine, private to the user. By default the platform's cache folder.
     explain : bool
-        Print each setting, and why.
+        Print each setting and its reason.
 
     Returns
     -------
@@ -103,11 +103,11 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
-"""Only errors are logged, from the first line on; ``spark.log.stage`` comes too late for the first ones."""
+"""Log configuration that shows only errors. ``spark.log.stage`` takes effect too late for the first lines."""
 
 
 def local_settings(scratch: Path, memory: str) -> dict[str, str]:
-    """Return the settings of a local session: everything on this host and under ``scratch``."""
+    """Return the settings of a local session, which uses only this host and files under ``scratch``."""
     logging = scratch / "log4j2.properties"
     return {
         "spark.driver.memory": memory,
@@ -125,8 +125,8 @@ def local_settings(scratch: Path, memory: str) -> dict[str, str]:
 def local_session(name: str, cores: int | None = None, memory: str = "2g") -> Iterator[SparkSession]:
     """Start a session on ``cores`` threads (default: all) of this process's JVM, and stop it at the end of the block.
 
-    ``memory`` is the JVM's, and counts for the first session of a process only. Takes seconds. Raises `MissingExtra`
-    without a Java that fits and starts, `ConcurrentUse` if the process has an active session.
+    ``memory`` is the JVM's memory, and has an effect only for the first session of a process. Takes seconds. Raises
+    `MissingExtra` without a suitable Java, `ConcurrentUse` if the process has an active session.
     """
     ensure_java()
     if SparkSession.getActiveSession() is not None:
@@ -159,7 +159,7 @@ def get_spark_context(session: Any) -> Any:
 
 @contextmanager
 def set_batch_sizes(session: Any, memory: int | None) -> Iterator[None]:
-    """Set how much Spark hands to a task together in a block; more rows if the session says so."""
+    """Set the size of the batches that Spark gives to tasks, for a block. Keeps a larger number of rows."""
     most = BATCH_BYTES if memory is None else max(min(BATCH_BYTES, memory // 8), 1 << 20)
     rows = int(session.conf.get(_ROWS_SETTING, "10000"))
     wanted = {_ROWS_SETTING: str(BATCH_ROWS if 0 < rows < BATCH_ROWS else rows), _BYTES_SETTING: str(most)}
@@ -170,13 +170,13 @@ def set_batch_sizes(session: Any, memory: int | None) -> Iterator[None]:
         yield
     finally:
         for name, old in before.items():
-            with suppress(PySparkException):  # the session may be gone with the job
+            with suppress(PySparkException):  # the session may end with the job
                 session.conf.unset(name) if old is None else session.conf.set(name, old)
 
 
 @contextmanager
 def describe_jobs(session: Any, text: str) -> Iterator[None]:
-    """Describe the jobs of a block on Spark's pages. Does nothing on Spark Connect, which has no place for it."""
+    """Describe the jobs of a block in Spark's web UI. Does nothing on Spark Connect, which has no job descriptions."""
     context = get_spark_context(session)
     if context is None:
         yield

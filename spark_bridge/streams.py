@@ -1,4 +1,4 @@
-"""A stream: every micro-batch of Spark becomes one epoch of a state, exactly once from source to state.
+"""Stream into a state: every micro-batch of Spark becomes one epoch, exactly once from the source to the state.
 
 Guarantees: a batch that Spark repeats after a failure is recognised by its id and gets the same answer. Only one query
 feeds a state.
@@ -42,15 +42,15 @@ from spark_bridge.session import get_spark_context, set_batch_sizes
 from spark_bridge.types import map_frames_to_inputs
 
 Then = Callable[[Mapping[str, DataFrame], int], Any]
-"""Is called with the outputs of an epoch and its number."""
+"""Function that receives the outputs of an epoch and its number."""
 _QUERY: Final = "sql.streaming.queryId"
 
 
 class BatchFeeder:
     """The function of ``foreachBatch``.
 
-    ``account``: the commits of this process. ``fail``: ends the query with an error, if the query is in this process.
-    ``failure``: the sink error that ended it.
+    ``account``: the record of this process's commits. ``fail``: ends the query with an error, if the query runs in this
+    process. ``failure``: the sink error that ended it.
 
     >>> feeder = BatchFeeder(Flow(), {}, StateOptions("state"), None)
     >>> [name for name, travels in feeder.__getstate__().items() if travels is None]
@@ -70,7 +70,7 @@ class BatchFeeder:
 
     def __getstate__(self) -> dict[str, Any]:
         mine = dict.fromkeys(("fail", "_job", "_lock", "_thread"))
-        options = self.options._replace(metrics=None)  # which takes figures in this process
+        options = self.options._replace(metrics=None)  # which collects figures in this process
         return {**self.__dict__, **mine, "account": QueryHistory(), "options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -79,19 +79,19 @@ class BatchFeeder:
 
     @property
     def name(self) -> str:
-        """The query's name, or its inputs."""
+        """Name of the query, or its inputs."""
         return self.options.name or ", ".join(self.flow.inputs)
 
     def __repr__(self) -> str:
         return f"{self.name} into {self.options.state}"
 
     def __call__(self, packed: DataFrame, batch: int) -> None:
-        # Where it fails the query ends, and another one reads the state anew.
+        # A failure ends the query, and the next one reads the state again.
         with self._lock, undo_on_failure(self.close_job), attach_error_notes():
             self._commit_batch(packed, int(batch))
 
     def _commit_batch(self, packed: DataFrame, batch: int) -> None:
-        """Commit a batch as an epoch, or recognise it as a committed one."""
+        """Commit a batch as an epoch, unless it is committed already."""
         session = packed.sparkSession
         context = get_spark_context(session)
         query = "" if context is None else context.getLocalProperty(_QUERY) or ""
@@ -105,9 +105,9 @@ class BatchFeeder:
         self._report_commit(job, session, committed, feed.batch)
 
     def write_to_sinks(self, session: Any) -> bool:
-        """Write waiting epochs to the sinks and return whether nothing waits. A thread retries a sink that fails.
+        """Write waiting epochs to the sinks, and return whether none wait. If a sink fails, a thread retries it.
 
-        Raises the error of a sink that is refused, or has failed for too long.
+        Raises the error of a sink that refuses, or that has failed for too long.
         """
         sinks = self.open_job(session).sinks
         drained = sinks.deliver_waiting_epochs()
@@ -119,10 +119,10 @@ class BatchFeeder:
         return drained
 
     def _retry_sinks(self, session: Any) -> None:
-        """Give sinks what waits, until nothing does, or the query ends."""
+        """Deliver epochs to the sinks until none wait or the query ends."""
         while self.failure is None:
             sleep(NAP)
-            with self._lock:  # in which another thread is begun, where this one has ended
+            with self._lock:  # the lock also covers the start of the next thread when this one ends
                 try:
                     if self._job is None or self.write_to_sinks(session):
                         self._thread = None
@@ -133,7 +133,7 @@ class BatchFeeder:
             self.fail(self.failure)
 
     def drain_sinks(self, session: Any) -> None:
-        """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""
+        """Deliver all missing epochs to the sinks, and publish their positions. Raises the errors of sinks."""
         if not self.options.sinks:
             return
         with self._lock:
@@ -146,7 +146,7 @@ class BatchFeeder:
     def close_open_times(self, session: Any) -> None:
         """Close all open times, or report again how they were closed. Raises the errors of an epoch.
 
-        The second case follows a process that died after the close and before its report.
+        The second case follows a process that ended after the close and before its report.
         """
         with self._lock:
             job = self.open_job(session)
@@ -165,7 +165,7 @@ class BatchFeeder:
                 self._report_commit(job, session, job.replay_epoch(session, None, closing[-1]), None)
 
     def _report_commit(self, job: Job, session: Any, committed: EpochResult, number: int | None) -> None:
-        """Report what was committed: to the account, the log and the caller's function."""
+        """Report a commit to the account, the log, the metrics, and the user's function."""
         batch = EpochStats.from_commit(committed, number, job.flow.time_type)
         self.account.add_epoch(batch)
         try:
@@ -182,7 +182,7 @@ class BatchFeeder:
         return self._job
 
     def close_job(self, acknowledge: bool = False) -> None:
-        """Close the state; it is opened again when it is needed.  ``acknowledge``: say in it what sinks have."""
+        """Close the state until it is needed again. ``acknowledge``: publish the positions of the sinks first."""
         with self._lock:
             if self._job is not None:
                 self._job.close(acknowledge)
@@ -190,9 +190,9 @@ class BatchFeeder:
 
 
 FLAGS: Final = ("availableNow", "once")
-"""The triggers that end by themselves; they are true or left out."""
+"""Triggers that end by themselves. They are True or absent."""
 ENDLESS: Final = ("continuous", "realTime")
-"""The triggers that make no batches."""
+"""Triggers without batches."""
 SPAN: Final = re.compile(
     r"\s*(interval\s+)?([+-]?\s*\d+(\.\d*)?\s*((micro|milli)?second|minute|hour|day|week)s?\s*)+", re.IGNORECASE
 )
@@ -226,7 +226,7 @@ def check_trigger(trigger: Any) -> None:
 
 
 def is_bounded(trigger: Mapping[str, Any] | None) -> bool:
-    """Whether a query with this trigger ends by itself.  O(1)."""
+    """Return whether a query with this trigger ends by itself. O(1)."""
     return bool(trigger) and any((trigger or {}).get(each) for each in FLAGS)
 
 
@@ -251,30 +251,30 @@ def stream(
     give_up_after: str | None = "10min",
     metrics: Metrics | None = None,
 ) -> Stream:
-    """Make a query that feeds streaming DataFrames into a state, one epoch a batch.  Call its `Stream.start`.
+    """Make a query that feeds streaming DataFrames into a state, one epoch per batch. Start it with `Stream.start`.
 
     Parameters
     ----------
     flow, frames, state, memory, trust, part_cache, keep
-        As in `run`, with streaming DataFrames.  Several are read side by side.
+        As in `run`, with streaming DataFrames. Several are read side by side.
     partitions : int, optional
-        Of a new state, by default the number of cores, at most ``spark.sql.shuffle.partitions``.  A state of another
-        number is refused.
+        The partitions of a new state, by default the number of cores, at most ``spark.sql.shuffle.partitions``. A state
+        with another number is refused.
     outputs : str or callable, optional
-        A folder in which each epoch's updates appear as Parquet; or a function that is called with the outputs and the
-        number of each committed epoch, and again if Spark gives the batch again or the end is reached again.
+        A folder for each epoch's updates as Parquet. Or a function that receives the outputs and the number of each
+        committed epoch; Spark may repeat a batch, and then the call repeats too.
     checkpoint : str, optional
-        Spark's.  By default the state's folder with ``.checkpoint`` behind it.
+        Spark's checkpoint folder. By default the state's folder plus ``.checkpoint``.
     trigger : mapping, optional
-        What ``writeStream.trigger`` takes.
+        The arguments of ``writeStream.trigger``.
     close : bool
-        Hold-back mode: whether the end of the input closes all times.  It needs a trigger that has an end.
+        In hold-back mode, close all times at the end of the input. It needs a trigger that ends.
     adopt : bool
-        Let this query continue a state that another one has fed.
+        Let this query continue a state that another query has fed.
     name : str, optional
-        Of the query, for Spark's pages and the log.  By default its inputs.
+        The name of the query in Spark's web UI and the log. By default its inputs.
     sinks, sink_backlog, give_up_after, metrics
-        As in `Engine.run`, and in `Flow.open`: of each new epoch, in the driver; not on Spark Connect.
+        As in `Engine.run` and `Flow.open`, for each new epoch, in the driver. Not on Spark Connect.
 
     Returns
     -------
@@ -288,7 +288,7 @@ def stream(
 
     Notes
     -----
-    Runs nothing.  O(nodes of the plan).
+    Runs nothing. O(nodes of the plan).
     """
     check_trigger(trigger)
     place = check_address(state, outputs)
@@ -310,7 +310,7 @@ def _check_streams(flow: Flow, frames: Mapping[str, DataFrame]) -> dict[str, tup
 
 
 def _check_close_option(flow: Flow, trigger: Mapping[str, Any] | None, close: bool) -> None:
-    """Raise `WrongMode` or `SpecError` if times are to be closed at an end that there is not."""
+    """Raise `WrongMode` or `SpecError` if ``close`` does not fit the flow or the trigger."""
     if close and not flow.holds_back:
         raise WrongMode(
             "stream with close=True",
@@ -326,7 +326,7 @@ def _check_close_option(flow: Flow, trigger: Mapping[str, Any] | None, close: bo
 
 
 def _default_checkpoint(state: str) -> str:
-    """Where Spark's checkpoint goes by default: beside the state."""
+    """Return the default folder of Spark's checkpoint, next to the state."""
     if "://" in state:
         raise SpecError(
             f"stream into {state}",
@@ -337,7 +337,7 @@ def _default_checkpoint(state: str) -> str:
 
 
 class Stream:
-    """A query that is not started yet.  `stream` makes it."""
+    """A query that is not started yet; `stream` makes it."""
 
     def __init__(
         self, feeder: BatchFeeder, frames: Mapping[str, DataFrame], trigger: Mapping[str, Any] | None, close: bool
@@ -353,18 +353,18 @@ class Stream:
         Returns
         -------
         Query
-            Spark's ``StreamingQuery``, and ddflow's figures of it.
+            Spark's ``StreamingQuery``, with ddflow's figures.
 
         Raises
         ------
         DdflowError
-            What opening the state raises.
+            The errors of opening the state.
         Exception
-            What Spark raises, such as for a span of time that it cannot read.
+            The errors of Spark, such as for an invalid span of time.
         """
-        # Of this query alone: an earlier one may still be at its end.
+        # Each query has its own feeder, because an earlier one may still be ending.
         session, feeder = find_session(self.frames), copy(self.feeder)
-        feeder.options = self.feeder.options  # with metrics=, which a copy for another process leaves out
+        feeder.options = self.feeder.options  # keeps metrics=, which copies for other processes drop
         with undo_on_failure(feeder.close_job):
             job, elsewhere = feeder.open_job(session), get_spark_context(session) is None
             if not elsewhere:
@@ -377,33 +377,32 @@ class Stream:
                 writer = writer.queryName(feeder.options.name)
             if elsewhere:
                 feeder.close_job()
-            with set_batch_sizes(session, job.memory):  # a query keeps those that it was started with
+            with set_batch_sizes(session, job.memory):  # a query keeps the settings of its start
                 started = writer.start()
         feeder.fail = None if elsewhere else partial(fail_query, session, started)
         return Query(started, feeder, session, self.close)
 
 
 class Epochs:
-    """The epochs of a query.  ``elsewhere``: whether another process commits them, as on Spark Connect."""
+    """The epochs of a query. ``elsewhere``: whether another process commits them, as on Spark Connect."""
 
     def __init__(self, feeder: BatchFeeder, elsewhere: bool) -> None:
         self._feeder, self._elsewhere = feeder, elsewhere
 
     def stats(self) -> QueryStats:
-        """Return the last epochs that the query committed since it was started, oldest first, and the total.
+        """Return the last epochs that the query committed since its start, oldest first, and the total.
 
-        Where another process commits, as on Spark Connect, these are the epochs that the state keeps, of every writer.
+        If another process commits, as on Spark Connect, these are the epochs that the state keeps, of all writers.
 
         Returns
         -------
         QueryStats
-            Rows, verdicts, updates, bytes and times.  It prints as a table.
+            Rows, verdicts, updates, bytes and times. It prints as a table.
 
         Raises
         ------
         StateRefused
-            Where another process commits, if the state cannot be seen from here; then also what `QueryStats.read`
-            raises.
+            If another process commits, and this one cannot see the state; also the errors of `QueryStats.read`.
 
         Notes
         -----
@@ -418,17 +417,17 @@ class Epochs:
 
     @property
     def sinks(self) -> dict[str, int]:
-        """By output, the last epoch that its sink has, as far as this process knows."""
+        """The last epoch of each sink, by output, as far as this process knows."""
         return dict(self._feeder.at)
 
     @property
     def recent(self) -> tuple[EpochStats, ...]:
-        """The epochs of `stats`, with its errors."""
+        """The epochs of `stats`, with the same errors."""
         return tuple(self.stats())
 
 
 class Query:
-    """A running query: Spark's own ``StreamingQuery``, and ddflow's figures of it.
+    """A running query: Spark's own ``StreamingQuery``, with ddflow's figures.
 
     `awaitTermination` and `processAllAvailable` raise the ddflow error that ended it.
 
@@ -452,28 +451,28 @@ class Query:
 
     @property
     def name(self) -> str:
-        """The query's name, or its inputs. Spark has no name then, because two queries may not share one."""
+        """The query's name, or its inputs. Spark's name is then empty, because two queries may not share one."""
         return self._feeder.name
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """Wait for the end of the query, and until its sinks have all epochs.
 
-        With ``close=True``, all times are closed once it has ended by itself.
+        With ``close=True``, it closes all times after the query has ended by itself.
 
         Parameters
         ----------
         timeout : int, optional
-            At most so many seconds.
+            The maximum number of seconds.
 
         Returns
         -------
         bool or None
-            With a ``timeout``, whether the query has ended, as Spark's own.
+            With a ``timeout``, whether the query has ended, as in Spark.
 
         Raises
         ------
         DdflowError
-            What ended the query.
+            The error that ended the query.
         """
         with self._translate_errors():
             ended: bool | None = self._query.awaitTermination(timeout)
@@ -486,7 +485,7 @@ class Query:
         return ended
 
     def _finish(self) -> None:
-        """Close times that are to be closed, and wait for sinks, unless another process feeds them."""
+        """Close open times if asked to, and drain the sinks unless another process feeds them."""
         if self._close:
             self._close = False
             self._feeder.close_open_times(self._session)
@@ -494,7 +493,7 @@ class Query:
             self._feeder.drain_sinks(self._session)
 
     def processAllAvailable(self) -> None:
-        """Wait until all that the inputs have now is committed.  Raises what ended the query."""
+        """Wait until all present input is committed. Raises the error that ended the query."""
         with self._translate_errors():
             self._query.processAllAvailable()
 
@@ -515,9 +514,10 @@ class Query:
             raise self._feeder.failure from error
 
     def stop(self) -> None:
-        """Stop the query. Spark replays a running batch when a query continues. No time is closed.
+        """Stop the query, without closing any time.
 
-        A sink gets its missing epochs when the query, or a run, continues.
+        Spark replays a running batch when a query continues. A sink gets its missing epochs when the query, or a run,
+        continues.
         """
         self._close, self._stopped = False, True
         self._query.stop()

@@ -1,9 +1,9 @@
-"""Run tasks: bring rows to their partitions, compute a stage with a state or without, read committed files.
+"""Run tasks on executors: route rows to partitions, compute a stage with or without a state, read committed files.
 
-Nobody sees what a task wrote until the driver publishes it, so a task that is retried, run twice or killed is harmless.
-With a state, every partition is opened, its receipt is the last that a task gives, and receipts of one stage travel to
-the driver through the tasks of the next. Without one, a task depends on the rows of its partition only and keeps none.
-Limits: an executor may see another folder under the state's name, which is found before any work is done.
+Files of a task stay unpublished until the driver commits, so a retried, repeated or killed task does no harm. With a
+state, each partition has one task per stage, which ends with its receipt. The receipts of a stage travel to the driver
+through the tasks of the next stage. Without a state, a task depends only on the rows of its partition.
+Limits: an executor may see another folder under the state's name; the task detects this before any work.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -49,17 +49,17 @@ from spark_bridge.types import from_spark_types, make_nullable, to_spark_types
 
 Batches = Iterable[pa.RecordBatch]
 BATCH_ROWS, BATCH_BYTES = 65_536, 32 << 20
-"""The most bytes of one yielded batch (a single row may be larger)."""
+"""Most rows and bytes of one yielded batch (a single row may be larger)."""
 WAYS: Final = ("hit", "behind", "miss")
-"""How a task may find its part."""
+"""Names of the ways that a task finds its partition."""
 _SEEN: Final = set[StateVersion]()
-"""The versions that this process has seen."""
+"""Versions that this process has seen."""
 
 
 def check_state_visible(version: StateVersion) -> None:
-    """Raise `StateRefused`, naming this host, unless it sees the state: that manifest, or a later one. O(1).
+    """Raise `StateRefused` with the name of this host unless it sees the version's manifest, or a later one. O(1).
 
-    A later manifest may belong to another state; the task compares its own files itself.
+    A later manifest may belong to another state, so the task also compares its own files.
     """
     if version not in _SEEN:
         with suppress(SnapshotExpired):
@@ -68,7 +68,7 @@ def check_state_visible(version: StateVersion) -> None:
 
 
 class Task:
-    """A task of Spark: batches in, batches out. Its errors of ddflow reach the driver."""
+    """A Spark task from batches to batches. It carries errors of ddflow to the driver."""
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Run the task."""
@@ -76,16 +76,16 @@ class Task:
             yield from self.run(batches)
 
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Compute what the task gives."""
+        """Compute the output of the task."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class RouteTask(Task):
-    """Rows of one input, packed for their partitions.
+    """The task that packs the rows of one input for their partitions.
 
-    ``names``: of the columns that come, by position. ``version``: of the state, which must be seen; None: it is not
-    looked for. O(rows). Raises `StateRefused`, and what the router raises.
+    ``names``: the column names by position. ``version``: a version that this host must see, or None. O(rows). Raises
+    `StateRefused`, and the errors of the router.
     """
 
     router: Partitioner
@@ -101,7 +101,7 @@ class RouteTask(Task):
 
 @dataclass(frozen=True)
 class RedigestTask(Task):
-    """Chunks of a replayed epoch, digested by the columns of its first commit. O(rows)."""
+    """The task that digests the chunks of a replayed epoch by the columns of its first commit. O(rows)."""
 
     digests: PastSchemaDigests
 
@@ -112,11 +112,10 @@ class RedigestTask(Task):
 
 @dataclass(frozen=True)
 class EpochStageTask(Task):
-    """One part's share of an epoch: chunks in, sums for later stages and receipts out.
+    """The task that runs an epoch in one partition of a stage: from chunks to sums for later stages and receipts.
 
-    ``columns``: by input, the columns of its rows. ``stamp``: equal for flows that may share open parts, apart from
-    state and place. ``most``: how much of them a worker may keep open. O(rows and updates). Raises the errors of
-    `Part`.
+    ``columns``: by input, the columns of its rows. ``stamp``: equal for flows that may share open partitions. ``most``:
+    the limit of open partitions in a worker. O(rows and updates). Raises the errors of `StagePartition`.
     """
 
     cut: Stages
@@ -127,7 +126,7 @@ class EpochStageTask(Task):
     most: CacheLimit
 
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Compute the part's share."""
+        """Run the epoch in the partition."""
         freeze_gc_objects()
         start, number, began = self.start, _task_number(), perf_counter_ns()
         with ExitStack() as stack:
@@ -141,7 +140,7 @@ class EpochStageTask(Task):
             receipt = None if inputs or sums else make_idle_receipt(self.cut, start, self.stage, number)
             if receipt is None:
                 part, way = self._open_part(number)
-                with undo_on_failure(close_part, part):  # half way through, or nobody wants the rest
+                with undo_on_failure(close_part, part):  # after an error or if Spark drops the rest of the iterator
                     done = part.step(start, inputs, sums, shuffle.rows, shuffle.digests, shuffle.said)
                     size = done.receipt.figures["memory"]
                     most = self.most.compute_bytes(
@@ -162,7 +161,7 @@ class EpochStageTask(Task):
                 yield self._pack_receipts(shuffle, receipt, number)
 
     def _open_part(self, number: int) -> tuple[StagePartition, str]:
-        """Find the part and say how: "hit" if it was open, "behind" if it had to catch up, "miss" if it was opened."""
+        """Return the partition, with "hit" if it was open, "behind" if it had to catch up, "miss" if it was opened."""
         start, stage = self.start, self.stage
         at = start.inventory_name(stage, number)
         found = PARTS.take(self._part_key(number), (at, *start.list_past_inventories(stage, number)))
@@ -185,11 +184,11 @@ class EpochStageTask(Task):
 
 @dataclass(frozen=True)
 class StatelessStageTask(Task):
-    """One partition of a stage of a run without a state: chunks in, sums for later stages out, or updates.
+    """The task that runs one partition of a stage without a state: from chunks to sums for later stages, or to updates.
 
-    ``output``: the output of the last stage, whose updates come in types that travel; None for stages before it.
-    ``columns``: as of `EpochStageTask`. O(rows and updates). Raises the errors of `compute_stage`, and `SchemaMismatch`
-    for values that Spark cannot take.
+    ``output``: the output of the last stage, or None for earlier stages. Its updates have Spark's types. ``columns``:
+    as in `EpochStageTask`. O(rows and updates). Raises the errors of `compute_stage`, and `SchemaMismatch` for values
+    that Spark cannot take.
     """
 
     cut: Stages
@@ -200,11 +199,11 @@ class StatelessStageTask(Task):
     output: str | None
 
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Compute the partition."""
+        """Run the stage in the partition."""
         freeze_gc_objects()
         batches = (batch for batch in batches if batch.num_rows)
         for first in batches:
-            # The rows say which partition it is: the caller may have joined tasks, or put others before them.
+            # The rows name the partition: the user may have merged tasks, or added others before them.
             yield from self._run_stage(itertools.chain([first], batches), first.column("to")[0].as_py())
 
     def _run_stage(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
@@ -223,9 +222,10 @@ class StatelessStageTask(Task):
 
 @dataclass(frozen=True)
 class SingleStageTask(Task):
-    """The stage of a flow that has one, of one input and one output: rows in, updates out.
+    """The task of a flow with one input, one output and a single stage: from rows to updates.
 
-    Each key is in one partition, and columns have their names.  O(rows) expected.  Raises as `StatelessStageTask`.
+    All rows of a key are in one partition, and columns have their names. O(rows) expected. Raises as
+    `StatelessStageTask`.
     """
 
     cut: Stages
@@ -249,8 +249,8 @@ class SingleStageTask(Task):
 class UpdatesFile:
     """A committed file of updates.
 
-    ``folder``: of outputs, for a Parquet file, else None. ``columns``: at the time of writing, None if the output still
-    has them.
+    ``folder``: the folder of outputs for a Parquet file, else None. ``columns``: the columns of the file if the output
+    has others now, else None.
     """
 
     epoch: int
@@ -259,9 +259,10 @@ class UpdatesFile:
     columns: pa.Schema | None
 
     def read(self, output: str, schema: pa.Schema, store: Callable[[], BatchStore]) -> pa.Table:
-        """Read its rows in the columns of a ``schema``. O(bytes). Raises `CorruptState`, and the errors of the store.
+        """Read the rows of the file in the columns of ``schema``. O(bytes).
 
-        ``store``: opens the store, which holds the file unless it is in a folder.
+        ``store``: opens the store that holds the file, unless it is in a folder. Raises `CorruptState`, and the errors
+        of the store.
         """
         there = schema if self.columns is None else self.columns
         if self.folder is None:
@@ -273,10 +274,10 @@ class UpdatesFile:
 
 @dataclass(frozen=True)
 class ReadFilesTask(Task):
-    """The rows of committed files of one output: batches of (name, length, digest) in, rows out in types that travel.
+    """The task that reads committed files of one output: from (name, length, digest) to rows in Spark's types.
 
-    ``folder``: of Parquet files, else None. ``there``: the columns of the files, if they differ from ``schema``.
-    O(bytes). Raises `CorruptState`, and the errors of the store.
+    ``folder``: the folder of Parquet files, else None. ``there``: the columns of the files, if they differ from
+    ``schema``. O(bytes). Raises `CorruptState`, and the errors of the store.
     """
 
     store: str
@@ -294,7 +295,7 @@ class ReadFilesTask(Task):
             yield from to_spark_batches(table, self.name)
 
     def read_tables(self, blobs: Iterable[Blob]) -> Iterator[pa.Table]:
-        """Read the rows of files, one after the other."""
+        """Read the rows of files one after the other."""
         with ExitStack() as stack:
 
             @cache
@@ -310,14 +311,14 @@ class ReadFilesTask(Task):
 
 @dataclass(frozen=True)
 class ConvertFilesTask(Task):
-    """Something made of each of some committed files: numbers of them in, bytes out.  Raises what ``make`` raises."""
+    """The task that converts committed files: from their numbers to bytes. Raises the errors of ``make``."""
 
     read: ReadFilesTask
     blobs: tuple[Blob, ...]
     make: Callable[[pa.Table], bytes]
 
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Make the bytes."""
+        """Convert the files."""
         freeze_gc_objects()
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
         for table in self.read.read_tables(self.blobs[number] for number in numbers):
@@ -328,7 +329,7 @@ class ConvertFilesTask(Task):
 def _read_chunks(
     shuffle: ShuffleReader, batches: Batches
 ) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:
-    """Take all chunks in and return the rows of each input and the sums of each exchange for this stage."""
+    """Add all chunks, and return the rows of each input and the sums of each exchange for this stage."""
     for batch in batches:
         shuffle.add_chunks(batch)
     inputs = {name: reader for name in shuffle.cut.flow.inputs if (reader := shuffle.read_input(name)) is not None}
@@ -337,17 +338,16 @@ def _read_chunks(
 
 
 def to_spark_batches(table: pa.Table, output: str) -> Iterator[pa.RecordBatch]:
-    """Convert updates to types that travel, in batches of bounded size; none for no rows. O(rows that are cast)."""
+    """Convert updates to Spark's types, in batches of bounded size; none for no rows. O(rows to cast)."""
     width = max(table.nbytes // max(table.num_rows, 1), 1)
     for batch in table.to_batches(max_chunksize=max(min(BATCH_ROWS, BATCH_BYTES // width), 1)):
         yield to_spark_types(batch, f"output {output!r}")
 
 
 def freeze_gc_objects() -> None:
-    """Exempt permanent objects from this worker's garbage collector.
+    """Exempt permanent objects from this worker's garbage collector, which Spark calls after every task.
 
-    Spark calls the collector after every task, which took 0.1 s with all imports. Runs twice in a process: the second
-    time with the objects of the first task.
+    It runs twice in a process: the second time it exempts the objects of the first task.
     """
     if TaskContext.get() is not None and next(_BEGUN) < 2:
         gc.collect()
@@ -355,16 +355,16 @@ def freeze_gc_objects() -> None:
 
 
 _BEGUN: Final = itertools.count()
-"""Stages that began in this process."""
+"""Counter of stages that began in this process."""
 
 
 def _task_number() -> int:
-    """Return the task's partition."""
+    """Return the number of the task's partition."""
     context = TaskContext.get()
     return 0 if context is None else int(context.partitionId())
 
 
 def _make_scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """Make a folder for the task on the executor's disk, in Spark's place for spilled data."""
+    """Create a folder for the task on the executor's disk, in Spark's folder for spilled data."""
     places = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return tempfile.TemporaryDirectory(prefix="ddflow-", dir=next((p for p in places if os.path.isdir(p)), None))

@@ -1,9 +1,9 @@
 """Convert types, rows and columns between a flow and Spark.
 
-``from_spark_types(to_spark_types(rows)) == rows``, and a type has a carrier only if its values come back unchanged.
-Spark has no unsigned integers, one unit of time and no fixed widths. A type that cannot travel is an error that names
-the column, before a job runs, because ``mapInArrow`` fails late. Nested fields are nullable: a null struct has no
-children.
+``from_spark_types(to_spark_types(rows)) == rows``: each type has a transfer type that keeps all its values. Spark has
+no unsigned integers, one unit of time and no fixed widths. A type without a transfer type raises an error with the
+column's name before a job runs, because ``mapInArrow`` fails late. Nested fields are nullable, since a null struct has
+no children.
 
 >>> find_transfer_type(pa.struct({"n": pa.uint64(), "at": pa.timestamp("s", "Europe/Zurich")}))
 StructType(struct<n: decimal128(20, 0), at: timestamp[us, tz=UTC]>)
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from pyspark.sql import DataFrame, types as T
 from pyspark.sql.pandas.types import from_arrow_type
-from pyspark.sql.types import TimeType  # noqa: F401  (where it is missing, PySpark is too old: an ImportError)
+from pyspark.sql.types import TimeType  # noqa: F401 (if it is missing, PySpark is too old: an ImportError)
 
 from ddflow.columns.declared import parse_spark_type
 from ddflow.columns.schema import build_updates_schema, cast_losslessly
@@ -53,7 +53,7 @@ _FIXED: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
 
 
 def find_transfer_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the Arrow type in which values of ``kind`` travel to and from Spark; None if Spark has none. Pure."""
+    """Return the Arrow type that carries values of ``kind`` to and from Spark; None if Spark has none. Pure."""
     if any(test(kind) for test in _ITSELF):
         return kind
     for test, fixed in _FIXED:
@@ -77,7 +77,7 @@ def find_transfer_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def make_nullable(schema: pa.Schema) -> pa.Schema:
-    """Make everything inside the columns nullable."""
+    """Make all nested fields of the columns nullable."""
     return pa.schema([field.with_type(_make_type_nullable(field.type)) for field in schema])
 
 
@@ -94,7 +94,7 @@ def _make_type_nullable(kind: pa.DataType) -> pa.DataType:
 
 
 def build_transfer_schema(schema: pa.Schema, what: str) -> pa.Schema:
-    """Return the columns in which rows of ``schema`` travel. Raises `SpecError` for a column without a Spark type."""
+    """Return the schema that carries rows of ``schema``. Raises `SpecError` for a column without a Spark type."""
     fields = []
     for field in schema:
         kind = find_transfer_type(field.type)
@@ -110,17 +110,18 @@ def build_transfer_schema(schema: pa.Schema, what: str) -> pa.Schema:
 
 
 def to_spark_types(batch: pa.RecordBatch, what: str) -> pa.RecordBatch:
-    """Convert a batch to the types that travel. O(rows) for the columns that need it. Raises `SchemaMismatch`."""
+    """Convert a batch to transfer types. O(rows) for the columns that need it. Raises `SchemaMismatch`."""
     schema = build_transfer_schema(batch.schema, what)
     columns = [_cast_column(c, f.type, f.name, what) for c, f in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def from_spark_types(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """Convert columns from Spark back to their types in ``schema``, by name, if they came in those types' carriers.
+    """Convert columns from Spark back to their types in ``schema``, by name.
 
-    The others stay unchanged, for `ddflow.columns.schema.conform_to_schema` to judge. O(rows) for the columns that need
-    it. ``schema``: loose. Raises `SchemaMismatch` if a value does not fit.
+    Columns in other than transfer types stay unchanged, for `ddflow.columns.schema.conform_to_schema` to check. O(rows)
+    for the columns that need it. ``schema``: nullable, see `make_nullable`. Raises `SchemaMismatch` if a value does not
+    fit.
     """
     for i, name in enumerate(table.column_names):
         at = schema.get_field_index(name)
@@ -140,8 +141,8 @@ def _cast_column(column: Any, kind: pa.DataType, name: str, what: str) -> pa.Arr
 def map_frames_to_inputs(flow: Any, frames: Any) -> Mapping[str, DataFrame]:
     """Map DataFrames to a flow's inputs: ``frames``, or a single DataFrame if there is one input.
 
-    They are sorted by name, because Spark's checkpoint identifies the sources of a query by their places. Raises
-    `SpecError` for a value that is no flow, `NotArrow` for values that are no DataFrames, with the call to write.
+    The mapping is sorted by name, because Spark's checkpoint identifies the sources of a query by position. Raises
+    `SpecError` if ``flow`` is no flow, and `NotArrow`, with the call to write, for a value that is no DataFrame.
     """
     if isinstance(flow, Plan) and len(flow.inputs) == 1 and not isinstance(frames, Mapping):
         frames = dict.fromkeys(flow.inputs, frames)
@@ -171,8 +172,8 @@ def _check_frame(frame: Any, asked: str) -> None:
 def arrow_schema(frame: Any) -> pa.Schema:
     """Return the columns of a Spark DataFrame without running a job.
 
-    Raises `NotArrow` for a value that is no DataFrame, `SchemaMismatch` for a type that Spark cannot hand over and take
-    back.
+    Raises `NotArrow` for a value that is no DataFrame, and `SchemaMismatch` for a type that does not survive a round
+    trip between Spark and Python.
     """
     _check_frame(frame, "the columns of a DataFrame")
     fields = []
@@ -187,7 +188,7 @@ def arrow_schema(frame: Any) -> pa.Schema:
 
 
 def describe_type_difference(given: T.DataType, declared: pa.Field) -> str:
-    """Name the Spark type of a column and of its declaration, as the end of an error's text.
+    """Name the Spark types of a column and of its declaration, for the end of an error's text.
 
     >>> describe_type_difference(T.TimestampType(), pa.field("at", pa.timestamp("us")))
     ' (in Spark timestamp, declared timestamp_ntz)'
@@ -200,20 +201,20 @@ def describe_type_difference(given: T.DataType, declared: pa.Field) -> str:
 
 
 def spark_schema(schema: pa.Schema, what: str) -> T.StructType:
-    """Return the Spark columns, all nullable, for rows of an Arrow schema. Raises `SpecError` if there is none."""
+    """Return the nullable Spark columns for rows of an Arrow schema. Raises `SpecError` for a type that Spark lacks."""
     kinds = {f.name: from_arrow_type(f.type, prefer_timestamp_ntz=True) for f in build_transfer_schema(schema, what)}
     return T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
 
 
 class OutputSchemas(NamedTuple):
-    """An output's columns in the flow's types and in Spark's."""
+    """The columns of an output in Arrow types and in Spark types."""
 
     arrow: pa.Schema
     spark: T.StructType
 
 
 def build_output_schemas(flow: Plan) -> dict[str, OutputSchemas]:
-    """Return the shape of every output, side outputs included. Raises `SpecError` if Spark has no type for a column."""
+    """Return the columns of all outputs, side outputs included. Raises `SpecError` for a type that Spark lacks."""
     schemas = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
     for name, (_, schema) in flow.side_outputs().items():
         schemas[name] = build_updates_schema(schema, flow.time_type)

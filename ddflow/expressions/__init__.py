@@ -1,21 +1,11 @@
-"""SQL expressions over Arrow batches: what a user writes as in PySpark, compiled once to direct pyarrow.compute calls.
+"""Compile SQL expressions to pyarrow.compute calls over Arrow batches, with the results of Spark 4.
 
-Invariant: a compiled expression is a pure function of the row: any batch of the schema it was compiled against, cut in
-any way, gives the same values in the same places, with Spark 4's results (ANSI mode, session time zone UTC). Spark's
-three-valued logic, its NaN, its casts and its decimals are not Arrow's, and a row must not fail for a branch it does
-not take. The modules, each knowing only those before it: ``types``, ``node``, ``digits``, ``casts``, ``logic``,
-``arithmetic``, ``intervals``; ``functions/table``, a file a family, and ``functions/catalog``; ``parse``, ``lower``,
-``evaluate``, ``sql``. Nothing here aggregates, joins or keeps state.
+`compile` takes SQL text, a pyarrow expression or a Python function. SQL follows Spark's ANSI mode with the session time
+zone UTC: three-valued logic, NaN, casts and decimals differ from Arrow's.
 
->>> import pyarrow as pa
->>> batch = pa.record_batch({"status": ["paid", None, "paid"], "amount": [250, 900, 7]})
->>> paid = compile("status = 'paid' and amount > 100", batch.schema, boolean=True, what="filter of 'paid'")
->>> paid(batch).to_pylist(), paid.columns
-([True, None, False], ('status', 'amount'))
->>> compile("upper(city)", batch.schema)
-Traceback (most recent call last):
-    ...
-ddflow.errors.ExpressionError: cannot compile expression upper(city): there is no column 'city'; columns are ...
+Guarantees: a compiled expression is a pure function of the row, so the division of rows into batches never changes a
+value. A branch of CASE, AND or OR that a row does not take cannot fail for it.
+Limits: expressions do not aggregate, join or keep state.
 """
 
 import re
@@ -43,12 +33,12 @@ _LIBRARIES: Final = {
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Expression:
-    """A compiled expression: call it with a batch, get an array of ``type`` with a value per row.
+    """A compiled expression: call it with a batch to get an array of ``type`` with one value per row.
 
-    ``given`` is what was compiled, ``text`` that when it is SQL (else None); ``columns`` are those it reads, in order
-    of first mention (None: it may read all).  Calling costs a few microseconds and O(rows) an operation; it raises
-    ExpressionError where Spark would fail too (overflow, division by zero, text that is no number), naming the first
-    row that does, and SchemaMismatch for a batch without a column it reads.
+    ``given``: the source. ``text``: the source if it is SQL, else None. ``columns``: the columns it reads, in order of
+    first mention; None if it may read all. A call costs a few microseconds plus O(rows) for each operation. It raises
+    ExpressionError with the first failing row if Spark would fail too (overflow, division by zero, text that is no
+    number). It raises SchemaMismatch for a batch without a required column.
     """
 
     text: str | None
@@ -59,7 +49,7 @@ class Expression:
     given: Source
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
-        """Compute the values for ``batch``, which has the columns of the schema, in any order, and may have more."""
+        """Compute the values for ``batch``. Its columns may be in any order, and it may have more than the schema."""
         return self._run(batch)
 
     @property
@@ -80,13 +70,23 @@ class Expression:
 def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, what: str = "expression") -> Expression:
     """Compile SQL text, a pyarrow expression or a function over a batch against ``schema``.
 
-    ``boolean`` demands a boolean result; ``what`` names the place in messages, as "filter of 'paid'".  Raises
-    ExpressionError for what does not parse, names no column, is not boolean, is not supported, or goes beyond a limit
-    of `ddflow.expressions.parse` or `ddflow.expressions.node`.  O(text), on a stack of its own.
+    ``boolean``: require a boolean result. ``what``: the place in messages, such as "filter of 'paid'". Raises
+    ExpressionError for invalid or unsupported syntax, unknown columns, a result that is not boolean, and text beyond a
+    limit of `ddflow.expressions.parse` or `ddflow.expressions.node`. O(text), on a separate stack.
+
+    >>> import pyarrow as pa
+    >>> batch = pa.record_batch({"status": ["paid", None, "paid"], "amount": [250, 900, 7]})
+    >>> paid = compile("status = 'paid' and amount > 100", batch.schema, boolean=True, what="filter of 'paid'")
+    >>> paid(batch).to_pylist(), paid.columns
+    ([True, None, False], ('status', 'amount'))
+    >>> compile("upper(city)", batch.schema)
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.ExpressionError: cannot compile expression upper(city): there is no column 'city'; columns are ...
     """
     asked = f"cannot compile {what}"
     if isinstance(expression, str):
-        from ddflow.expressions.sql import compile_sql  # whose parser takes long to import
+        from ddflow.expressions.sql import compile_sql  # its parser takes long to import
 
         made, names = compile_sql(expression, schema, boolean, what)
         _check_boolean(made.type, boolean, f"cannot compile {what} {shorten(expression)}")
@@ -105,7 +105,7 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
 
 
 def refuse_foreign_expression(expression: Any, schema: pa.Schema, boolean: bool, what: str) -> None:
-    """Raise ExpressionError for an expression of another library, with SQL over the columns that it names."""
+    """Raise ExpressionError for an expression of another library, with SQL over its columns as the remedy."""
     library = _LIBRARIES.get(type(expression).__module__.partition(".")[0])
     if library is None:
         return

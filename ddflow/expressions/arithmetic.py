@@ -1,8 +1,8 @@
-"""Arithmetic on numbers, dates and durations, in Spark's result types and under its ANSI rules.
+"""Compute arithmetic on numbers, dates and durations, with Spark's result types and ANSI rules.
 
-Guarantees: an overflow and a division by zero are errors. Decimals have the precision that Spark gives them. A
-duration knows no months: between dates there are whole days, and a quotient is rounded half away from zero.
-Limits: a float beside a duration is a double, so its product is exact to 53 bits. Durations are no text.
+Guarantees: overflow and division by zero are errors. Decimals have Spark's precision. A duration has no months, so the
+difference of dates is in whole days. Quotients of durations round half away from zero.
+Limits: a float times a duration is computed as a double, so it is exact to 53 bits. Durations cannot be cast to text.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
@@ -48,12 +48,12 @@ from ddflow.expressions.types import (
 
 _ADDED: Final[dict[str, Compute]] = {"+": pc.add_checked, "-": pc.subtract_checked}
 _PARTS: Final = {"DAY": (86_400, None), "HOUR": (3_600, 24), "MINUTE": (60, 60)}
-"""The seconds of a part, and how many of it make the next one."""
+"""Seconds of a part, and the number of parts in the next larger one."""
 FIELDS: Final = (*_PARTS, "EPOCH")
 
 
 def duration_arithmetic(sign: str, left: Node, right: Node) -> Node | None:
-    """Compute ``left sign right`` for durations, or the difference of two moments; None for other types.  O(rows).
+    """Compute ``left sign right`` for durations, or the difference of two moments; None for other types. O(rows).
 
     >>> import datetime
     >>> from ddflow.expressions.node import constant
@@ -89,7 +89,7 @@ def days_between(end: Node, start: Node) -> Node:
 
 
 def extract_duration_part(field: str, node: Node) -> Node:
-    """Extract a part of a duration by its name in ``FIELDS``: a signed whole number, or all seconds as a double."""
+    """Extract a part of a duration by its name in ``FIELDS``: a signed integer, or all seconds as a double."""
     second = 1000 ** UNITS.index(node.type.unit)
     if field == "EPOCH":
         return build_compute_node(accept_scalars(lambda values: _divide_to_double(values.cast(INT64), second)), node)
@@ -103,13 +103,13 @@ def extract_duration_part(field: str, node: Node) -> Node:
 
 
 def _divide_to_double(values: pa.Array, by: int) -> pa.Array:
-    """Divide int64 by a number below 2**53; each result is the double nearest to the quotient.  O(n).
+    """Divide int64 by a number below 2**53; each result is the double nearest to the quotient. O(n).
 
     >>> _divide_to_double(pa.array([9_999_999_999_999_999, None, -(2**63)]), 10**6).to_pylist()
     [9999999999.999998, None, -9223372036854.775]
     """
     out = pc.divide(values.cast(DOUBLE, safe=False), float(by))
-    # Doubles do not hold all integers beyond 2**53, and two roundings are not one; Python divides integers exactly.
+    # Doubles are inexact beyond 2**53, and rounding twice differs from rounding once; Python divides integers exactly.
     large = pc.greater(pc.max_element_wise(values, pc.negate(values)), 2**53).fill_null(False)
     if not pc.any(large).as_py():
         return out
@@ -127,7 +127,7 @@ def _subtract_timestamps(end: Node, start: Node) -> Node:
 
 
 def _shift_timestamp(sign: str, moment: Node, by: Node) -> Node:
-    """Add a duration to a timestamp, or to the midnight (UTC) of a date, or subtract it."""
+    """Add a duration to a timestamp, or to midnight (UTC) of a date, or subtract it."""
     moment = build_cast(moment, INSTANT) if moment.type == DATE else moment
     unit = max(moment.type.unit, by.type.unit, key=UNITS.index)
     moment, by = build_cast(moment, pa.timestamp(unit, moment.type.tz)), build_cast(by, pa.duration(unit))
@@ -152,10 +152,10 @@ def _scale_duration(sign: str, duration: Node, number: Node) -> Node | None:
 
 
 def _divide_rounded(values: pa.Array, by: pa.Array) -> pa.Array:
-    """Divide and round half away from zero, in integers: a double would lose digits."""
+    """Divide and round half away from zero, in integers, because a double would lose digits."""
     cut = pc.divide_checked(values.cast(INT64), by)
     value, number, whole = (np.asarray(pc.fill_null(each, 1)) for each in (values.cast(INT64), by, cut))
-    rest, size = (-np.abs(each) for each in (value - whole * number, number))  # below zero, where all have room
+    rest, size = (-np.abs(each) for each in (value - whole * number, number))  # negative, since -2**63 has no opposite
     near = whole + (rest <= size - rest) * np.sign(value) * np.sign(number)
     return pc.if_else(cut.is_valid(), pa.array(near, INT64), pa.scalar(None, INT64)).cast(values.type)
 
@@ -164,7 +164,7 @@ _CHECKED: dict[str, Compute] = {"+": pc.add_checked, "-": pc.subtract_checked, "
 
 
 def arithmetic(sign: str, left: Node, right: Node) -> Node:
-    """Compute ``left sign right`` for + - * / % div pmod. Raises Refusal for types without that operation. O(rows)."""
+    """Compute ``left sign right`` for + - * / % div pmod. O(rows). Raises Refusal if the types do not support it."""
     if (found := duration_arithmetic(sign, left, right)) is not None:
         return found
     if DATE in (left.type, right.type) and sign in "+-":
@@ -196,7 +196,7 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
 
 
 def negate_number(node: Node) -> Node:
-    """Negate a number; text is a double first."""
+    """Negate a number; text is cast to double first."""
     node = build_cast(node, DOUBLE) if node.type in (STRING, NULL) else node
     if is_duration(node.type):
         return build_compute_node(pc.negate_checked, node, fallible=True)
@@ -206,7 +206,7 @@ def negate_number(node: Node) -> Node:
 
 
 def shift_days(date: Node, days: Node, sign: str) -> Node:
-    """Move a date by a number of days, later (+) or earlier (-); days are an int."""
+    """Move a date by an int of days, later (+) or earlier (-)."""
     compute = _CHECKED[sign]
     return build_compute_node(
         lambda day, count: compute(day.cast(INT32), count).cast(DATE), date, build_cast(days, INT32), fallible=True
@@ -238,7 +238,7 @@ def _shift_date(sign: str, left: Node, right: Node) -> Node:
 
 
 def _check_divisor(divisor: pa.Array, dividend: pa.Array) -> None:
-    """Raise where a value is divided by zero; beside a null it is no division."""
+    """Raise if a value is divided by zero; a null divided by zero is null."""
     zero = pc.and_(pc.equal(divisor, pa.scalar(0, divisor.type)), pc.is_valid(dividend))
     if pc.any(zero).as_py():
         raise pa.ArrowInvalid("remainder by zero")
@@ -301,7 +301,7 @@ def _plan_product(a: pa.DataType, b: pa.DataType) -> Plan:
 
 
 def _compute_wide_if_needed(compute: Compute, precision: int) -> Compute:
-    """Return ``compute`` unchanged if its result has at most 38 digits, else compute in 76."""
+    """Return ``compute`` unchanged if its result has at most 38 digits, else a version that computes in 76."""
     return compute if precision <= MOST_DIGITS else lambda x, y: compute(_widen_decimals(x), _widen_decimals(y))
 
 
@@ -344,7 +344,7 @@ def _plan_remainder(positive: bool) -> Callable[[pa.DataType, pa.DataType], Plan
 
 
 def _divide(a: pa.DataType, b: pa.DataType, scale: int) -> Compute:
-    """Divide and cut (not round) after at least ``scale`` digits: enough for the later rounding to be exact."""
+    """Divide and truncate after at least ``scale`` digits: enough for the later rounding to be exact."""
     lift = max(0, scale - (a.scale + b.precision - b.scale + 1))
     digits = a.precision - a.scale + b.scale + max(scale, a.scale + b.precision - b.scale + 1, 4)
     if digits > WIDEST:
@@ -355,7 +355,7 @@ def _divide(a: pa.DataType, b: pa.DataType, scale: int) -> Compute:
 
 
 def _divide_by_value(x: pa.Array, y: pa.Array, scale: int) -> pa.Array:
-    """Divide as `_divide` does, for quotients with more than 76 digits. Takes microseconds a value."""
+    """Divide as `_divide` does, for quotients with more than 76 digits. It takes microseconds a value."""
     out: list[Decimal | None] = []
     with localcontext(prec=4 * WIDEST):
         for one, other in zip(x.to_pylist(), y.to_pylist(), strict=True):
@@ -392,7 +392,7 @@ _DECIMALS: dict[str, Callable[[pa.DataType, pa.DataType], Plan]] = {
 
 
 def parse_number(text: str) -> Node:
-    """Parse a literal number: int, bigint or decimal by its digits, double with an exponent.
+    """Parse a number literal: int, bigint or decimal by its digits, double with an exponent.
 
     >>> parse_number("1.50").type, parse_number("3000000000").type
     (Decimal128Type(decimal128(3, 2)), DataType(int64))

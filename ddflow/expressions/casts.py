@@ -1,10 +1,9 @@
-"""CAST and TRY_CAST between working types, and the casts that Spark makes unasked, under Spark 4's ANSI rules.
+"""Cast between working types by Spark 4's ANSI rules: CAST, TRY_CAST and implicit casts.
 
-Invariant: one function a pair of types turns what cannot be cast into null; ``try_cast`` is that function, and ``cast``
-is the same with an error for a value that became null. Spark cuts a fraction where Arrow refuses it, rounds decimals
-half up, makes null decimals of NaN and infinity, reads text its own way (``reading``), and takes every instant in a
-session's time zone, which is UTC here.
-Refused at compile time: pairs that ANSI refuses, and floats as text, for Java's way of writing them is no contract.
+One function for each pair of types turns values without a counterpart into null. TRY_CAST is that function; CAST raises
+an error for such a value. Unlike Arrow, Spark truncates fractions, rounds decimals half up, makes NaN and infinity null
+decimals, parses text its own way (``digits``), and reads instants in the session's time zone, here UTC.
+Limits: compilation refuses pairs that ANSI refuses, and floats as text, because Java's format is not fixed.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
@@ -67,9 +66,9 @@ PLAIN_TEXT_SCALE = 6  # Arrow writes decimals with more fraction digits as 1.0E-
 
 
 def build_cast(node: Node, kind: pa.DataType, attempt: bool = False) -> Node:
-    """Cast ``node`` to ``kind``: CAST, or TRY_CAST with ``attempt``.
+    """Cast ``node`` to ``kind``: CAST, or TRY_CAST with ``attempt``. O(rows).
 
-    Raises Refusal when no value of the one type is one of the other.  O(rows).
+    Raises Refusal if the types have no values in common.
     """
     if node.type == kind:
         return node
@@ -84,7 +83,7 @@ def build_cast(node: Node, kind: pa.DataType, attempt: bool = False) -> Node:
 
 
 def cast_to_working_type(array: pa.Array) -> pa.Array:
-    """Cast a column to its working type. Raises ArrowInvalid if that overflows (2 GB of text in a batch). O(rows)."""
+    """Cast a column to its working type. O(rows). Raises ArrowInvalid if that overflows (2 GB of text in a batch)."""
     kind = working_type(array.type)
     if array.type == kind:
         return array
@@ -112,11 +111,11 @@ def _fail_on_loss(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Conv
         if result.null_count == array.null_count:
             return result
         lost: pa.Array = array.filter(pc.and_(array.is_valid(), result.is_null()))
-        if is_decimal(kind) and is_float(source):  # as Spark has it: what is not finite is a null decimal
+        if is_decimal(kind) and is_float(source):  # as in Spark, infinity and NaN become null decimals
             lost = lost.filter(pc.is_finite(lost))
         if len(lost):
             value = lost[0]
-            if source == DATE or is_duration(source):  # Python's own have less room
+            if source == DATE or is_duration(source):  # Python's types have a smaller range
                 value = value.cast(pa.int32() if source == DATE else INT64)
             shown = shorten(repr(value.as_py()) if source == STRING else str(value), 100)
             comma = source == STRING and is_number(kind) and _COMMA.fullmatch(value.as_py())
@@ -181,7 +180,7 @@ def _choose_text_format(source: pa.DataType) -> tuple[Convert, bool] | None:
 
 
 def _format_times(array: pa.Array) -> pa.Array:
-    """Format as yyyy-mm-dd hh:mm:ss, with a fraction if there is one, without its closing zeros."""
+    """Format as yyyy-mm-dd hh:mm:ss, with a fraction if it is not zero, without trailing zeros."""
     text = array.cast(pa.timestamp(array.type.unit)).cast(STRING)
     return pc.replace_substring_regex(text, r"^(.{19}(?:\.[0-9]*[1-9])?)\.?0*$", r"\1")
 
@@ -255,7 +254,7 @@ def _choose_time_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, 
     if kind == DATE:
         return lambda array: to_wall_clock(array).cast(DATE), False
     if is_time(kind):
-        # Finer than a microsecond is cut; through wall-clock time, for a zone would ask for a database of zones.
+        # Cut digits below a microsecond in wall-clock time: with a zone Arrow would need a time zone database.
         if kind.unit == "us":
             return lambda array: to_wall_clock(array).cast(kind), False
         return lambda array: _nullify_out_of_range(array, 1 / 1000 ** UNITS.index(source.unit), kind).cast(kind), True
@@ -265,7 +264,7 @@ def _choose_time_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, 
 
 
 def _nullify_out_of_range(array: pa.Array, seconds: float, kind: pa.DataType) -> pa.Array:
-    """Return days or units of so many ``seconds``, null if a timestamp of a kind has no room for one.  O(rows)."""
+    """Return days, or units of ``seconds``, with null if they do not fit a timestamp of a kind. O(rows)."""
     most = (2**63 - 1) // max(round(seconds * 1000 ** UNITS.index(kind.unit)), 1)
     numbers = array.cast(pa.int32()).cast(INT64) if array.type == DATE else array.cast(INT64)
     inside = pc.and_(pc.less_equal(numbers, most), pc.greater_equal(numbers, -most))
@@ -273,7 +272,7 @@ def _nullify_out_of_range(array: pa.Array, seconds: float, kind: pa.DataType) ->
 
 
 def _convert_duration_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert durations to another unit, cut; null if its range is too small for them."""
+    """Convert durations to another unit, truncated; null if they do not fit."""
     finer = UNITS.index(kind.unit) - UNITS.index(array.type.unit)
     factor, values = 1000 ** abs(finer), array.cast(INT64)
     if finer < 0:
@@ -283,7 +282,7 @@ def _convert_duration_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def to_wall_clock(array: pa.Array) -> pa.Array:
-    """Convert timestamps to wall-clock time of UTC in microseconds, floored."""
+    """Convert timestamps to wall-clock time of UTC in microseconds, rounded down."""
     plain = array.cast(pa.timestamp(array.type.unit))
     return plain if plain.type == WALL else pc.floor_temporal(plain, unit="microsecond").cast(WALL)
 

@@ -1,8 +1,8 @@
-"""Values by their written digits: rounding and rescaling as Spark does it, and text parsed as its casts read it.
+"""Round and rescale numbers by their decimal digits, and parse text, as Spark does.
 
-Guarantees: halves go up by the decimal digits, so 2.675 is rounded to 2.68. A decimal that does not fit its precision,
-and text that Spark's cast refuses, become null, for the caller to accept or refuse. Nulls stay null.
-Limits: years have four digits. A time zone that is a region (``Europe/Berlin``) is an error.
+Guarantees: halves round up by decimal digits, so 2.675 rounds to 2.68. Decimals that do not fit their precision, and
+text that Spark's cast refuses, become null; the caller may raise an error for them. Nulls stay null.
+Limits: years have four digits. A named time zone (``Europe/Berlin``) is an error.
 
 >>> import pyarrow as pa
 >>> round_double(pa.array([2.675, -2.5, 1.005, None]), 2).to_pylist()
@@ -22,13 +22,13 @@ import pyarrow.compute as pc
 from ddflow.expressions.types import BOOL, DATE, DOUBLE, INT64, MOST_DIGITS, STRING, WALL
 
 WIDEST = 76  # digits of a decimal256
-_EXACT = 2.0**52  # from here on a double has no fraction
+_EXACT = 2.0**52  # doubles from here on have no fraction
 _EXACT_POWERS = 22  # powers of ten up to here are exact as doubles
-_EXACT_DIGITS = 15  # integers of so many digits are exact as doubles
+_EXACT_DIGITS = 15  # integers with up to this many digits are exact as doubles
 
 
 def compute_with_numpy(compute: Callable[..., np.ndarray[Any, Any]], *arrays: pa.Array) -> pa.Array:
-    """Run ``compute`` over the values of primitive arrays of one length; null if any of them is null. Two passes."""
+    """Run ``compute`` over the values of primitive arrays of one length; null if any is null. Two passes."""
     plain = [pc.fill_null(array, 1) if array.null_count else array for array in arrays]
     with np.errstate(all="ignore"):
         values = compute(*(array.to_numpy(zero_copy_only=True) for array in plain))
@@ -42,9 +42,9 @@ def compute_with_numpy(compute: Callable[..., np.ndarray[Any, Any]], *arrays: pa
 def round_double(array: pa.Array, places: int) -> pa.Array:
     """Round doubles half up to ``places`` digits after the point (before it if negative). O(n).
 
-    The candidate tie (k + 0.5) / 10^places is itself rounded to a double, and a value that is written as the tie is
-    that very double: so comparing with it decides as comparing the written digits would, up to 14 digits.  Values of
-    which more digits stay are rounded in their text.
+    The tie between two results, (k + 0.5) / 10^places, is computed as a double. A value that is written as the tie has
+    the same double, so one comparison decides like the written digits, up to 14 digits. Values with more digits are
+    rounded in their text.
     """
     places = max(-300, min(places, 300))
     power = 10.0 ** abs(places)
@@ -105,7 +105,7 @@ def decimal_to_double(array: pa.Array, kind: pa.DataType = DOUBLE) -> pa.Array:
     """Convert each decimal to the nearest floating-point number."""
     precision, scale = array.type.precision, array.type.scale
     if kind == DOUBLE and precision <= _EXACT_DIGITS:
-        # The same bytes read with scale 0 are the digits as an integer; one exact division then rounds once.
+        # The same bytes with scale 0 are the digits as an integer; one exact division then rounds once.
         buffers, length, start = array.buffers(), len(array), array.offset
         whole = pa.Array.from_buffers(pa.decimal128(precision, 0), length, buffers, offset=start).cast(INT64)
         return pc.divide(whole.cast(DOUBLE), pa.scalar(10.0**scale))
@@ -114,9 +114,9 @@ def decimal_to_double(array: pa.Array, kind: pa.DataType = DOUBLE) -> pa.Array:
 
 def double_to_decimal(array: pa.Array, precision: int, scale: int) -> pa.Array:
     """Round a double's shortest text half up to a decimal; null if it does not fit, is infinite or NaN."""
-    array = array.cast(DOUBLE)  # Spark widens a float first, and so rounds the digits of the double
+    array = array.cast(DOUBLE)  # Spark widens a float first, so it rounds the digits of the double
     size = pc.abs(array)
-    # What is bounded here is for the parser's sake, which takes 76 digits; `fit` then draws the exact line.
+    # These bounds keep the text within the parser's 76 digits; `rescale_decimals` then checks the exact limit.
     inside = pc.less(size, pa.scalar(10.0 ** (precision - scale + 1)))
     array = pc.if_else(inside, array, pa.scalar(None, array.type))
     tiny = pc.less(size, pa.scalar(10.0 ** -(scale + 1)))
@@ -141,7 +141,7 @@ def _keep_matching_texts(array: pa.Array, pattern: str) -> pa.Array:
 
 
 def _is_all_true(mask: pa.Array) -> bool:
-    """Whether no value is false."""
+    """Return whether no value is false."""
     return bool(pc.all(mask, min_count=0).as_py())
 
 
@@ -177,7 +177,7 @@ def parse_integers(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def parse_floats(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Parse a number with fraction and exponent, with Java's suffixes d and f; inf, infinity and nan in any case."""
+    """Parse a number with fraction and exponent, and Java's suffixes d and f; inf, infinity and nan in any case."""
     text = pc.ascii_trim_whitespace(array)
     number = pc.utf8_rtrim(_keep_matching_texts(text, _NUMBER + "[dDfF]?$"), characters="dDfF")
     return pc.utf8_ltrim(pc.coalesce(number, _keep_matching_texts(text, _SPECIAL)), characters="+").cast(kind)
@@ -189,7 +189,7 @@ def parse_decimal_texts(array: pa.Array, precision: int, scale: int) -> pa.Array
     size = pc.abs(pc.utf8_ltrim(text, characters="+").cast(DOUBLE))
     inside = pc.less(size, pa.scalar(10.0 ** (precision - scale + 1)))
     text = pc.if_else(inside, text, pa.scalar(None, STRING))
-    text = pc.if_else(pc.less(size, pa.scalar(10.0 ** -(scale + 1))), "0", text)  # more digits than the parser takes
+    text = pc.if_else(pc.less(size, pa.scalar(10.0 ** -(scale + 1))), "0", text)  # the parser takes fewer digits
     return rescale_decimals(text.cast(pa.decimal256(WIDEST, WIDEST - (precision - scale) - 1)), precision, scale)
 
 
@@ -207,7 +207,7 @@ def count_epoch_days(year: Ints, month: Ints, day: Ints) -> tuple[Ints, Any]:
     known = (month >= 1) & (month <= 12)
     leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
     last = ends[np.where(known, month, 0)] + (leap & (month == 2))
-    shifted = year - (month <= 2)  # years that begin in March end with their leap day
+    shifted = year - (month <= 2)  # years from March end with their leap day
     of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
     days = shifted * 365 + shifted // 4 - shifted // 100 + shifted // 400 + of_year - 719468
     return days, known & (day >= 1) & (day <= last)
@@ -232,9 +232,9 @@ def _build_time_array(values: Ints, ok: Any, matched: pa.Array, kind: pa.DataTyp
 
 
 def parse_dates(array: pa.Array) -> pa.Array:
-    """Parse yyyy, yyyy-m or yyyy-m-d; anything may follow a blank or T."""
+    """Parse yyyy, yyyy-m or yyyy-m-d; any text may follow a blank or T."""
     try:
-        return array.cast(DATE)  # Arrow takes exactly yyyy-mm-dd
+        return array.cast(DATE)  # Arrow accepts only yyyy-mm-dd
     except pa.ArrowInvalid:
         text = pc.ascii_trim_whitespace(array)
     parts, matched = _extract_groups(text, r"(?s)" + _DAY + r"(?:[ T].*)?)?)?$")
@@ -243,15 +243,15 @@ def parse_dates(array: pa.Array) -> pa.Array:
 
 
 def parse_timestamps(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Parse a date, then an optional time of up to six fraction digits (more are cut) and an optional offset from UTC.
+    """Parse a date, then an optional time with six fraction digits (more are cut) and an optional offset from UTC.
 
-    The offset moves an instant (a type with a zone); wall-clock times ignore it.
+    The offset moves an instant (a type with a zone). Wall-clock times ignore it.
     """
     if _is_all_true(pc.match_substring_regex(array, _PLAIN_TIME)):
         try:
             return array.cast(WALL).cast(kind)
         except pa.ArrowInvalid:
-            pass  # a day or an hour that is none
+            pass  # an invalid day or hour
     text = pc.ascii_trim_whitespace(array)
     if pc.any(pc.match_substring_regex(text, _REGION)).as_py():
         raise pa.ArrowInvalid("a time zone in it is a region's name: only Z, UTC, GMT and offsets like +02:00 are read")

@@ -1,8 +1,9 @@
-"""Running what was compiled on a batch: check the batch, load its columns, compute, and word a failure.
+"""Run a compiled expression on a batch: check the batch, load its columns, compute, and report failures.
 
-Invariant: the result is one array, of the type that was promised and of the batch's length, or an error; never a
-chunked array, a scalar, or an array of another type. Users' functions return what they like, and a kernel that fails
-over a million rows does not say which row it was, so the row is searched for. Nothing here compiles SQL.
+`SqlRunner` runs SQL, `ArrowRunner` a pyarrow expression and `FunctionRunner` a user's function.
+
+Guarantees: the result is one array of the promised type and of the batch's length, or an error. A kernel that fails
+does not name the row, so `SqlRunner` searches for the first failing row.
 
 >>> import pyarrow as pa
 >>> batch = pa.record_batch({"a": [1, 2]})
@@ -33,8 +34,10 @@ _LESS = "give smaller batches, or make less of a row"
 
 
 class SqlRunner:
-    """A runner of an SQL expression's node; ``fields`` are the columns it reads. ``bare``: it is only a column.
-    ``nested``: its number of levels; with many it runs on a separate stack.
+    """A runner of an SQL expression's node.
+
+    ``fields``: the columns it reads. ``bare``: whether it is just a column. ``nested``: its number of levels; with many
+    it runs on a separate stack.
     """
 
     def __init__(self, node: Node, fields: Sequence[pa.Field], bare: bool, nested: int, asked: str) -> None:
@@ -66,7 +69,7 @@ class SqlRunner:
             raise ExpressionError(self._asked, found, _LESS) from error
         except FAILURES as error:
             if isinstance(error, TextTooLarge):
-                known = error.row is not None and error.rows == frame.rows  # else it is a row of some of the rows
+                known = error.row is not None and error.rows == frame.rows  # else it is a row of a selection
                 place = self._describe_row(frame, error.row) if known and error.row is not None else ErrorText()
                 raise ExpressionError(self._asked, str(error) + place, _LESS) from error
             raise self._locate_failure(frame, error) from error
@@ -84,7 +87,7 @@ class SqlRunner:
         return batch.column(index)
 
     def _locate_failure(self, frame: Frame, error: Exception) -> ExpressionError:
-        """Find the first row that fails and return its error. O(rows) twice over, in log2(rows) runs."""
+        """Find the first failing row and return its error. O(rows) twice, in log2(rows) runs."""
         low, high = 0, frame.rows
         while high - low > 1:
             middle = (low + high) // 2
@@ -118,7 +121,7 @@ def _format_value(column: pa.Array, row: int) -> str:
 
 
 class ArrowRunner:
-    """A runner of a pyarrow expression, through Acero on one thread, which keeps the rows' order."""
+    """A runner of a pyarrow expression, through Acero on one thread, which keeps the order of rows."""
 
     def __init__(self, expression: pc.Expression, schema: pa.Schema, what: str) -> None:
         self._expression, shown = expression, shorten(str(expression))
@@ -146,7 +149,7 @@ class ArrowRunner:
         return result
 
     def _compute(self, batch: pa.RecordBatch) -> pa.Array:
-        from pyarrow import acero  # brings pyarrow.dataset in, half a second that SQL need not pay
+        from pyarrow import acero  # imports pyarrow.dataset, which takes long and which SQL does not need
 
         source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
         project = acero.Declaration("project", acero.ProjectNodeOptions([self._expression], ["result"]))
@@ -154,7 +157,7 @@ class ArrowRunner:
 
 
 class FunctionRunner:
-    """A runner of a user's function; its type is the type of the result for a batch without rows."""
+    """A runner of a user's function. The result for a batch without rows determines the type."""
 
     def __init__(self, function: Callable[[pa.RecordBatch], Any], schema: pa.Schema, what: str) -> None:
         self._function, self._what = function, what

@@ -1,20 +1,12 @@
-"""Interval literals, and dates and timestamps so much later or earlier.
+"""Parse interval literals, and move dates and timestamps by them.
 
-Invariant: an interval is months, or microseconds, never both (Spark refuses the mixture too): a month has no fixed
-length. A date moved by months or whole days is a date; moved by hours or less it is a timestamp, from midnight in UTC.
-Months keep the day, or take the last one that the month has (31 January and a month is 29 February in a leap year).
-What leaves the range of its type fails, as all ANSI arithmetic does.
+An interval has months, or microseconds, but not both, as in Spark, because months differ in length. A date moved by
+months or whole days stays a date; moved by hours or less it becomes a timestamp, from midnight UTC. A move by months
+keeps the day, or uses the last day of the month: 31 January plus one month is 29 February in a leap year. A result
+outside the range of its type is an error, as in all ANSI arithmetic.
 
-Limits: an interval is a literal. One without months is a duration wherever it stands (`interval_to_duration`); one of
-months stands beside ``+`` and ``-`` alone.
-
->>> import datetime
->>> from ddflow.expressions.node import constant
->>> january = constant(pa.scalar(datetime.date(2024, 1, 31)))
->>> shift_by_interval(january, parse_interval([("1", "MONTH", None)]), 1).constant
-<pyarrow.Date32Scalar: datetime.date(2024, 2, 29)>
->>> parse_interval([("1 day 2 hours", None, None)])
-Interval(months=0, micros=93600000000, days=False)
+Limits: an interval is a literal. Without months it can be used as a duration (`interval_to_duration`); with months only
+after ``+`` and ``-``.
 """
 
 import re
@@ -53,7 +45,7 @@ _REMEDY: Final = "write interval 3 days, interval '2 hours 30 minutes', interval
 
 
 class Interval(NamedTuple):
-    """An interval of months or microseconds.  ``days``: whether it has only days and weeks."""
+    """An interval of months or microseconds. ``days``: whether it has only days and weeks."""
 
     months: int
     micros: int
@@ -61,7 +53,7 @@ class Interval(NamedTuple):
 
 
 def parse_interval(parts: Sequence[Part]) -> Interval:
-    """Parse an interval literal.  Raises Refusal if it mixes months with days, or is not an interval."""
+    """Parse an interval literal. Raises Refusal if it mixes months with days, or is not an interval."""
     months = micros = 0
     units = set[str]()
     for text, unit, until in parts:
@@ -79,7 +71,7 @@ def parse_interval(parts: Sequence[Part]) -> Interval:
 
 
 def _parse_units(text: str, unit: str | None) -> list[tuple[Decimal, str]]:
-    """Parse ``3`` of a unit, or ``1 day 2 hours``."""
+    """Parse a number with a unit, such as ``3``, or a text such as ``1 day 2 hours``."""
     texts = [(text.strip(), unit)] if unit else re.findall(r"([+-]?\s*[0-9.]+)\s+([A-Za-z]+)(?:\s+|$)", text.strip())
     if not unit and re.sub(r"[+-]?\s*[0-9.]+\s+[A-Za-z]+(\s+|$)", "", text.strip()):
         texts = []
@@ -115,7 +107,7 @@ def _parse_unit_range(text: str, first: str | None, last: str) -> list[tuple[Dec
 
 
 def interval_to_duration(interval: Interval) -> Node:
-    """Convert an interval to a duration.  Raises Refusal for an interval of months."""
+    """Convert an interval to a duration. Raises Refusal for an interval of months."""
     if interval.months:
         raise Refusal("an interval of months has no length of its own", "add it to a date or a timestamp")
     return constant(pa.scalar(interval.micros, INT64).cast(DURATION))
@@ -126,10 +118,18 @@ def _build_interval_refusal(what: str) -> Refusal:
 
 
 def shift_by_interval(node: Node, interval: Interval, sign: int) -> Node:
-    """Move a date or a timestamp by an interval, later (``sign`` 1) or earlier (-1).  O(rows).
+    """Move a date or a timestamp by an interval, later (``sign`` 1) or earlier (-1). O(rows).
 
-    Lengthen or shorten a duration by it.  Raises Refusal for another type.  The node fails if the result leaves the
+    Durations are lengthened or shortened. Raises Refusal for another type. The node fails if the result leaves the
     range of its type.
+
+    >>> import datetime
+    >>> from ddflow.expressions.node import constant
+    >>> january = constant(pa.scalar(datetime.date(2024, 1, 31)))
+    >>> shift_by_interval(january, parse_interval([("1", "MONTH", None)]), 1).constant
+    <pyarrow.Date32Scalar: datetime.date(2024, 2, 29)>
+    >>> parse_interval([("1 day 2 hours", None, None)])
+    Interval(months=0, micros=93600000000, days=False)
     """
     if is_duration(node.type):
         return arithmetic("+" if sign > 0 else "-", node, interval_to_duration(interval))
@@ -153,7 +153,7 @@ def _add_days(dates: pa.Array, days: int) -> pa.Array:
 
 
 def _add_months(dates: pa.Array, months: int) -> pa.Array:
-    """Move dates by months, on their day or the month's last one."""
+    """Move dates by months; the day is the same, or the last of the month."""
     here = pc.fill_null(dates.cast(INT32), 0).cast(DATE)
     year, month, day = (np.asarray(part(here)) for part in (pc.year, pc.month, pc.day))
     days = _shift_civil_months(year, month, day, months)

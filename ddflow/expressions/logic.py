@@ -1,17 +1,9 @@
-"""Predicates: three-valued logic, choices (CASE, COALESCE), comparisons, IN and LIKE, as Spark evaluates them.
+"""Evaluate predicates as Spark does: three-valued logic, CASE and COALESCE, comparisons, IN and LIKE.
 
-Guarantees: a branch that fails for a row fails only if the row takes it. For two operands that are not null exactly one
-of <, =, > is true: NaN equals NaN and is above every number, and -0.0 equals 0.0.
+`conjunction`, `disjunction`, `case_when` and `coalesce` run a part that can fail only for the rows that need it.
 
->>> import pyarrow as pa, pyarrow.compute as pc
->>> from ddflow.expressions.node import Frame, build_compute_node, column, constant
->>> a = column(0, pa.int64())
->>> safe = conjunction(
-...     build_compute_node(pc.not_equal, a, constant(pa.scalar(0))),
-...     build_compute_node(lambda a: pc.greater(pc.divide_checked(pa.scalar(10), a), 2), a, fallible=True),
-... )
->>> safe.evaluate(Frame((pa.array([0, 3, None, 9]),), 4)).to_pylist()
-[False, True, None, False]
+Guarantees: a branch can fail only for rows that take it. Non-null operands satisfy exactly one comparison of <, =, >.
+NaN equals itself and is greater than any number, and -0.0 equals 0.0.
 """
 
 import math
@@ -54,14 +46,14 @@ from ddflow.expressions.types import (
 
 
 def to_condition(node: Node, place: str) -> Node:
-    """Convert ``node`` to a boolean. Raises Refusal naming ``place`` if it is none."""
+    """Convert ``node`` to a boolean. Raises Refusal with ``place`` for a type without a conversion."""
     if node.type not in (BOOL, NULL, STRING):
         raise Refusal(f"{place} needs a boolean, and this is {sql_name(node.type)}", "compare it with something")
     return build_cast(node, BOOL)
 
 
 def convert_to_common_type(nodes: Sequence[Node], place: str) -> list[Node]:
-    """Cast ``nodes`` to the type that they meet in. Raises Refusal naming ``place`` without one."""
+    """Cast ``nodes`` to their common type. Raises Refusal with ``place`` if there is none."""
     kind = common_type([node.type for node in nodes])
     if kind is None:
         found = ", ".join(sql_name(node.type) for node in nodes)
@@ -70,7 +62,18 @@ def convert_to_common_type(nodes: Sequence[Node], place: str) -> list[Node]:
 
 
 def conjunction(left: Node, right: Node) -> Node:
-    """Compute AND: false wins over null. The right side runs only for rows whose left side is not false."""
+    """Compute AND: false wins over null. The right side runs only for rows whose left side is not false.
+
+    >>> import pyarrow as pa, pyarrow.compute as pc
+    >>> from ddflow.expressions.node import Frame, build_compute_node, column, constant
+    >>> a = column(0, pa.int64())
+    >>> safe = conjunction(
+    ...     build_compute_node(pc.not_equal, a, constant(pa.scalar(0))),
+    ...     build_compute_node(lambda a: pc.greater(pc.divide_checked(pa.scalar(10), a), 2), a, fallible=True),
+    ... )
+    >>> safe.evaluate(Frame((pa.array([0, 3, None, 9]),), 4)).to_pylist()
+    [False, True, None, False]
+    """
     return _build_junction(left, right, pc.and_kleene, False)
 
 
@@ -109,7 +112,7 @@ def build_truth_test(node: Node, truth: bool) -> Node:
 
 
 def case_when(conditions: Sequence[Node], values: Sequence[Node], place: str) -> Node:
-    """Compute CASE: the value of the first true condition, else the last value, of which there is one more."""
+    """Compute CASE: the value of the first true condition, else the last of ``values``."""
     *taken, default = convert_to_common_type(values, place)
     pairs: list[tuple[Node, Node]] = []
     for test, value in zip(conditions, taken, strict=True):
@@ -148,7 +151,7 @@ def _lazy_case_when(tests: Sequence[Node], results: Sequence[Node]) -> Node:
 
 
 def coalesce(nodes: Sequence[Node], place: str) -> Node:
-    """Compute COALESCE: the first value that is not null. Each value runs only for rows without an earlier one."""
+    """Compute COALESCE: the first non-null value. Each value runs only for rows without an earlier one."""
     nodes = [
         node for node in convert_to_common_type(nodes, place) if node.constant is None or node.constant.is_valid
     ] or [null(convert_to_common_type(nodes, place)[0].type)]
@@ -169,9 +172,9 @@ def coalesce(nodes: Sequence[Node], place: str) -> Node:
 Compare: TypeAlias = Callable[[Datum, Datum], Datum]
 
 MANY: Final = 1_000
-"""Items of IN from which on a set of them is kept."""
+"""Number of items of IN above which a Python set of them is kept."""
 FEW: Final = 16
-"""How many times more items than rows make that set the faster way."""
+"""Ratio of items to rows that makes the set faster than Arrow."""
 
 _PLAIN: dict[str, Compare] = {
     "=": lambda a, b: pc.equal(a, b),
@@ -196,7 +199,7 @@ def _less_equal_floats(a: Datum, b: Datum) -> Datum:
     return pc.or_(pc.less_equal(a, b), pc.is_nan(b))
 
 
-# With NaN on top, for any two floats.
+# Comparisons of any two floats, with NaN as the greatest.
 _FLOATS: dict[str, Compare] = {
     "=": _equal_floats,
     "<>": lambda a, b: pc.invert(_equal_floats(a, b)),
@@ -205,7 +208,7 @@ _FLOATS: dict[str, Compare] = {
     ">": lambda a, b: _less_floats(b, a),
     ">=": lambda a, b: _less_equal_floats(b, a),
 }
-# The same where b is a number, not NaN: "not at most" holds for NaN too.
+# Comparisons with a b that is not NaN: "not at most" is also true for NaN.
 _FLOAT_AND_NUMBER: dict[str, Compare] = {
     **_PLAIN,
     ">": lambda a, b: pc.invert(pc.less_equal(a, b)),
@@ -214,7 +217,7 @@ _FLOAT_AND_NUMBER: dict[str, Compare] = {
 
 
 def comparison(sign: str, left: Node, right: Node) -> Node:
-    """Compare ``left sign right`` for =, <>, <, <=, >, >=. Raises Refusal if the types do not meet. O(rows).
+    """Compare ``left sign right`` for =, <>, <, <=, >, >=. Raises Refusal without a common type. O(rows).
 
     >>> import pyarrow as pa
     >>> from ddflow.expressions.node import Frame, column, constant
@@ -231,7 +234,7 @@ def comparison(sign: str, left: Node, right: Node) -> Node:
 
 
 def null_safe_equal(left: Node, right: Node) -> Node:
-    """Compare by ``<=>``: equal, or both null; never null itself."""
+    """Compare by ``<=>``: equal, or both null; the result is never null."""
     left, right = _convert_operands(left, right, "the comparison <=>")
     equal = comparison("=", left, right)
     both = build_compute_node(lambda a, b: pc.and_(pc.is_null(a), pc.is_null(b)), left, right)
@@ -239,9 +242,9 @@ def null_safe_equal(left: Node, right: Node) -> Node:
 
 
 def is_in(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> Node:
-    """Compute IN: true if any equals; else null if the value or any item is null; else false. O(1) a row for constants.
+    """Compute IN: true if any item equals; else null if the value or any item is null; else false.
 
-    ``lists``: literals among the items, those of one type together.
+    O(1) a row for constants. ``lists``: the literals among the items, one array for each type.
     """
     listed = [column(0, each.type) for each in lists]
     if all(_is_exact_number(each.type) for each in (node, *items, *listed)) and _needs_wide_decimal(
@@ -254,7 +257,7 @@ def is_in(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> 
         known: list[Any] = [
             each.evaluate(Frame((values,), len(values))) for each, values in zip(listed, lists, strict=True)
         ]
-    except FAILURES as error:  # text that is not of the type
+    except FAILURES as error:  # text that does not parse as the type
         return _build_failing_node(error, met)
     if any(item.constant is None for item in items):
         return _build_any_equal(met, [*items, *_build_constant_nodes(known)])
@@ -282,11 +285,11 @@ def _build_failing_node(error: Exception, node: Node) -> Node:
 
 
 def _build_membership_test(known: pa.Array, or_null: bool) -> Compute:
-    """Test values for membership in ``known``; with ``or_null``, a miss is null."""
+    """Test values for membership in ``known``; with ``or_null``, a value that is not found gives null."""
     kind = known.type
     zero = pa.scalar(0.0, kind) if is_float(kind) else None
     known = known if zero is None else pc.add(known, zero)
-    # Arrow hashes what is known anew for each batch: for a few rows that costs more than all else.
+    # Arrow hashes the known values again for each batch, which dominates the cost for a few rows.
     few = frozenset(known.to_pylist()) if len(known) > MANY and (kind == STRING or is_integer(kind)) else None
 
     def compute(value: pa.Array) -> pa.Array:
@@ -319,7 +322,7 @@ def _is_exact_number(kind: pa.DataType) -> bool:
 
 
 def _needs_wide_decimal(nodes: Sequence[Node]) -> bool:
-    """Whether a decimal for all of these would need more than 38 digits."""
+    """Return whether a common decimal would need more than 38 digits."""
     kinds = [to_decimal_type(node.type) for node in nodes]
     whole, scale = max(kind.precision - kind.scale for kind in kinds), max(kind.scale for kind in kinds)
     return bool(whole + scale > MOST_DIGITS)
@@ -342,7 +345,7 @@ def _widen_number(node: Node) -> Node:
 
 
 def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
-    """Match LIKE and ILIKE with a literal pattern: ``%`` any run, ``_`` any character, ``escape`` makes them plain."""
+    """Match LIKE and ILIKE with a literal pattern: ``%`` any run, ``_`` any character, literal after ``escape``."""
     node = cast_to_text(node)
     text = read_text_literal(pattern, "the pattern of LIKE")
     if text is None:
@@ -366,7 +369,7 @@ def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
 
 
 def _split_like_pattern(pattern: str, escape: str) -> list[str]:
-    """Split a pattern into ``%``, ``_``, and runs of plain text, each after an ``=``."""
+    """Split a pattern into ``%``, ``_``, and runs of literal text, each prefixed by ``=``."""
     parts: list[str] = []
     letters = iter(pattern)
     for letter in letters:
@@ -410,7 +413,7 @@ def read_regex_literal(node: Node, place: str) -> str | None:
 
 
 def _check_regex(regex: str, place: str, remedy: str) -> str:
-    """Return a regular expression after RE2 accepted it. Raises Refusal if it does not."""
+    """Return a regular expression that RE2 accepts. Raises Refusal if it does not."""
     try:
         pc.match_substring_regex(pa.scalar(""), regex)
     except pa.ArrowInvalid as error:

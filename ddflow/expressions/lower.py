@@ -1,8 +1,8 @@
-"""A syntax tree to a node: every kind of syntax that is supported, each in a few lines, and a refusal for the rest.
+"""Compile a syntax tree to a node: a few lines for each supported kind of syntax, and a refusal for the rest.
 
-Guarantees: what is not listed here is refused by name; no part of a tree is passed over. A name gives exactly one
-column or a Refusal that says why: exact first, else the one that differs only in case, as in Spark. Columns are
-numbered in the order of their first mention. Chains of operators (a thousand ANDs) are walked in a loop.
+Guarantees: every part of a tree is compiled or refused by name. A column name resolves to exactly one column or a
+Refusal: an exact match first, else a match without case, as in Spark. Columns are numbered by first mention. A loop
+handles chains of operators, so a thousand ANDs need no deep stack.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import Frame
@@ -63,7 +63,7 @@ from ddflow.expressions.types import (
 
 @dataclass
 class ColumnResolver:
-    """The columns of ``schema`` that an expression reads: ``names``, in the order of first mention.
+    """The columns of ``schema`` that an expression reads; ``names`` lists them by first mention.
 
     >>> import pyarrow as pa
     >>> columns = ColumnResolver(pa.schema({"City": pa.string(), "at": pa.struct({"x": pa.int32()})}))
@@ -162,11 +162,11 @@ _TYPE_NAMES = {
 
 
 NO_VALUE = (exp.Star, exp.Distinct)
-"""What may stand among the arguments of a call and is none."""
+"""Syntax in the arguments of a call that is no value."""
 
 
 class TreeCompiler:
-    """A compiler of trees over one schema; it gathers the columns read in ``columns``."""
+    """A compiler of trees over one schema. ``columns`` collects the columns that it reads."""
 
     def __init__(self, columns: ColumnResolver) -> None:
         self.columns = columns
@@ -320,7 +320,7 @@ class TreeCompiler:
         if not tree.expressions:
             raise _build_syntax_refusal(tree.args.get("query") or tree)
         texts, numbers, others = list[str](), list[int](), list[Tree]()
-        for item in tree.expressions:  # of which there may be very many
+        for item in tree.expressions:  # there may be very many items
             if isinstance(item, exp.Literal) and item.is_string:
                 texts.append(str(item.this))
             elif isinstance(item, exp.Literal) and len(item.this) < 10 and item.this.isdecimal():
@@ -365,7 +365,7 @@ class TreeCompiler:
     def _lower_cast_of_literal(self, tree: Tree) -> Node:
         kind = _read_cast_type(tree.to)
         if not tree.this.is_string and kind in (FLOAT, DOUBLE):
-            return constant(pa.scalar(float(tree.this.this), kind))  # 0.1D is the double, not a decimal turned one
+            return constant(pa.scalar(float(tree.this.this), kind))  # 0.1D is parsed as a double, not as a decimal
         if tree.this.is_string and kind == DURATION:
             return intervals.interval_to_duration(intervals.parse_interval([(str(tree.this.this), None, None)]))
         node = self._lower_cast(tree, self.lower(tree.this))
@@ -388,7 +388,7 @@ class TreeCompiler:
 
 
 def _read_interval(tree: Tree) -> intervals.Interval:
-    """Read an interval literal.  Raises Refusal."""
+    """Read an interval literal. Raises Refusal."""
     parts = []
     for each in _list_interval_parts(tree):
         if not isinstance(each.this, exp.Literal):
@@ -409,7 +409,7 @@ def _begins_with_interval(tree: Tree) -> bool:
 
 
 def _list_interval_parts(tree: Tree) -> list[Tree]:
-    """List the parts of an interval literal: ``interval 1 day 2 hours`` parses as a sum.  Empty for anything else."""
+    """List the parts of an interval literal: ``interval 1 day 2 hours`` parses as a sum. Empty for other syntax."""
     tree, found = tree.unnest(), list[Tree]()
     while isinstance(tree, exp.Add) and isinstance(tree.expression, exp.Interval):
         found.append(tree.expression)
@@ -422,7 +422,7 @@ def _is_cast_literal(tree: Tree) -> bool:
 
 
 def _read_cast_type(tree: Tree) -> pa.DataType:
-    """Return the Arrow type of a type's name in CAST."""
+    """Return the Arrow type of a type name in CAST."""
     name = str(getattr(tree.this, "name", tree.this))
     name = _TYPE_NAMES.get(name, name.lower())
     if name == "decimal":

@@ -1,8 +1,8 @@
-"""Nodes: what an expression is compiled to, and the room that the text it makes may take.
+"""Define `Node`, the compiled form of an expression, and limit the size of the text that nodes make.
 
-Guarantees: a node is a pure function of a frame, with one type. A node of constants is computed once, when it is
-built. No kernel is asked for more text than Arrow's offsets reach, and constants take a megabyte at most; Arrow checks
-neither, and some of its kernels return corrupt arrays or end the process.
+Guarantees: a node is a pure function of a frame, with one type. A node of constants is computed once, when it is built.
+Arrow does not check the size of text, and some kernels return corrupt arrays or end the process. So no kernel gets more
+text than 32-bit offsets reach, and the constants of an expression take at most a megabyte.
 
 >>> import pyarrow as pa, pyarrow.compute as pc
 >>> twice = build_compute_node(lambda a: pc.multiply_checked(a, pa.scalar(2)), column(0, pa.int64()))
@@ -26,14 +26,14 @@ import pyarrow.compute as pc
 from ddflow.expressions.types import sql_name
 
 CONSTANTS: Final = 1 << 20
-"""Bytes that an expression's literals may be made into, while it is compiled."""
+"""Bytes of constants that an expression may compute during compilation."""
 COLUMN: Final = 2**31 - 2
 """Bytes of text that Arrow's 32-bit offsets reach."""
 _made: ContextVar[int] = ContextVar("made", default=0)
 
 
 class TextTooLarge(pa.ArrowInvalid):
-    """Text that is too large.  ``row``: the one of ``rows`` that is too large by itself, if there is one.
+    """Text that is too large. ``row``: the row, among ``rows``, that is too large by itself, if any.
 
     >>> texts = pa.array(["a", "bc"])
     >>> check_text_size("repeat", [texts], lambda size: size * 10**9, lambda: pc.multiply(byte_lengths(texts), 1e9))
@@ -47,12 +47,12 @@ class TextTooLarge(pa.ArrowInvalid):
 
 
 def reset_constant_bytes() -> None:
-    """Start counting the constants of another expression."""
+    """Start to count the constants of a new expression."""
     _made.set(0)
 
 
 def count_constant_bytes(value: pa.Scalar) -> pa.Scalar:
-    """Count the text of a computed constant.  Raises TextTooLarge for more than `CONSTANTS`."""
+    """Count the text of a computed constant. Raises TextTooLarge for more than `CONSTANTS`."""
     _made.set(_made.get() + _estimate_text_bytes(value, 1))
     if _made.get() > CONSTANTS:
         raise TextTooLarge(f"the constants in it take more than {CONSTANTS:,} bytes")
@@ -60,17 +60,17 @@ def count_constant_bytes(value: pa.Scalar) -> pa.Scalar:
 
 
 def byte_lengths(value: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
-    """Return the bytes of each text, 0 for null, as doubles, because sizes computed from them may exceed an integer."""
+    """Return the bytes of each text, 0 for null, as doubles, because later products may exceed an integer."""
     return pc.fill_null(pc.binary_length(value), 0).cast(pa.float64())
 
 
 def check_text_size(
     name: str, values: Sequence[Any], rough: Callable[[int], float], exact: Callable[[], Any] | None = None
 ) -> None:
-    """Raise TextTooLarge when function ``name`` would make more text of ``values`` than there is room for.
+    """Raise TextTooLarge if function ``name`` would make more text of ``values`` than fits. O(1), else O(rows).
 
-    ``rough``: of bytes in, how many come out at most.  ``exact``: bytes of each result, asked for only where the rough
-    number is too large.  Some of Arrow's kernels wrap around there, and others end the process.  O(1), else O(rows).
+    ``rough``: the most output bytes for a number of input bytes. ``exact``: the bytes of each result, called only if
+    the rough number is too large. Without the check, some of Arrow's kernels wrap around and others end the process.
     """
     rows = next((len(value) for value in values if not isinstance(value, pa.Scalar)), None)
     most = rough(sum(_estimate_text_bytes(value, 1 if rows is None else rows) for value in values))
@@ -94,7 +94,7 @@ def check_text_size(
 
 
 def _estimate_text_bytes(value: Any, rows: int) -> int:
-    """Estimate the bytes of text that ``rows`` rows of a value take, at most."""
+    """Estimate the most bytes of text in ``rows`` rows of a value."""
     if not isinstance(value, pa.Scalar):
         return int(value.nbytes)
     if not value.is_valid or not isinstance(value, pa.StringScalar | pa.BinaryScalar):
@@ -103,13 +103,13 @@ def _estimate_text_bytes(value: Any, rows: int) -> int:
 
 
 Datum: TypeAlias = pa.Array | pa.Scalar
-Compute: TypeAlias = Callable[..., Any]  # a datum of data: an array where one of them is
+Compute: TypeAlias = Callable[..., Any]  # returns an array if any argument is one, else a scalar
 
 FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowCapacityError)
 
 
 class Refusal(Exception):
-    """An expression that cannot be compiled: what was found in it and what to do, before the place is known."""
+    """An expression that cannot be compiled: the problem and the remedy, without the place."""
 
     def __init__(self, found: str, fix: str) -> None:
         super().__init__(found, fix)
@@ -117,13 +117,13 @@ class Refusal(Exception):
 
 
 class Frame(NamedTuple):
-    """The columns an expression reads, in working types, and how many rows they have."""
+    """The columns that an expression reads, in working types, and their number of rows."""
 
     columns: tuple[pa.Array, ...]
     rows: int
 
     def filter(self, mask: pa.BooleanArray) -> Frame:
-        """Keep the rows for which ``mask``, which has no nulls, is true. O(rows) a column."""
+        """Keep the rows with a true ``mask``, which has no nulls. O(rows) a column."""
         return Frame(tuple(each.filter(mask) for each in self.columns), mask.true_count)
 
     def slice(self, start: int, rows: int) -> Frame:
@@ -133,8 +133,9 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One operation: ``compute`` turns the values of ``parts`` into an array of ``type`` with a value per row, or a
-    scalar for all rows.  ``framed``: whether ``compute`` takes the frame before them.
+    """An operation: ``compute`` turns the values of ``parts`` into an array of ``type``, or a scalar for all rows.
+
+    ``framed``: whether ``compute`` takes the frame as the first argument.
     """
 
     type: pa.DataType
@@ -146,7 +147,7 @@ class Node:
     literal: bool = False
 
     def evaluate(self, frame: Frame) -> Datum:
-        """Compute the values for a frame.  Nested parts take no stack, unless a framed node runs others."""
+        """Compute the values for a frame. Nested parts need no stack, except in framed nodes that run other nodes."""
         values: dict[Node, Datum] = {}
         for node, done in self._ordered_nodes:
             given = map(values.__getitem__, node.parts)
@@ -157,7 +158,7 @@ class Node:
 
     @cached_property
     def _ordered_nodes(self) -> list[tuple[Node, list[Node]]]:
-        """All nested parts and this node, each once and after its parts; with each, the values that it reads last."""
+        """All nested parts and this node, each once and after its parts, with the values that it reads last."""
         order, seen, stack = list[Node](), set[Node](), [(self, False)]
         while stack:
             node, ready = stack.pop()
@@ -179,7 +180,7 @@ def column(index: int, kind: pa.DataType) -> Node:
 
 
 def constant(value: pa.Scalar, literal: bool = False) -> Node:
-    """Build a node of one value for all rows; ``literal`` if the text contains it as written."""
+    """Build a node of one value for all rows. ``literal``: whether the text contains this value as written."""
     return Node(value.type, lambda: value, constant=value, literal=literal)
 
 
@@ -189,10 +190,10 @@ def null(kind: pa.DataType) -> Node:
 
 
 def build_compute_node(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
-    """Build a node that runs ``compute`` over ``nodes``; a constant if all of them are and it does not fail.
+    """Build a node that runs ``compute`` over ``nodes``; a constant if all of them are constants and it does not fail.
 
-    The type is found by computing no rows.  Raises Refusal when ``compute`` takes no such types, and for constants that
-    take more than `room.CONSTANTS`.
+    A run over no rows finds the type. Raises Refusal if ``compute`` does not accept the types, and for constants that
+    take more than `CONSTANTS`.
     """
     fallible = fallible or any(node.fallible for node in nodes)
     empty = [pa.array([], node.type) for node in nodes]
@@ -204,7 +205,7 @@ def build_compute_node(compute: Compute, *nodes: Node, fallible: bool = False) -
             except TextTooLarge as error:
                 raise Refusal(str(error), "write what is to be made as a column, or make less of it") from error
             except pa.ArrowInvalid:
-                fallible = True  # it fails when it is run, and only if some row asks for it
+                fallible = True  # it fails at run time instead, and only if a row needs it
                 return Node(compute(*empty).type, compute, nodes, fallible=True)
         kind = compute(*(each if value is None else value for value, each in zip(constants, empty, strict=True))).type
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
@@ -214,7 +215,7 @@ def build_compute_node(compute: Compute, *nodes: Node, fallible: bool = False) -
 
 
 def broadcast(value: Datum, rows: int) -> pa.Array:
-    """Turn ``value`` into an array of ``rows`` values. O(rows) for a scalar.  Raises TextTooLarge."""
+    """Turn ``value`` into an array of ``rows`` values. O(rows) for a scalar. Raises TextTooLarge."""
     if not isinstance(value, pa.Scalar):
         return value
     check_text_size("a literal", [pa.nulls(rows), value], lambda most: most)
@@ -222,9 +223,9 @@ def broadcast(value: Datum, rows: int) -> pa.Array:
 
 
 def compute_where(node: Node, frame: Frame, mask: pa.BooleanArray) -> Datum:
-    """Compute ``node`` at the rows for which ``mask``, which has no nulls, is true; other rows have any value.
+    """Compute ``node`` at the rows with a true ``mask``; other rows get any value. ``mask`` has no nulls.
 
-    Failures at other rows do not count.  One run of the node, or two after a failure.
+    Failures at other rows are ignored. Runs the node once, or twice after a failure.
     """
     try:
         return node.evaluate(frame)
@@ -240,7 +241,7 @@ def compute_where(node: Node, frame: Frame, mask: pa.BooleanArray) -> Datum:
 
 
 def accept_scalars(compute: Compute) -> Compute:
-    """Let ``compute``, written for arrays of one length, take scalars too; scalars alone give a scalar."""
+    """Let ``compute``, written for arrays of one length, accept scalars too; scalars alone give a scalar."""
 
     @wraps(compute)
     def compute_arrays(*values: Datum) -> Datum:

@@ -1,21 +1,12 @@
-"""SQL text to a syntax tree: sqlglot's Spark dialect, with functions left by the names they were written with.
+"""Parse SQL text to a syntax tree with sqlglot's Spark dialect.
 
-Invariant: the tree says what Spark would read, or there is an error with the place. Sqlglot reads many dialects and
-forgives much. It renames functions to its own (so that here none is known to it), takes ``it''s`` for two texts, and
-binds a few operators otherwise than Spark: where the two readings differ, parentheses are asked for. Its parser
-recurs, a score of frames for a bracket: what is nested deeper than Python's own limit is sure to allow is refused
-before it is parsed. Nothing here knows columns or types.
+sqlglot reads many dialects, and differs from Spark. It renames functions, so this dialect knows no functions and keeps
+their names. It takes ``it''s`` for two texts, so quotes are redefined. It binds a few operators in another order, so
+text with two readings raises a Refusal that asks for parentheses.
 
->>> parsed = parse_expression("upper(city) = 'Bern'")
->>> type(parsed.tree).__name__, parsed.nested
-('EQ', 1)
->>> try:
-...     parse_expression("city = ")
-... except Refusal as refusal:
-...     print(refusal.found)
-it does not parse at line 1, column 6: Required keyword: 'expression' missing
-    city =
-         ^
+Guarantees: the tree has Spark's meaning, or an error names the place. The parser needs many stack frames for a bracket,
+so text that is nested too deeply for Python's stack is refused before it is parsed.
+Limits: this module knows no columns and no types.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,27 +21,27 @@ from ddflow.errors import shorten
 from ddflow.expressions.node import Refusal
 
 MOST_TEXT: Final = 4_000_000
-"""Characters of an expression."""
+"""Maximum number of characters of an expression."""
 MOST_TOKENS: Final = 500_000
-"""Its words, signs and literals."""
+"""Maximum number of words, signs and literals of an expression."""
 MOST_WORDS: Final = 100_000
-"""Of those, such as are no literals of a list."""
+"""Maximum number of tokens that are not literals of a list."""
 MOST_NESTED: Final = 32
-"""Brackets, CASEs and NOTs within each other: 24 frames of the parser each, of the 1,000 that a thread has."""
+"""Maximum depth of brackets, CASEs and NOTs. Each takes 24 of the 1,000 frames of a thread's stack in the parser."""
 
-_KEPT = ("CAST", "TRY_CAST", "EXTRACT", "SUBSTRING", "SUBSTR", "TRIM")  # calls with a syntax of their own
+_KEPT = ("CAST", "TRY_CAST", "EXTRACT", "SUBSTRING", "SUBSTR", "TRIM")  # calls with special syntax
 _SPARK: Any = Spark
 
-Tree: TypeAlias = Any  # a sqlglot expression; its classes have moved between versions
+Tree: TypeAlias = Any  # a sqlglot expression; its classes differ between versions
 CALL_SUFFIXES: Final = (exp.Filter, exp.IgnoreNulls, exp.RespectNulls)
-"""What may follow the call of an aggregate."""
+"""Syntax that can follow the call of an aggregate."""
 
 
 class ExpressionDialect(_SPARK):  # type: ignore[misc]
-    """Spark's dialect, where a doubled quote is a quote and a function is only a name."""
+    """Spark's dialect, with a doubled quote for a quote, and without known functions."""
 
     class Tokenizer(_SPARK.Tokenizer):  # type: ignore[misc]
-        """A tokenizer in which a doubled quote is a quote; it lacks the suffix BD, because sqlglot versions differ."""
+        """A tokenizer that reads a doubled quote as a quote. It lacks the suffix BD: sqlglot versions differ."""
 
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
         NUMERIC_LITERALS: ClassVar[dict[str, str]] = {
@@ -71,7 +62,7 @@ class QueryDialect(ExpressionDialect):
     """The dialect of queries: double quotes enclose names, as in the SQL standard (Spark has a setting for it)."""
 
     class Tokenizer(ExpressionDialect.Tokenizer):
-        """A tokenizer in which only single quotes enclose text."""
+        """A tokenizer with single quotes as the only quotes of text."""
 
         QUOTES: ClassVar[list[str]] = ["'"]
         IDENTIFIERS: ClassVar[list[str]] = ["`", '"']
@@ -87,20 +78,21 @@ _OPEN = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CA
 _CLOSE = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
 _SIGNS = (TokenType.DASH, TokenType.PLUS, TokenType.TILDE)
 _LITERAL = (TokenType.NUMBER, TokenType.STRING, TokenType.DASH)
-_AROUND = 60  # characters that are shown on both sides of a mistake
+_AROUND = 60  # characters to show on both sides of a mistake
 
 
 class ParsedText(NamedTuple):
-    """A parsed text.  ``nested``: its number of nested levels.  ``quoted``: its texts in double quotes."""
+    """A parsed text. ``nested``: its number of nested levels. ``quoted``: its texts in double quotes."""
 
     tree: Tree
     nested: int
     quoted: frozenset[str]
 
     def check_quoted_texts(self, names: Iterable[str]) -> None:
-        """Raise Refusal where a text in double quotes is the name of one of these columns.
+        """Raise Refusal if a text in double quotes equals the name of a column.
 
-        SQL has names in double quotes and Spark has text in them, so that a wrong answer would come of either.
+        In the SQL standard double quotes enclose names, in Spark they enclose text, so either reading could give a
+        wrong answer.
         """
         folded = {each.casefold() for each in self.quoted}
         for name in names:
@@ -112,9 +104,20 @@ class ParsedText(NamedTuple):
 
 
 def parse_expression(text: str) -> ParsedText:
-    """Parse one expression.  O(text).
+    """Parse one expression. O(text).
 
-    Raises Refusal for a text beyond a limit, and for one that does not parse, with line, column and a caret.
+    Raises Refusal for a text beyond a limit, and, with line, column and a caret, for one that does not parse.
+
+    >>> parsed = parse_expression("upper(city) = 'Bern'")
+    >>> type(parsed.tree).__name__, parsed.nested
+    ('EQ', 1)
+    >>> try:
+    ...     parse_expression("city = ")
+    ... except Refusal as refusal:
+    ...     print(refusal.found)
+    it does not parse at line 1, column 6: Required keyword: 'expression' missing
+        city =
+             ^
     """
     remedy = "an expression is what goes into WHERE or SELECT, without AS; names that are SQL words go in backquotes"
     return _parse_text(
@@ -155,14 +158,14 @@ def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Call
         raise Refusal(found, "give text that can be written as UTF-8") from error
     except RecursionError as error:
         raise build_nesting_refusal() from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # sqlglot's parser lost its way
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # sqlglot's parser fails in many ways
         raise Refusal("it does not parse", remedy) from error
     quoted = (each for each in tokens if each.token_type == TokenType.STRING and text[each.start] == '"')
     return ParsedText(tree, nested, frozenset(each.text for each in quoted))
 
 
 def strip_call_suffixes(tree: Tree) -> Tree:
-    """Return the call that FILTER, IGNORE NULLS and RESPECT NULLS follow, or the tree itself."""
+    """Return the call before FILTER, IGNORE NULLS or RESPECT NULLS, or the tree itself."""
     while isinstance(tree, CALL_SUFFIXES):
         tree = tree.this
     return tree
@@ -181,7 +184,7 @@ def _check_limit(found: int, most: int, what: str) -> None:
 
 
 def _count_nesting_levels(tokens: Sequence[Any]) -> int:
-    """Count the nested levels.  Raises Refusal for too many levels or words."""
+    """Count the nested levels. Raises Refusal for too many levels or words."""
     outside, deepest, open_, run, words, before, listed = list[int](), 0, 0, 0, 0, None, False
     for token in tokens:
         kind = token.token_type
@@ -218,7 +221,7 @@ def _build_parse_refusal(text: str, error: ParseError, remedy: str) -> Refusal:
 
 
 def _refuse_ambiguous_syntax(node: Tree) -> None:
-    """Raise where Spark would read the text otherwise than this tree, for want of parentheses."""
+    """Raise Refusal if Spark would read the text differently, because it lacks parentheses."""
     parts = list(node.iter_expressions())
     if isinstance(node, _COMPARISONS):
         bad = any(isinstance(part, (*_PREDICATES, exp.Not)) for part in parts)
@@ -235,8 +238,8 @@ def _refuse_ambiguous_syntax(node: Tree) -> None:
 
 
 def format_tree(tree: Tree) -> str:
-    """Format a part of an expression as SQL, cut if it is long."""
+    """Format a part of an expression as SQL, shortened if it is long."""
     try:
         return shorten(str(tree.sql("spark")))
-    except RecursionError:  # a chain without brackets may be longer than the stack
+    except RecursionError:  # a chain without brackets may exceed the stack
         return type(tree).__name__

@@ -1,8 +1,8 @@
-"""SQL text compiled to a runner, and whether it means the same over wider columns.
+"""Compile SQL text to a runner, and find out whether it keeps its meaning over wider columns.
 
-Guarantees: equal texts over equal columns have equal nodes, so those of short texts are kept; a refusal is not.
-`find_wider_type` gives a type only if the values over the wider columns are the narrower ones, for every row.
-Limits: text is never compared with numbers there, because a cast from text depends on the type that it meets.
+Guarantees: equal texts over equal columns have equal nodes, so nodes of short texts are cached; refusals are not.
+`find_wider_type` returns a type only if the values of every row stay the same over the wider columns.
+Limits: it rejects comparisons of text with numbers, because a cast from text depends on the other type.
 
 >>> run, names = compile_sql("n + 1 > 2", pa.schema({"id": pa.string(), "n": pa.int64()}), True, "filter of 'a'")
 >>> run(pa.record_batch({"n": [1, 2, None]})).to_pylist(), names
@@ -38,13 +38,13 @@ from ddflow.expressions.types import (
     to_decimal_type,
 )
 
-_MOST = 600  # characters of what was found, in a message
+_MOST = 600  # characters of the cause in a message
 _KEPT, _SHORT = 256, 1000
-"""How many are kept, of at most how many characters: a long one may take megabytes."""
+"""Number of cached texts, and their maximum length in characters: a long one may take megabytes."""
 
 
 class _CompiledText(NamedTuple):
-    """A compiled text: its node, the columns that it reads, whether it is only a column, and its number of levels."""
+    """A compiled text: its node, the columns that it reads, whether it is just a column, and its number of levels."""
 
     node: Node
     names: tuple[str, ...]
@@ -53,7 +53,7 @@ class _CompiledText(NamedTuple):
 
 
 def compile_sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> tuple[SqlRunner, tuple[str, ...]]:
-    """Compile an expression, and list the columns that it reads.  See `ddflow.expressions.compile`."""
+    """Compile an expression, and list the columns that it reads. See `ddflow.expressions.compile`."""
     shown = f"{what} {shorten(text)}"
     asked = f"cannot compile {shown}"
     try:
@@ -72,7 +72,7 @@ def compile_sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> tuple
 
 @lru_cache(_KEPT)
 def _compile_text(text: str, schema: pa.Schema, boolean: bool) -> _CompiledText:
-    """Parse and lower a text.  Nodes hold no state of a run, so equal texts share one."""
+    """Parse and compile a text. Nodes keep no state between runs, so equal texts share one."""
 
     def compile_fresh() -> _CompiledText:
         reset_constant_bytes()
@@ -94,9 +94,9 @@ _CHOICES: Final = ("coalesce", "nvl", "ifnull")
 
 
 class _NodePair(NamedTuple):
-    """A piece of an expression over the narrower and the wider columns.  ``same``: whether its values are the same.
+    """A part of an expression over the narrower and the wider columns. ``same``: whether its values stay the same.
 
-    ``exact``: whether the wider type holds all that the narrower piece may give, which may be less than its type does.
+    ``exact``: whether the wider type holds all values of the narrower part. These may be fewer than its type holds.
     """
 
     old: Node
@@ -106,13 +106,13 @@ class _NodePair(NamedTuple):
 
 
 class _MeaningMayChange(Exception):
-    """A piece that may change its meaning."""
+    """A part that may change its meaning."""
 
 
 def find_wider_type(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | None:
-    """Return the type of an SQL expression over wider columns if its values stay the same; None if that is unknown.
+    """Return the type of an SQL expression over wider columns if its values stay the same; None if unknown. O(text).
 
-    ``old``, ``new``: the narrower and the wider columns, of equal names.  O(text).
+    ``old``, ``new``: the narrower and the wider columns, of equal names.
 
     >>> import pyarrow as pa
     >>> old, new = pa.schema({"n": pa.int32()}), pa.schema({"n": pa.float64()})
@@ -134,13 +134,13 @@ def find_wider_type(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | 
 
 class _PairCompiler:
     def __init__(self, old: pa.Schema, new: pa.Schema) -> None:
-        # Computed with in 64 bits, of which a double does not hold all.
+        # These are computed in 64 bits, and a double does not hold all such integers.
         self.short = {field.name for field in old if field.type == pa.uint32()}
         self.old, self.new = TreeCompiler(ColumnResolver(old)), TreeCompiler(ColumnResolver(new))
         self.changed = {name.lower() for name in list_changed_types(old, new)}
 
     def compile_pair(self, tree: Tree) -> _NodePair:
-        """Compile a tree over the narrower and the wider columns.  Raises `_MeaningMayChange`."""
+        """Compile a tree over the narrower and the wider columns. Raises `_MeaningMayChange`."""
         if isinstance(tree, exp.Paren):
             return self.compile_pair(tree.this)
         old, new = self.old.lower(tree), self.new.lower(tree)
@@ -173,7 +173,7 @@ class _PairCompiler:
         return _NodePair(old, new, old.type == new.type)
 
     def _list_branch_values(self, tree: Tree, parts: list[_NodePair]) -> list[_NodePair] | None:
-        """List the pieces that ``tree`` chooses from by unchanged tests; None if it chooses none.
+        """List the values among which ``tree`` chooses by unchanged tests; None if it makes no choice.
 
         Raises `_MeaningMayChange`.
         """
@@ -191,7 +191,7 @@ class _PairCompiler:
 
 
 def _list_operands(tree: Tree) -> list[Tree]:
-    """List the operands of a piece, without types, names and marks."""
+    """List the operands of a part, without types, names and symbols."""
     found: list[Any] = list(tree.iter_expressions())
     if isinstance(tree, exp.Cast | exp.TryCast):
         found = [tree.this]
@@ -208,17 +208,17 @@ def _is_null_test(tree: Tree) -> bool:
 
 
 def _is_exact_integer(part: _NodePair) -> bool:
-    """Whether it is a whole number that stays exact: of 64 bits it must not become a double."""
+    """Return whether the part is an integer that stays exact: 64-bit integers must not become doubles."""
     return is_integer(part.old.type) and (part.same or _is_subtype(part.old.type, part.new.type))
 
 
 def _is_exact_number(part: _NodePair) -> bool:
-    """Whether it is compared digit by digit with others of its kind, however many digits there are."""
+    """Return whether the part is a number that compares by digits with others, for any number of digits."""
     return all(is_integer(each) or is_decimal(each) or pat.is_null(each) for each in (part.old.type, part.new.type))
 
 
 def _check_exact_operands(parts: list[_NodePair]) -> None:
-    """Raise `_MeaningMayChange` unless operands meet exactly, in the narrower types and in the wider ones."""
+    """Raise `_MeaningMayChange` unless the common types of the narrower and of the wider operands are exact."""
     kinds = [(part.old.type, part.new.type) for part in parts]
     if not all(_is_number_or_time(kind) for pair in kinds for kind in pair):
         raise _MeaningMayChange
@@ -231,13 +231,13 @@ def _check_exact_operands(parts: list[_NodePair]) -> None:
 
 
 def _is_number_or_time(kind: pa.DataType) -> bool:
-    """Whether it is a number, a date or a time, or nothing but null."""
+    """Return whether it is the type of a number, a date, a time, or null."""
     number = is_integer(kind) or is_decimal(kind) or is_float(kind)
     return bool(number or kind == DATE or is_time(kind) or pat.is_null(kind))
 
 
 def _is_exact_in_type(node: Node, kind: pa.DataType | None) -> bool:
-    """Whether the values of a node are exact in the type that it meets others in."""
+    """Return whether the values of a node are exact in the common type."""
     if kind is None:
         return False
     if node.type == kind or pat.is_null(node.type) or _is_subtype(node.type, kind):
@@ -251,7 +251,7 @@ def _is_exact_in_type(node: Node, kind: pa.DataType | None) -> bool:
 
 
 def _is_subtype(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether every value of a type is one of another, in the same order."""
+    """Return whether a type holds every value of another, in the same order."""
     if old == new:
         return True
     if is_decimal(new):

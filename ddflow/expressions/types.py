@@ -1,9 +1,8 @@
-"""The types expressions compute in, and which type two operands meet in: Spark 4's ANSI rules, on Arrow types.
+"""Define the types of expressions, and the common type of operands, by Spark 4's ANSI rules on Arrow types.
 
-Invariant: every node of a compiled expression has a type that `working_type` returns unchanged, so no kernel ever sees
-a dictionary, a view, a wide string, an unsigned integer or a foreign time zone. Spark has fewer types than Arrow, and
-its common types are not Arrow's (a string meets an integer in bigint, a float meets an integer in double, an instant
-meets a date at midnight UTC). This module converts no values: that is ``casts``.
+Guarantees: `working_type` returns the type of every compiled node unchanged, so no kernel gets a dictionary, a view, a
+wide string, an unsigned integer or another time zone than UTC. Common types are Spark's: bigint for a string and an
+integer, double for a float and an integer, midnight UTC for a date and an instant. ``casts`` converts values.
 
 >>> import pyarrow as pa
 >>> working_type(pa.dictionary(pa.int32(), pa.large_string())), working_type(pa.uint16())
@@ -48,7 +47,7 @@ _NAMES = {
 
 
 def working_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which values of ``kind`` are computed; the type itself if it needs no change. O(1)."""
+    """Return the type for computations on values of ``kind``; the type itself if it needs no change. O(1)."""
     if pat.is_dictionary(kind) or pat.is_run_end_encoded(kind):
         return working_type(kind.value_type)
     if pat.is_large_string(kind) or kind == pa.string_view():
@@ -103,23 +102,26 @@ def to_decimal_type(kind: pa.DataType) -> pa.DataType:
 
 
 def bounded_decimal(precision: int, scale: int) -> pa.DataType:
-    """Build Spark's decimal of these digits; over 38, fraction digits give way, to six (``adjustPrecisionScale``)."""
+    """Build Spark's decimal of these digits.
+
+    Above 38 digits it cuts fraction digits, down to six (``adjustPrecisionScale``).
+    """
     if precision <= MOST_DIGITS:
         return pa.decimal128(precision, scale)
     return pa.decimal128(MOST_DIGITS, max(MOST_DIGITS - (precision - scale), min(scale, 6)))
 
 
 def wider_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType:
-    """Return the decimal that holds both, with as many fraction digits as 38 digits leave."""
+    """Return the decimal that holds both, with as many fraction digits as fit into 38 digits."""
     scale = max(left.scale, right.scale)
     whole = max(left.precision - left.scale, right.precision - right.scale)
     return pa.decimal128(min(whole + scale, MOST_DIGITS), min(scale, MOST_DIGITS - whole))
 
 
 def common_type(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
-    """Return the type in which values of all ``kinds`` (working types) are compared or chosen from; None without one.
+    """Return the common type of ``kinds`` (working types) for comparisons and choices; None if there is none. O(n).
 
-    Spark's least common type in ANSI mode.  Strings are met first, whatever their place, as Spark does.  O(n).
+    It is Spark's least common type in ANSI mode, and reduces strings before other types, as Spark does.
     """
     found: pa.DataType | None = NULL
     for kind in sorted(kinds, key=lambda kind: kind != STRING):

@@ -1,16 +1,13 @@
-"""Partitions: one state, cut by identity, that many tasks work at and one driver commits; no Spark in it.
+"""Process a state that is split into partitions: many tasks compute an epoch, one driver commits it.
 
-A partition is one of P equal ranges of identities; a *stage* is one pass over all of them.  The journey of an epoch:
+Each partition covers an equal range of identities. A *stage* is one pass over all partitions. An epoch takes this way:
 
-    commit: begin      the driver fixes an epoch start: manifest and epoch     ``epoch_start``
-    partitioner        rows become chunks, each of one partition
-    chunks             a task's chunks, in the order of arrival
-    step               one partition of one stage takes them in, writes files   ``stages``
-    receipt            what it wrote, and what messages said of themselves      ``messages``
-    commit: finish     one receipt a part; files looked at; published; or nothing has happened
+    commit: begin      the driver fixes the epoch start: manifest and epoch    ``epoch_start``
+    partitioner        rows become chunks, each for one partition              ``chunks``
+    step               a task computes one partition of one stage              ``stages``
+    receipt            the task reports its files and message summaries        ``messages``
+    commit: finish     the driver checks one receipt a task and publishes
 
-A run without a state takes the same way from an empty start, and writes nothing (``step.compute_stage``). A ``rewrite``
-makes another version of a state, of other partitions or another plan, by a ``rewrite_task`` for each partition
-(``rescale``, ``evolve``). All of it runs in one process, too, which is how its laws are tested; ``spark_bridge`` runs
-it on Spark.
+``rewrite`` makes another version of a state, with other partitions (``rescale``) or another plan (``evolve``). Nothing
+here needs Spark: all of it also runs in one process. ``spark_bridge`` runs it on Spark.
 """

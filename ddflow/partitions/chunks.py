@@ -1,8 +1,10 @@
-"""Chunks: rows packed into binary values for a shuffle, and unpacked by the task that receives them.
+"""Pack rows into chunks, binary values that a shuffle can move, and unpack them in the receiving task.
 
-Guarantees: order and types survive, and a chunk stays below the size that Spark can move. A reader holds a bounded
-number
-of chunks at a time.
+`Partitioner` and `pack_exchange_sums` pack; `ShuffleReader` collects the chunks of one task and reads them in the order
+of arrival.
+
+Guarantees: the order and the types of rows survive, and a chunk stays below the size that Spark can move. With a memory
+limit and a scratch folder, a reader spills chunks to disk.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,21 +46,30 @@ PACKED: Final = pa.schema(
         ("payload", pa.binary()),
     ]
 )
-"""The columns that travel: the partition; the input's number, or -1 less the exchange's, or `RECEIPT`, or null for a
-row that only calls its partition; where rows come from, text that sorts as they arrived, and the place of the first
-one there; how many; their digest; they themselves.  Of an input without a payload: ``origin`` is the table that its
-messages are of."""
+"""Schema of chunks on their way through a shuffle.
+
+- ``to``: the partition.
+- ``what``: the number of the input, -1 minus the number of the exchange, or `RECEIPT`; null if the row only starts its
+  partition's task.
+- ``origin``: the origin of the rows, as text that sorts in the order of arrival. For an input without a payload, it is
+  a `MessageSummary`.
+- ``at``: the place of the first row in the origin.
+- ``rows``, ``digest``, ``payload``: the number of rows, their digest, and the rows themselves.
+"""
 RECEIPT: Final = 2**31 - 1
 NO_ROWS: Final = bytes(16)
-"""The digest of no rows."""
+"""Digest of no rows."""
 ARRIVAL: Final = "_arrival"
-"""The name of the column of places in chunks; it is the last column, so readers use its position, not its name."""
+"""Name of the column of places in chunks. It is the last column, so readers use its position, not its name."""
 
 
 class RowOrigins(NamedTuple):
-    """Where each of n rows comes from.  ``names``: that sort in the order of arrival.  ``which``: int64[n], the name of
-    each row, or of size 0 for the first.  ``places``: int64[n], its place there.  ``has_places``: whether chunks
-    carry places as a last column.
+    """The origins of n rows.
+
+    - ``names``: names of origins that sort in the order of arrival.
+    - ``which``: int64[n], the name of each row, or empty if all rows have the first name.
+    - ``places``: int64[n], the place of each row in its origin.
+    - ``has_arrival_column``: whether chunks carry the places as a last column.
 
     >>> rows = pa.record_batch({"n": [10, 11, 12]})
     >>> hashes = hash_rows(rows, Secret(1, 2))
@@ -80,51 +91,52 @@ class RowOrigins(NamedTuple):
 
     @classmethod
     def of_range(cls, name: str, first: int, rows: int) -> Self:
-        """Build one origin whose rows follow each other from the place ``first``."""
+        """Build one origin for consecutive rows from the place ``first``."""
         return cls([name], np.empty(0, np.int64), np.arange(first, first + rows), False)
 
 
 class ChunkLimits(NamedTuple):
-    """How many rows, and how many bytes of them, are packed together at most."""
+    """Limits of rows and bytes to pack together."""
 
     rows: int
     bytes: int
 
 
 def choose_chunk_limits(partitions: int) -> ChunkLimits:
-    """Choose the limits of chunks for a number of partitions.  Pure.
+    """Choose the limits of chunks for a number of partitions. Pure.
 
-    262,144 rows or 8 MB, and with many partitions more: a chunk costs some 0.5 KB and 20 us beside its rows, so each
-    should have 512 rows or 16 KB; but no more than 2 million rows or 64 MB, since four copies may be in memory.
+    The limits are 262,144 rows or 8 MB, and more with many partitions: each chunk has a fixed cost, so it should have
+    512 rows or 16 KB. The maximum is 2 million rows or 64 MB, because four copies may be in memory.
     """
     return ChunkLimits(min(max(1 << 18, partitions << 9), 1 << 21), min(max(8 << 20, partitions << 14), 64 << 20))
 
 
 def select_chunk_schema(declared: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """Select the columns of an input's chunks: the ``declared`` ones that exist (None: all), in the declared order."""
+    """Select the columns of an input's chunks: the ``declared`` ones in ``columns`` (None: all), in declared order."""
     return declared if columns is None else pa.schema([field for field in declared if field.name in columns])
 
 
 def add_arrival_column(schema: pa.Schema, has_places: bool) -> pa.Schema:
-    """Append the column of places to the columns of a chunk if the rows carry their places."""
+    """Append the column of places to the columns of a chunk if ``has_places``."""
     return schema.append(pa.field(ARRIVAL, pa.int64(), nullable=False)) if has_places else schema
 
 
 def exchange_sums_schema(exchange: Exchange) -> pa.Schema:
-    """Return the columns of sums on their way to an exchange: the columns they meet by, `_time` as int64, `_diff`."""
+    """Return the schema of sums on their way to an exchange: its columns, `_time` as int64, and `_diff`."""
     return build_updates_schema(exchange.schema, pa.int64())
 
 
 def hash_rows(rows: pa.RecordBatch, secret: Secret) -> Words:
-    """Hash each row with a key and the names of its columns, as uint64[n].  O(n); 11 ns a row of four numbers."""
+    """Hash each row with a key and the names of its columns, as uint64[n]. O(n)."""
     names = "".join(f"{len(name)} {name}" for name in rows.schema.names).encode()
     return compute_value_hashes(rows, Secret(secret.k0 ^ xxhash.xxh3_64_intdigest(names), secret.k1))
 
 
 def compute_digests(hashes: Words, starts: Ints) -> pa.Array:
-    """Compute the digest of each group of hashes: the sums of the hashes and of their squares, modulo 2**64; 16 bytes.
+    """Compute the digest of each group of hashes, 16 bytes. O(n).
 
-    ``starts``: int64[k], ascending, the first row of each group.  O(n).
+    It holds the sum of the hashes and the sum of their squares, modulo 2**64. ``starts``: int64[k], ascending, the
+    first row of each group.
     """
     sums = np.stack([np.add.reduceat(hashes, starts), np.add.reduceat(hashes * hashes, starts)], axis=1)
     ends = np.arange(0, 16 * starts.size + 1, 16, dtype=np.int32)
@@ -133,18 +145,17 @@ def compute_digests(hashes: Words, starts: Ints) -> pa.Array:
 
 
 def add_digests(*each: bytes) -> bytes:
-    """Add digests up, in any order; `NO_ROWS` adds nothing.  O(digests)."""
+    """Add digests, in any order; `NO_ROWS` adds nothing. O(digests)."""
     first = sum(int.from_bytes(digest[:8], "little") for digest in each)
     second = sum(int.from_bytes(digest[8:], "little") for digest in each)
     return (first % 2**64).to_bytes(8, "little") + (second % 2**64).to_bytes(8, "little")
 
 
 def pack_chunks(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: RowOrigins, what: int) -> pa.RecordBatch:
-    """Pack rows into chunks, one for each partition and origin, with the columns `PACKED`; by partition, then by
-    origin.
+    """Pack rows into chunks, one for each partition and origin, sorted by both, with the columns `PACKED`.
 
-    ``to``: int32[n], ``hashes``: uint64[n].  Rows keep their order within a chunk; those with places come in the
-    order of their places.  O(n) and some 15 us a chunk; no rows are no chunks.
+    ``to``: int32[n], ``hashes``: uint64[n]. Rows keep their order within a chunk, or are sorted by their places if they
+    have some. O(n), and a fixed cost for each chunk. No rows give no chunks.
     """
     n, several = rows.num_rows, len(origin.names)
     group: Any = to if several == 1 else to.astype(np.int64) * several + origin.which
@@ -176,19 +187,21 @@ def pack_chunks(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: RowOrig
 def sort_by_group(group: Any) -> tuple[Ints, Ints]:
     """Sort rows by group, in a stable order; return the order and the first position of each group."""
     if group.size and int(group.max()) < 1 << 16:
-        group = group.astype(np.uint16)  # then a stable sort is one by digits
+        group = group.astype(np.uint16)  # a stable sort of 16-bit integers is a radix sort
     order = np.argsort(group, kind="stable")
     ordered = group[order]
     return order, np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if group.size else order
 
 
 def _serialize_slices(rows: pa.RecordBatch, ends: Sequence[int]) -> pa.Array:
-    """Write slices of rows as binary values: an Arrow message each, without their schema.  All go into one buffer, in
-    order; a message is a multiple of 8 bytes."""
+    """Write slices of rows as binary values: one Arrow message each, without the schema.
+
+    All messages share one buffer, in order. The length of a message is a multiple of 8 bytes.
+    """
     sink = pa.BufferOutputStream()
     at = np.empty(len(ends), np.int32)
     with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as writer:
-        writer.write_batch(rows.slice(0, 0))  # the schema comes with the first
+        writer.write_batch(rows.slice(0, 0))  # writes the schema first
         for i, (begin, end) in enumerate(pairwise(ends)):
             at[i] = sink.tell()
             writer.write_batch(rows.slice(begin, end - begin))
@@ -200,7 +213,7 @@ _OPTIONS: Final = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion
 
 
 def slice_binary_value(column: pa.Array, row: int) -> pa.Buffer:
-    """Slice the bytes of one binary value out of a column, without a copy, which Arrow's scalars would make.  O(1)."""
+    """Slice the bytes of one binary value without a copy, unlike Arrow's scalars. O(1)."""
     wide = offset_width(column.type)
     begin, end = np.frombuffer(column.buffers()[1], f"i{wide}", 2, (column.offset + row) * wide).tolist()
     data: pa.Buffer = column.buffers()[2]
@@ -208,9 +221,9 @@ def slice_binary_value(column: pa.Array, row: int) -> pa.Buffer:
 
 
 def unpack_chunk(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """Read the rows of a chunk over its bytes; copies bytes that do not begin at a multiple of 8.
+    """Read the rows of a chunk from its bytes, without a copy if the address is a multiple of 8. O(columns).
 
-    ``schema``: their columns.  O(columns).  Raises `Misrouted` if they are not ``rows`` rows of those columns.
+    ``schema``: their columns. Raises `Misrouted` if the bytes are not ``rows`` rows of these columns.
     """
     if payload.address % 8:
         payload = pa.py_buffer(np.frombuffer(memoryview(payload), np.uint8).copy())
@@ -234,9 +247,10 @@ def _chunk_error(found: str, rows: int, schema: pa.Schema) -> Misrouted:
 def pack_exchange_sums(
     tables: Mapping[int, pa.Table], cut: Stages, partitions: int, secret: Secret
 ) -> Iterator[pa.RecordBatch]:
-    """Pack sums into chunks.  ``tables``: by number of their exchange, the columns of `exchange_sums_schema`.
+    """Pack sums into chunks within `choose_chunk_limits`. O(n).
 
-    A sum goes to the partition of its exchange's columns.  O(n), in chunks within `choose_chunk_limits`.
+    ``tables``: by number of the exchange, with the columns of `exchange_sums_schema`. A sum goes to the partition of
+    its exchange's columns.
     """
     for number, table in sorted(tables.items()):
         names = list(cut.exchanges[number].by)
@@ -260,7 +274,7 @@ def slice_rows(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
 
 
 def pack_message_summaries(said: Mapping[int, str], what: int) -> pa.RecordBatch:
-    """Pack what a task tells partitions about the messages of an input, without rows.  O(partitions)."""
+    """Pack a task's summaries of an input's messages, without rows. O(partitions)."""
     n = len(said)
     columns = [[*said], [what] * n, [*said.values()], [0] * n, [0] * n, [NO_ROWS] * n, [None] * n]
     return pa.RecordBatch.from_arrays(
@@ -269,7 +283,7 @@ def pack_message_summaries(said: Mapping[int, str], what: int) -> pa.RecordBatch
 
 
 def pack_receipts(receipts: Iterable[bytes], to: int) -> pa.RecordBatch:
-    """Pack receipts on their way to the driver: one row each, which partition `to` passes on."""
+    """Pack receipts for the driver, one row each. Partition `to` passes them on."""
     held_back = list(receipts)
     n = len(held_back)
     columns = [[to] * n, [RECEIPT] * n, [""] * n, [0] * n, [0] * n, [NO_ROWS] * n, held_back]
@@ -279,13 +293,12 @@ def pack_receipts(receipts: Iterable[bytes], to: int) -> pa.RecordBatch:
 
 
 SHARE: Final = 8
-"""The part of the budget that chunks may take in memory: one of so many."""
+"""Divisor of the memory: chunks may take this fraction of it."""
 _SCRATCH: Final = pa.schema([("payload", pa.large_binary())])
 
 
 class Chunk(NamedTuple):
-    """The values of a row of `PACKED`.  ``place``: of its payload, the number of the array that came and its row
-    there."""
+    """The values of a row of `PACKED`. ``place``: the number of its payload's array, and the row in that array."""
 
     origin: str
     at: int
@@ -295,17 +308,21 @@ class Chunk(NamedTuple):
 
     @property
     def has_arrival_column(self) -> bool:
-        """Whether the rows carry their places: origins of Kafka have a slash, origins of tasks are numbers."""
+        """Whether the rows carry their places. Origins of Kafka have a slash, origins of tasks are numbers."""
         return "/" in self.origin
 
 
 class ShuffleReader(Closing):
-    """``stage``, ``number``: of the task. ``memory``: bytes that the task may take, None for no budget. ``scratch``: a
-    folder that several may share, for what exceeds the shuffle reader's part of it; without one all is held in memory.
-    ``columns``: by input, the declared columns that its rows have, as its `Partitioner` got them (all by default).
+    """The receiver of one task's chunks.
 
-    ``rows``, ``digests``: of what came, by input (those that none came for are not in it; 32 hex digits).
-    ``receipts``: what came to be passed on.  ``said``: by input, what tasks say of its messages.
+    - ``stage``, ``number``: the task.
+    - ``memory``: the bytes that the task may use, None for no limit.
+    - ``scratch``: a folder for chunks that exceed the reader's part of the memory; several readers may share it.
+      Without it, all chunks stay in memory.
+    - ``columns``: by input, the declared columns of its rows, as its `Partitioner` got them (all by default).
+    - ``rows``, ``digests``: the counts and digests of received rows (32 hex digits), by input, without empty inputs.
+    - ``receipts``: the receipts to pass on.
+    - ``said``: the message summaries, by input.
 
     >>> import ddflow as dd
     >>> from ddflow.columns.hashing import Secret
@@ -345,23 +362,23 @@ class ShuffleReader(Closing):
         self._digests: dict[str, bytes] = {}
         self._chunks: dict[int, list[Chunk]] = {}
         self._payloads: list[pa.Array] = []
-        self._mapped = 0  # of those, the first so many
+        self._mapped = 0  # the number of spilled payloads, which come first
         self._where, self._scratch = scratch, cast(BatchStore | None, None)
 
     @property
     def digests(self) -> dict[str, str]:
-        """The digest of the rows that came, by input: 32 hex digits."""
+        """Digest of the received rows, by input: 32 hex digits."""
         return {name: digest.hex() for name, digest in self._digests.items()}
 
     def add_chunks(self, batch: pa.RecordBatch) -> None:
-        """Take in some chunks, of the columns `PACKED`.  O(chunks), and O(bytes) if memory runs out.
+        """Add chunks with the columns `PACKED`. O(chunks), and O(bytes) if memory runs out.
 
-        Raises `Misrouted` for a chunk of another task, `BadMessage` if tasks read messages of several tables
-        for an input, `SpillFull` and `SpillFailed`.
+        Raises `Misrouted` for a chunk of another task, `BadMessage` if an input has messages of several tables,
+        `SpillFull` and `SpillFailed`.
         """
         if not batch.num_rows:
             return
-        # A chunk is thousands of rows, so what travels beside them may be Python's; compute kernels cost more to call.
+        # A chunk is thousands of rows, so its other values may be Python objects: compute kernels cost more to call.
         to, what, origin, at, rows, digest = (batch.column(i).to_pylist() for i in range(6))
         payload = batch.column(6)
         here = [i for i, given in enumerate(payload.is_valid().to_pylist()) if given and what[i] is not None]
@@ -388,7 +405,7 @@ class ShuffleReader(Closing):
                 self._digests[name] = add_digests(self._digests.get(name, NO_ROWS), digest[i])
 
     def _merge_message_summaries(self, said: list[tuple[int, str]]) -> None:
-        """Keep what tasks say of messages.  Raises `BadMessage` if these are of two tables."""
+        """Merge the summaries of messages. Raises `BadMessage` for messages of two tables."""
         for number, text in said:
             name = self.names[number]
             self.said[name] = merge_summaries(name, self.said.get(name), MessageSummary.from_text(text))
@@ -408,10 +425,10 @@ class ShuffleReader(Closing):
                 raise Misrouted(asked, f"{kind} came to it, which are not for it", remedy)
 
     def read_input(self, name: str) -> pa.RecordBatchReader | None:
-        """Read the rows of an input in the order of arrival: by origin, then by their places there; None if none came.
+        """Read the rows of an input in the order of arrival, by origin and then by place; None if no rows came.
 
-        They are read a chunk at a time, and may be read again.  O(rows), and O(n log n) for rows that interleave.
-        Raises `Misrouted` for chunks that hold something else.
+        Reads one chunk at a time, and can read again. O(rows), and O(n log n) for rows that interleave. Raises
+        `Misrouted` for chunks with other contents.
         """
         schema, chunks = self.schemas[name], self._chunks.get(self.names.index(name))
         return (
@@ -419,7 +436,7 @@ class ShuffleReader(Closing):
         )
 
     def read_exchange_sums(self, number: int) -> pa.Table:
-        """Read the sums of an exchange: the columns of `exchange_sums_schema`, in chunks.  O(chunks).
+        """Read the sums of an exchange, with the columns of `exchange_sums_schema`. O(chunks).
 
         Raises `Misrouted`.
         """
@@ -429,7 +446,7 @@ class ShuffleReader(Closing):
 
     @property
     def later_stage_chunks(self) -> Iterator[pa.RecordBatch]:
-        """Chunks for later stages, one at a time, as they came: the columns `PACKED`."""
+        """Chunks for later stages, unchanged, one at a time, with the columns `PACKED`."""
         for number, chunks in self._chunks.items():
             if number < 0 and self.cut.exchanges[-1 - number].stage > self.stage:
                 for chunk in chunks:
@@ -439,14 +456,14 @@ class ShuffleReader(Closing):
                     yield pa.RecordBatch.from_arrays(columns, schema=PACKED)
 
     def close(self) -> None:
-        """Delete the scratch folder.  Rows read before stay valid; twice is harmless."""
+        """Delete the scratch folder; twice is harmless. Earlier reads stay valid."""
         self._chunks.clear()
         self._payloads.clear()
         if self._scratch is not None:
             self._scratch.store.close()
 
     def _spill_payloads(self) -> None:
-        """Move the payloads that are in memory to a file.  O(bytes)."""
+        """Move the payloads in memory to a file. O(bytes)."""
         if self._scratch is None:
             assert self._where is not None
             self._scratch = BatchStore(ScratchStore.create_below(self._where))
@@ -483,8 +500,7 @@ class ShuffleReader(Closing):
 
 
 def _arrival_sort_key(chunk: Chunk) -> tuple[str, int, int, bytes]:
-    """Return the sort key of a chunk.  Its last two values make the order independent of the shuffle if the others
-    agree."""
+    """Return the sort key of a chunk. Its last two values break ties, so the order does not depend on the shuffle."""
     return chunk.origin, chunk.at, chunk.rows, chunk.digest
 
 
@@ -493,13 +509,13 @@ def _arrival_column(batch: pa.RecordBatch) -> Ints:
 
 
 def _merge_overlapping_chunks(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Merge chunks over the same stretch of places, each ascending, into rows in the order of their places.
+    """Merge chunks of overlapping places, each ascending, into rows sorted by place.
 
-    Cuts them at the same places, about one chunk's worth between two cuts, so that little is joined at a time.
+    It cuts all chunks at the same places, about one chunk's worth of rows apart, so it joins few rows at a time.
     """
     places = [_arrival_column(batch) for batch in batches]
     most = max(each.size for each in places)
-    # Each place taken stands for so many rows; the last few of a chunk are not counted, at most half of a chunk in all.
+    # Each sampled place represents ``step`` rows. At most half a chunk of rows is not counted.
     step = max(most // (2 * len(batches)), 1)
     taken = np.sort(np.concatenate([each[step - 1 :: step] for each in places]))
     every = max(most // step, 1)
@@ -510,7 +526,7 @@ def _merge_overlapping_chunks(batches: Sequence[pa.RecordBatch], schema: pa.Sche
         parts = [b.slice(i, j - i) for b, i, j in zip(batches, begins, ends, strict=True) if i < j]
         begins = ends
         if parts:
-            # Of one chunk they are in order.
+            # The rows of one chunk are in order.
             joined = parts[0] if len(parts) == 1 else _sort_by_arrival(parts)
             yield pa.RecordBatch.from_arrays(joined.columns[:-1], schema=schema)
 

@@ -1,18 +1,7 @@
-"""The driver of epochs: its hold on a state of many partitions, and the batches of a query that become epochs.
+"""Coordinate the epochs of a partitioned state: begin an epoch, check the receipts of its tasks, publish it.
 
-Guarantees: tasks write files and the driver alone publishes them, so a retried or repeated task changes nothing. A
-batch
-is recognised by its id: a new one is computed, one that was committed is answered again, and any other is refused.
-
->>> import pyarrow as pa, ddflow as dd
->>> from ddflow.storage.memory import MemoryStore
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> driver = EpochDriver.open(flow, MemoryStore(), DriverOptions(partitions=2))
->>> driver.finish(driver.begin(), [])
-Traceback (most recent call last):
-    ...
-ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 2 partitions: there is no receipt of partitions [0, ...
+Tasks write files and the driver alone publishes them, so a retried or repeated task changes nothing. A batch of a query
+has an id: a new batch is computed, a committed one is answered again, and any other is refused.
 
 >>> kept = (Epoch(7, (), 4), Epoch(8, (), 5))
 >>> [find_batch_epoch("shop", Feed("a", 5), Feed("a", batch), kept) for batch in (6, 4)]
@@ -84,12 +73,15 @@ from ddflow.time import CLOSED, INT64, NEVER, format_time
 
 @dataclass(frozen=True)
 class DriverOptions:
-    """How an `EpochDriver` opens a state.  Raises `SpecError`.
+    """Options of an `EpochDriver`. Raises `SpecError`.
 
-    ``partitions``: None for as many as the state has, ``default_partitions`` for a new one.  ``outputs``: a folder for
-    Parquet files, as in `Flow.open`.  ``grace``: seconds that a version outlives its successor.  ``keep``: how many
-    epochs can be replayed.  ``retain``, ``memory`` (of one task), ``secret``: as in `Flow.open`.  ``checkpoint``: the
-    folder of the checkpoint of the query that gives batches, for messages.
+    - ``partitions``: None for as many as the state has, or ``default_partitions`` for a new state.
+    - ``outputs``: a folder for Parquet files, as in `Flow.open`.
+    - ``grace``: the seconds that a version outlives its successor.
+    - ``keep``: the number of epochs that can be replayed.
+    - ``memory``: the memory of one task, as in `Flow.open`.
+    - ``trust``, ``retain``, ``secret``: as in `Flow.open`.
+    - ``checkpoint``: the checkpoint folder of the query that gives batches, for messages.
 
     >>> DriverOptions(partitions=0)
     Traceback (most recent call last):
@@ -121,7 +113,7 @@ class DriverOptions:
                 raise SpecError(
                     Option(name, given), "that is not possible", f"give a whole number from {least} to {most}"
                 )
-        check_outputs_path(self.outputs)  # before anything is made
+        check_outputs_path(self.outputs)  # before anything is written
         if (size := self.task_memory) is not None and compute_usable_memory(size) < LEAST:
             raise SpecError(
                 f"memory={format_size(size)}",
@@ -131,12 +123,16 @@ class DriverOptions:
 
     @property
     def task_memory(self) -> int | None:
-        """The bytes that a task may use."""
+        """Bytes that a task may use."""
         return parse_size(self.memory)
 
     def check_manifest(self, manifest: Manifest, where: str) -> None:
-        """Raise `SpecError` for another number of partitions than it has, `StateRefused` for days as times of steps."""
-        if not manifest.inventories:  # it holds nothing yet
+        """Check that these options fit the manifest of a state.
+
+        Raises `SpecError` for another number of partitions, and `StateRefused` if the times of its steps are not
+        integers.
+        """
+        if not manifest.inventories:  # it has no rows yet
             return
         if (kind := read_step_time_type(manifest.plan, where)) != INT64:
             raise StateRefused(
@@ -157,7 +153,7 @@ AGAIN: Final = ErrorText(
     Option("seq"),
     ", or their format's), and bad messages come into <input>.bad a second time",
 )
-"""The warning about a source that is read again."""
+"""Warning about a source that is read again."""
 
 
 def find_batch_epoch(
@@ -168,12 +164,12 @@ def find_batch_epoch(
     adopt: bool = False,
     checkpoint: str | None = None,
 ) -> Epoch | None:
-    """Return the epoch that a batch was committed as; None if it is new.  Pure; O(epochs kept).
+    """Return the epoch that a batch was committed as; None if it is new. Pure; O(epochs kept).
 
-    ``now``: the feed of the state, None if it has none.  ``kept``: epochs that can be replayed.  ``adopt``: take the
-    batches of another query from now on.  ``checkpoint``: the asking query's, for messages.  Raises `FeedChanged` for
-    another query, one without an id that numbers anew, or one whose first batches went elsewhere; `EpochSkipped` for a
-    batch that was left out, or that is not kept any more; `SpecError` for what is no batch.
+    ``now``: the feed of the state. ``kept``: epochs that can be replayed. ``adopt``: accept another query.
+    ``checkpoint``: the checkpoint folder of the asking query, for messages. Raises `FeedChanged` for another query, for
+    a query without an id that restarts its numbers, or if its first batches went elsewhere. Raises `EpochSkipped` for a
+    batch after a gap or one that is not kept any more, and `SpecError` if ``asked`` is no batch.
     """
     if not isinstance(asked.query, str) or len(asked.query) > QUERY or not _is_batch_number(asked.batch):
         raise SpecError(
@@ -232,7 +228,7 @@ def find_batch_epoch(
 
 
 def query_restart_error(where: str, now: Feed, asked: Feed, checkpoint: str | None = None) -> FeedChanged:
-    """Build the error for a query without an id whose batches are numbered again from 0."""
+    """Build the error for a query without an id that restarts its batch numbers at 0."""
     return FeedChanged(
         f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}",
         f"batch {asked.batch} was given before with other rows, and the last one was {now.batch}: this "
@@ -242,7 +238,7 @@ def query_restart_error(where: str, now: Feed, asked: Feed, checkpoint: str | No
 
 
 def advance_feed(now: Feed | None, asked: Feed | None) -> Feed | None:
-    """Return the feed of a state after a batch, or after an epoch without one.  Pure."""
+    """Return the feed of a state after a batch, or after an epoch without a batch. Pure."""
     if asked is None or now is None:
         return asked or now
     if is_other_query(now, asked):
@@ -251,20 +247,19 @@ def advance_feed(now: Feed | None, asked: Feed | None) -> Feed | None:
 
 
 def is_other_query(now: Feed | None, asked: Feed | None) -> bool:
-    """Return whether earlier batches belong to another query, so that their numbers mean nothing."""
+    """Return whether earlier batches belong to another query, so their numbers mean nothing now."""
     if now is None or asked is None:
         return False
     return asked.batch != now.batch + 1 or bool(now.query and asked.query and now.query != asked.query)
 
 
 def is_query_restart(now: Feed, asked: Feed, epoch: Epoch) -> bool:
-    """Return whether other rows under the number of a kept epoch mean that a query without an id restarts its
-    numbers."""
+    """Return whether a mismatch with a kept epoch means that a query without an id restarted its numbers."""
     return not (now.query and asked.query) and epoch.batch is not None and epoch.batch < now.batch
 
 
 def _is_query_takeover(now: Feed, asked: Feed, adopt: bool) -> bool:
-    """Return whether this is the first batch of a query that is taken over."""
+    """Return whether this is the first batch of a query that takes over from another."""
     if now.query and asked.query:
         return adopt and now.query != asked.query
     return adopt and asked.batch == 0 < now.batch
@@ -292,15 +287,31 @@ APART: Final = 200
 
 
 class EpochDriver:
-    """``flow``, ``cut``: the plan.  ``log``: the state's epochs.  ``partitions``: of the state.  ``heard``: what
-    is known of inputs that take messages.  ``growing``: what is new, which tasks make before the next epoch
-    (`begin_backfill`); None for nothing.  `open` makes it."""
+    """The driver of a state's epochs; `open` makes it.
+
+    - ``flow``, ``cut``: the plan and its stages.
+    - ``log``: the epochs of the state.
+    - ``partitions``: the number of partitions.
+    - ``heard``: the knowledge of inputs that take messages.
+    - ``growing``: the new parts of the plan, which tasks fill before the next epoch (`begin_backfill`); None for none.
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+    >>> driver = EpochDriver.open(flow, MemoryStore(), DriverOptions(partitions=2))
+    >>> driver.finish(driver.begin(), [])
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 2 partitions: there is no receipt of partitions \
+[0, ...
+    """
 
     def __init__(self, flow: Plan, log: EpochLog, options: DriverOptions) -> None:
-        """Read the inventories of a state.  Raises `CorruptState`."""
+        """Read the inventories of a state. Raises `CorruptState`."""
         self.flow, self.cut, self.log, self.options = flow, cut_stages(flow), log, options
         manifest, stages = log.manifest_log.manifest, self.cut.stages
-        # What was never committed has no partitions yet, whatever its options say.
+        # A state without a commit has no partitions yet, so the options decide their number.
         self.partitions = manifest.partitions if manifest.inventories else options.partitions or manifest.partitions
         self.growing: BackfillPlan | None = None
         if manifest.inventories and (log.change.outputs or log.change.inputs):
@@ -322,13 +333,13 @@ class EpochDriver:
         state: str | PathLike[str] | Store,
         options: DriverOptions = DriverOptions(),
     ) -> Self:
-        """Take hold of a state, or make a new one there.  O(bytes of its inventories).
+        """Open a state, or make a new one. O(bytes of its inventories).
 
-        Raises `PlanChanged`, `SpecError` (for another number of partitions than it has, too), `StateRefused`,
-        `CorruptState`, and what the store raises.
+        Raises `PlanChanged`, `StateRefused`, `CorruptState`, the errors of the store, and `SpecError`, also for a
+        number of partitions that the state does not have.
         """
         flow = flow.frozen()
-        cut_stages(flow)  # a plan that has no place on Spark is refused before anything is made
+        cut_stages(flow)  # refuses a plan that cannot run on Spark before anything is written
         log = EpochLog.open(
             flow,
             state,
@@ -348,12 +359,12 @@ class EpochDriver:
 
     @property
     def manifest(self) -> Manifest:
-        """The newest manifest of the state that this driver knows."""
+        """Newest manifest of the state that this driver knows."""
         return self.log.manifest_log.manifest
 
     @property
     def epoch(self) -> int:
-        """The number of the last committed epoch."""
+        """Number of the last committed epoch."""
         return self.manifest.epoch
 
     def close(self) -> None:
@@ -363,10 +374,10 @@ class EpochDriver:
     def committed(
         self, *, epoch: int | None = None, feed: FeedRecord | None = None, adopt: bool = False
     ) -> CommittedEpoch | None:
-        """Find the epoch that was committed under a number, or for a batch of a query; None if it is the next one.
-        O(epochs kept).
+        """Find the epoch that was committed under a number or for a batch; None if it is the next one. O(epochs kept).
 
-        ``adopt``: take over the batches of another query.  Raises `EpochSkipped`, `FeedChanged`, `SpecError` for both.
+        ``adopt``: take over the batches of another query. Raises `EpochSkipped`, `FeedChanged`, and `SpecError` if both
+        ``epoch`` and ``feed`` are passed.
         """
         manifest, where = self.manifest, self.log.manifest_log.store.where
         if feed is not None:
@@ -377,10 +388,10 @@ class EpochDriver:
         return None if epoch is None else self.log.find_committed_epoch(epoch, f"epoch {epoch} of {where}")
 
     def replayed(self, epoch: CommittedEpoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> EpochResult:
-        """Return the result of a committed epoch whose rows are given again.  ``rows``, ``digests``: of all, by input.
+        """Return the result of a committed epoch again, after a check that its rows are the same. O(inputs).
 
-        O(inputs).  Raises `ReplayMismatch` if they differ; `FeedChanged` if they come from a query without an
-        id, which then restarts its numbers.
+        ``rows``, ``digests``: the counts and digests of all rows, by input. Raises `ReplayMismatch` if they differ, and
+        `FeedChanged` if they come from a query without an id that restarted its numbers.
         """
         call = epoch.calls[0]
         found = digest_call(call.kind, call.time, rows, digests)
@@ -403,13 +414,12 @@ class EpochDriver:
     def begin(
         self, *, epoch: int | None = None, feed: FeedRecord | None = None, close: bool = False, adopt: bool = False
     ) -> EpochStart:
-        """Begin the next epoch, and return the start for its tasks.  O(partitions).  Forgets an epoch that was begun
-        before.
+        """Begin the next epoch, and return the start for its tasks. O(partitions). Forgets an unfinished epoch.
 
-        ``epoch``, ``feed``, ``adopt``: as in `committed`.  ``close``: close all times, hold-back mode.
+        ``epoch``, ``feed``, ``adopt``: as in `committed`. ``close``: close all times, in hold-back mode.
 
-        Raises as `committed` does; `EpochSkipped` for a committed epoch; `Fenced`; `WrongMode` for ``close`` in
-        epoch mode; `TimeWentBack` when there are no more times.
+        Raises as `committed` does; `EpochSkipped` for a committed epoch; `Fenced`; `WrongMode` for ``close`` in epoch
+        mode; `TimeWentBack` when there are no more times.
         """
         manifest, where = self.manifest, self.log.manifest_log.store.where
         if (found := self.committed(epoch=epoch, feed=feed, adopt=adopt)) is not None:
@@ -455,9 +465,13 @@ class EpochDriver:
         )
 
     def begin_backfill(self) -> EpochStart:
-        """Build the start of tasks that make the new parts of the plan.  Call it while there is ``growing``, before the
-        next epoch.  O(files), and O(bytes) if it partitions the rows of the state differently.  Raises `Fenced`,
-        `StorageFull`, `StorageFailed`."""
+        """Build the start of the tasks that fill the new parts of the plan.
+
+        Call it before the next epoch if ``growing`` is not None.
+
+        O(files), and O(bytes) if the new plan partitions the rows differently. Raises `Fenced`, `StorageFull`,
+        `StorageFailed`.
+        """
         assert self.growing is not None, "nothing is new"
         log = self.log.manifest_log
         log.check_still_newest()
@@ -467,19 +481,21 @@ class EpochDriver:
         return self._start
 
     def finish_backfill(self, start: EpochStart, receipts: Iterable[Receipt]) -> None:
-        """Take over the state that these tasks made, with one receipt of each; the next epoch publishes it.  Raises as
-        `finish` does."""
+        """Adopt the state that these tasks made, from one receipt a task. The next epoch publishes it.
+
+        Raises as `finish` does.
+        """
         taken, whole = self._gather_receipts(start, receipts)
         self.live = self.live.apply_receipts(self.log.manifest_log.store, taken)
         self.growing, self._start, self._owed = None, None, whole.outputs
 
     @property
     def _retention_span(self) -> int:
-        """The span of history that is kept before the last time: the span asked for, else the span so far."""
+        """Span of history to keep before the last time: the option, or else the span in the manifest."""
         return self.manifest.retain if self.options.retain is None else self.options.retain
 
     def _find_frontier(self) -> int:
-        """Return the frontier that rows of earlier epochs allow to close to."""
+        """Return the frontier that the rows of earlier epochs allow."""
         manifest, least = self.manifest, CLOSED
         for name, input in self.flow.inputs.items():
             seen = manifest.greatest.get(name, NEVER)
@@ -489,11 +505,11 @@ class EpochDriver:
         return max(least, manifest.frontier)
 
     def finish(self, start: EpochStart, receipts: Iterable[Receipt], *, feed: FeedRecord | None = None) -> EpochResult:
-        """Publish an epoch, from one receipt a task.  O(receipts + files of the state).
+        """Publish an epoch, from one receipt a task. O(receipts + files of the state).
 
-        Raises `MissingReceipts`, `ReceiptsDisagree`, `SpecError` for receipts of another epoch, `StateRefused` if files
-        are missing: nothing was committed then, and the epoch can be begun again; and as a commit does: `Fenced`,
-        `StorageFull`, `StorageFailed`, `OutcomeUnknown`.
+        Raises `MissingReceipts`, `ReceiptsDisagree`, `SpecError` for receipts of another epoch, and `StateRefused` if
+        files are missing. Nothing is committed then, and you can begin the epoch again. Raises as a commit does:
+        `Fenced`, `StorageFull`, `StorageFailed`, `OutcomeUnknown`.
         """
         began = perf_counter_ns()
         feed = self._feed if feed is None else feed
@@ -505,7 +521,7 @@ class EpochDriver:
         call = self._build_call_record(start, whole)
         manifest = self.manifest
         kept = self.log.add_receipt(CommittedEpoch(start.epoch, (call,), None if feed is None else feed.batch))
-        if is_other_query(manifest.feed, feed):  # then batch numbers of another query mean nothing
+        if is_other_query(manifest.feed, feed):  # then the batch numbers of the other query mean nothing
             kept = (*(replace(each, batch=None) for each in kept[:-1]), kept[-1])
         self.log.publish_version(
             kept,
@@ -536,7 +552,7 @@ class EpochDriver:
     def _gather_receipts(
         self, start: EpochStart, receipts: Iterable[Receipt]
     ) -> tuple[tuple[Receipt, ...], EpochContribution]:
-        """Check the receipts, one a task, and their files; return them and their sum."""
+        """Check the receipts, one a task, and their files. Return them and their sum."""
         if start is not self._start and start != self._start:
             raise SpecError(
                 f"finish epoch {start.epoch}",
@@ -551,9 +567,9 @@ class EpochDriver:
         return taken, whole
 
     def publish_connector_positions(self) -> None:
-        """Publish the attached sinks and sources if the newest manifest lacks them.  O(plan).  Raises as a commit does.
+        """Publish the attached sinks and sources if the newest manifest lacks them. O(plan). Raises as a commit does.
 
-        While the plan has columns that the state has not, the next epoch publishes it.
+        If the plan has columns that the state lacks, the next epoch publishes them instead.
         """
         manifest = self.manifest
         if not self.log.change and (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):

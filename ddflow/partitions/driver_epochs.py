@@ -1,17 +1,9 @@
-"""The epochs of a state of many partitions, as its sinks need them, and reads of its outputs and inputs.
+"""Read the outputs and epochs of a partitioned state, for sinks and for reads on Spark.
 
-Guarantees: a read gives updates partition by partition, in bounded memory, of one version of the state.
+`find_partitioning` finds out whether a collection can be read partition by partition. `read_updates` reads one
+partition or all. `DriverEpochs` gives the committed epochs to sinks.
 
->>> import ddflow as dd, pyarrow as pa
->>> from ddflow.storage.memory import MemoryStore
->>> flow, store = dd.Flow(), MemoryStore()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> with flow.open(store) as engine:
-...     _ = engine.step({"people": {"id": [7, 8]}})
->>> epochs = DriverEpochs(EpochDriver.open(flow, store.reopen()))
->>> gained = epochs.read_updates(next(epochs.list_epochs()), "people")
->>> epochs.manifest.epoch, epochs.read_output("people").num_rows, gained.num_rows
-(1, 2, 2)
+Guarantees: all reads are of one version of the state. A read by partition needs memory for one partition only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,12 +46,14 @@ from ddflow.time import format_time_argument
 from ddflow.trace.joined import find_misplaced_key_partition
 
 KEYS: Final = 1000
-"""Number of keys above which all partitions are read."""
+"""Number of keys above which a lookup reads all partitions."""
 
 
 class Partitioning(NamedTuple):
-    """That a collection can be read share by share.  ``stage``: whose partitions.  ``by``: the columns that say in
-    which partition a row is; None where it no longer tells.
+    """The way to read a collection partition by partition.
+
+    ``stage``: the stage of the partitions. ``by``: the columns that decide the partition of a row; None if no columns
+    do.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -75,7 +69,7 @@ class Partitioning(NamedTuple):
 
 
 def find_partitioning(flow: Plan, name: str) -> Partitioning | None:
-    """Return how an output or an input is split over partitions; None if it must be read whole.  O(nodes)."""
+    """Return the partitioning of an output or an input; None if it must be read as a whole. O(nodes)."""
     try:
         places, stages = compute_placements(flow), cut_stages(flow)
     except SpecError:  # it has no outputs
@@ -83,7 +77,7 @@ def find_partitioning(flow: Plan, name: str) -> Partitioning | None:
     node = flow.outputs.get(name) or flow.inputs[name]
     read = walk_inputs([node], lambda each: () if each.keeps else each.inputs)
     if any(places[each].roots == (each,) for each in read if not each.keeps):
-        return None  # it keeps nothing: its rows are where those are that it is made of
+        return None  # a collection without state, whose rows are in the partitions of its inputs
     roots, by = places[node]
     at = {root: n for n, root in enumerate(flow.nodes) if root in roots}
     on = {stage for stage, active in enumerate(stages.active) for n in at.values() if n in active}
@@ -93,23 +87,23 @@ def find_partitioning(flow: Plan, name: str) -> Partitioning | None:
 def find_partitions_of_values(
     by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest
 ) -> list[int] | None:
-    """Return the partitions that can have rows with certain values, ascending; None if that is unknown.  O(keys).
+    """Return the partitions that can have rows with certain values, ascending; None if unknown. O(keys).
 
-    ``by``: as in `Partitioning`.  ``values``: by column, Arrow scalars of its type; a row has one of them.
+    ``by``: as in `Partitioning`. ``values``: Arrow scalars by column; each column of a row has one of its values.
     """
     if not by or not set(by) <= set(values) or prod(len(values[name]) for name in by) > KEYS:
         return None
     keys = list(product(*(values[name] for name in by)))
     if not keys:
         return []
-    # Scalars as they are: Python has no date before the year 1.
+    # Keep Arrow scalars: Python has no date before the year 1.
     columns = [pa.concat_arrays([pa.repeat(key[i], 1) for key in keys]) for i in range(len(by))]
     high, _ = compute_identities(pa.Table.from_arrays(columns, names=list(by)), Secret(*manifest.secret), len(keys))
     return sorted({int(number) for number in assign_partitions(high, manifest.partitions)})
 
 
 class PartitionReader(Reading):
-    """One partition of one stage, open for reading.  O(bytes of it): every file is verified.
+    """One partition of one stage, open for reading. O(its bytes): it verifies every file.
 
     Raises `CorruptState`, `StorageFailed`.
     """
@@ -138,10 +132,10 @@ def read_updates(
     as_of: int | None = None,
     after: int | None = None,
 ) -> pa.Table:
-    """Read an output or an input of a version as updates.  O(bytes opened).
+    """Read an output or an input of a version as updates. O(bytes opened).
 
-    ``share``: a stage and a partition, as `find_partitioning` says; None for all of it.  ``as_of``, ``after``: as in
-    `read_contents`.  Raises as `Version.open`, `PartitionReader` and `Snapshot` do, and `NotReadable`.
+    ``share``: a stage and a partition, from `find_partitioning`; None for all rows. ``as_of``, ``after``: as in
+    `read_contents`. Raises as `Version.open`, `PartitionReader` and `Snapshot` do, and `NotReadable`.
     """
     with closing(version.open("read")) as store:
         manifest = version.load_manifest(store)
@@ -158,12 +152,11 @@ def read_updates(
 
 
 def read_contents(reading: Reading, name: str, as_of: int | None = None, after: int | None = None) -> pa.Table:
-    """Read the rows of an output or an input, consolidated: its columns, ``_time``, the same in all rows, and
-    ``_diff``.
+    """Read the consolidated rows of an output or an input, with ``_time``, the same in all rows, and ``_diff``.
 
-    ``as_of``: a time that can be read, by default the last closed one.  ``after``: give the changes since that time.
-    An output of upserts comes as upserts, and has no changes.  O(rows of the inputs it depends on).
-    Raises `NotReadable`, `SpecError`.
+    ``as_of``: a readable time, by default the last closed one. ``after``: read the changes since this time. An output
+    of upserts returns upserts and has no changes. O(rows of the inputs it depends on). Raises `NotReadable`,
+    `SpecError`.
     """
     node, graph = reading.node(name), reading.dataflow.graph
     kind = reading.flow.time_type
@@ -179,21 +172,33 @@ def read_contents(reading: Reading, name: str, as_of: int | None = None, after: 
 
 
 def append_time_column(table: pa.Table, time: int, schema: pa.Schema) -> pa.Table:
-    """Add a column of one time to rows and their ``_diff``.  ``schema``: of the updates.  O(rows)."""
+    """Add a column of one time to rows with their ``_diff``. ``schema``: the schema of the updates. O(rows)."""
     times = build_time_column(np.full(table.num_rows, time), schema.field(len(schema) - 2).type)
     columns = [table.column(name) for name in schema.names[:-2]]
     return pa.Table.from_arrays([*columns, pa.chunked_array([times]), table.column(DIFF)], schema=schema)
 
 
 LARGE: Final = 16 << 20
-"""Bytes of an output's updates from which on tasks are worth their start."""
+"""Bytes of an output's updates that make parallel tasks worthwhile."""
 
 Each = Callable[[Epoch, str, tuple[Blob, ...], Callable[[pa.Table], bytes]], list[bytes]]
-"""Runs a task for each file of what an output gained in an epoch: what each made of its rows."""
+"""Function that runs a task for each file of an output in an epoch, and returns the result of each."""
 
 
 class DriverEpochs(RetainedEpochs):
-    """``driver``: which holds the state.  ``each``: runs tasks, where there are any."""
+    """The epochs of a partitioned state. ``driver``: the driver of the state. ``each``: runs tasks, if any can run.
+
+    >>> import ddflow as dd, pyarrow as pa
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow, store = dd.Flow(), MemoryStore()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+    >>> with flow.open(store) as engine:
+    ...     _ = engine.step({"people": {"id": [7, 8]}})
+    >>> epochs = DriverEpochs(EpochDriver.open(flow, store.reopen()))
+    >>> gained = epochs.read_updates(next(epochs.list_epochs()), "people")
+    >>> epochs.manifest.epoch, epochs.read_output("people").num_rows, gained.num_rows
+    (1, 2, 2)
+    """
 
     def __init__(self, driver: EpochDriver, each: Each | None = None) -> None:
         super().__init__(driver.log, BatchStore(driver.log.manifest_log.store))
@@ -201,12 +206,11 @@ class DriverEpochs(RetainedEpochs):
 
     @property
     def flow(self) -> Plan:
-        """The driver's plan."""
+        """Plan of the driver."""
         return self.driver.flow
 
     def read_output(self, name: str) -> pa.Table:
-        """Read an output from the newest version; an output that is new is empty until the next epoch.  O(bytes of
-        it)."""
+        """Read an output from the newest version. O(its bytes). A new output is empty until the next epoch."""
         if self.is_new_output(name):
             return self.output_schema(name).empty_table()
         manifest, log = self.manifest, self.log.manifest_log
@@ -222,8 +226,10 @@ class DriverEpochs(RetainedEpochs):
         return name in self.log.change.outputs
 
     def find_partition_splitter(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
-        """Split an epoch's rows of an output by partition, if they are many and equal rows, or rows of a key, share a
-        partition."""
+        """Return a function that splits an epoch's rows of an output by partition; None if they stay together.
+
+        Splitting needs many rows, and equal rows, or all rows of a ``key``, in one partition.
+        """
         each = self.each
         if (
             each is None
@@ -240,7 +246,7 @@ class DriverEpochs(RetainedEpochs):
         return partial(each, receipt, name, blobs)
 
     def publish_connector_positions(self) -> None:
-        """Publish with the inventories of the state.  While the plan has new columns, the next epoch does it."""
+        """Publish with the inventories of the state. If the plan has new columns, the next epoch does it."""
         self.driver.publish_connector_positions()
 
 
@@ -252,9 +258,10 @@ def sync_state(
     forget: tuple[str, ...] = (),
     look: Look = lambda rows: None,
 ) -> dict[str, Synced]:
-    """Sync the sinks of a state of many partitions, as `Engine.sync` and then `Engine.detach` do.
+    """Sync the sinks of a partitioned state, then detach connectors, as `Engine.sync` and `Engine.detach` do.
 
-    Raises as they do, and `PlanChanged` for a plan that has more than the state."""
+    Raises the same errors, and `PlanChanged` if the plan has parts that the state lacks.
+    """
     if driver.growing is not None:
         found = f"it has more than the state: {driver.growing.change.description}"
         raise PlanChanged(f"sync {driver.log.manifest_log.store.where}", found, "run an epoch with this plan first")

@@ -1,6 +1,6 @@
-"""The start of tasks: the plain value from which all tasks of an epoch, or of a rewrite, start.
+"""Describe the start of tasks: the plain value that all tasks of an epoch, or of a rewrite, start from.
 
-Guarantees: whoever opens the state elsewhere can tell whether it is the one that the driver meant.
+Guarantees: a task on another host can verify that it opens the same version of the state as the driver.
 
 >>> start = EpochStart(version=StateVersion("s3://shop/orders", "owner", number=3, digest="0" * 32), epoch=4,
 ...     partitions=2,
@@ -30,8 +30,10 @@ REMEDY = "mount the same folder on the driver and on all executors, or keep the 
 
 
 class StateVersion(NamedTuple):
-    """``store``: the state's address, or the store, where it is in memory.  ``trust``: as in `Flow.open`.  ``number``,
-    ``digest``: of its manifest.
+    """A version of a state, which tasks can open.
+
+    ``store``: the address of the state, or the store itself if it is in memory. ``trust``: as in `Flow.open`.
+    ``number``, ``digest``: the number and digest of its manifest.
 
     >>> import ddflow as dd, pyarrow as pa
     >>> from ddflow.storage.manifest import load_newest_manifest
@@ -55,16 +57,16 @@ class StateVersion(NamedTuple):
 
     @classmethod
     def of_manifest(cls, store: Store, manifest: Manifest, trust: str) -> Self:
-        """Build the version of a manifest of a store.  O(bytes of the manifest)."""
+        """Build the version of a store's manifest. O(bytes of the manifest)."""
         return cls(
             find_store_address(store), trust, manifest.number, hash_manifest(store.read_manifest(manifest.number))
         )
 
     def open(self, what: str, readonly: bool = True) -> Store:
-        """Open the store, for the caller to close.  ``what``: the purpose, for messages.  O(bytes of the manifest).
+        """Open the store; the caller closes it. ``what``: the purpose, for messages. O(bytes of the manifest).
 
-        Raises `StateRefused`, naming this host, if another state, or none, is seen from here; `SnapshotExpired` if
-        the version is not kept any more.
+        Raises `StateRefused`, with this host's name, if this host sees no state or another one. Raises
+        `SnapshotExpired` if the version is not kept any more.
         """
         store: Store
         if isinstance(self.store, MemoryStore):
@@ -79,7 +81,7 @@ class StateVersion(NamedTuple):
         return store
 
     def load_manifest(self, store: Store) -> Manifest:
-        """Load the manifest from the store that `open` gave.  Raises `SnapshotExpired` if it was swept away since."""
+        """Load the manifest from the store of `open`. Raises `SnapshotExpired` if it was deleted since."""
         try:
             return Manifest.decode(store.read_manifest(self.number), self.number, store.where)
         except CorruptState:
@@ -109,12 +111,12 @@ class StateVersion(NamedTuple):
 
 
 def find_store_address(store: Store) -> str | MemoryStore:
-    """Return the address of a store; a store in memory is its own."""
+    """Return the address of a store; a store in memory is its own address."""
     return store if isinstance(store, MemoryStore) else store.where
 
 
 def snapshot_expired_error(store: Store, number: int) -> SnapshotExpired:
-    """Build the error for a manifest that was swept away after a look at it."""
+    """Build the error for a manifest that was deleted while it was read."""
     return SnapshotExpired(
         f"manifest {number} of {store.where}",
         "it was replaced, and swept away while it was read",
@@ -123,30 +125,36 @@ def snapshot_expired_error(store: Store, number: int) -> SnapshotExpired:
 
 
 def compute_usable_memory(memory: int) -> int:
-    """Compute the bytes that a part may use of its task's memory: an eighth each goes to rows from Spark, to the
-    shuffle reader and to allocators.  Pure."""
+    """Compute the bytes that a partition may use of its task's memory. Pure.
+
+    An eighth each is reserved for rows from Spark, the shuffle reader and allocators.
+    """
     return memory - 3 * (memory // 8)
 
 
 class Backfill(NamedTuple):
-    """The new parts of a plan.  ``outputs``: by name.  ``operators``: the ids of operators without state in
-    any file."""
+    """The new parts of a plan. ``outputs``: their names. ``operators``: the ids of operators without state in files."""
 
     outputs: tuple[str, ...]
     operators: tuple[str, ...]
 
 
 class EpochStart(NamedTuple):
-    """The start of an epoch's tasks; it can be pickled, unless its store is in memory.
+    """The start of an epoch's tasks. It is serializable unless its store is in memory.
 
-    ``version``: of the state.  ``epoch``: the one that is being made.  ``partitions``: how many.  ``secret``: of the
-    state.  ``frontier``, ``last``, ``since``: of the state now.  ``time``: what a step of epoch mode stamps.  ``to``:
-    the frontier that a step of hold-back mode closes to, after its rows came.  ``horizons``: by input whose keys
-    expire, the greatest order of all partitions at the commit before.  ``inventories``: for each stage, by partition;
-    none for a state without a commit.  ``folder``: of Parquet outputs; None where they are files of the state.
-    ``retain``: as in `Flow.open`.  ``memory``: bytes that a task may take, or None.  ``past``: of each part, the names
-    of the inventories that led to the one it has, as far as the driver knows; a part that was kept open with one of
-    these can be brought up to date.  ``backfill``: of tasks that take no rows, and make what is new of what is held.
+    - ``version``, ``secret``: of the state. ``partitions``: their number.
+    - ``epoch``: the number of this epoch.
+    - ``frontier``, ``last``, ``since``: the times of the state before the epoch.
+    - ``time``: the time of its updates, in epoch mode.
+    - ``to``: the frontier after its rows, in hold-back mode.
+    - ``horizons``: the greatest order in all partitions at the last commit, by input whose keys expire.
+    - ``inventories``: by stage and partition; empty for a state without a commit.
+    - ``folder``: the folder of Parquet outputs; None if outputs are files of the state.
+    - ``retain``: as in `Flow.open`.
+    - ``memory``: the bytes that a task may use, or None.
+    - ``past``: the names of each partition's earlier inventories, as far as the driver knows. A partition can catch up
+      from each of these.
+    - ``backfill``: set if the tasks take no rows and fill the new parts of a plan from the state.
     """
 
     version: StateVersion
@@ -167,27 +175,32 @@ class EpochStart(NamedTuple):
     backfill: Backfill | None = None
 
     def inventory_name(self, stage: int, number: int) -> str:
-        """Return the name of the inventory of a part; "" for none."""
+        """Return the name of a partition's inventory; "" for none."""
         return self.inventories[stage][number].name if self.inventories else ""
 
     def list_past_inventories(self, stage: int, number: int) -> tuple[str, ...]:
-        """Return the names of the inventories that led to this part's one, in order."""
+        """Return the names of a partition's earlier inventories, newest first."""
         return self.past[stage][number] if self.past else ()
 
     @property
     def closes_all_times(self) -> bool:
-        """Whether its step closes all times."""
+        """Whether the step closes all times."""
         return self.to == CLOSED > self.frontier
 
 
 class RewriteStart(NamedTuple):
-    """The start of all tasks of a rewrite; it can be pickled, unless its store is in memory.
+    """The start of all tasks of a rewrite. It is serializable unless its store is in memory.
 
-    ``cut``: the new plan.  ``version``: of the old state.  ``secret``: of both.  ``before``, ``partitions``: how many
-    partitions there are, and will be.  ``inventories``: by stage of the new plan and old partition, those that have
-    its records.  ``horizons``, ``greatest``: by input, the greatest order where keys expire, and event time, of all
-    partitions.  ``cast``: the old plan, if the new one has wider or more columns.  ``new``: records of inputs and
-    operators that the state may lack.  ``memory``: bytes that a task may take, or None."""
+    - ``cut``: the stages of the new plan.
+    - ``version``: the old version of the state.
+    - ``secret``: the secret of both versions.
+    - ``before``, ``partitions``: the old and the new number of partitions.
+    - ``inventories``: the inventories with the records of a task, by stage of the new plan and old partition.
+    - ``horizons``, ``greatest``: by input, the greatest order (if keys expire) and event time in all partitions.
+    - ``cast``: the old plan, if the new one has wider or more columns.
+    - ``new``: the records of inputs and operators that the state may lack.
+    - ``memory``: the bytes that a task may use, or None.
+    """
 
     cut: Stages
     version: StateVersion

@@ -1,22 +1,10 @@
-"""Evolve a state: publish another version of the same epoch with wider or more columns, or with outputs or inputs
-dropped.
+"""Evolve a state: publish another version of the same epoch with wider or more columns, or fewer outputs and inputs.
 
-Guarantees: answers of what stays do not change. Arrangements that only dropped outputs need are removed with their
-files; an output or input that others need is not dropped.
+`ColumnEvolution` changes columns and `OutputRemoval` drops outputs and inputs. Both define a target for
+`ddflow.partitions.rewrite`, which writes the new version.
 
->>> import pyarrow as pa, ddflow as dd
->>> from ddflow.storage.memory import MemoryStore
->>> flow = dd.Flow()
->>> people = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
->>> _ = flow.output("by_city", people.count("city"))
->>> with flow.open(store := MemoryStore()) as engine:
-...     _ = engine.step({"people": pa.table({"id": [1], "city": ["Bern"]})}, time=1)
->>> done = evolve(store.reopen(), drop_outputs="by_city")
->>> done.outputs, done.unused, done.freed > 0
-(('by_city',), (), True)
->>> with dd.Snapshot.open(store) as snapshot:
-...     list(snapshot.flow.outputs), snapshot.epoch
-(['people'], 1)
+Guarantees: the answers of the remaining outputs do not change. Arrangements that only dropped outputs need are removed
+with their files. An output or input that others need is not dropped.
 """
 
 from __future__ import annotations
@@ -65,21 +53,21 @@ class EvolutionResult(NamedTuple):
     Attributes
     ----------
     epoch, manifest : int
-        Of the newest version.
+        The numbers of the newest version.
     columns : dict
-        By input and column, the type that it was and the type that it is; None for a column that is new.
+        The old and the new type, by input and column. The old type of a new column is None.
     versions, pending : int
         Rows and waiting events that were rewritten.
     files, bytes : int
-        What was written.
+        The written files.
     outputs : tuple of str
-        Outputs that were dropped.
+        Dropped outputs.
     inputs : tuple of str
-        Inputs that were dropped.
+        Dropped inputs.
     unused : tuple of str
-        The inputs that no output is made of any more.  They stay: their events are judged and counted as before.
+        Inputs that no output needs any more. They stay: ddflow still checks and counts their events.
     freed : int
-        The bytes of files that were needed for what was dropped only; ``gc`` frees them, in its time.
+        Bytes of files that only dropped parts needed. Garbage collection (``gc``) deletes them later.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -107,14 +95,15 @@ class EvolutionResult(NamedTuple):
 
 
 def cut_plan_for_partitions(plan: Plan, partitions: int) -> Stages:
-    """Cut a plan for a state of so many partitions; one partition needs no stages."""
+    """Cut a plan for a number of partitions; one partition needs no stages."""
     return build_single_stage(plan) if partitions == 1 else cut_stages(plan)
 
 
 class ColumnEvolution:
-    """A change of columns: the state's plan with columns of ``types``, or ``flow``, whose columns are wider.
+    """A change of columns, either to ``types`` or to the wider columns of ``flow``.
 
-    ``change``: what that changes, and ``plan``: the new one, once `find_new_state` was called."""
+    After `plan_new_state`, ``change`` is the difference and ``plan`` is the new plan.
+    """
 
     verb = "rescale"
     plan: Plan
@@ -129,7 +118,7 @@ class ColumnEvolution:
         self.types, self.flow, self.change = types, flow, PlanChange()
 
     def plan_new_state(self, store: Store, manifest: Manifest) -> RewriteTarget:
-        """Find what to make of the state.  Raises `SpecError`, `PlanChanged`."""
+        """Find the target for the state. Raises `SpecError`, `PlanChanged`."""
         where = store.where
         if self.flow is None:
             plan = rebuild_plan(manifest.plan, where)
@@ -153,7 +142,7 @@ class ColumnEvolution:
         )
 
     def _revise_manifest(self, manifest: Manifest, written: list[Blob]) -> Manifest:
-        """Put the plan with other columns into a manifest, and keep the past columns of its receipts."""
+        """Put the new plan into a manifest, and keep the past columns for its receipts."""
         before, plan, added = self.change.before, describe_plan(self.plan), dict(manifest.added)
         assert before is not None, "columns change"
         for name, input in before.inputs.items():
@@ -179,10 +168,26 @@ class ColumnEvolution:
 
 
 class OutputRemoval:
-    """A change that takes ``outputs`` and ``inputs`` out of a state.
+    """A change that removes ``outputs`` and ``inputs`` from a state.
 
-    ``names``: the outputs whose files the receipts leave out.  ``flow``: the plan without them, once `find_new_state`
-    was called.  Raises `SpecError` where types change, too."""
+    ``names``: the outputs whose files are removed from receipts. ``flow``: the plan without them, after
+    `plan_new_state`. Raises `SpecError` if types change, too.
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow = dd.Flow()
+    >>> people = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, \
+dd.Upsert(key="id")))
+    >>> _ = flow.output("by_city", people.count("city"))
+    >>> with flow.open(store := MemoryStore()) as engine:
+    ...     _ = engine.step({"people": pa.table({"id": [1], "city": ["Bern"]})}, time=1)
+    >>> done = evolve(store.reopen(), drop_outputs="by_city")
+    >>> done.outputs, done.unused, done.freed > 0
+    (('by_city',), (), True)
+    >>> with dd.Snapshot.open(store) as snapshot:
+    ...     list(snapshot.flow.outputs), snapshot.epoch
+    (['people'], 1)
+    """
 
     verb = "drop outputs of"
     store: Store
@@ -203,7 +208,7 @@ class OutputRemoval:
         self.names = {*self.outputs}
 
     def plan_new_state(self, store: Store, manifest: Manifest) -> RewriteTarget:
-        """Find what to make of the state.  Raises `SpecError`, `PlanChanged`."""
+        """Find the target for the state. Raises `SpecError`, `PlanChanged`."""
         self.store, self.manifest = store, manifest
         self.plan = plan = require_same_plan(manifest, self.given, store.where, self.verb)
         _check_drop(plan, self.outputs, self.inputs, manifest, store.where)
@@ -221,7 +226,7 @@ class OutputRemoval:
         )
 
     def _revise_manifest(self, manifest: Manifest, written: list[Blob]) -> Manifest:
-        """Build the manifest without them, and show the outputs in their folder for the last time.  O(files)."""
+        """Build the manifest without them. Publishes their files in the output folder for the last time. O(files)."""
         plan, past = describe_plan(self.flow), list[PastColumns]()
         for each in manifest.past:
             inputs = _drop_names(each.inputs, self.inputs)
@@ -245,14 +250,15 @@ class OutputRemoval:
             for each in (self.manifest, new)
         )
         self.freed = sum(length for name, length in before.items() if name not in after)
-        # A folder shows the files of an epoch by its receipt, which names those of the outputs for the last time.
+        # A folder publishes the files of an epoch by its receipt. The old receipts name the dropped outputs for the
+        # last time.
         outputs = Outputs.open(None, self.store, self.manifest, {}, self.trust)
         outputs.publish_fragments(self.manifest.receipts)
         outputs.sync_sinks()
         return new
 
     def _drop_epoch_outputs(self, epoch: Epoch) -> Epoch:
-        """Leave the files of the outputs out of an epoch."""
+        """Remove the files of the outputs from an epoch."""
         calls = (replace(call, outputs=_drop_names(call.outputs, self.names)) for call in epoch.calls)
         return replace(epoch, calls=tuple(calls))
 
@@ -275,7 +281,7 @@ class OutputRemoval:
 
 
 def _check_drop(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manifest: Manifest, where: str) -> None:
-    """Raise `SpecError` unless these outputs and inputs can go."""
+    """Raise `SpecError` unless these outputs and inputs can be dropped."""
     sides = plan.side_outputs()
     asked = f"drop {' and '.join(_describe_names('output', outputs) + _describe_names('input', inputs))} of {where}"
     for name in outputs:
@@ -315,7 +321,7 @@ def _check_drop(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manif
 
 
 def _describe_names(kind: str, names: Sequence[str]) -> list[str]:
-    """Describe one or several names of a kind in words; an empty list for none."""
+    """Describe one or several names of a kind in words. Returns [] for no names."""
     return [f"the {kind} {names[0]!r}" if len(names) == 1 else f"the {kind}s {[*names]}"] if names else []
 
 
@@ -330,7 +336,7 @@ def _drop_names(given: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
 
 
 def _drop_sources(sources: Mapping[str, AttachedSource], inputs: Sequence[str]) -> dict[str, AttachedSource]:
-    """Leave out sources that have fed only these inputs, as far as the state knows."""
+    """Remove the sources that have fed only these inputs, as far as the state knows."""
     out = dict[str, AttachedSource]()
     for name, each in sources.items():
         fed = _drop_names(each.left_out, inputs)
@@ -341,7 +347,7 @@ def _drop_sources(sources: Mapping[str, AttachedSource], inputs: Sequence[str]) 
 
 @contextmanager
 def explain_inexact_value(where: str) -> Iterator[None]:
-    """Explain a value that a wider type does not hold.  Raises `SchemaMismatch`."""
+    """Convert the error for a value that a wider type cannot hold into a `SchemaMismatch`."""
     try:
         yield
     except InexactValue as error:
@@ -371,48 +377,47 @@ def evolve(
     state : str, path or Store
         The state's folder, or ``s3://bucket/prefix``.
     types : mapping or schema, optional
-        ``{column: type}``, types as Arrow's or as text such as ``"decimal(12,2)"``; a schema; of several inputs
-        ``{input: columns}``.  Columns that are not named stay; a new one is added at the end, null in all rows, unless
-        its name is near that of another.
+        ``{column: type}``, with types of Arrow or text such as ``"decimal(12,2)"``; or a schema; for several inputs
+        ``{input: columns}``. Other columns stay. A new column is added at the end, null in all rows, unless its name
+        resembles another column's.
     drop_outputs : str or sequence of str
-        The outputs to take out, with all that only they need: what their operators hold, and their updates that are
-        kept.  Then no ``types``.  Tables and folders that have their updates stay as they are; so do the inputs.
+        Outputs to drop, with everything that only they need: the state of their operators and their kept updates. Not
+        together with ``types``. Their tables and folders stay, and so do the inputs.
     drop_inputs : str or sequence of str
-        The inputs to take out, of which no output is made that stays: what they hold, their waiting events, their side
-        outputs, and where their sources stand.  What became of their events stays counted in the state's verdicts.
+        Inputs to drop, with their state, waiting events, side outputs and the positions of their sources. No remaining
+        output may need them. Their events stay counted in the state's verdicts.
     flow : Plan, optional
-        The state's plan, with all its outputs and inputs, where it has functions; or one with wider columns, and then
-        no ``types``.
+        The state's whole plan, if it has Python functions; or a plan with wider columns instead of ``types``.
     trust : {"owner", "group"}
         As in `Flow.open`.
     memory : str or int, optional
-        What may be taken, such as "1GB".
+        The most memory to use, such as "1GB".
     look : callable
         For progress: called with the number of rows written since its last call.
 
     Returns
     -------
-    Evolved
-        What was rewritten.
+    EvolutionResult
+        The rewritten columns, rows and files.
 
     Raises
     ------
     SpecError, PlanChanged
-        For a type that a column cannot be widened to; for a key or an order column, and for an expression, a merge or
-        a function that would mean something else.  `SpecError` also for a name that is none, for the last output, for
-        one that has a sink (`Engine.detach` forgets that), and for an input that an output is made of.
+        If a column cannot be widened; for a key or an order column; if an expression, a merge or a function would
+        change its meaning. `SpecError` also for an unknown name, the last output, an output with a sink (see
+        `Engine.detach`), and an input that an output needs.
     SchemaMismatch
         For a value that the wider type does not hold exactly.
     Fenced
-        If another writer has committed meanwhile.
+        If another writer has committed in the meantime.
     DdflowError
-        What opening a state raises; `StorageFull`, `StorageFailed`: nothing has changed.
+        The errors of opening a state; `StorageFull`, `StorageFailed`: nothing has changed.
 
     Notes
     -----
-    O(bytes of the state).  To drop outputs and inputs O(files): rows are rewritten only where those of an operator come
-    into other partitions without them.  The old version stays readable as after any commit.  An epoch in which rows of
-    a dropped input came cannot be given again.
+    O(bytes of the state). Dropping outputs and inputs is O(files), unless rows of an operator move to other partitions
+    without them. The old version stays readable as after any commit. You cannot replay an epoch with rows of a dropped
+    input.
     """
     change = (
         OutputRemoval(drop_outputs, drop_inputs, types, flow, trust)

@@ -1,21 +1,12 @@
-"""What the messages of an input say of it, on its way from the tasks that read them to the driver.
+"""Collect the facts that tasks learn from an input's messages: the table, its columns and undeclared columns.
 
-Invariant: a task reads a share of the messages, so what it says is joined with what others say: the table by its
-longest name, the columns that some message had, and those that nobody declared. Partitions are told the table, since
-theirs must be the same, and the first one also the columns; receipts bring all to the driver, who tells the tasks of
-the next epoch what is known. So a task of a later epoch knows a message of another table when it reads it.
+Each task makes a `MessageSummary` of its share, and the driver keeps `SeenMessageColumns` from epoch to epoch.
 
 >>> one, other = MessageSummary("orders", ("id",), ("id", "n")), MessageSummary("shop.orders", ("n",))
 >>> merge_summaries("orders", one, other)
 MessageSummary(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=(), tables={})
 >>> [MessageSummary.from_text(text).had for text in one.to_texts(2).values()]
 [('id',), ()]
->>> driver = SeenMessageColumns(["id", "n"], None)
->>> driver.add_summary(MessageSummary(more=("city",)))
-["they have the columns ['city'], which the flow does not declare, so their values are left out: declare those that \
-you want in the flow; rows from before have null there until their keys come again"]
->>> driver.add_summary(MessageSummary(more=("city",)))
-[]
 >>> merge_summaries("orders", one, MessageSummary("people"))
 Traceback (most recent call last):
     ...
@@ -41,9 +32,18 @@ from ddflow.storage.protocol import Blob, Store
 
 
 class MessageSummary(StrictRecord, frozen=True):
-    """``table``: that messages are of, None where none says it.  ``had``: columns that some message had.  ``names``:
-    the columns that messages have, where one was looked for.  ``more``: those that they have and nobody declared.
-    ``tables``: see `DecodedEvents`."""
+    """The facts about an input's messages from the share of one task, or of several.
+
+    All partitions receive the table, and partition 0 also the columns. Receipts carry summaries to the driver, which
+    passes `SeenMessageColumns` to the tasks of the next epoch, so these refuse a message of another table when they
+    read it.
+
+    - ``table``: the table of the messages, None if no message names one.
+    - ``had``: declared columns that some message had.
+    - ``names``: all columns of the messages, if a declared one was missing.
+    - ``more``: columns of the messages that the flow does not declare.
+    - ``tables``: see `DecodedEvents`.
+    """
 
     table: str | None = None
     had: tuple[str, ...] = ()
@@ -52,14 +52,14 @@ class MessageSummary(StrictRecord, frozen=True):
     tables: dict[str, int] = field(default_factory=dict)
 
     def to_texts(self, partitions: int) -> dict[int, str]:
-        """Return the text for each partition; no partition if there is nothing to tell.  O(partitions)."""
+        """Return the text for each partition, without the partitions that need none. O(partitions)."""
         alone = encode_record(MessageSummary(self.table)).decode()
         told = dict.fromkeys(range(partitions), alone) if self.table is not None else {}
         return told | ({0: encode_record(self).decode()} if self != MessageSummary() else {})
 
     @classmethod
     def from_text(cls, text: str) -> MessageSummary:
-        """Decode what `texts` wrote.  Raises `CorruptState`."""
+        """Decode the text of `to_texts`. Raises `CorruptState`."""
         return decode_record(_DECODER, text.encode(), "what a task says of messages", "run the job again")
 
 
@@ -67,15 +67,26 @@ _DECODER: Final = Decoder(MessageSummary)
 
 
 class SeenMessageColumns:
-    """The driver's knowledge of an input's messages.  ``table``: of its messages; ``asked``: that was named.
-    ``unseen``: what none has had.  ``known``: the columns that are declared, or were told."""
+    """The driver's knowledge of an input's messages.
+
+    ``table``: the table of the messages. ``asked``: the table that the format names. ``unseen``: the columns that no
+    message has had yet. ``known``: the declared columns and the undeclared ones that ddflow has warned about.
+
+    >>> driver = SeenMessageColumns(["id", "n"], None)
+    >>> driver.add_summary(MessageSummary(more=("city",)))
+    ["they have the columns ['city'], which the flow does not declare, so their values are left out: declare those \
+that \
+you want in the flow; rows from before have null there until their keys come again"]
+    >>> driver.add_summary(MessageSummary(more=("city",)))
+    []
+    """
 
     def __init__(self, columns: Sequence[str], table: str | None, asked: str | None = None) -> None:
         self.unseen = MissingColumnFinder(columns, asked if table is None else None)
         self.table, self.known = table, frozenset(columns)
 
     def add_summary(self, said: MessageSummary) -> list[str]:
-        """Take in what a committed epoch said, and return the warnings about it.  O(columns).
+        """Add the summary of a committed epoch, and return new warnings. O(columns).
 
         Each warning comes once.
         """
@@ -90,9 +101,9 @@ class SeenMessageColumns:
 
 
 def load_known_messages(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, SeenMessageColumns]:
-    """Collect the knowledge of each input that takes messages.  ``parts``: the inventories of the inputs, by partition.
+    """Load the knowledge about each input that takes messages. ``parts``: the inventories of the inputs, by partition.
 
-    O(bytes of the inventories); stops at the first with a table.  Raises `CorruptState`.
+    O(bytes of the inventories); stops at the first inventory with a table. Raises `CorruptState`.
     """
     formats = {name: each.bound for name, each in flow.inputs.items() if each.bound.format is not None}
     left = [name for name, bound in formats.items() if bound.format is not None and bound.format.of_tables]
@@ -111,7 +122,10 @@ def load_known_messages(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict
 
 
 def merge_summaries(input: str, one: MessageSummary | None, other: MessageSummary) -> MessageSummary:
-    """Join what two tasks say.  O(columns).  Raises `BadMessage` for messages of two tables."""
+    """Merge the summaries of two tasks: the longest name of the table, all columns of both. O(columns).
+
+    Raises `BadMessage` for messages of two tables.
+    """
     if one is None:
         return other
     table = other.table if one.table is None else one.table
@@ -123,7 +137,7 @@ def merge_summaries(input: str, one: MessageSummary | None, other: MessageSummar
 
 
 def merge_summaries_by_input(every: Iterable[Mapping[str, MessageSummary]]) -> dict[str, MessageSummary]:
-    """Join what many tasks say, by input.  Raises as `merge_summaries` does."""
+    """Merge the summaries of many tasks by input. Raises as `merge_summaries` does."""
     out = dict[str, MessageSummary]()
     for each in every:
         for name, said in each.items():
@@ -132,9 +146,9 @@ def merge_summaries_by_input(every: Iterable[Mapping[str, MessageSummary]]) -> d
 
 
 def match_message_table(input: str, own: str | None, table: str) -> str:
-    """Return the table of an input's messages, by its longest name.  ``own``: None if none has said it yet.
+    """Return the longest name of the table of an input's messages. ``own``: its name so far, None if unknown.
 
-    Raises `BadMessage` for messages of another table than its own.
+    Raises `BadMessage` if the names are of different tables.
     """
     if (both := match_table_names(own, table)) is not None:
         return both

@@ -1,19 +1,14 @@
-"""The router: the rows of one input, as they come, each on its way to the partition of its key.
+"""Route the rows of an input to the partitions of their keys, packed into chunks.
 
-Invariant: every row is in exactly one chunk, whose partition is that of its key's identity, and which says where the
-row stood among those that came; so the partition can put them back into the order of their arrival. What no step would
-take (unknown columns, casts that lose something, text that is no UTF-8) is refused here, before it travels. Order
-within a shuffle is no contract, so where rows come from goes along: the task that read them, or, where the rows say it
-themselves, the partition and offset of a Kafka topic. Keys, orders and times are not looked at: that is for the step
-(``dataflow.admission``).
+`Partitioner` runs in each task that reads an input. It hashes the keys, sorts the rows by partition and packs them into
+the columns `PACKED`.
 
->>> import ddflow as dd
->>> flow = dd.Flow()
->>> _ = flow.upserts("orders", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
->>> route = Partitioner(flow, "orders", partitions=2, secret=Secret(1, 2))
->>> rows = [pa.record_batch({"id": [1, 4]}), pa.record_batch({"id": [5, 1]})]
->>> [(c["to"], c["at"], c["rows"]) for batch in route(rows, origin=0) for c in batch.to_pylist()]
-[(0, 2, 1), (1, 0, 3)]
+Guarantees: every row is in exactly one chunk, and the key's identity decides the chunk's partition. A shuffle keeps no
+order, so each chunk carries the origin of its rows: the number of the reading task, or the partition and offset of a
+Kafka topic if the rows have these columns. The receiver restores the order of arrival from it.
+
+Limits: it refuses unknown columns, lossy casts and text that is not UTF-8 before the rows travel. The step checks keys,
+orders and times (``dataflow.admission``).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -69,17 +64,27 @@ from ddflow.plan.plan import Plan
 
 Restore = Callable[[pa.Table], pa.Table]
 KAFKA: Final = ("partition", "offset")
-"""The columns that tell the origin of rows."""
+"""Columns that hold the origin of a row."""
 TOPIC: Final = "topic"
 
 
 class Partitioner:
-    """``input``: its name in the flow.  ``columns``: the declared ones that the rows have, as `find_present_columns`
-    tells them (None: all, and those that rows lack are null).  ``limits``: of rows that are packed together (by default
-    `choose_chunk_limits`); four copies of them are in memory at most.  ``restore``: makes the flow's types of those
-    that rows travelled in before.  ``heard``: what is known of messages.
+    """The packer of one input's rows. It keeps no rows between calls, and you may call it any number of times.
 
-    It holds no rows between calls, and may be called any number of times.
+    - ``input``: the name of the input in the flow.
+    - ``columns``: the declared columns of the rows, from `find_present_columns`; None for all. Missing ones are null.
+    - ``limits``: the most rows and bytes to pack together, by default `choose_chunk_limits`. At most four copies of
+      them are in memory.
+    - ``restore``: converts the types that the rows travelled in back to the flow's types.
+    - ``heard``: the driver's knowledge of the input's messages.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.upserts("orders", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+    >>> route = Partitioner(flow, "orders", partitions=2, secret=Secret(1, 2))
+    >>> rows = [pa.record_batch({"id": [1, 4]}), pa.record_batch({"id": [5, 1]})]
+    >>> [(c["to"], c["at"], c["rows"]) for batch in route(rows, origin=0) for c in batch.to_pylist()]
+    [(0, 2, 1), (1, 0, 3)]
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class Partitioner:
         heard: SeenMessageColumns | None = None,
     ) -> None:
         bound = flow.inputs[input].bound
-        # Not the whole of what is bound: a router is sent to the tasks, and expressions need not be.
+        # Tasks receive a copy of the router, so it keeps no expressions, which may not be serializable.
         self.input, self.number, self.several = input, list(flow.inputs).index(input), len(flow.inputs) > 1
         self.declared, self.schema = bound.schema, select_chunk_schema(bound.schema, columns)
         self.keys, self.required = bound.key_schema, bound.required_columns
@@ -107,10 +112,10 @@ class Partitioner:
         self.limits = limits or choose_chunk_limits(partitions)
 
     def __call__(self, batches: Iterable[pa.RecordBatch], origin: int) -> Iterator[pa.RecordBatch]:
-        """Pack rows into chunks, in batches of the columns `PACKED`.
+        """Pack rows into chunks, and yield them in batches of the columns `PACKED`.
 
-        ``origin``: the number of the task that reads them, which puts the rows of tasks in order.  O(rows); 40 ns a
-        row of four numbers.  Raises `SchemaMismatch`.
+        ``origin``: the number of the reading task, which orders the rows of different tasks. O(rows); about 40 ns for a
+        row of four numbers. Raises `SchemaMismatch`.
         """
         first, read, unseen, more = (
             0,
@@ -134,8 +139,10 @@ class Partitioner:
             yield pack_message_summaries(texts, self.number)
 
     def _group_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield tables of rows that are packed together; yields a table without rows for each new schema, to check
-        it."""
+        """Yield tables of rows to pack together.
+
+        Each new schema first yields a table without rows, so that its columns are checked.
+        """
         chunk: list[pa.RecordBatch] = []
         rows = size = 0
         schema: pa.Schema | None = None
@@ -167,7 +174,7 @@ class Partitioner:
         if self.format is not None and self.target is not None:
             return self._pack_rows(*self._decode_messages(table, number, first, read, unseen, more))
         told = has_arrival_columns(table.schema, self.declared)
-        # Looked at before anything is cast: what travels is in whatever integers there are.
+        # Read the origins before the casts: these columns may have any integer type.
         origin = self._read_row_origins(table) if told else RowOrigins.of_range(f"{number:010d}", first, table.num_rows)
         if told:
             table = table.drop_columns(find_arrival_columns(table.schema, self.declared))
@@ -202,7 +209,7 @@ class Partitioner:
         if has_arrival_columns(table.schema, pa.schema([])):
             of = self._read_row_origins(table)
             return to_batch(made.rows), of._replace(which=of.which[made.at], places=of.places[made.at])
-        # Two events of one message stay in their order: their places are those of rows.
+        # The events of one message keep their order, because their places are numbered by row.
         return to_batch(made.rows), RowOrigins.of_range(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
 
     def _pack_rows(self, rows: pa.RecordBatch, origin: RowOrigins) -> pa.RecordBatch:
@@ -212,7 +219,7 @@ class Partitioner:
         )
 
     def _read_row_origins(self, table: pa.Table) -> RowOrigins:
-        """Read the origin of rows from their columns.  Raises `SchemaMismatch` if a row has none."""
+        """Read the origin of each row from its columns. Raises `SchemaMismatch` if a row has none."""
         partition, places = (self._read_integers(table, name) for name in KAFKA)
         topic = _decode_column(table, TOPIC) if TOPIC in table.column_names else pa.nulls(table.num_rows)
         texts, of = _encode_values(
@@ -241,30 +248,33 @@ def _decode_column(table: pa.Table, name: str) -> pa.Array:
 
 
 def _encode_values(column: pa.Array) -> tuple[list[Any], Ints]:
-    """Encode a column: return its distinct values, and int64[n], the number of each row's value."""
+    """Encode a column. Return its distinct values, and int64[n], the number of each row's value."""
     coded = column.dictionary_encode()
     return coded.dictionary.to_pylist(), np.asarray(coded.indices).astype(np.int64)
 
 
 def has_arrival_columns(given: pa.Schema, declared: pa.Schema) -> bool:
-    """Return whether rows with these columns say their origin.  Kafka's `partition` and `offset` must be integers, and
-    not both among the ``declared`` columns, which mean something else in the flow.  Pure."""
+    """Return whether rows with these columns carry their origin. Pure.
+
+    They do if Kafka's `partition` and `offset` are integers. If both are ``declared`` columns, they mean something else
+    in the flow, so the result is False.
+    """
     here = all(given.names.count(n) == 1 and pat.is_signed_integer(given.field(n).type) for n in KAFKA)
     return here and not all(n in declared.names for n in KAFKA)
 
 
 def find_arrival_columns(given: pa.Schema, declared: pa.Schema) -> list[str]:
-    """Return the columns that only tell the rows' arrival, and are no part of an event.  Pure."""
+    """Return the columns that only carry the origin of the rows and are not part of an event. Pure."""
     if not has_arrival_columns(given, declared):
         return []
     return [name for name in (*KAFKA, TOPIC) if name in given.names and name not in declared.names]
 
 
 def find_present_columns(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
-    """Return the declared columns that rows have, in the declared order, for `Partitioner` and `ShuffleReader`.
+    """Return the declared columns of the rows in the declared order, for `Partitioner` and `ShuffleReader`.
 
-    ``given``: the columns of the rows, as they will come.  Raises `SchemaMismatch` for one that occurs twice or was not
-    declared, and for a missing one that no event may lack.  O(columns).
+    ``given``: the columns of the rows. O(columns). Raises `SchemaMismatch` for a duplicate or undeclared column, and
+    for a missing column that events require.
     """
     asked, names = f"rows for {bound.name!r}", given.names
     if bound.format is not None:
@@ -297,7 +307,9 @@ def find_present_columns(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PastSchemaDigests:
-    """``now``: the columns of each input's chunks, by its number.  ``past``: those it was given with then.
+    """A function that computes the digests of chunks over the columns of an earlier plan.
+
+    ``now``: the columns of each input's chunks, by its number. ``past``: the columns when the rows were first given.
 
     >>> import ddflow as dd
     >>> from ddflow.partitions.partitioner import Partitioner
@@ -317,7 +329,7 @@ class PastSchemaDigests:
     secret: Secret
 
     def __call__(self, chunks: pa.RecordBatch) -> pa.RecordBatch:
-        """Replace the digests of chunks by digests over the past columns.  O(rows).  Raises `Misrouted`."""
+        """Replace the digests of chunks by digests over the past columns. O(rows). Raises `Misrouted`."""
         chunks = chunks.filter(chunks.column("payload").is_valid())
         payload = chunks.column("payload")
         told = zip(*(chunks.column(name).to_pylist() for name in ("what", "origin", "rows")), strict=True)
@@ -329,7 +341,7 @@ class PastSchemaDigests:
         batch = unpack_chunk(payload, add_arrival_column(self.now[what], "/" in origin), rows)
         table = pa.Table.from_batches([batch])
         if "/" in origin:
-            table = table.select(list(range(table.num_columns - 1)))  # the last says where rows stood
+            table = table.select(list(range(table.num_columns - 1)))  # the last column holds the places
         then = to_batch(narrow_columns(table, self.past[what]))
         found: bytes = compute_digests(hash_rows(then, self.secret), np.zeros(1, np.int64))[0].as_py()
         return found

@@ -1,33 +1,10 @@
-"""The receipts of tasks, their sum, and the files of the state after an epoch (`LiveFiles`).
+"""Check and add up the receipts of an epoch's tasks, and track the files of the state (`LiveFiles`).
 
-Guarantees: a receipt is plain text that the driver checks before it uses it. Receipts of attempts that lost are left
-out, so a row counts once.
+A task reports its work as a `Receipt` in JSON. `gather_receipts` selects one receipt a task and adds them up.
+`check_receipt_names` and `check_files_exist` compare the receipts with the plan and the store.
 
->>> blob = Blob("00ff00ff00ff00ff-1.json", 40, bytes(16))
->>> receipt = Receipt(stage=0, number=3, started_from="0" * 32, nonce="00ff00ff00ff00ff", inventory=blob, outputs={},
-...                   rows={"orders": 2}, digests={"orders": "01" * 16}, counts={"applied": 2}, greatest={},
-...                   horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="", figures={"step": 900},
-...                   said={})
->>> Receipt.from_json(receipt.to_json(), "a task") == receipt
-True
->>> Receipt.from_json(receipt.to_json().replace(b"-1.json", b"/../.js"), "the receipt of a task")
-Traceback (most recent call last):
-    ...
-ddflow.errors.CorruptState: the receipt of a task: it is no record of this format: Expected `str` matching regex ...
-
->>> def receipt(number, rows):
-...     file = Blob(f"{number:016x}-1.json", 9, bytes(16))
-...     return Receipt(stage=0, number=number, started_from="b" * 32, nonce=file.name[:16], inventory=file, outputs={},
-...                    rows={"orders": rows}, digests={"orders": "01" * 16}, counts={"applied": rows}, greatest={},
-...                    horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="",
-...                    figures={"step": 5, "memory": 70}, said={})
->>> _, whole = gather_receipts([receipt(1, 2), receipt(0, 3), receipt(1, 2)], "b" * 32, stages=1, partitions=2)
->>> whole.rows, whole.counts, whole.frontier, whole.figures
-({'orders': 5}, {'applied': 5}, 8, {'step': 10, 'memory': 70})
->>> gather_receipts([receipt(1, 2)], "b" * 32, stages=1, partitions=3)
-Traceback (most recent call last):
-    ...
-ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 3 partitions: there is no receipt of partitions [0, ...
+Guarantees: the driver checks each receipt before it uses it. It ignores the receipts of other attempts at a task, so a
+row counts once. Two attempts that differ raise `ReceiptsDisagree`.
 """
 
 from __future__ import annotations
@@ -67,18 +44,22 @@ from ddflow.time import NEVER
 
 AGAIN: Final = "it was not written by a task of ddflow; run the job again"
 STAGES: Final = 1 << 10
-"""The greatest number of stages that a receipt may be of."""
+"""Greatest number of stages that a receipt can name."""
 Stage = Annotated[int, Meta(ge=0, lt=STAGES)]
 Number = Annotated[int, Meta(ge=0, lt=PARTITIONS)]
 
 
 class EpochContribution(StrictRecord, frozen=True, kw_only=True):
-    """The contribution of one task to an epoch, or of all tasks.
+    """The contribution of one task, or of all tasks, to an epoch.
 
-    ``outputs``: what outputs gained, where not empty.  ``rows``, ``digests``: of the rows that came, by input;
-    order-free, 32 hex digits.  ``counts``: events by verdict.  ``greatest``: by input, the greatest event time ever,
-    hold-back mode.  ``horizons``: by input whose keys expire, the greatest order so far.  ``frontier``, ``last``,
-    ``since``: after it.  ``figures``: microseconds and bytes.  ``said``: by input, what its messages say of it.
+    - ``outputs``: the new files of outputs, without empty outputs.
+    - ``rows``, ``digests``: the counts and digests of received rows, by input. A digest is order-free, 32 hex digits.
+    - ``counts``: events by verdict.
+    - ``greatest``: the greatest event time ever, by input, in hold-back mode.
+    - ``horizons``: the greatest order so far, by input whose keys expire.
+    - ``frontier``, ``last``, ``since``: the times of the state after the epoch.
+    - ``figures``: microseconds and bytes.
+    - ``said``: the message summaries, by input.
     """
 
     outputs: dict[str, Output]
@@ -97,10 +78,25 @@ class EpochContribution(StrictRecord, frozen=True, kw_only=True):
 class Receipt(EpochContribution, frozen=True, kw_only=True):
     """The receipt of the task of a ``stage`` and partition ``number``.
 
-    ``started_from``: digest of the manifest of its epoch start.  ``nonce``: of the writer of its files, "" where it
-    wrote none.  ``inventory``: of what it holds now.  ``outputs``: a file each.  ``added``: files that the inventory
-    names and that of its epoch start did not; ``gone``: names of which the reverse is true.  ``sent``: of the sums
-    passed on, order-free, "" for none.
+    - ``started_from``: the digest of the manifest in its epoch start.
+    - ``nonce``: the nonce of the writer of its files, "" if it wrote none.
+    - ``inventory``: the inventory of the partition after the step.
+    - ``outputs``: at most one file for each output.
+    - ``added``: the new files of this inventory. ``gone``: the names of files that only the inventory before it had.
+    - ``sent``: the order-free hash of the rows for later stages, "" for none.
+
+    >>> blob = Blob("00ff00ff00ff00ff-1.json", 40, bytes(16))
+    >>> receipt = Receipt(stage=0, number=3, started_from="0" * 32, nonce="00ff00ff00ff00ff", inventory=blob, \
+outputs={},
+    ...                   rows={"orders": 2}, digests={"orders": "01" * 16}, counts={"applied": 2}, greatest={},
+    ...                   horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="", figures={"step": 900},
+    ...                   said={})
+    >>> Receipt.from_json(receipt.to_json(), "a task") == receipt
+    True
+    >>> Receipt.from_json(receipt.to_json().replace(b"-1.json", b"/../.js"), "the receipt of a task")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.CorruptState: the receipt of a task: it is no record of this format: Expected `str` matching regex ...
     """
 
     stage: Stage
@@ -114,7 +110,7 @@ class Receipt(EpochContribution, frozen=True, kw_only=True):
 
     @property
     def reproducible_content(self) -> dict[str, Any]:
-        """The parts that agree for all tasks with the same rows: neither the writer, nor the files, nor the speed."""
+        """Parts that agree for all attempts with the same rows. They exclude the writer, the files and the speed."""
         return {
             "rows": {name: n for name, n in self.rows.items() if n},
             "digests": {name: digest for name, digest in self.digests.items() if self.rows.get(name)},
@@ -127,8 +123,7 @@ class Receipt(EpochContribution, frozen=True, kw_only=True):
         }
 
     def claimed_files(self) -> Iterator[Blob]:
-        """Yield all files that the receipt claims: its inventory, the new files in that, and the files of its
-        outputs."""
+        """Yield all files that the receipt claims: its inventory, new files of the inventory, and files of outputs."""
         yield self.inventory
         yield from self.added
         for output in self.outputs.values():
@@ -140,7 +135,7 @@ class Receipt(EpochContribution, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, data: bytes, what: str) -> Receipt:
-        """Decode a receipt.  ``what``: its task, for messages.  O(bytes).  Raises `CorruptState`."""
+        """Decode a receipt. ``what``: its task, for messages. O(bytes). Raises `CorruptState`."""
         receipt = decode_record(_DECODER, data, what, AGAIN)
         try:
             refuse_duplicate_files([receipt.outputs])
@@ -150,7 +145,7 @@ class Receipt(EpochContribution, frozen=True, kw_only=True):
         return receipt
 
     def _check_writer(self) -> None:
-        """Raise `ValueError` unless its own writer wrote all new files."""
+        """Raise `ValueError` unless the receipt's own writer wrote all new files."""
         own = f"{self.nonce}-"
         for blob in (*self.added, *(blob for output in self.outputs.values() for blob in output.blobs)):
             if not (self.nonce and blob.name.startswith(own)):
@@ -163,15 +158,18 @@ _DECODER: Final = Decoder(Receipt)
 
 
 class PartitionShare(StrictRecord, frozen=True):
-    """The share of the new partition ``to``.  ``inventory``: the partition's, if it had no other share."""
+    """The rows that a task gives to the new partition ``to``. ``inventory``: the inventory of these rows alone."""
 
     to: Number
     inventory: Inventory
 
 
 class RewriteTaskResult(StrictRecord, frozen=True):
-    """The result of a task.  ``shares``: by new partition.  ``added``: the files that they name. ``versions``,
-    ``pending``: how many these hold.  ``figures``: microseconds and bytes."""
+    """The result of a rewrite's task.
+
+    ``shares``: by new partition. ``added``: the files that the shares name. ``versions``, ``pending``: the number of
+    row versions and pending events in them. ``figures``: microseconds and bytes.
+    """
 
     stage: Stage
     number: Number
@@ -187,7 +185,7 @@ class RewriteTaskResult(StrictRecord, frozen=True):
 
     @classmethod
     def from_json(cls, data: bytes, what: str) -> RewriteTaskResult:
-        """Decode a result.  ``what``: its task, for messages.  O(bytes).  Raises `CorruptState`."""
+        """Decode a result. ``what``: its task, for messages. O(bytes). Raises `CorruptState`."""
         return decode_record(_SHARES, data, what, AGAIN)
 
 
@@ -195,9 +193,15 @@ _SHARES: Final = Decoder(RewriteTaskResult)
 
 
 class EpochResult(NamedTuple):
-    """An epoch that is committed.  ``time``: that its step stamped.  ``counts``: events by verdict.  ``rows``: that
-    came, by input.  ``outputs``: by name, where not empty.  ``figures``: what was measured, of all tasks.
-    ``replayed``: whether it was committed before."""
+    """The result of a committed epoch.
+
+    - ``time``: the time of its updates.
+    - ``counts``: events by verdict.
+    - ``rows``: the number of received rows, by input.
+    - ``outputs``: the new files of outputs by name, without empty outputs.
+    - ``figures``: measurements of all tasks.
+    - ``replayed``: whether the epoch was committed before.
+    """
 
     epoch: int
     time: int
@@ -212,20 +216,36 @@ class EpochResult(NamedTuple):
 MOST: Final = 10
 """Number of partitions that a message lists."""
 ROWS: Final = "rows of "
-"""The prefix of an input's name in the figures of an epoch."""
+"""Prefix of an input's name in the figures of an epoch."""
 OWED: Final = "held by new outputs"
-"""Rows of an epoch that new outputs gave whole, among those figures."""
+"""Name of a figure: the rows of an epoch that come from the backfill of new outputs."""
 _NOT_ADDED: Final = ("memory", "part_cache")
-"""Figures whose greatest value counts, not their sum."""
+"""Figures that are reported as the maximum over tasks, not as the sum."""
 
 
 def gather_receipts(
     receipts: Iterable[Receipt], started_from: str, stages: int, partitions: int
 ) -> tuple[tuple[Receipt, ...], EpochContribution]:
-    """Check the receipts, one a task, and add them up; returns them by stage with their sum.  O(receipts).
+    """Check the receipts, one a task, and add them up. Return them by stage, and their sum. O(receipts).
 
-    ``started_from``: the digest of the manifest that all tasks started from.  Raises `MissingReceipts`, naming
-    partitions; `ReceiptsDisagree`; `SpecError` for a receipt of another epoch or plan.
+    ``started_from``: the digest of the manifest that all tasks started from. Raises `MissingReceipts` with the
+    partitions, `ReceiptsDisagree`, and `SpecError` for a receipt of another epoch or plan.
+
+    >>> def receipt(number, rows):
+    ...     file = Blob(f"{number:016x}-1.json", 9, bytes(16))
+    ...     return Receipt(stage=0, number=number, started_from="b" * 32, nonce=file.name[:16], inventory=file, \
+outputs={},
+    ...                    rows={"orders": rows}, digests={"orders": "01" * 16}, counts={"applied": rows}, greatest={},
+    ...                    horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="",
+    ...                    figures={"step": 5, "memory": 70}, said={})
+    >>> _, whole = gather_receipts([receipt(1, 2), receipt(0, 3), receipt(1, 2)], "b" * 32, stages=1, partitions=2)
+    >>> whole.rows, whole.counts, whole.frontier, whole.figures
+    ({'orders': 5}, {'applied': 5}, 8, {'step': 10, 'memory': 70})
+    >>> gather_receipts([receipt(1, 2)], "b" * 32, stages=1, partitions=3)
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 3 partitions: there is no receipt of partitions \
+[0, ...
     """
     taken = _select_receipts(receipts, started_from, stages, partitions)
     frontiers = {each.frontier: each for each in taken}
@@ -257,16 +277,16 @@ def gather_receipts(
 
 
 def join_outputs(one: Mapping[str, Output], other: Mapping[str, Output]) -> dict[str, Output]:
-    """Join the files that outputs gained in two steps, in the order of the outputs' names.  O(files)."""
+    """Join the files that outputs gained in two steps, sorted by the name of the output. O(files)."""
     none = Output((), 0)
     pairs = {name: (one.get(name, none), other.get(name, none)) for name in sorted({*one, *other})}
     return {name: Output((*a.blobs, *b.blobs), a.rows + b.rows) for name, (a, b) in pairs.items()}
 
 
 def digest_call(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[str, str]) -> str:
-    """Hash a call whose rows were added up by input, as 32 hex digits; an input without rows counts as not given.
+    """Hash a call from the row counts and digests of its inputs, as 32 hex digits. O(inputs).
 
-    O(inputs).
+    An input without rows counts as missing.
     """
     out = xxhash.xxh3_128(f"{kind} {time}".encode())
     for name in sorted(rows):
@@ -276,7 +296,7 @@ def digest_call(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[
 
 
 def sum_digests(digests: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Add the digests of all rows by input, in any order.  O(digests)."""
+    """Add the digests of all rows by input, in any order. O(digests)."""
     by_input = defaultdict(list)
     for each in digests:
         for name, digest in each.items():
@@ -285,7 +305,7 @@ def sum_digests(digests: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def max_by_name(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the greatest number of each name.  O(numbers)."""
+    """Return the greatest number of each name. O(numbers)."""
     out: dict[str, int] = {}
     for numbers in each:
         for name, number in numbers.items():
@@ -354,14 +374,15 @@ def _sum_figures(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
 FEW: Final = 3
 """Number of files that a message lists."""
 PAST: Final = 16
-"""Number of earlier inventories of a part that a driver knows."""
+"""Number of earlier inventories that the driver remembers for each partition."""
 
 
 @dataclass(frozen=True)
 class LiveFiles:
-    """``parts``: of each stage, by partition, its inventory; none before the first commit.  ``files``: what each names.
+    """The files of a state's newest version.
 
-    ``whole``: whether one inventory is that of all stages.
+    ``parts``: the inventories of each stage by partition; empty before the first commit. ``files``: the names of the
+    files in each. ``whole``: whether one inventory covers all stages.
 
     >>> from ddflow.storage.memory import MemoryStore
     >>> store = MemoryStore()
@@ -377,7 +398,7 @@ class LiveFiles:
 
     @classmethod
     def load(cls, store: Store, given: tuple[Blob, ...], stages: int, partitions: int) -> LiveFiles:
-        """Read the files of a manifest's partitions.  O(bytes of the inventories).  Raises `CorruptState`."""
+        """Load the file names of a manifest's partitions. O(bytes of the inventories). Raises `CorruptState`."""
         parts = split_inventories_by_stage(store.where, given, stages, partitions)
         whole = len(given) == partitions == 1 < stages
         files = {
@@ -389,19 +410,19 @@ class LiveFiles:
 
     @property
     def inventories(self) -> tuple[Blob, ...]:
-        """The inventories in the order of a manifest."""
+        """Inventories in the order of a manifest."""
         return self.parts[0] if self.whole else tuple(blob for stage in self.parts for blob in stage)
 
     def file_names(self) -> set[str]:
-        """Return the names of all files of the parts.  O(files)."""
+        """Return the names of all files of all partitions. O(files)."""
         return {blob.name for blob in self.inventories}.union(*self.files.values())
 
     def apply_receipts(self, store: Store, taken: Sequence[Receipt]) -> LiveFiles:
-        """Return the inventories and files after an epoch.  ``taken``: a receipt a part, by stage.  O(files of the
-        parts that changed).
+        """Return the inventories and files after an epoch. O(files of the changed partitions).
 
-        Raises `CorruptState` for a receipt that removes a file its part did not have, `ReceiptsDisagree` if only some
-        stages of a state of one inventory wrote their own.
+        ``taken``: one receipt for each partition, by stage. Raises `CorruptState` if a receipt removes a file that its
+        partition did not have. Raises `ReceiptsDisagree` if one inventory covered all stages and only some wrote their
+        own.
         """
         stages, partitions = taken[-1].stage + 1, taken[-1].number + 1
         blobs = tuple(each.inventory for each in taken)
@@ -439,10 +460,10 @@ class LiveFiles:
 def split_inventories_by_stage(
     where: str, given: tuple[Blob, ...], stages: int, partitions: int
 ) -> tuple[tuple[Blob, ...], ...]:
-    """Split the inventories of a manifest by stage and partition; one engine's inventory serves all stages.
-    O(inventories).
+    """Split the inventories of a manifest by stage and partition. O(inventories).
 
-    None before the first commit.  Raises `CorruptState` for another number of them.
+    A local engine's one inventory serves all stages. Returns () before the first commit. Raises `CorruptState` for a
+    wrong number of inventories.
     """
     if len(given) == partitions == 1:
         return (given,) * stages
@@ -461,9 +482,9 @@ def extend_inventory_history(
     now: tuple[tuple[Blob, ...], ...],
     past: tuple[tuple[tuple[str, ...], ...], ...],
 ) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Return the names of the inventories that led to each part of ``now``, newest first, `PAST` at most.
+    """Return the names of the earlier inventories of each partition of ``now``, newest first, `PAST` at most.
 
-    ``past``: the same for ``before``.  O(parts).
+    ``past``: the same for ``before``. O(partitions).
 
     >>> one, two = Blob("a.json", 1, b""), Blob("b.json", 1, b"")
     >>> past = extend_inventory_history(((one, one),), ((two, one),), ())
@@ -480,14 +501,14 @@ def extend_inventory_history(
 
 
 def list_inventory_files(store: Store, inventory: Blob) -> frozenset[str]:
-    """Return the names of all files in an inventory.  O(bytes).  Raises `CorruptState`."""
+    """Return the names of all files in an inventory. O(bytes). Raises `CorruptState`."""
     return frozenset(read_inventory_text(store, inventory).file_names)
 
 
 def check_receipt_names(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
-    """Raise `CorruptState` for a receipt with names that the plan does not have.  O(receipts).
+    """Raise `CorruptState` for a receipt with names that the plan does not have. O(receipts).
 
-    ``folder``: whether outputs are in one.
+    ``folder``: whether outputs are written to an output folder.
     """
     inputs = set(cut.flow.inputs)
     for each in taken:
@@ -509,9 +530,9 @@ def check_receipt_names(cut: Stages, taken: Sequence[Receipt], folder: bool) -> 
 def check_files_exist(
     store: Store, sink: OutputFolder | None, epoch: int, taken: Sequence[Receipt], known: set[Blob]
 ) -> None:
-    """Raise `StateRefused` unless all new files exist, with the lengths in their receipts.  O(new files).
+    """Raise `StateRefused` unless all new files exist with the lengths in their receipts. O(new files).
 
-    Their readers compare the bytes.  Raises as the store does.
+    Readers compare the contents later. Raises as the store does.
     """
     new = {blob for each in taken for blob in each.claimed_files() if is_state_file(blob)} - known
     there: dict[str, int | None] = {**store.find_blob_sizes([blob.name for blob in new])}

@@ -1,7 +1,7 @@
-"""Rescale a state of P partitions to Q, split or joined, without any change of its answers.
+"""Rescale a state: split or join its P partitions into Q, without any change of its answers.
 
-Guarantees: the old state stays valid until the new one is published as a whole. Nothing is written if it has that many
-partitions. The work is in `ddflow.partitions.rewrite`.
+Guarantees: the old version stays valid until the new one is published as a whole. If the state has Q partitions
+already, nothing is written. `ddflow.partitions.rewrite` does the work.
 """
 
 from ddflow.errors import SpecError
@@ -15,7 +15,7 @@ from ddflow.storage.protocol import Store
 
 
 def plan_rescale(partitions: int, flow: Plan | None = None) -> FindNewState:
-    """Return what finds the target of a rescaling.  Raises `SpecError` for a number that cannot be."""
+    """Return a function that finds the target of a rescaling. Raises `SpecError` for an invalid number."""
     if not isinstance(partitions, int) or isinstance(partitions, bool) or not 0 < partitions <= PARTITIONS:
         raise SpecError(
             f"rescale to {partitions!r} partitions", "that is no number of them", f"give one from 1 to {PARTITIONS:,}"
@@ -37,12 +37,13 @@ def rescale(
     memory: str | int | None = None,
     look: Look = lambda rows: None,
 ) -> RewriteResult:
-    """Split or join a state's partitions, all in this process.  O(bytes of the state).
+    """Split or join a state's partitions in this process. O(bytes of the state).
 
-    ``flow``: its plan, if the state's plan has functions.  ``memory``: what a task may take.  ``look``: for progress,
-    called with the number of rows written since its last call.  Raises `SpecError` for a number that cannot be;
-    `StateRefused`, `PlanChanged`, `CorruptState`, what `Rewrite.finish` raises, and `StorageFull` and
-    `StorageFailed`: it did not happen.
+    ``flow``: the state's plan, if it has Python functions. ``memory``: the most memory of a task. ``look``: for
+    progress, called with the number of rows written since its last call.
+
+    Raises `SpecError` for an invalid number; `StateRefused`, `PlanChanged`, `CorruptState`, `StorageFull`,
+    `StorageFailed` and the errors of `Rewrite.finish`. After an error, the state is unchanged.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore

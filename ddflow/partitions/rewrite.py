@@ -1,24 +1,12 @@
-"""Rewrite a state: read the ranges of its partitions, map their rows, write the new ones and publish them.
+"""Rewrite a state into another version of the same epoch: read its partitions, map the rows, write and publish.
 
-`rescale` and `evolve` say what to make of a state (`RewriteTarget`). New parts of a plan (`BackfillPlan`) take the same
-way, but the next epoch publishes them.
+`rescale` and `evolve` define the target (`RewriteTarget`). A task reads one old partition (`rewrite_task`), and
+`Rewrite.finish` publishes the result. `BackfillPlan` uses the same steps for the new parts of a plan, which the next
+epoch publishes.
 
-Guarantees: the old state stays valid until the new one is published as a whole. Every row of an old partition goes to
-exactly one new one, and pending events go with their keys.
-Limits: rows are rewritten only if their partition or their columns change; other changes write inventories.
-
->>> from ddflow.partitions.rescale import plan_rescale
->>> from ddflow.storage.memory import MemoryStore
->>> import ddflow as dd
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
->>> with flow.open(store := MemoryStore()) as engine:
-...     _ = engine.step({"people": [{"id": 1}, {"id": 2}]})
->>> with Rewrite.open(store.reopen(), plan_rescale(2)) as rewrite:
-...     rewrite.run_tasks()
-...     done = rewrite.finish()
->>> rewrite.tasks, done.partitions, done.versions
-([(0, 0)], 2, 2)
+Guarantees: the old version stays valid until the new one is published as a whole. Every row of an old partition goes to
+exactly one new partition, and pending events go with their keys.
+Limits: rows are rewritten only if their partition or columns change. Other changes only write inventories.
 """
 
 from __future__ import annotations
@@ -59,12 +47,15 @@ from ddflow.trace.records import ArrangementRecord, MergeRecord, RunRecord
 
 
 class RewriteTarget(NamedTuple):
-    """The state that a rewrite makes of another.
+    """The target of a rewrite.
 
-    ``cut``: its plan.  ``partitions``: how many.  ``note``: of the new version.  ``cast``: the old plan, if columns
-    change.  ``new``: the records of what the state lacks, if the plan has other operators or inputs.  ``moves``:
-    whether such a plan puts rows into other partitions.  ``revise``: changes the rest of the manifest, and adds the
-    files that it writes to a list.
+    - ``cut``: the stages of the new plan.
+    - ``partitions``: the new number of partitions.
+    - ``note``: the note of the new version.
+    - ``cast``: the old plan, if columns change.
+    - ``new``: the empty records of operators and inputs that the state lacks, if the plan has other ones.
+    - ``moves``: whether such a plan puts rows into other partitions.
+    - ``revise``: changes the rest of the manifest, and adds the files that it writes to a list.
     """
 
     cut: Stages
@@ -76,18 +67,22 @@ class RewriteTarget(NamedTuple):
     revise: Callable[[Manifest, list[Blob]], Manifest] = lambda manifest, written: manifest
 
     def is_different_from(self, manifest: Manifest) -> bool:
-        """Return whether it differs from the state of a manifest."""
+        """Return whether the target differs from the state of a manifest."""
         return self.partitions != manifest.partitions or self.cast is not None or self.new is not None
 
 
 FindNewState = Callable[[Store, Manifest], RewriteTarget]
-"""Says what to make of a version of a state.  May raise `SpecError`, `PlanChanged`."""
+"""Function that finds the target for a version of a state. It may raise `SpecError`, `PlanChanged`."""
 
 
 class RewriteResult(NamedTuple):
-    """The result of a rewrite.  ``epoch``, ``manifest``: of the newest version.  ``before``, ``partitions``: how many
-    there were and are, on each of so many ``stages``.  ``versions``, ``pending``: rows and events that were moved.
-    ``files``, ``bytes``: written; none if the state was like that already."""
+    """The result of a rewrite.
+
+    - ``epoch``, ``manifest``: the numbers of the newest version.
+    - ``before``, ``partitions``: the old and new number of partitions on each of ``stages`` stages.
+    - ``versions``, ``pending``: the number of moved row versions and events.
+    - ``files``, ``bytes``: the written files; 0 if the state needed no change.
+    """
 
     epoch: int
     manifest: int
@@ -101,11 +96,28 @@ class RewriteResult(NamedTuple):
 
 
 class Rewrite:
-    """A rewrite under way: `open`, run `rewrite_task.run_task` for each of ``tasks`` anywhere, any number of times,
-    collect the results in ``made``, `finish`.
+    """A rewrite in progress.
 
-    ``start``: what tasks start from.  ``tasks``: (stage, number) of each old partition; none if no row moves.
-    ``written``: the files of this process.  ``publishing``: whether a new version may be there.
+    `open` it, run `rewrite_task.run_task` for each of ``tasks`` on any host, collect the results in ``made``, and
+    `finish`. Repeated tasks do no harm.
+
+    - ``start``: the start of all tasks.
+    - ``tasks``: (stage, number) of each old partition; empty if no row moves.
+    - ``written``: the files of this process.
+    - ``publishing``: whether a new version may exist.
+
+    >>> from ddflow.partitions.rescale import plan_rescale
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    >>> with flow.open(store := MemoryStore()) as engine:
+    ...     _ = engine.step({"people": [{"id": 1}, {"id": 2}]})
+    >>> with Rewrite.open(store.reopen(), plan_rescale(2)) as rewrite:
+    ...     rewrite.run_tasks()
+    ...     done = rewrite.finish()
+    >>> rewrite.tasks, done.partitions, done.versions
+    ([(0, 0)], 2, 2)
     """
 
     def __init__(self, store: Store, manifest: Manifest, target: RewriteTarget, trust: str, memory: int | None) -> None:
@@ -118,7 +130,7 @@ class Rewrite:
             by_stage = split_inventories_by_stage(store.where, given, cut.stages, many) if target.new is None else ()
             for stage, number in product(range(cut.stages), range(many)):
                 inventories[stage, number] = (by_stage[stage][number],) if by_stage else given[number::many]
-            # One engine's inventory also says what all partitions must know.
+            # A local engine's inventory also holds values that all partitions need.
             for name, each in StoredInventory.read(store, given[0]).of.inputs.items() if many == 1 else ():
                 greatest[name] = max(greatest.get(name, NEVER), each.greatest)
                 if each.horizon is not None:
@@ -149,12 +161,11 @@ class Rewrite:
         trust: Trust = "owner",
         memory: str | int | None = None,
     ) -> Iterator[Rewrite]:
-        """Open a state to rewrite it; nothing is written there.  O(manifests), and the inventory of a state of one
-        partition.
+        """Open a state to rewrite it; writes nothing yet. O(manifests), and the inventory of a state of one partition.
 
-        Deletes all written files if the block fails before a new version can exist.  ``verb``: the purpose, for
-        messages.  ``memory``: what a task may take.  Raises `SpecError` for too little memory, `StateRefused` for
-        no state, and what ``find_new_state`` and the store raise.
+        Deletes all written files if the block fails before a new version can exist. ``verb``: the purpose, for
+        messages. ``memory``: the most memory of a task. Raises `SpecError` for too little memory, `StateRefused` for no
+        state, and the errors of ``find_new_state`` and the store.
         """
         size = parse_size(memory)
         if size is not None and size < LEAST:
@@ -179,10 +190,10 @@ class Rewrite:
             self.made.append(run_task(self.start, stage, number, self.store, look))
 
     def finish(self) -> RewriteResult:
-        """Publish what the tasks made as another version of the same epoch.  O(partitions + files).
+        """Publish the results of the tasks as another version of the same epoch. O(partitions + files).
 
-        Raises `MissingReceipts` if a task is missing, `CorruptState` if a file of one is missing, `Fenced` when
-        another writer has committed meanwhile, and what `ManifestLog.commit` raises.
+        Raises `MissingReceipts` if a task is missing, `CorruptState` if a file is missing, `Fenced` if another writer
+        has committed in the meantime, and the errors of `ManifestLog.commit`.
         """
         manifest, target, taken = self.manifest, self.target, self._collect_results()
         done = RewriteResult(
@@ -206,7 +217,7 @@ class Rewrite:
             horizons=self.start.horizons,
             greatest=self.start.greatest,
         )
-        log = ManifestLog(self.store, manifest, set())  # it sweeps nothing, so no names matter to it
+        log = ManifestLog(self.store, manifest, set())  # it sweeps nothing, so it needs no names
         log.check_still_newest()
         new = target.revise(new, self.written)
         self.publishing = True
@@ -227,7 +238,7 @@ class Rewrite:
         return [by[each] for each in self.tasks]
 
     def _check_files(self, taken: Sequence[RewriteTaskResult]) -> None:
-        """Raise `CorruptState` unless all files exist, with the lengths that their tasks reported."""
+        """Raise `CorruptState` unless all files exist with the lengths that their tasks reported."""
         files = {blob: each for each in taken for blob in each.added}
         there = self.store.find_blob_sizes([blob.name for blob in files])
         for blob, each in files.items():
@@ -240,8 +251,10 @@ class Rewrite:
                 )
 
     def write_inventories(self) -> tuple[Blob, ...]:
-        """Write the inventories of the new partitions, stage by stage; writes one for all stages of one partition, as a
-        local engine does, if rows move.  O(files)."""
+        """Write the inventories of the new partitions, stage by stage. O(files).
+
+        If rows move into one partition, it writes one inventory for all stages, as a local engine does.
+        """
         if not self.tasks:
             return self._write_unmoved_inventories()
         shares = defaultdict[tuple[int, int], list[Inventory]](list)
@@ -251,7 +264,7 @@ class Rewrite:
         return tuple(self._write_inventory(join_inventories(shares[part])) for part in sorted(shares))
 
     def _write_unmoved_inventories(self) -> tuple[Blob, ...]:
-        """Write inventories over the files that are there.  Those that stay are not written again."""
+        """Write inventories of existing files. Reuses the inventories that stay the same."""
         cut, given, many, parts = self.target.cut, self.manifest.inventories, self.manifest.partitions, list[Blob]()
         old = [StoredInventory.read(self.store, each).of for each in given]
         for stage, number in product(range(cut.stages if old else 0), range(many)):
@@ -266,7 +279,7 @@ class Rewrite:
         return self.written[-1]
 
     def delete_written_files(self) -> None:
-        """Delete all written files, which no version names.  Never fails: what stays is garbage.  O(files)."""
+        """Delete all written files, which no version names. Never fails: remaining files are garbage. O(files)."""
         for blob in (*self.written, *(blob for each in self.made for blob in each.added)):
             with suppress(DdflowError):
                 self.store.delete(blob.name)
@@ -304,7 +317,7 @@ def _join_input_records(given: Sequence[InputRecord]) -> InputRecord:
 
 
 def _join_arrangement_records(given: Sequence[ArrangementRecord]) -> ArrangementRecord:
-    """Join the runs of one arrangement from all shares.  Each has one run, of the same shape, or none."""
+    """Join the runs of one arrangement. Each share has at most one run, and all runs have the same shape."""
     runs = [run for each in given for run in each.runs]
     assert len(runs) <= len(given), "a task leaves no merge half done"
     return ArrangementRecord(
@@ -320,9 +333,9 @@ def _join_arrangement_records(given: Sequence[ArrangementRecord]) -> Arrangement
 
 
 def build_merge_record(runs: Sequence[RunRecord]) -> MergeRecord:
-    """Build a merge, not yet begun, of runs without a common key.
+    """Build a merge that has not begun, of runs without a common key. O(runs).
 
-    Inputs follow each other in time, so the first covers all times, and the others none.  O(runs).
+    The inputs of a merge follow each other in time, so the first run covers all times and the others none.
 
     >>> run = RunRecord(lower=0, upper=7, since=3, begin=0, batches=[])
     >>> merge = build_merge_record([run, RunRecord(lower=2, upper=5, since=4, begin=0, batches=[])])
@@ -337,10 +350,9 @@ def build_merge_record(runs: Sequence[RunRecord]) -> MergeRecord:
 
 
 def require_same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: str) -> Plan:
-    """Return the plan that a state was made by: the given ``flow`` if there is one.
+    """Return the plan that a state was made by: ``flow`` if it is not None. O(plan).
 
-    ``verb``: its purpose, for messages.  O(plan).  Raises `PlanChanged` for another one, and the errors of
-    `resolve_plan`.
+    ``verb``: the purpose, for messages. Raises `PlanChanged` for another plan, and the errors of `resolve_plan`.
     """
     plan = resolve_plan(manifest.plan, flow, where)
     if flow is not None and fingerprint_plan(describe_plan(plan)) != manifest.fingerprint:
@@ -353,8 +365,10 @@ def require_same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: s
 
 
 def drop_from_plan(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[Plan, bool]:
-    """Return a plan without some inputs and outputs, and whether it puts rows of some operator into other partitions.
-    O(nodes)."""
+    """Return a plan without some inputs and outputs. O(nodes).
+
+    The second value tells whether rows of any operator belong to other partitions then.
+    """
     schemas = {name: input.bound.schema for name, input in plan.inputs.items() if name not in inputs}
     smaller, nodes = evolve_plan(plan, schemas, only=plan.outputs.keys() - {*outputs})
     before, now = compute_placements(plan), compute_placements(smaller)
@@ -362,9 +376,10 @@ def drop_from_plan(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) ->
 
 
 class BackfillPlan:
-    """``cut``: of the new plan.  ``change``: what it has more than the state.  ``log``: of the state.
+    """The new parts of a plan, to be filled from the rows of the state.
 
-    ``new``: what tasks must make.  Raises `PlanChanged` for what rows that are not kept would be needed for,
+    ``cut``: the stages of the new plan. ``change``: its parts that the state lacks. ``log``: the manifests of the
+    state. ``new``: the parts that tasks must fill. Raises `PlanChanged` if that needs rows that are not kept, and
     `CorruptState`.
 
     >>> import ddflow as dd
@@ -395,7 +410,7 @@ class BackfillPlan:
         self.target = RewriteTarget(cut, many, new=empty, moves=moves and many > 1)
 
     def _check_rows_retained(self, graph: Graph, fed: set[str]) -> None:
-        """Raise `PlanChanged` if a new part of the plan needs rows that are not kept.  ``fed``: inputs with events."""
+        """Raise `PlanChanged` if a new part of the plan needs rows that are not kept. ``fed``: inputs with events."""
         for name in self.new.outputs:
             if lost := fed.intersection(graph.list_stateless_inputs(graph.plan.outputs[name])):
                 raise graph.make_missing_state_error(f"output {name!r}", sorted(lost))
@@ -404,9 +419,10 @@ class BackfillPlan:
                 raise graph.make_missing_state_error(f"{node.verb}({', '.join(node.schema.names)})", sorted(lost))
 
     def write_inventories(self, trust: Trust, memory: int | None) -> tuple[Blob, ...]:
-        """Write the inventories that tasks start from, stage by stage.  O(files), and O(bytes) if rows must move.
+        """Write the inventories that tasks start from, stage by stage. O(files), and O(bytes) if rows must move.
 
-        ``memory``: what that may take.  Raises `StorageFull`, `StorageFailed`."""
+        ``memory``: the most memory to use. Raises `StorageFull`, `StorageFailed`.
+        """
         rewrite = Rewrite(self.store, self.manifest, self.target, trust, memory)
         rewrite.run_tasks()
         return rewrite.write_inventories()

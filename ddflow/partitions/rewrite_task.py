@@ -1,21 +1,12 @@
-"""The task of a rewrite: what one old partition of a stage gives to each of the new ones.
+"""Run the task of a rewrite: split one old partition of a stage into its shares of the new partitions.
 
-Guarantees: the new partitions together read, at every time from ``since`` on, as the old ones did, and each holds its
-own keys (`ddflow.columns.hashing.assign_partitions`) and no others. Rows are read range by range and each file once, so
-memory does not grow with the partition. No manifest names the files of a task, so a second run only leaves garbage.
+The task reads the versions of each arrangement by range of identities, groups them by new partition and writes files
+for each. `Rewrite` joins the shares of all tasks.
 
->>> import ddflow as dd
->>> from ddflow.partitions.rescale import plan_rescale
->>> from ddflow.partitions.rewrite import Rewrite
->>> from ddflow.storage.memory import MemoryStore
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> with flow.open(store := MemoryStore(), secret=dd.Secret(1, 2)) as engine:
-...     _ = engine.step({"people": pa.table({"id": range(100)})}, time=1)
->>> with Rewrite.open(store.reopen(), plan_rescale(2)) as rewrite:
-...     made = [run_task(rewrite.start, stage, number) for stage, number in rewrite.tasks]
->>> [(each.to, each.inventory.inputs["people"].rows.keys) for part in made for each in part.shares]
-[(0, 42), (1, 58)]
+Guarantees: at every time from ``since`` on, the new partitions together give the same rows as the old ones. Each new
+partition holds its own keys and no others (`ddflow.columns.hashing.assign_partitions`). Each file is read once, range
+by range, so memory does not grow with the partition. No manifest names the files of a task, so a second run only leaves
+garbage.
 """
 
 from __future__ import annotations
@@ -65,23 +56,37 @@ from ddflow.trace.spill import Made, decode_batch, encode_batch
 
 T = TypeVar("T")
 Opened = tuple[Arrangement, Made, pa.Schema]
-"""A new arrangement, what hashes its rows, and the columns that identify them."""
+"""A new arrangement, the function that hashes its rows, and the columns that identify them."""
 NOTHING: Final = Inventory({}, {}, {})
 FILE: Final = 1 << 19
-"""Versions that fill a file."""
+"""Number of versions that fill a file."""
 WAITING: Final = 512 << 20
-"""Bytes that may wait to be written, where no memory is given."""
+"""Bytes that may wait to be written if no memory limit is set."""
 
 
 def run_task(
     start: RewriteStart, stage: int, number: int, store: Store | None = None, look: Look = lambda rows: None
 ) -> RewriteTaskResult:
-    """Share out one old partition of a stage.  O(bytes of it); memory for a piece and the rows that wait for files, or
-    ``start.memory``.
+    """Split one old partition of a stage. O(its bytes).
 
-    ``store``: the state's, if it is open here.  ``look``: called with the number of rows written since its last
-    call.  Raises `StateRefused` if it cannot be seen, `CorruptState`,
-    `StorageFull`, `StorageFailed`; what was written is deleted then.
+    Needs memory for one range and for the rows that wait for files, or ``start.memory``. ``store``: the open store of
+    the state, if this process has one. ``look``: called with the number of rows written since its last call.
+
+    Raises `StateRefused` if this host cannot see the state, `CorruptState`, `StorageFull`, `StorageFailed`. After an
+    error, the written files are deleted.
+
+    >>> import ddflow as dd
+    >>> from ddflow.partitions.rescale import plan_rescale
+    >>> from ddflow.partitions.rewrite import Rewrite
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+    >>> with flow.open(store := MemoryStore(), secret=dd.Secret(1, 2)) as engine:
+    ...     _ = engine.step({"people": pa.table({"id": range(100)})}, time=1)
+    >>> with Rewrite.open(store.reopen(), plan_rescale(2)) as rewrite:
+    ...     made = [run_task(rewrite.start, stage, number) for stage, number in rewrite.tasks]
+    >>> [(each.to, each.inventory.inputs["people"].rows.keys) for part in made for each in part.shares]
+    [(0, 42), (1, 58)]
     """
     began = perf_counter_ns()
     own = start.version.open("rescale", readonly=False) if store is None else store
@@ -97,10 +102,10 @@ def run_task(
 
 
 def build_inventory(stages: Stages, stage: int, old: Sequence[Inventory], new: Inventory = NOTHING) -> Inventory:
-    """Build the inventory of one partition on a stage, from its inventories on all stages.  O(files).
+    """Build the inventory of one partition on a stage, from its inventories on all stages. O(files).
 
-    ``new``: the records of inputs and operators that these lack.  Events of inputs that the plan lacks are
-    counted as `GONE`.
+    ``new``: the records of inputs and operators that these lack. Events of inputs that the plan does not have count as
+    `GONE`.
 
     >>> import ddflow as dd
     >>> from ddflow.partitions.stages import cut_stages
@@ -128,19 +133,23 @@ def build_inventory(stages: Stages, stage: int, old: Sequence[Inventory], new: I
 
 
 def find_overlapping_partitions(number: int, partitions: int, before: int) -> range:
-    """Return the old partitions, of ``before``, that share identities with a new one, of ``partitions``.  Pure.
+    """Return the old partitions, of ``before``, that share identities with a new one, of ``partitions``. Pure.
 
     >>> list(find_overlapping_partitions(0, 2, 3)), list(find_overlapping_partitions(2, 3, 2))
     ([0, 1], [1])
     """
-    first, after = (-((-at << 32) // partitions) for at in (number, number + 1))  # of mixed words of identities
+    first, after = (-((-at << 32) // partitions) for at in (number, number + 1))  # bounds of the mixed identity words
     return range(first * before >> 32, ((after - 1) * before >> 32) + 1)
 
 
 class _RewriteTask:
-    """``targets``: the new partitions that have keys in common with the old one.  ``added``: the files that were
-    written.  ``versions``, ``pending``: how many they hold.  ``held``: what must be referred to for the files to
-    stay."""
+    """The rewrite of one old partition.
+
+    - ``targets``: the new partitions that share keys with the old one.
+    - ``added``: the written files.
+    - ``versions``, ``pending``: the number of row versions and pending events in these files.
+    - ``held``: references that keep the files from deletion.
+    """
 
     def __init__(self, start: RewriteStart, stage: int, number: int, store: Store, look: Look) -> None:
         self.start, self.stage, self.number, self.look = start, stage, number, look
@@ -153,7 +162,7 @@ class _RewriteTask:
         self.old = stored[0]._replace(of=build_inventory(start.cut, stage, [each.of for each in stored], start.new))
         self.ids = compute_node_ids(start.cut.flow)
         self.before = {} if start.cast is None else {name: node for node, name in compute_node_ids(start.cast).items()}
-        """The collections of the plan before, by id; empty if their columns are the same."""
+        """Collections of the old plan by id; empty if their columns stay the same."""
 
     def run(self) -> RewriteTaskResult:
         """Write all shares.  O(bytes of the partition)."""
@@ -174,7 +183,7 @@ class _RewriteTask:
                 told = find_partition_columns(node, places[node]) if node in places else None
                 for to, groups in self._split_operator(node, self.ids[node], told).items():
                     operators[to][self.ids[node]] = groups
-        # What is written is deleted when nobody refers to it, until it is known to be of use.
+        # Unreferenced files are deleted. Registration as files of a manifest prevents it.
         self.batch_store.register_manifest_files(blob.name for blob in self.added)
         first, totals = self.targets[0], self.old.of.totals if self.stage == 0 else {}
         shares = (
@@ -186,7 +195,7 @@ class _RewriteTask:
         )
 
     def _split_input(self, name: str, input: Input) -> Iterator[tuple[int, InputRecord]]:
-        """Yield an input's rows, pending events and numbers for each new partition."""
+        """Yield the record of an input for each new partition: its rows, pending events and counters."""
         horizon = self.start.horizons.get(name)
 
         def open_rows(bound: Binding) -> Opened:
@@ -220,7 +229,7 @@ class _RewriteTask:
             )
 
     def _require_record(self, kind: str, name: str, found: T | None) -> tuple[T, str]:
-        """Return a record of the inventory with its place, for messages; raises `CorruptState` if it is missing."""
+        """Return a record of the inventory and its place, for messages. Raises `CorruptState` if it is missing."""
         if found is None:
             raise CorruptState(self.old.what, f"it has no {name!r}, which the plan has", MEND)
         return found, self.old.describe_place(kind, name)
@@ -228,10 +237,10 @@ class _RewriteTask:
     def _split_pending_events(
         self, input: Input, what: str, given: InputRecord, was: Binding | None
     ) -> tuple[int, dict[int, Batcher]]:
-        """Count the resolved events, and split the others by new partition.
+        """Count the resolved events, and split the pending ones by new partition.
 
-        ``was``: what the input was before.  Events get new arrival numbers: below 0, so that all events to come are
-        after them, and unique, though no task knows how many the others have.
+        ``was``: the old input. Events get new arrival numbers below 0, so all later events come after them. The numbers
+        are unique, although no task knows how many events the others have.
         """
         schema, memory = (was or input.bound).event_schema, self.start.memory
         old = pending.restore_batcher(given.runs, what, schema, self.batch_store, True, self.home)
@@ -248,7 +257,7 @@ class _RewriteTask:
         }
         for part, places in picked:
             for to, rows in places.items():
-                # Numbers of other partitions' events have nothing to do with these; what counts is their order.
+                # Only the order of numbers matters here; numbers of other partitions' events do not.
                 at = np.searchsorted(order[to], part.arrival[rows]) - order[to].size
                 out[to].add(_take_and_renumber_events(part, rows, at * self.start.before + self.number))
             if memory is not None and sum(batcher.nbytes for batcher in out.values()) > memory // 8:
@@ -262,9 +271,10 @@ class _RewriteTask:
         return group_positions(assign_partitions(high, self.start.partitions))
 
     def _split_operator(self, node: Collection, name: str, told: Columns | None) -> dict[int, OperatorRecord]:
-        """Split an operator's groups by the new partition of each, or of the keys that they are kept with.
+        """Split an operator's groups by new partition, either of the group or of the keys that it is stored with.
 
-        ``told``: the columns that say which, if identities do not."""
+        ``told``: the columns that decide the partition, if identities do not.
+        """
         was = self.before.get(name)
         given, what = self._require_record("operators", name, self.old.of.operators.get(name))
         empty: RunningOperator = node.open(self._make_operator_context(node))
@@ -303,11 +313,12 @@ class _RewriteTask:
         keys: pa.Schema | None = None,
         cast: Cast = cast_rows,
     ) -> dict[int, ArrangementRecord]:
-        """Split an arrangement over the new partitions, each with one run or none.  O(bytes).
+        """Split an arrangement over the new partitions, each with one run or none. O(bytes).
 
-        ``what``: the place of ``given``, for messages.  ``before``: opens the old one, if its columns were
-        others.  ``keys``: the columns whose identities say where a version belongs, None if the rows' own do.
-        ``cast``: makes new rows of the old ones."""
+        ``what``: the place of ``given``, for messages. ``before``: opens the old arrangement, if its columns differ.
+        ``keys``: the columns that decide the partition of a version; None if the identities of its rows do. ``cast``:
+        makes new rows from the old ones.
+        """
         (old, hashed, was), (new, made, identified) = (before or fresh)(), fresh()
         restore_arrangement(
             old, given, what, self.batch_store, indexed=False, made=hashed, sieved=False, home=self.home
@@ -332,7 +343,7 @@ class _RewriteTask:
         return {to: share.make_record(old, BatchDescription(lower, upper, since)) for to, share in shares.items()}
 
     def _rekey_versions(self, old: Arrangement, out: Arrangement, made: Made, cast: Cast) -> Arrangement:
-        """Put all versions under the identities of their wider columns: a run for each piece, to be merged."""
+        """Store all versions under the identities of their wider columns, as one run a piece, to be merged."""
         out.since = old.since
         self._limit_versions_per_read(old)
         for batch in cast_batches(old, out.schema, made, True, cast):
@@ -349,14 +360,14 @@ class _RewriteTask:
         return out
 
     def _limit_versions_per_read(self, old: Arrangement) -> None:
-        """Limit how many versions are read together to what fits the memory."""
+        """Limit the number of versions that are read together by the memory."""
         memory, batches = self.start.memory, old.slots.batches
         if memory is not None and batches:
             width = max(sum(batch.nbytes for batch in batches) // sum(map(len, batches)), 32)
             old.piece = min(old.piece, max(memory // 4 // (4 * width + 128), 4096))
 
     def _read_version_ranges(self, old: Arrangement, keys: pa.Schema | None) -> Iterator[tuple[PickedVersions, Narrow]]:
-        """Yield the versions that stay, merged, some identities at a time, and the partition of each."""
+        """Yield the versions to keep, merged, one range of identities at a time, and the partition of each."""
         self._limit_versions_per_read(old)
         for parts in old.iterate_version_ranges():
             picked = pick_versions_by_sorting(old.slots, parts, old.since, not old.keeps)
@@ -367,9 +378,10 @@ class _RewriteTask:
                 yield picked, assign_partitions(words, self.start.partitions)
 
     def _hash_partition_keys(self, picked: PickedVersions, old: Arrangement, keys: pa.Schema) -> Any:
-        """Hash each version by its row's ``keys``, as uint64[m].
+        """Hash the ``keys`` of each version's row, as uint64[m].
 
-        A deletion's row may be filler, so a live version of the same key decides for all."""
+        The row of a deletion may be filler, so a live version of the same key decides for all its versions.
+        """
         high, _ = compute_identities(
             gather_table(old.slots.pool, picked.references, keys), self.secret, picked.high.size
         )
@@ -381,7 +393,7 @@ class _RewriteTask:
 
 
 class _PartitionShareWriter:
-    """The share of one new partition in an arrangement: a run, whose files are written as they fill."""
+    """The writer of one new partition's share of an arrangement: one run, written file by file."""
 
     def __init__(self, task: _RewriteTask, schema: pa.Schema, since: int) -> None:
         self.task, self.schema, self.since = task, schema, since
@@ -391,7 +403,7 @@ class _PartitionShareWriter:
         self.latest = NEVER
 
     def add_versions(self, batch: Batch) -> None:
-        """Add the next versions.  O(n), and O(versions that wait) if they fill a file."""
+        """Add the next versions. O(n), and O(waiting versions) if they fill a file."""
         if self.waiting and self.nbytes + batch.nbytes > WAITING:
             self.write_file()
         self.waiting.append(batch)
@@ -404,7 +416,7 @@ class _PartitionShareWriter:
             self.write_file()
 
     def write_file(self) -> None:
-        """Write the versions that wait to a file.  O(bytes)."""
+        """Write the waiting versions to a file. O(bytes)."""
         if not self.waiting:
             return
         batch, task = _join_batches(self.waiting, self.since), self.task
@@ -418,7 +430,7 @@ class _PartitionShareWriter:
         self.written.append(BatchRecord(kept.blob, len(batch), None, layout, 0))
 
     def make_record(self, old: Arrangement, description: BatchDescription) -> ArrangementRecord:
-        """Write the rest, and build the record for an inventory.  O(files)."""
+        """Write the remaining versions, and build the record for an inventory. O(files)."""
         self.write_file()
         lower, upper, since = map(int, description)
         return ArrangementRecord(
@@ -434,7 +446,7 @@ class _PartitionShareWriter:
 
 
 def drop_versions(given: ArrangementRecord) -> ArrangementRecord:
-    """Return the record of an arrangement without its versions.  O(1)."""
+    """Return the record of an arrangement without its versions. O(1)."""
     return replace(given, latest=NEVER, keys=0, tombstones=0, shapes=[], items=[])
 
 
@@ -454,7 +466,7 @@ def _join_batches(batches: list[Batch], since: int) -> Batch:
     columns: dict[str, Any] = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in names}
     n, latest = columns["high"].size, int(columns["time"].max())
     if latest <= since:
-        # History before since is one, and one time takes no room.
+        # History before since has one time, and one repeated value takes no space.
         columns["time"] = repeat_value(latest, n, np.int64)
     if columns["live"].all():
         columns["live"] = repeat_value(1, n, np.uint8)
@@ -463,7 +475,7 @@ def _join_batches(batches: list[Batch], since: int) -> Batch:
 
 
 def _take_and_renumber_events(events: Events, rows: Ints, arrival: Ints) -> Events:
-    """Take some events, with other arrival numbers."""
+    """Take some events and give them new arrival numbers."""
     times = events.times[rows]
     original = times if events.original is events.times else events.original[rows]
     return Events(events.rows.take(pa.array(rows)), times, original, arrival)

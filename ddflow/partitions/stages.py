@@ -1,7 +1,6 @@
-"""The stages of a plan: cut where equal rows must meet, each with the graph of the operators that run in it.
+"""Cut a plan into stages at each exchange, and build the operator graph of a stage.
 
-Guarantees: equal rows of every arrangement are in one partition. The cut depends on the plan alone, so driver and tasks
-agree without talking.
+Equal rows of every arrangement are in one partition. The cut depends on the plan alone, so all tasks agree on it.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -34,24 +33,30 @@ from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import compute_node_ids
 
 ALL: Final = pa.schema({"all": pa.bool_()})
-"""The columns of sums that are not by any: one that is true in all rows, for something must carry them."""
+"""Schema of rows without columns of their collection: a table needs one column, so this one is true in all rows."""
 
 
 class Placement(NamedTuple):
-    """Where the rows of a collection are: the collections after whose shuffle they were made, and the columns by which
-    equal rows stand in one partition (None: by no columns that they still have)."""
+    """The placement of a collection's rows.
+
+    ``roots``: the collections whose shuffle the rows came through. ``by``: the columns that decide the partition of a
+    row, or None if the rows no longer have them.
+    """
 
     roots: tuple[Collection, ...]
     by: Columns | None
 
 
 class Exchange(NamedTuple):
-    """Where rows come together: those of ``of``, by the columns ``by``, on a stage.
+    """An exchange: it brings the rows of a collection together by some columns, for a stage.
 
-    ``number``: among the exchanges.  ``of``: its place among the flow's collections.  ``carried``: ``by``, and the
-    columns that are read there, in the order of the collection's; none of `events`.  ``events``: whether it is of an
-    input's events, a row for each time of one, and not of its rows.  ``tests``: the place of an operator that
-    failed for these rows: an error unless they cancel; None for computed rows."""
+    - ``number``: its place among the exchanges.
+    - ``of``: the place of the collection among the flow's nodes.
+    - ``carried``: ``by`` and the columns that the stage reads, in the collection's order. Empty for ``events``.
+    - ``events``: whether it carries the times of an input's events, one row for each, instead of the input's rows.
+    - ``tests``: the place of an operator, if the exchange carries the rows that it failed for. They are an error unless
+      they cancel. None for computed rows.
+    """
 
     number: int
     stage: int
@@ -63,14 +68,18 @@ class Exchange(NamedTuple):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that travel: the carried ones, or `ALL` if there are none, since rows need a column."""
+        """Columns that travel: the carried ones, or `ALL` if there are none."""
         return self.carried if len(self.carried) else ALL
 
 
 @dataclass(frozen=True)
 class Stages:
-    """``stages``: how many.  ``exchanges``: by number.  ``active``: for each stage, the places of the collections that
-    it computes, ascending.  ``outputs``: for each stage, the names of outputs that it gives, side outputs included.
+    """The stages of a flow.
+
+    - ``stages``: their number.
+    - ``exchanges``: the exchanges by number.
+    - ``active``: for each stage, the places of the collections that it computes, ascending.
+    - ``outputs``: for each stage, the names of its outputs, side outputs included.
     """
 
     flow: Plan
@@ -80,24 +89,24 @@ class Stages:
     outputs: tuple[tuple[str, ...], ...]
 
     def find_stateful_nodes(self, stage: int) -> set[Collection]:
-        """Return the operators whose state a stage holds."""
+        """Return the operators of a stage that keep state."""
         return {node for n in self.active[stage] if (node := self.flow.nodes[n]).keeps and node.inputs}
 
     def list_exchanges(self, stage: int) -> list[Exchange]:
-        """Return the exchanges that a stage may bring rows to."""
+        """Return the exchanges that a stage may send to."""
         active = self.active[stage]
         return [each for each in self.exchanges if each.stage > stage and each.of in active]
 
     def list_computed_row_exchanges(self, stage: int) -> list[Exchange]:
-        """Return the exchanges of computed rows that a stage may send to."""
+        """Return the exchanges that a stage may send computed rows to."""
         return [each for each in self.list_exchanges(stage) if each.tests is None]
 
     def find_failed_row_exchanges(self, stage: int) -> dict[Collection, Exchange]:
-        """Return, by operator, the exchanges that may take failed rows of a stage."""
+        """Return, by operator, the exchanges that a stage may send failed rows to."""
         return {self.flow.nodes[each.tests]: each for each in self.list_exchanges(stage) if each.tests is not None}
 
     def find_lookup_collections(self, stage: int) -> dict[int, list[Collection]]:
-        """Return, by earlier stage, the collections whose state there a stage looks into.  O(nodes * stages)."""
+        """Return the collections of earlier stages that a stage looks up, by earlier stage. O(nodes * stages)."""
         active, out = self.active[stage], dict[int, list[Collection]]()
         at = {node: n for n, node in enumerate(self.flow.nodes)}
         looks = [node for node in map(self.flow.nodes.__getitem__, active) if node.looks]
@@ -131,9 +140,11 @@ class Stages:
 
 
 def cut_stages(flow: Plan, only: str | None = None) -> Stages:
-    """Cut a flow into stages.  ``only``: the output that is wanted, as if there were no other.  O(nodes * exchanges).
+    """Cut a flow into stages. O(nodes * exchanges). Pure.
 
-    Pure.  Raises `SpecError` for a flow without inputs or outputs.
+    A flow needs an exchange if equal rows, or the rows of one group, may be in different partitions. A stage runs the
+    operators between exchanges. ``only``: cut the flow as if this were its only output. Raises `SpecError` for a flow
+    without inputs or outputs.
     """
     if not flow.inputs or not flow.outputs:
         raise SpecError(
@@ -148,8 +159,11 @@ def cut_stages(flow: Plan, only: str | None = None) -> Stages:
 
 
 def find_repartitioned_nodes(before: Plan, now: Plan) -> list[str]:
-    """Return the operators, by verb, and the inputs, by name, whose rows would be in other partitions.  The plan
-    ``now`` has more columns, and tells their rows apart by more of them.  O(nodes)."""
+    """Return the operators, by verb, and the inputs, by name, that a new plan puts into other partitions.
+
+    The plan ``now`` has more columns, and some operators or inputs then distinguish their rows by more of them.
+    O(nodes).
+    """
     ids, places = compute_node_ids(now), compute_placements(now)
     was = {name: node for node, name in compute_node_ids(before).items()}
     kept = [node for node in now.nodes if node.keeps and node.inputs and ids.get(node) in was]
@@ -167,7 +181,7 @@ def build_single_stage(flow: Plan) -> Stages:
 
 
 def compute_placements(flow: Plan) -> dict[Collection, Placement]:
-    """Compute the place of every collection.  O(nodes)."""
+    """Compute the placement of every collection. O(nodes)."""
     places: dict[Collection, Placement] = {}
     input_keys: dict[Collection, Sequence[str]] = {
         input: input.bound.key_schema.names for input in flow.inputs.values()
@@ -193,13 +207,13 @@ def compute_placements(flow: Plan) -> dict[Collection, Placement]:
 
 
 def find_partition_columns(node: Collection, place: Placement) -> Columns | None:
-    """Return the columns that say in which partition a row of an operator's state is; None if identities say it."""
+    """Return the columns that decide the partition of an operator's state rows; None if their identities decide it."""
     by = place.by or ()
     return None if by == node.exchange()[0] and not node.of_events else by
 
 
 class _StageCutter:
-    """Finds the exchanges that outputs depend on, and from them the stages."""
+    """The search for the exchanges that outputs depend on, and for the stages between them."""
 
     def __init__(self, flow: Plan) -> None:
         self.flow, self.places = flow, compute_placements(flow)
@@ -210,9 +224,9 @@ class _StageCutter:
         self.read: Mapping[Collection, pa.Schema] = find_read_columns(flow)
 
     def cut_flow(self) -> Stages:
-        """Cut the flow into stages."""
+        """Find all exchanges and return the stages."""
         outputs: list[tuple[int, str]] = [(0, name) for name in self.flow.side_outputs()]
-        for node in self.flow.nodes:  # a collection stands behind what it is made of
+        for node in self.flow.nodes:  # a collection comes after its inputs
             if node.inputs and node in self.needed and self.places[node].roots == (node,):
                 self.stage[node] = self._add_input_exchanges(node)
         for name, node in self.flow.outputs.items():
@@ -232,7 +246,7 @@ class _StageCutter:
         return Stages(self.flow, stages, tuple(self.exchanges.values()), tuple(tuple(sorted(a)) for a in active), given)
 
     def _add_failed_row_exchanges(self, active: Sequence[Set[int]]) -> None:
-        """Bring rows together that failed, if equal rows may be in several partitions or stages."""
+        """Add exchanges for failed rows if equal rows may be in several partitions or stages."""
         last = len(active) - 1
         for node in self.flow.nodes:
             if not (node.fallible and node in self.read) or node.inputs[0].consolidated:
@@ -249,7 +263,7 @@ class _StageCutter:
         return max(self.stage[root] for root in self.places[node].roots)
 
     def _add_input_exchanges(self, node: Collection) -> int:
-        """Bring the inputs of a node together, and return the stage of that."""
+        """Add the exchanges of a node's inputs, and return the stage of the node."""
         every = [by or () for by in node.exchange()]
         stands = [
             len(every) > 1 and not node.of_events and self.places[of].by == by
@@ -266,7 +280,7 @@ class _StageCutter:
     def _add_exchange(
         self, of: Collection, by: Columns, stage: int, read: Set[str] = frozenset(), events: bool = False
     ) -> None:
-        """Bring rows together by some columns, with those that are ``read`` there."""
+        """Add an exchange by some columns; it also carries the columns that are ``read`` on its stage."""
         known = (of, by, stage, events)
         made = self.exchanges.setdefault(
             known, Exchange(len(self.exchanges), stage, self.at[of], by, pa.schema([]), events)
@@ -276,8 +290,10 @@ class _StageCutter:
 
 
 class StageGraph(Graph):
-    """``came``: by exchange of this stage, the updates that came together.  ``sent``: by exchange of later ones, those
-    that a step sends on.
+    """The operator graph of one stage.
+
+    ``came``: the received updates, by exchange of this stage. ``sent``: the updates that a step sends, by exchange of a
+    later stage.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> from ddflow.partitions.stages import cut_stages
@@ -299,13 +315,13 @@ class StageGraph(Graph):
         if stage:
             self.inputs = {}
         self.lent = cut.find_lookup_collections(stage)
-        """The collections whose state this stage looks into, by earlier stage."""
+        """Collections whose state this stage looks up, by earlier stage."""
         self.came: dict[int, Updates] = {}
         self.sent: dict[int, pa.Table] = {}
 
 
 class StageComputation(StepComputation):
-    """One step of a stage; ``sent`` of its graph is what it sends on."""
+    """One step of a stage. It puts the rows for later stages into ``sent`` of its graph."""
 
     def __init__(
         self,
@@ -321,9 +337,9 @@ class StageComputation(StepComputation):
         cut, nodes = graph.cut, graph.plan.nodes
         self.nodes = [node for node in self.nodes if node in graph.here]
         self.suspects: dict[Collection, list[Updates]] = {}
-        """The rows that an expression failed for here, by operator."""
+        """Rows that an expression failed for in this task, by operator."""
         self.arrived_suspects: dict[Collection, Updates] = {}
-        """The same, of all stages and partitions."""
+        """Rows that an expression failed for in all stages and partitions, by operator."""
         self.came: dict[tuple[Collection, Columns, bool], Updates] = {}
         for number, each in graph.came.items():
             met = cut.exchanges[number]
@@ -347,7 +363,7 @@ class StageComputation(StepComputation):
         return stepped
 
     def _check_failed_rows(self) -> None:
-        """Raise the error of an expression unless the rows that it failed for cancel."""
+        """Raise the error of an expression unless the rows that it failed for cancel each other."""
         for node, suspects in self.arrived_suspects.items():
             left = consolidate(suspects, self.of.secret)
             if left.diffs.size:
@@ -356,7 +372,7 @@ class StageComputation(StepComputation):
                 raise ExpressionError(f"compute {node.verb}", found, "let it depend on the row only")
 
     def _retry_on_net_updates(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
-        """Compute an operator of net updates; leave out rows that fail and may be cancelled elsewhere, to send them."""
+        """Compute an operator on net updates. Keep failing rows to send them, since other tasks may cancel them."""
         if node not in self.tests:
             return super()._retry_on_net_updates(node, inputs)
         names = self.of.needed[node.inputs[0]].names
@@ -370,7 +386,7 @@ class StageComputation(StepComputation):
         return made, None
 
     def _send_to_exchanges(self, sums: Iterable[Exchange]) -> None:
-        """Send computed rows to some exchanges, and to others the rows that failed."""
+        """Compute the tables for the exchanges: computed rows for ``sums``, and failed rows."""
         tests = [each for node, each in self.tests.items() if node in self.suspects]
         self.of.sent = {each.number: self._net_rows_for_exchange(each) for each in (*sums, *tests)}
 
@@ -380,17 +396,17 @@ class StageComputation(StepComputation):
         return [(name, node) for name, node in self.of.plan.outputs.items() if name in here]
 
     def receive_updates(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
-        """Return the updates that other tasks sent for a collection, or else its own updates."""
+        """Return the updates that other tasks sent for a collection, or its updates here."""
         came = self.came.get((node, tuple(node.schema.names if by is None else by), False))
         return super().receive_updates(node, by) if came is None else [came]
 
     def build_updates_at_time(self, node: Collection) -> Updates:
-        """Return the events that other tasks sent, if the input belongs to another stage."""
+        """Return the events that other tasks sent if the input belongs to another stage."""
         came = self.came.get((node, (), True))
         return super().build_updates_at_time(node) if came is None else came
 
     def _net_rows_for_exchange(self, exchange: Exchange) -> pa.Table:
-        """Sum the rows that leave for an exchange: one update a row and time."""
+        """Sum the rows of an exchange: one update for each row and time."""
         node, schema = self.of.plan.nodes[exchange.of], exchange.schema
         pieces = []
         given = (
@@ -406,7 +422,7 @@ class StageComputation(StepComputation):
 
 
 def build_sum_updates(table: pa.Table, schema: pa.Schema) -> Updates:
-    """Build updates from sums, with their own times, in the order of time.  O(n log n) for several times."""
+    """Build updates from received sums and their times, sorted by time. O(n log n) for several times."""
     times, ranks = np.unique(table.column(TIME).to_numpy(), return_inverse=True)
     diffs: Ints = table.column(DIFF).to_numpy()
     rows = table.select(schema.names).cast(schema).combine_chunks()
@@ -415,6 +431,6 @@ def build_sum_updates(table: pa.Table, schema: pa.Schema) -> Updates:
 
 
 def _rerank_updates(updates: Updates, times: Ints) -> Updates:
-    """Rank updates among more times."""
+    """Rank updates among a larger set of times."""
     places = np.searchsorted(times, updates.times).astype(np.int32)
     return updates._replace(ranks=places[updates.ranks] if updates.times.size else narrow_ints(), times=times)

@@ -1,7 +1,11 @@
-"""One step of one partition of one stage, with a state or from an empty start.
+"""Run one step of one partition of one stage, as a task does.
 
-Guarantees: a step gives the updates that the local engine gives for the same rows. Its files are named by the attempt,
-so retries and speculation do no harm.
+`StagePartition` opens the partition's inventory, applies the rows of an epoch, writes files and returns a receipt.
+`BackfillComputation` fills the new parts of a plan from the rows of the state. `compute_stage` runs a stage without a
+state.
+
+Guarantees: a step gives the updates that the local engine gives for the same rows. The name of each file contains the
+attempt, so retries and speculative tasks do no harm.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,14 +47,16 @@ from ddflow.time import CLOSED, NEVER
 
 
 class StagePartitionResult(NamedTuple):
-    """The result of a part.  ``sums``: by exchange, the rows for other stages, with ``_time`` and ``_diff``."""
+    """The result of a step. ``sums``: the rows for other stages, by exchange, with ``_time`` and ``_diff``."""
 
     receipt: Receipt
     sums: dict[int, pa.Table]
 
 
 class StagePartition:
-    """``at``: the name of the inventory that it holds, "" for none.  ``stage``, ``number``: which part it is.
+    """One partition of one stage, open for steps.
+
+    ``stage``, ``number``: the stage and the partition. ``at``: the name of the inventory that it holds, "" for none.
 
     >>> import os, tempfile, ddflow as dd
     >>> from ddflow.partitions.commit import DriverOptions, EpochDriver
@@ -71,9 +77,9 @@ class StagePartition:
     """
 
     def __init__(self, cut: Stages, start: EpochStart, stage: int, number: int) -> None:
-        """Open the inventory of this part in the epoch start.  O(bytes of it); verifies every file.
+        """Open the inventory of this partition from the epoch start. O(its bytes); verifies every file.
 
-        Raises `StateRefused` if the state cannot be seen from here, `CorruptState`, and as stores do.
+        Raises `StateRefused` if this host cannot see the state, `CorruptState`, and the errors of stores.
         """
         began = perf_counter_ns()
         self.cut, self.stage, self.number = cut, stage, number
@@ -93,26 +99,26 @@ class StagePartition:
             self.sections = InventorySectionWriter(store)
             self.at, self.names, self.sink = "", dict[str, Blob](), cast(OutputFolder | None, None)
             self.lent = dict.fromkeys(graph.lent, "")
-            """The name of the inventory that was read last, by stage that this one looks into."""
+            """Name of the last inventory read, by stage that this one looks up."""
             if start.inventories:
                 self._load_inventory(start)
         self.opened = (perf_counter_ns() - began) // 1000
 
     def catch_up(self, start: EpochStart) -> None:
-        """Bring a part up to date that holds one of ``start.before``.  O(bytes that are new).
+        """Bring an open partition from an inventory in ``start.past`` to the newest one. O(new bytes).
 
-        Raises as opening it does; it must then be closed.
+        Raises as opening does. After an error, the caller must close the partition.
         """
         began = perf_counter_ns()
         self._load_inventory(start)
         self.opened = (perf_counter_ns() - began) // 1000
 
     def _load_inventory(self, start: EpochStart) -> None:
-        """Load the inventory of the part."""
+        """Load the partition's inventory from the epoch start."""
         blob = start.inventories[self.stage][self.number]
         stored = StoredInventory.read(self.store, blob)
         own = _select_stage_inventory(stored.of, self.cut, self.stage)
-        # One engine's inventory is of all stages, and so are its sections.
+        # The inventory of a local engine and its sections cover all stages, so a stage encodes its part again.
         text = stored.text if own == stored.of else InventoryText(encode_record(own), ())
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
         recovery.restore_dataflow(
@@ -126,7 +132,7 @@ class StagePartition:
         self.batch_store.register_manifest_files(self.names)
 
     def _load_lookup_collections(self, start: EpochStart) -> None:
-        """Load the collections of earlier stages that this stage looks into.  O(bytes that are new)."""
+        """Load the collections of earlier stages that this stage looks up. O(new bytes)."""
         graph, began = self.levelled, perf_counter_ns()
         for stage, nodes in graph.lent.items():
             at = start.inventory_name(stage, self.number)
@@ -135,7 +141,7 @@ class StagePartition:
             if self.lent[stage] not in ("", *start.list_past_inventories(stage, self.number)):
                 for node in nodes:
                     graph.opened[node].clear_state()
-            self.lent[stage] = "?"  # until all is taken up
+            self.lent[stage] = "?"  # until all of it is loaded
             stored = StoredInventory.read(self.store, start.inventories[stage][self.number])
             indexed = self.dataflow.budget.memory is None
             recovery.restore_lookup_collections(self.dataflow, nodes, stored, self.batch_store, indexed=indexed)
@@ -143,7 +149,7 @@ class StagePartition:
         self.opened += (perf_counter_ns() - began) // 1000
 
     def close(self) -> None:
-        """Close the part; twice is harmless."""
+        """Close the partition; twice is harmless."""
         with self.dataflow.guard.lock_in_any_state("close"):
             self.dataflow.close()
             self.store.close()
@@ -157,12 +163,15 @@ class StagePartition:
         digests: Mapping[str, str],
         said: Mapping[str, MessageSummary] | None = None,
     ) -> StagePartitionResult:
-        """Take in this part's rows of an epoch, and write the results.  O(rows and updates) expected.
+        """Apply this partition's rows of an epoch, and write the results. O(rows and updates) expected.
 
-        ``inputs``: by input, on stage 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by exchange of
-        this stage.  ``rows``, ``digests``: of the inputs, for the receipt.  ``said``: of messages, by input; their
-        table must not change between epochs.  Raises as a step of an engine does, and `BadMessage` for another
-        table; the part must then be closed, and its files are garbage.
+        - ``inputs``: on stage 0, Arrow data by input, in the order of arrival.
+        - ``sums``: received rows by exchange of this stage.
+        - ``rows``, ``digests``: counts and digests of the inputs' rows, for the receipt.
+        - ``said``: the message summaries by input. The table of an input must not change between epochs.
+
+        Raises as a step of an engine does, and `BadMessage` for messages of another table. After an error, the caller
+        must close the partition, and its new files are garbage.
         """
         if start.backfill is None:
             self._load_lookup_collections(start)
@@ -197,13 +206,13 @@ class StagePartition:
         return StagePartitionResult(replace(receipt, figures=figures), sent)
 
     def _step_events(self, start: EpochStart, inputs: Mapping[str, Any]) -> Step:
-        """Step with the rows of inputs, on stage 0."""
+        """Run a step with the rows of inputs, on stage 0."""
         if not self.dataflow.flow.holds_back:
             return self.dataflow.step(self.dataflow.ingest_inputs(inputs, start.time), start.time)
         return self.dataflow.push(self.dataflow.ingest_inputs(inputs, None), start.to)
 
     def _step_with_received_sums(self, start: EpochStart, sums: Mapping[int, pa.Table]) -> Step:
-        """Step with sums, on later stages."""
+        """Run a step with the sums from other tasks, on later stages."""
         frontier, last = (start.to, start.to - 1) if self.dataflow.flow.holds_back else (start.time + 1, start.time)
         if frontier <= self.dataflow.frontier:
             return self.dataflow.apply_step({}, None, self.dataflow.frontier, self.dataflow.last)
@@ -219,7 +228,7 @@ class StagePartition:
         return {each.number: build_sum_updates(sums[each.number], each.schema) for each in here}
 
     def _run_backfill(self, start: EpochStart, backfill: Backfill, sums: Mapping[int, pa.Table]) -> Step:
-        """Build the new parts of the plan from the rows of the state, and from the sums of other tasks."""
+        """Fill the new parts of the plan from the rows of the state and from the sums of other tasks."""
         graph, budget = self.levelled, self.dataflow.budget
         graph.came = {number: each for number, each in self._build_exchange_updates(sums).items() if each.diffs.size}
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
@@ -277,15 +286,15 @@ class StagePartition:
 
 
 def make_idle_receipt(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | None:
-    """Build the receipt of a part that has no rows and need not be opened; None if it must be.  O(1).
+    """Build the receipt of a partition without rows; None if the partition must be opened. O(1).
 
-    Without rows nothing changes on later stages; nor on stage 0 in epoch mode, unless keys expire.
+    Without rows nothing changes on later stages. On stage 0 nothing changes in epoch mode unless keys expire.
     """
     expires = any(input.spec.expiry is not None for input in cut.flow.inputs.values())
     if not start.inventories or start.backfill is not None or (stage == 0 and (cut.flow.holds_back or expires)):
         return None
     if len({each[number].name for each in start.inventories}) < len(start.inventories):
-        return None  # one engine's inventory is of all stages: each writes its own first
+        return None  # a local engine's inventory covers all stages: each stage writes its own first
     frontier, last = (start.to, start.to - 1) if cut.flow.holds_back else (start.time + 1, start.time)
     if frontier in (CLOSED, start.frontier):
         last = start.last
@@ -314,7 +323,7 @@ def make_idle_receipt(cut: Stages, start: EpochStart, stage: int, number: int) -
 
 
 def _select_stage_inventory(given: Inventory, cut: Stages, stage: int) -> Inventory:
-    """Select a stage's part of an inventory: a local engine's holds all stages."""
+    """Select the part of an inventory that belongs to a stage: a local engine's inventory covers all stages."""
     ids = compute_node_ids(cut.flow)
     here = {ids[node] for node in cut.find_stateful_nodes(stage)}
     operators = {name: each for name, each in given.operators.items() if name in here}
@@ -322,7 +331,7 @@ def _select_stage_inventory(given: Inventory, cut: Stages, stage: int) -> Invent
 
 
 def _hash_sent_rows(sums: Mapping[int, pa.Table], secret: Secret) -> str:
-    """Hash the rows that are sent on, in any order, to compare two attempts.  O(updates)."""
+    """Hash the sent rows independently of their order, to compare two attempts of a task. O(updates)."""
     total = 0
     for number, table in sorted(sums.items()):
         for batch in table.to_batches():
@@ -331,15 +340,18 @@ def _hash_sent_rows(sums: Mapping[int, pa.Table], secret: Secret) -> str:
 
 
 class BackfillComputation(StageComputation):
-    """``backfill``: what is new.  ``last``: the last closed time, which is stamped.  ``upper``: the frontier.  The new
-    operators of ``graph`` are filled when it has run; nothing else changes."""
+    """A computation that fills the new parts of a plan.
+
+    ``backfill``: the new parts. ``last``: the last closed time, which is the time of all its updates. ``upper``: the
+    frontier. `run` fills the new operators of ``graph`` and changes nothing else.
+    """
 
     def __init__(
         self, graph: StageGraph, backfill: Backfill, last: int, upper: int, since: int, buffer: UpdateBuffer
     ) -> None:
         super().__init__(graph, {}, since, buffer)
         self.backfill, self.last, self.upper = backfill, last, upper
-        self.times, self.many = ints(last), True  # what is held comes in pieces
+        self.times, self.many = ints(last), True  # the rows of the state come in pieces
         self.new = find_new_operators(graph, backfill)
         computed = set(_find_computed_nodes(graph, backfill))
         shown = {graph.plan.outputs[name] for name in backfill.outputs}
@@ -359,7 +371,7 @@ class BackfillComputation(StageComputation):
         ]
 
     def run(self) -> ComputedStep:
-        """Fill new operators, and return the rows of new outputs.  O(rows that they are made of)."""
+        """Fill new operators, and return the rows of new outputs. O(rows of their inputs)."""
         self.of.sent = {}
         if self.last == NEVER:
             return self.out
@@ -388,13 +400,13 @@ class BackfillComputation(StageComputation):
         return [(name, node) for name, node in super().list_outputs() if name in self.backfill.outputs]
 
     def build_updates_at_time(self, node: Collection) -> Updates:
-        """Return one event of each input on its stage: a state that closed a time has had events."""
+        """Return one event for each input on its stage: a state that closed a time has had events."""
         if self.of.stage:
             return super().build_updates_at_time(node)
         return Updates(pa.table({}), narrow_ints(0), ints(1), self.times)
 
     def _build_output_tables(self, node: Collection, pieces: Sequence[Updates]) -> Iterable[pa.Table]:
-        """Yield the rows of an output as its tables."""
+        """Yield the rows of an output as tables in its format."""
         graph, given = self.graph, [node.schema.names]
         for (each,) in self._group_equal_rows([pieces], given):
             yield graph.opened[node].to_output_table(each, graph.secret, node.schema, graph.time_type)
@@ -411,19 +423,19 @@ class BackfillComputation(StageComputation):
         running.apply(changes, self.upper, self.since)
 
     def _propagate_rows(self, node: Collection) -> None:
-        """Send the rows of a collection to all that read it."""
+        """Pass the rows of a collection to all operators that read it."""
         names = self.graph.needed[node].names
         for piece in self.graph.opened[node].iterate_rows(None):
             self._propagate_updates(node, piece._replace(rows=piece.rows.select(names), times=self.times))
 
 
 def find_new_operators(graph: Graph, backfill: Backfill) -> set[Collection]:
-    """Return the operators whose state is in no file.  O(nodes)."""
+    """Return the operators without state in any file. O(nodes)."""
     return {node for node, name in compute_node_ids(graph.plan).items() if name in backfill.operators}
 
 
 def _find_computed_nodes(graph: Graph, backfill: Backfill) -> Iterable[Collection]:
-    """Return the collections to compute for the new parts of a plan: they are new, or hold nothing.  O(nodes)."""
+    """Return the collections to compute for the new parts of a plan: they are new or keep no state. O(nodes)."""
     new = find_new_operators(graph, backfill)
 
     def is_computed(node: Collection) -> bool:
@@ -435,12 +447,15 @@ def _find_computed_nodes(graph: Graph, backfill: Backfill) -> Iterable[Collectio
 
 
 TIME: Final = 0
-"""The time that epoch mode stamps: there is one step."""
+"""Time of all updates in epoch mode, which has one step here."""
 
 
 class StageResult(NamedTuple):
-    """``outputs``: by name, those of the stage, side outputs among them.  ``sent``: by exchange, what goes on to later
-    stages, where there is something."""
+    """The result of `compute_stage`.
+
+    ``outputs``: the tables of the stage by name, side outputs included. ``sent``: the rows for later stages by
+    exchange, without empty ones.
+    """
 
     outputs: dict[str, pa.Table]
     sent: dict[int, pa.Table]
@@ -449,10 +464,11 @@ class StageResult(NamedTuple):
 def compute_stage(
     cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums: Mapping[int, pa.Table]
 ) -> StageResult:
-    """Compute one stage of one partition.  O(rows and updates) expected.
+    """Compute one stage of one partition without a state. O(rows and updates) expected.
 
-    ``rows``: by input, in the order of arrival, on stage 0; they are taken out of it one by one, so that no input is
-    held twice.  ``sums``: by exchange of this stage.  Raises as a step of an engine does.
+    ``rows``: on stage 0, the rows by input, in the order of arrival. The function removes each from the dict as it
+    reads it, so no input is in memory twice. ``sums``: received rows by exchange of this stage. Raises as a step of an
+    engine does.
 
     >>> import ddflow as dd
     >>> from ddflow.partitions.stages import cut_stages

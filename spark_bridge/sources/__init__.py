@@ -1,1 +1,1 @@
-"""Data sources for Spark: states, batch and stream, and topics of Kafka."""
+"""Spark data sources for states, as a batch or a stream, and for Kafka topics."""

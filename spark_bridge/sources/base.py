@@ -1,7 +1,7 @@
 """Check the options of data sources, and limit the batches of their streams.
 
-`StreamReader` works with PySpark 4.1 and later. From 4.2 on, Spark gives the start and the limit of each batch, and
-asks for the end of a query that takes what is available. 4.1 takes everything at once, so a limit is an error there.
+`StreamReader` works with PySpark 4.1 and later. From 4.2 on, Spark passes the start and the limit of each batch, and
+supports the trigger that takes only the available data. Version 4.1 takes everything at once, so a limit is an error.
 
 >>> check_options({"path": "a", "outptu": "b"}, ("path", "output"), (), "read a state", "")
 Traceback (most recent call last):
@@ -23,15 +23,15 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 
 LIMITS: Final = "pyspark.sql.streaming.datasource"
-"""The module of limits, new in PySpark 4.2."""
+"""Module of limits, new in PySpark 4.2."""
 
 
 def check_options(
     given: Iterable[str], known: Sequence[str], others: Iterable[str], asked: str, kind: str, remedy: str = ""
 ) -> None:
-    """Raise `SpecError` for an option that is not known, or one of the ``others``, in any case.
+    """Raise `SpecError` for an unknown option and for any of ``others``. The case of names does not matter.
 
-    ``others``: options of the other kind of query. ``asked``, ``kind``: what is read, in general and of this kind.
+    ``others``: options of the other kind of query. ``asked``, ``kind``: describe the read in general, and this kind.
     """
     names = {name.lower(): name for name in known}
     for each in given:
@@ -45,7 +45,7 @@ def check_options(
 
 
 def list_readable_partitions(plan: Plan, name: str, manifest: Manifest) -> list[tuple[int, int] | None]:
-    """List the shares of an output or an input that tasks can read: a stage and a partition, or None for all of it.
+    """List the splits of an output or an input for tasks: a stage and a partition each, or None for all rows.
 
     O(nodes + partitions).
     """
@@ -55,9 +55,9 @@ def list_readable_partitions(plan: Plan, name: str, manifest: Manifest) -> list[
 
 
 class StreamReader(DataSourceStreamReader):
-    """A stream whose batches have a limit, of a class of PySpark's: ``most``, or None for all there is.
+    """A stream whose batches can have a limit. ``limit``: PySpark's class of limit. ``most``: the limit, or None.
 
-    ``target``: where the stream ends for a query that takes what is available; None without an end.
+    ``target``: the end of the stream for a query that takes only the available data; None without an end.
     """
 
     limit: ClassVar[str]
@@ -71,11 +71,11 @@ class StreamReader(DataSourceStreamReader):
         return getattr(import_module(LIMITS), self.limit)(self.most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Go no further than what is available now."""
+        """Fix the end of the stream for a query that takes only the available data."""
         self.target = self.find_stream_end()
 
     def find_stream_end(self) -> Any:
-        """Look where the stream ends now."""
+        """Return the current end of the stream."""
         raise NotImplementedError
 
 

@@ -1,11 +1,10 @@
-"""Follow a state as a Spark stream: its contents once, then the updates of every committed epoch.
+"""Follow a state as a Spark stream: first its contents, then the updates of every committed epoch.
 
-The updates between two offsets are the same whenever they are read, and the sum of what a stream gave up to an epoch is
-what the output holds after it. The first batch may be read again when its version is deleted: it is then the contents
-now, less the updates since. A state can go back and commit other epochs under the same numbers, so an offset carries a
-mark of its epoch; a stream that cannot compare it stops. An output made under the name of a dropped one is another.
-Limits: a state keeps few epochs. From PySpark 4.2 on a batch has up to `most` epochs, but for the first. It commits
-nothing.
+Guarantees: the updates between two offsets are the same whenever they are read. Their sum up to an epoch equals the
+output after it. If Spark repeats the first batch after its version was deleted, the batch is computed as the contents
+now minus the updates since. An offset carries a mark of its epoch, so a stream stops if the state was rolled back and
+committed other epochs, or if its output was dropped.
+Limits: a state keeps few epochs. From PySpark 4.2 on, a batch has at most `most` epochs, except the first.
 
 >>> ChangeStream("nowhere", "owner", None, "people", pa.schema([]), "earliest", 3).initialOffset()
 {'epoch': -1, 'mark': ''}
@@ -42,7 +41,7 @@ from spark_bridge.tasks import UpdatesFile, to_spark_batches
 
 Offset = dict[str, Any]
 BYTES: Final = 32 << 20
-"""Splits of a batch are read together, by one task, up to so many bytes."""
+"""Maximum bytes of files that one task reads."""
 AGAIN: Final = (
     "follow it more often; have the state keep more epochs (keep=); or let its outputs go to a folder "
     "(outputs=), where they stay, and follow its Parquet files; or start again, with a new checkpoint"
@@ -51,7 +50,7 @@ AGAIN: Final = (
 
 @dataclass(frozen=True)
 class FileSplit(InputPartition):
-    """The updates of some files, in their order.  ``schema``: of all columns."""
+    """The updates of some files, in order. ``schema``: all columns of the output."""
 
     version: StateVersion
     files: tuple[UpdatesFile, ...]
@@ -60,9 +59,9 @@ class FileSplit(InputPartition):
 
 @dataclass(frozen=True)
 class SnapshotSplit(InputPartition):
-    """The contents of a version, or a ``share`` of it, less the updates of ``files``, stamped with a time.
+    """The contents of a version, or of a ``share``, minus the updates of ``files``, with one time.
 
-    ``schema``: of all columns; None for upserts, which carry their own times.
+    ``schema``: all columns of the output; None for upserts, which have their own times.
     """
 
     version: StateVersion
@@ -73,10 +72,10 @@ class SnapshotSplit(InputPartition):
 
 
 class ChangeStream(StreamReader):
-    """See `DdflowSource.streamReader`.
+    """The reader of `DdflowSource.streamReader`.
 
-    ``begin``: "earliest", "latest", "kept" or an epoch's number. ``most``: epochs of a batch. Spark knows limits of
-    rows, bytes and files, so epochs are its files.
+    ``begin``: "earliest", "latest", "kept" or the number of an epoch. ``most``: epochs in a batch. Spark only has
+    limits of rows, bytes and files, so it counts epochs as files.
     """
 
     limit = "ReadMaxFiles"
@@ -100,7 +99,7 @@ class ChangeStream(StreamReader):
         return {**self.__dict__, "target": None, "_store": None, "_last": None}
 
     def initialOffset(self) -> Offset:
-        """Where a new query begins.  Raises `SnapshotExpired` for an epoch that is not kept."""
+        """Return the start of a new query. Raises `SnapshotExpired` for an epoch that is not kept."""
         if self.begin == "earliest":
             return {"epoch": -1, "mark": ""}
         manifest = self.find_stream_end()
@@ -119,9 +118,9 @@ class ChangeStream(StreamReader):
         return self._build_offset(manifest, first - 1)
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
-        """Return the last epoch of the next batch. Before 4.2, Spark does not pass the start.
+        """Return the last epoch of the next batch. O(epochs kept).
 
-        O(epochs kept). Raises `SnapshotExpired` if it cannot be read.
+        PySpark before 4.2 does not pass the start. Raises `SnapshotExpired` if epochs in between are not kept.
         """
         manifest = self.target or self.find_stream_end()
         if start is None:
@@ -140,9 +139,9 @@ class ChangeStream(StreamReader):
         return self._build_offset(manifest, manifest.epoch) | {"time": max(manifest.last, manifest.since)}
 
     def _build_offset(self, manifest: Manifest, epoch: int) -> Offset:
-        """Return an epoch with a mark that tells it from another epoch of its number; "" if it is not kept.
+        """Return an offset: an epoch, and a mark that distinguishes epochs with the same number; "" if it is not kept.
 
-        If an earlier output of its name was dropped, ``dropped`` has the last epoch of that output.
+        If an output of the same name was dropped earlier, ``dropped`` is the last epoch of that output.
         """
         before = {"dropped": manifest.dropped[self.output]} if self.output in manifest.dropped else {}
         for each in manifest.receipts:
@@ -185,7 +184,7 @@ class ChangeStream(StreamReader):
         return [FileSplit(version, tuple(group), schema) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the updates of a partition, in the types that travel.
+        """Read the updates of a split, in Spark's types.
 
         O(bytes). Raises `SnapshotExpired`, `CorruptState`.
         """
@@ -202,7 +201,7 @@ class ChangeStream(StreamReader):
     ) -> Sequence[InputPartition]:
         """Split the first batch: the contents after an epoch."""
         node, store = plan.outputs.get(self.output), self._open_store()
-        if node is None:  # a side output, of which a state holds nothing
+        if node is None:  # a side output: a state keeps no rows of it
             return []
         upserts = DIFF not in node.updates_schema(plan.time_type).names
         try:
@@ -236,7 +235,7 @@ class ChangeStream(StreamReader):
         return [kept[number] for number in wanted]
 
     def _check_offset(self, manifest: Manifest, at: Offset) -> None:
-        """Raise `SnapshotExpired` if the state went back before an offset, or its output was dropped."""
+        """Raise `SnapshotExpired` if the state was rolled back before an offset, or its output was dropped."""
         there, asked = self._build_offset(manifest, at["epoch"]), f"follow {self.where} at epoch {at['epoch']}"
         if at["epoch"] >= 0 and at.get("dropped") != there.get("dropped"):
             found = f"the output {self.output!r} was dropped since; one of its name is another"
@@ -258,7 +257,7 @@ class ChangeStream(StreamReader):
                     yield UpdatesFile(epoch.epoch, blob, None if is_state_file(blob) else manifest.folder, columns)
 
     def _read_files(self, version: StateVersion, files: Sequence[UpdatesFile], schema: pa.Schema) -> Iterator[pa.Table]:
-        """Read the updates of files, one after the other."""
+        """Read the updates of files one after the other."""
         with open_existing_store(version.store, trust=version.trust) as store:
             for file in files:
                 try:
@@ -273,7 +272,7 @@ class ChangeStream(StreamReader):
                     ) from None
 
     def _read_snapshot(self, split: SnapshotSplit) -> pa.Table:
-        """Read the contents of a version, less the updates since."""
+        """Read the contents of a version, minus the updates since."""
         table = read_updates(split.version, self.flow, self.output, split.share)
         if split.schema is None:
             return table
@@ -287,7 +286,7 @@ class ChangeStream(StreamReader):
         return append_time_column(table, split.time, split.schema)
 
     def _find_schema(self, plan: Plan) -> pa.Schema:
-        """All columns of the output, those that are wanted among them."""
+        """Return all columns of the output. Raises `PlanChanged` if requested columns differ."""
         there = self.output in (*plan.outputs, *plan.side_outputs())
         schema = (plan.updates_schema(self.output) if there else None) or pa.schema([])
         if not set(self.columns) <= set(schema):
@@ -304,7 +303,7 @@ class ChangeStream(StreamReader):
         return self._store
 
     def find_stream_end(self) -> Manifest:
-        """Return the newest manifest; look for it a hundred times a second, and read it only if it is new."""
+        """Return the newest manifest. It is read only if it is new, so frequent calls are cheap."""
         store = self._open_store()
         if self._last is None or store.list_manifests()[-1:] != [self._last.number]:
             self._last = find_version(store)

@@ -1,10 +1,10 @@
-"""Read topics of Kafka as a Spark data source, for machines without Spark's own Kafka jar; librdkafka reads.
+"""Read Kafka topics as a Spark data source through librdkafka, for machines without Spark's Kafka jar.
 
-Options are those of Spark's source, mean what they mean there, and are understood or refused; what begins with
-``kafka.`` is librdkafka's. Errors never show the value of such an option. Batches and streams have the columns of
-Spark's source, but for ``timestampType``. A batch of a stream has the messages between two sets of offsets, the same
-ones whenever it is read, so a state gets each once. Positions are in Spark's checkpoint; no consumer group is needed.
-Offsets that a topic lost are an error, never a gap, and so are those of another cluster or topic of the same name.
+Options have the names and meanings of Spark's Kafka source; unknown ones are refused. Options that begin with
+``kafka.`` go to librdkafka, and errors never show their values. The columns are Spark's, without ``timestampType``.
+
+Guarantees: a batch of a stream has the same messages whenever it is read, so a state gets each once. Offsets are in
+Spark's checkpoint, without a consumer group. Lost offsets, or another cluster or topic of the same name, are an error.
 
 >>> KafkaSource({"subscrib": "orders"}).reader(KafkaSource({}).schema())
 Traceback (most recent call last):
@@ -42,9 +42,9 @@ BATCH: Final = ("endingOffsets",)
 STREAM: Final = ("maxOffsetsPerTrigger",)
 OPTIONS: Final = ("subscribe", SERVERS, "startingOffsets", "startingTimestamp", *BATCH, *STREAM)
 Offsets = dict[str, dict[str, int]]
-"""By topic and partition (a text, as JSON has it), the next offset."""
+"""The next offset by topic and partition. Partitions are text, as in JSON."""
 Positions = dict[str, TopicPosition]
-"""By topic, what Spark keeps: offsets, and of what they are."""
+"""Entry of Spark's checkpoint, by topic: the offsets, and the identity of the topic."""
 COLUMNS: Final = pa.schema(
     {
         "key": pa.binary(),
@@ -55,19 +55,19 @@ COLUMNS: Final = pa.schema(
         "timestamp": pa.timestamp("us", "UTC"),
     }
 )
-"""As Spark's own source has them, but for ``timestampType``."""
+"""Columns of Spark's own source, without ``timestampType``."""
 
 
 class KafkaSource(DataSource):
-    """The Spark data source ``ddflow-kafka``.  docs/spark.md has the options.
+    """The Spark data source ``ddflow-kafka``. See docs/spark.md for the options.
 
     Examples
     --------
     Register it, then load a topic::
 
-        spark.dataSource.register(spark_bridge.KafkaSource)
-        reader = spark.readStream.format("ddflow-kafka").option("kafka.bootstrap.servers", "broker:9092")
-        feed = reader.option("subscribe", "orders").option("startingOffsets", "earliest").load()
+        spark.dataSource.register(spark_bridge.KafkaSource) reader =
+        spark.readStream.format("ddflow-kafka").option("kafka.bootstrap.servers", "broker:9092") feed =
+        reader.option("subscribe", "orders").option("startingOffsets", "earliest").load()
     """
 
     @classmethod
@@ -86,7 +86,7 @@ class KafkaSource(DataSource):
         return spark_schema(COLUMNS, "messages")
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make what reads a batch: from ``startingOffsets`` ("earliest") to ``endingOffsets`` ("latest").
+        """Return the reader of a batch: from ``startingOffsets`` ("earliest") to ``endingOffsets`` ("latest").
 
         Parameters
         ----------
@@ -96,12 +96,12 @@ class KafkaSource(DataSource):
         Returns
         -------
         DataSourceReader
-            One partition for each of a topic's.
+            With one split for each partition of a topic.
 
         Raises
         ------
         SpecError
-            For options that are none, or not of a batch.
+            For unknown options, or options of a stream.
         """
         self._check_query(schema, STREAM, "a batch")
         ending = self.options.get("endingOffsets", "latest")
@@ -109,22 +109,22 @@ class KafkaSource(DataSource):
         return TopicBatchReader(self._parse_start_topics("earliest"), Topics(self._make_topics("latest"), given))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Make what follows topics: from ``startingOffsets`` ("latest") on.
+        """Return the reader of a stream, from ``startingOffsets`` ("latest") on.
 
         Parameters
         ----------
         schema
-            As of `reader`.
+            As in `reader`.
 
         Returns
         -------
         DataSourceStreamReader
-            With up to ``maxOffsetsPerTrigger`` messages a batch.
+            With at most ``maxOffsetsPerTrigger`` messages a batch.
 
         Raises
         ------
         SpecError
-            For options that are none, or not of a stream.
+            For unknown options, or options of a batch.
         MissingExtra
             For a limit of messages before PySpark 4.2.
         """
@@ -134,7 +134,7 @@ class KafkaSource(DataSource):
         return TopicStreamReader(self._parse_start_topics("latest"), most)
 
     def _check_query(self, schema: StructType, others: tuple[str, ...], kind: str) -> None:
-        """Raise `SpecError` for options that are not of this kind of query, that are missing, and for a schema."""
+        """Raise `SpecError` for missing options, options of the other kind of query, or another schema."""
         own = [name for name in self.options if not name.lower().startswith("kafka.")]
         check_options(own, OPTIONS, others, "read Kafka", f"read {kind} of Kafka")
         for name in ("subscribe", SERVERS):
@@ -144,7 +144,7 @@ class KafkaSource(DataSource):
             raise SpecError("read Kafka with a schema", "its columns are always the same", "leave schema() out")
 
     def _make_topics(self, start: str | datetime) -> list[KafkaTopicSource]:
-        """Make the topics, to be read from a start on."""
+        """Create the topics with a start."""
         config = {name[6:]: value for name, value in self.options.items() if name.lower().startswith("kafka.")}
         servers = config.pop("bootstrap.servers")
         names = [name.strip() for name in self.options["subscribe"].split(",")]
@@ -164,7 +164,7 @@ class KafkaSource(DataSource):
         return Topics(self._make_topics("earliest"), self._parse_offsets("startingOffsets", start))
 
     def _parse_offsets(self, name: str, given: str) -> Mapping[str, Mapping[str, int]]:
-        """Parse offsets as Spark has them: {"topic": {"0": 23, "1": -2}}."""
+        """Parse offsets in Spark's form: {"topic": {"0": 23, "1": -2}}."""
         try:
             found: Any = json.loads(given)
             each = [(p, n) for partitions in found.values() for p, n in partitions.items()]
@@ -186,7 +186,7 @@ class KafkaSource(DataSource):
 
 @dataclass(frozen=True)
 class OffsetRange(InputPartition):
-    """Messages of a partition of a topic, from an offset on, before another."""
+    """The messages of a topic's partition, from an offset to another, exclusive."""
 
     of: KafkaTopicSource
     partition: int
@@ -195,7 +195,7 @@ class OffsetRange(InputPartition):
 
 
 class Topics:
-    """Some topics, watched from where Spark plans.  ``given``: offsets that are named instead of a start."""
+    """Several topics that the driver watches. ``given``: offsets to start from, by topic."""
 
     def __init__(self, of: Sequence[KafkaTopicSource], given: Mapping[str, Mapping[str, int]]) -> None:
         self.of, self.given = {each.topic: each for each in of}, given
@@ -211,11 +211,11 @@ class Topics:
         return self._ends[topic]
 
     def find_start_offsets(self) -> Offsets:
-        """Find where reading begins.  O(partitions).  Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`."""
+        """Find the first offsets. O(partitions). Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`."""
         return {topic: self._find_offsets(topic) or offsets_to_json(self.connect(topic).at) for topic in self.of}
 
     def _find_offsets(self, topic: str) -> dict[str, int]:
-        """Return the given offsets, and the start of other partitions; -1 is the end and -2 the beginning."""
+        """Return the given offsets, and the start of other partitions. -1 is the end and -2 the beginning."""
         if topic not in self.given:
             return {}
         ends, asked = self.connect(topic), {int(p): n for p, n in self.given[topic].items()}
@@ -226,9 +226,9 @@ class Topics:
         return offsets_to_json({partition: each[at] for partition, each in now.items()} | found)
 
     def find_end_offsets(self, since: Offsets | None = None) -> Offsets:
-        """Find where topics end.  ``since``: offsets that they must still have.
+        """Find the ends of the topics. ``since``: offsets that the topics must still have.
 
-        O(partitions).  Raises as `find_start_offsets`.
+        O(partitions). Raises as `find_start_offsets`.
         """
         found = dict[str, dict[str, int]]()
         for topic in self.of:
@@ -240,13 +240,13 @@ class Topics:
         return found
 
     def build_positions(self, offsets: Offsets) -> Positions:
-        """Return the offsets of the existing topics, in Spark's form. O(partitions)."""
+        """Return offsets with the identities of their topics, for Spark's checkpoint. O(partitions)."""
         return {topic: build_position(each, self.connect(topic).origin) for topic, each in offsets.items()}
 
     def extract_offsets(self, positions: Positions) -> Offsets:
-        """Return the offsets of positions. O(topics).
+        """Return the offsets in entries of a checkpoint. O(topics).
 
-        Raises the errors of `find_start_offsets`, and `SourceChanged` for positions of another topic.
+        Raises the errors of `find_start_offsets`, and `SourceChanged` for offsets of another topic.
         """
         return {
             topic: dict(self.connect(topic).check_topic_identity(each))
@@ -255,7 +255,7 @@ class Topics:
         }
 
     def split_ranges(self, start: Offsets, end: Offsets) -> list[InputPartition]:
-        """Split the messages between two offsets into ranges for tasks. O(partitions)."""
+        """Split the messages between two sets of offsets into ranges for tasks. O(partitions)."""
         made = list[InputPartition]()
         for topic, partitions in end.items():
             before = start.get(topic, {})
@@ -276,13 +276,13 @@ def read_offset_range(of: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 class TopicBatchReader(DataSourceReader):
-    """Messages up to where topics end when the query is planned, or before the offsets of ``until``."""
+    """The reader of a batch. It ends at the ends of the topics during planning, or at the offsets of ``until``."""
 
     def __init__(self, topics: Topics, until: Topics) -> None:
         self.topics, self.until = topics, until
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Split the batch into ranges for tasks, at most one a partition of a topic."""
+        """Split the batch into ranges for tasks, at most one for each partition of a topic."""
         return self.topics.split_ranges(self.topics.find_start_offsets(), self.until.find_start_offsets())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -291,7 +291,7 @@ class TopicBatchReader(DataSourceReader):
 
 
 class TopicStreamReader(StreamReader):
-    """Messages as they come, at most so many a batch."""
+    """The reader of a stream. ``most``: the maximum number of messages in a batch."""
 
     limit = "ReadMaxRows"
 
@@ -303,11 +303,11 @@ class TopicStreamReader(StreamReader):
         return self.topics.find_end_offsets()
 
     def initialOffset(self) -> Positions:
-        """Return where a new query begins."""
+        """Return the start of a new query."""
         return self.topics.build_positions(self.topics.find_start_offsets())
 
     def latestOffset(self, start: Positions | None = None, limit: Any = None) -> Positions:
-        """Return where the next batch ends.  O(partitions)."""
+        """Return the end of the next batch. O(partitions)."""
         since = None if start is None else self.topics.extract_offsets(start)
         end = self.topics.find_end_offsets(since) if self.target is None else self.target
         if since is not None and (most := getattr(limit, "max_rows", None)):
@@ -324,12 +324,12 @@ class TopicStreamReader(StreamReader):
 
 
 def offsets_to_json(offsets: Mapping[int, int]) -> dict[str, int]:
-    """Name partitions as the keys of JSON do."""
+    """Convert the numbers of partitions to keys of JSON."""
     return {str(partition): offset for partition, offset in offsets.items()}
 
 
 def limit_messages(start: Offsets, end: Offsets, most: int) -> Offsets:
-    """Limit a batch to ``most`` messages and share them between partitions by their lag. O(partitions).
+    """Limit a batch to ``most`` messages, shared between partitions by their lag. O(partitions).
 
     >>> limit_messages({"t": {"0": 5, "1": 0}}, {"t": {"0": 105, "1": 20}}, 12)
     {'t': {'0': 15, '1': 2}}

@@ -1,17 +1,14 @@
-"""Read a state back as a Spark data source: the contents of an output, earlier or now, its changes, and its updates.
+"""Read a state as a Spark data source: the contents of an output, now or earlier, its changes, and its updates.
 
-Every option is understood or refused, and what a state, a plan or a schema says against a read is an error before a
-task runs. Both kinds of query have the columns of updates. A batch is one task a partition if that is exact, else one
-for all; every task reads the version that the driver planned with.
-Limits: a version may be deleted before its tasks run, which is an error that says so.
+Unknown options are refused, and errors of the state, plan or schema are raised before a task runs. A batch and a stream
+have the columns of updates. A batch has one task for each partition if that is exact, else one task. All tasks read the
+version that the driver planned with.
+Limits: a version may be deleted before its tasks run, which raises `SnapshotExpired`.
 
 >>> DdflowSource({"path": "nowhere", "outptu": "by_city"}).schema()
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: read a state with the option 'outptu': there is no such option; did you mean 'output'? ...
->>> columns = pa.schema({"id": pa.int64(), "x": pa.float64()})
->>> is_filter_exact(EqualTo(("id",), 7), columns), is_filter_exact(EqualTo(("x",), 1.5), columns)
-(True, False)
 """
 
 from __future__ import annotations
@@ -78,23 +75,22 @@ _COMPARE: Final[dict[type[Filter], Callable[[pa.Array, pa.Scalar], pa.Array]]] =
     LessThanOrEqual: pc.less_equal,
 }
 _EXACT: Final = (pat.is_integer, pat.is_boolean, pat.is_string, pat.is_date32)
-"""Of the types that travel, those whose values compare alike in Spark and in Arrow."""
+"""Types whose values compare in the same way in Spark and in Arrow, among the transfer types."""
 
 
 class DdflowSource(DataSource):
-    """The Spark data source ``ddflow``, which reads and follows states.  docs/spark.md has the options.
+    """The Spark data source ``ddflow``, which reads and follows states. See docs/spark.md for the options.
 
     Attributes
     ----------
     flow : Plan or None
-        The plan, where the state's own has functions: see `of`.
+        The plan, if the state's own plan has functions: see `of`.
 
     Examples
     --------
     Register it, then load a state::
 
-        spark.dataSource.register(DdflowSource)
-        spark.read.format("ddflow").load(state)
+        spark.dataSource.register(DdflowSource) spark.read.format("ddflow").load(state)
         spark.readStream.format("ddflow").load(state)
     """
 
@@ -107,7 +103,7 @@ class DdflowSource(DataSource):
 
     @classmethod
     def of(cls, flow: Plan) -> type[DdflowSource]:
-        """Make the data source for states of one plan with functions, which no state holds. Register it instead.
+        """Return the data source for states of a plan with functions, which states do not store. Register it instead.
 
         Parameters
         ----------
@@ -117,7 +113,7 @@ class DdflowSource(DataSource):
         Returns
         -------
         type of DdflowSource
-            A class of the same format name.
+            A class with the same format name.
         """
         given = flow.frozen()
 
@@ -151,24 +147,24 @@ class DdflowSource(DataSource):
             return spark_schema(own, f"output {name!r}")
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make the reader of a batch: the newest version, or the version of an epoch.
+        """Return the reader of a batch, for the newest version or the version of an epoch.
 
         Parameters
         ----------
         schema : pyspark.sql.types.StructType
-            The columns that are wanted.
+            The requested columns.
 
         Returns
         -------
         DataSourceReader
-            Of that version.
+            The reader of that version.
 
         Raises
         ------
         NotReadable, SnapshotExpired
             For a time that cannot be read; for an epoch that is not kept.
         DdflowError
-            What `schema` raises.
+            The errors of `schema`.
 
         Notes
         -----
@@ -206,24 +202,24 @@ class DdflowSource(DataSource):
             return reader(ReadRequest(version, self.flow, name, columns, as_of, after), plan, manifest)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Make what follows a state's epochs.
+        """Return the reader of a stream, which follows a state's epochs.
 
         Parameters
         ----------
         schema : pyspark.sql.types.StructType
-            The columns that are wanted.
+            The requested columns.
 
         Returns
         -------
         DataSourceStreamReader
-            From the epoch that the options say.
+            The reader from the epoch in the options.
 
         Raises
         ------
         MissingExtra
             For a limit of epochs before PySpark 4.2.
         DdflowError
-            What `reader` raises.
+            The errors of `reader`.
 
         Notes
         -----
@@ -244,14 +240,14 @@ class DdflowSource(DataSource):
                     "make an output of it, or read it as a batch",
                 )
             if begin == "earliest" and name not in plan.outputs:
-                begin = "kept"  # a state holds no rows of a side output to begin with
+                begin = "kept"  # a state keeps no rows of a side output
             columns = self._select_columns(plan.updates_schema(name), schema, name)
             check_limit_supported(most, "follow a state with maxEpochsPerTrigger")
             return ChangeStream(store.where, self._parse_trust(), self.flow, name, columns, begin, most)
 
     @contextmanager
     def _open_state(self, epoch: int | None = None) -> Iterator[tuple[Store, Manifest, Plan, str]]:
-        """Open the state; yield it, its version, its plan and the requested output. Raises the errors of `schema`."""
+        """Open the state. Yield it, its version, its plan and the requested output. Raises the errors of `schema`."""
         check_options(self.options, OPTIONS, (), ASKED, ASKED)
         if not self.options.get("path"):
             raise SpecError(
@@ -261,7 +257,7 @@ class DdflowSource(DataSource):
             manifest = find_version(store, epoch)
             try:
                 plan = resolve_plan(manifest.plan, self.flow, store.where)
-            except SpecError as error:  # it has functions, which no state holds
+            except SpecError as error:  # it has functions, which states do not store
                 raise SpecError(error.asked, error.found, "register spark_bridge.DdflowSource.of(flow)") from None
             yield store, manifest, plan, self._find_output(plan, store.where)
 
@@ -332,9 +328,10 @@ class DdflowSource(DataSource):
 
 
 class ReadRequest(NamedTuple):
-    """A read: a version of a state, its plan if it has functions, the output's name, columns and times.
+    """A read request.
 
-    The columns are the requested ones, in the flow's types.
+    ``version``: of the state. ``flow``: the plan, if it has functions. ``name``, ``columns``: the output and the
+    requested columns, in the flow's types. ``as_of``, ``after``: times.
     """
 
     version: StateVersion
@@ -347,24 +344,24 @@ class ReadRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionSplit(InputPartition):
-    """``share``: a stage and a partition, or None for all of the state."""
+    """A split of the state. ``share``: a stage and a partition, or None for all rows."""
 
     share: tuple[int, int] | None
 
 
 class BatchReader(DataSourceReader):
-    """See `DdflowSource.reader`.  Travels to the tasks, which read."""
+    """The reader of `DdflowSource.reader`. Tasks receive a copy, and read with it."""
 
     def __init__(self, read: ReadRequest, plan: Plan, manifest: Manifest) -> None:
         self.asked, self.filters = read, list[Any]()
         self.parts = [PartitionSplit(share) for share in list_readable_partitions(plan, read.name, manifest)]
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One or more."""
+        """Return the splits, one or more."""
         return self.parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a partition's rows, in the types that travel. O(bytes of it). Raises the errors of `read_updates`."""
+        """Read the rows of a split, in Spark's types. O(its bytes). Raises the errors of `read_updates`."""
         assert isinstance(partition, PartitionSplit), partition
         version, flow, name, columns, as_of, after = self.asked
         table = read_updates(version, flow, name, partition.share, as_of, after)
@@ -376,7 +373,7 @@ class BatchReader(DataSourceReader):
 
 
 class FilteredReader(BatchReader):
-    """A reader that applies Spark's filters to rows, and to partitions if they determine the key."""
+    """A reader that applies Spark's filters to rows, and reads only the partitions of the keys that filters allow."""
 
     def __init__(self, read: ReadRequest, plan: Plan, manifest: Manifest) -> None:
         super().__init__(read, plan, manifest)
@@ -386,7 +383,7 @@ class FilteredReader(BatchReader):
         return {**self.__dict__, "_plan": None}
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take over what is exact; give back the rest, for Spark.  O(filters)."""
+        """Take over exact filters, and return the rest to Spark. O(filters)."""
         rest = []
         for each in filters:
             if is_filter_exact(each, self.asked.columns):
@@ -412,14 +409,18 @@ class FilteredReader(BatchReader):
                 try:
                     out[each.attribute[0]] = [pa.scalar(value, find_transfer_type(kind)).cast(kind) for value in given]
                 except pa.ArrowInvalid:
-                    continue  # no value of the column's own type: no row has it, and Spark's own finds none
+                    continue  # no row has this value, since it does not fit the column; Spark's filter finds none
         return out
 
 
 def is_filter_exact(given: Filter, columns: pa.Schema) -> bool:
-    """Say whether Arrow gives the answer that Spark would: not for floats, which have a NaN, nor for null-safe filters.
+    """Return whether Arrow evaluates a filter as Spark does. Pure.
 
-    Pure.
+    Filters on floats are not exact because of NaN; nor are null-safe filters.
+
+    >>> columns = pa.schema({"id": pa.int64(), "x": pa.float64()})
+    >>> is_filter_exact(EqualTo(("id",), 7), columns), is_filter_exact(EqualTo(("x",), 1.5), columns)
+    (True, False)
     """
     path: tuple[str, ...] = getattr(given, "attribute", ())
     if len(path) != 1 or path[0] not in columns.names:

@@ -1,1 +1,1 @@
-"""Functions of SQL: a family a file, and the catalog that finds them by name."""
+"""SQL functions: one file for each family, and the catalog that finds them by name."""

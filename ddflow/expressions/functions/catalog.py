@@ -1,10 +1,8 @@
-"""The catalog of functions: find one by name, or say why a name cannot be one.
+"""Find SQL functions by name, or explain why there is none.
 
-Each file in this folder enters its functions in ``table.FUNCTIONS`` when it is loaded, and this file loads them all.
-Functions of choice (``coalesce``, ``if``) are entered here, and casts by name.
-
-Guarantees: every name gives a function or a Refusal with the reason: it aggregates rows, it differs from call to call,
-it makes several rows, or there is none of that name, with the name that was probably meant or what to write instead.
+Guarantees: every name gives a function or a Refusal with the reason: an aggregate, a result that changes from call to
+call, several rows, or an unknown name, with a similar name or an expression to use instead. The import of this module
+loads each file of the folder, which registers its functions in ``table.FUNCTIONS``.
 
 >>> find_function("Upper").name
 'upper'
@@ -83,7 +81,7 @@ TYPES: dict[str, pa.DataType] = {
 }
 
 ALIKE = 0.8
-"""How alike a name must be to be meant; from 0 to 1."""
+"""Similarity above which a name is suggested, from 0 to 1."""
 
 
 def find_function(name: str) -> SqlFunction:

@@ -1,8 +1,8 @@
-"""Functions of dates and timestamps: parts, truncation, days between, `date_format`, and wall-clock times of zones.
+"""Define functions of dates and timestamps: parts, truncation, day counts, `date_format`, and times in zones.
 
-Guarantees: every instant is taken in UTC, which stands for Spark's session time zone. Weeks begin on Monday, but
-``dayofweek`` counts from Sunday. The current time is refused: a row must always give the same result.
-Limits: times of zones come from the machine's database, so machines of one state should have the same one.
+Guarantees: instants are in UTC, as in a Spark session with that time zone. Weeks begin on Monday, but ``dayofweek``
+counts from Sunday. The current time is refused, because a row must always give the same result.
+Limits: rules of zones come from the machine's database, so all machines of a state should have the same one.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
@@ -122,7 +122,7 @@ _UNITS = {
 
 
 def _build_unit_reader(*allowed: str) -> Take:
-    """Build a reader of the literal of a unit, which gives the unit's one name."""
+    """Build a reader for literals of a unit, which returns the unit's canonical name."""
 
     def take(node: Node, name: str) -> str | None:
         text = read_text_literal(node, f"the unit of {name}")
@@ -175,7 +175,7 @@ sql_function("date_sub", takes=[cast_argument_to_date, _check_days_argument])(pa
 
 Part = Callable[[pa.Array], pa.Array]
 _LONGEST: Final = 12
-"""Bytes that a letter becomes, at most: those of September, with some to spare."""
+"""Maximum bytes of text for one letter: "September" and a reserve."""
 _MONTHS: Final = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
@@ -250,7 +250,7 @@ def date_format(node: Node, pattern: str) -> Node:
         d dd        day             k kk   hour 1-24      Q QQ             quarter
         a           AM, PM          m mm s ss             X, twice, three times   Z, the zone
 
-    Text is quoted (``'T'``; two quotes are one); other characters that are no letters stand for themselves.
+    Text is quoted (``'T'``; two quotes are one). Other characters that are not letters appear unchanged.
 
     >>> import datetime
     >>> from ddflow.expressions.node import constant
@@ -273,7 +273,7 @@ def date_format(node: Node, pattern: str) -> Node:
 
 
 def _compile_pattern(pattern: str) -> list[Part]:
-    """Choose a function for each piece of a pattern.  Raises Refusal for letters that are not supported."""
+    """Choose a function for each piece of a pattern. Raises Refusal for unsupported letters."""
     out: list[Part] = []
     for piece in _split_pattern(pattern):
         if piece[0] == "'" and len(piece) > 1:
@@ -301,18 +301,18 @@ def _split_pattern(pattern: str) -> list[str]:
 
 _OFFSET: Final = r"UTC|[+-](?:0\d|1[0-7]):[0-5]\d|[+-]18:00"
 _NAMES: Final = re.compile(rf"{_OFFSET}|[A-Za-z_]+(?:/[A-Za-z0-9_+-]+)+")
-"""The zones that Java and the database call the same."""
+"""Pattern of zone names with the same meaning in Java and in the database."""
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND: Final = dt.timedelta(microseconds=1)
 _YEARS: Final = (-62_135_596_800_000_000, 253_402_300_800_000_000)
-"""From the year 1 to 9999, in microseconds."""
+"""Microseconds of the years 1 to 9999."""
 _PROBED: Final = [dt.datetime(year, month, 1, tzinfo=dt.UTC) for year in range(1900, 2038) for month in (1, 7)]
 _CYCLE: Final = 146_097 * 86_400_000_000
-"""400 years, after which days of the week and of the year are the same, in microseconds."""
+"""Microseconds of 400 years, the period of weekdays and days of the year."""
 
 
 def _read_zone_literal(node: Node, name: str) -> str | None:
-    """Read the literal of a zone.  Raises Refusal for an unknown zone."""
+    """Read the literal of a zone. Raises Refusal for an unknown zone."""
     text = read_text_literal(node, f"the zone of {name}")
     if text is None:
         return None
@@ -329,7 +329,7 @@ def _read_zone_literal(node: Node, name: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _find_zone_rules_end(zone: str) -> int:
-    """Find the end of the rules that Arrow's kernels know, in microseconds.  Raises their errors for unknown zones."""
+    """Find the end of the rules in Arrow's kernels, in microseconds. Raises their errors for unknown zones."""
     shown = pc.local_timestamp(pa.array(_PROBED, pa.timestamp("us", zone))).to_pylist()
     if re.fullmatch(_OFFSET, zone):
         return _YEARS[1]
@@ -340,11 +340,11 @@ def _find_zone_rules_end(zone: str) -> int:
 
 
 def _compute_zone_offsets(times: Any, zone: str, local: bool) -> Any:
-    """Compute a zone's offset from UTC at times in microseconds.  ``local``: whether they are times of its clock."""
+    """Compute a zone's offset from UTC at times in microseconds. ``local``: whether these are local times."""
     of, out = ZoneInfo(zone), list[int]()
     unique, places = np.unique(times, return_inverse=True)
     for each in unique.tolist():
-        # The years 2370 to 2769 have the rules of all that come behind them.
+        # The years 2370 to 2769 have the rules of all later years.
         at = _EPOCH + (_CYCLE + each % _CYCLE if each >= 2 * _CYCLE else each) * _MICROSECOND
         moved = at.replace(tzinfo=of).utcoffset() if local else at.astimezone(of).utcoffset()
         assert moved is not None, "a zone has an offset"
@@ -355,7 +355,7 @@ def _compute_zone_offsets(times: Any, zone: str, local: bool) -> Any:
 def _convert_zone_times(
     values: pa.Array, name: str, zone: str, near: Callable[[pa.Array], pa.Array], local: bool
 ) -> pa.Array:
-    """Convert times by ``near``, or by `_compute_zone_offsets` if Arrow knows no rules.
+    """Convert times by ``near``, or by `_compute_zone_offsets` after the end of Arrow's rules.
 
     Raises ArrowInvalid for years out of range.
     """
@@ -377,7 +377,7 @@ def _convert_zone_times(
 
 @sql_function("from_utc_timestamp", takes=[cast_argument_to_timestamp, _read_zone_literal], of_null=INSTANT)
 def from_utc_timestamp(node: Node, zone: str) -> Node:
-    """Convert UTC to the time that a clock of the zone shows, stored as if it were UTC.
+    """Convert UTC to the local time of the zone, stored as if it were UTC.
 
     >>> import pyarrow as pa
     >>> from ddflow.expressions.node import constant
@@ -397,7 +397,7 @@ def from_utc_timestamp(node: Node, zone: str) -> Node:
 
 @sql_function("to_utc_timestamp", takes=[cast_argument_to_timestamp, _read_zone_literal], of_null=INSTANT)
 def to_utc_timestamp(node: Node, zone: str) -> Node:
-    """Convert a time of the zone's clock, stored as if it were UTC, to its instant."""
+    """Convert a local time of the zone, stored as if it were UTC, to its instant."""
 
     def near(plain: pa.Array) -> pa.Array:
         before = pc.assume_timezone(plain, zone, ambiguous="earliest", nonexistent="earliest")

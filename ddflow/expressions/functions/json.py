@@ -1,7 +1,7 @@
-"""``get_json_object`` and ``from_json``: the value at a path of a JSON text, and a text as a struct of a fixed shape.
+"""Define ``get_json_object``, the value at a path of a JSON text, and ``from_json``, a text as a struct.
 
-Guarantees: text that is no JSON gives null, or a struct of nulls, and never an error, as in Spark; so does a value that
-is not of the shape's type. The path and the shape are literals, compiled once. ``json_text`` parses, with its limits.
+Invalid JSON gives null or a struct of nulls, never an error, as in Spark. A value of another type than the shape's is
+null. Path and shape are literals, compiled once. ``json_text`` parses, with its limits.
 
 >>> from ddflow.expressions.functions.table import FUNCTIONS
 >>> from ddflow.expressions.node import constant
@@ -38,7 +38,7 @@ from ddflow.expressions.node import COLUMN, Node, Refusal, TextTooLarge, accept_
 from ddflow.expressions.types import BOOL, DATE, DOUBLE, INSTANT, INT32, INT64, MOST_DIGITS, STRING, WALL
 
 MOST_LEVELS: Final = 16
-"""Levels of a shape."""
+"""Maximum depth of a shape."""
 _STEP: Final = re.compile(r"\.([^.\[\]'\s](?:[^.\[\]]*[^.\[\]\s])?)|\['([^'?]+)'\]|\[([0-9]{1,9})\]")
 _WORD: Final = re.compile(r"\s*(`(?:[^`]|``)+`|[A-Za-z_0-9]+|[<>(),:])")
 _KINDS: Final = {
@@ -54,7 +54,7 @@ _KINDS: Final = {
 
 
 def _build_text_array(name: str, values: Sequence[str | None]) -> pa.Array:
-    """Build a column of texts; halves of surrogate pairs become question marks.  Raises TextTooLarge."""
+    """Build a column of texts; unpaired surrogates become question marks. Raises TextTooLarge."""
     encoded = [None if value is None else value.encode("utf-8", "replace") for value in values]
     total = sum(len(each) for each in encoded if each is not None)
     if total > COLUMN:
@@ -65,7 +65,7 @@ def _build_text_array(name: str, values: Sequence[str | None]) -> pa.Array:
 
 @sql_function("get_json_object", takes=[cast_argument_to_text, build_text_reader("the path of get_json_object")])
 def get_json_object(node: Node, path: str) -> Node:
-    """Read the value at a path: a text unchanged, everything else as JSON; null if there is none.
+    """Read the value at a path: a text unchanged, other values as JSON; null if there is none.
 
     A path is ``$``, then ``.name``, ``['name']`` and ``[n]``.
     """
@@ -87,7 +87,7 @@ def get_json_object(node: Node, path: str) -> Node:
 
 
 def _parse_path(path: str) -> list[str | int]:
-    """Split a path into its steps.  Raises Refusal for an invalid path."""
+    """Split a path into its steps. Raises Refusal for an invalid path."""
     found, at = list[str | int](), 1
     while at < len(path) and path[0] == "$":
         step = _STEP.match(path, at)
@@ -102,7 +102,7 @@ def _parse_path(path: str) -> list[str | int]:
 
 
 def _find_value_at_path(value: Any, steps: Sequence[str | int]) -> Any:
-    """Find the value at a path; `BAD` for none or null.  Among pairs of one name the first with a value counts."""
+    """Find the value at a path; `BAD` for none or null. Among pairs of one name the first with a value counts."""
     for place, step in enumerate(steps):
         if isinstance(step, int):
             if isinstance(value, JsonObject) or not isinstance(value, list) or step >= len(value):
@@ -124,9 +124,9 @@ def _find_value_at_path(value: Any, steps: Sequence[str | int]) -> Any:
 def from_json(node: Node, shape: str) -> Node:
     """Parse a text into a struct of a shape: nulls if it is not an object, null if it is null or empty.
 
-    A shape is ``a INT, b STRING``, or ``struct<a: int>``: of ``int bigint double decimal(p,s) string boolean date
-    timestamp timestamp_ntz``, ``array<...>`` of these, and ``struct<...>``. No text is read as a number, and no number
-    as a text but by ``string``.
+    A shape is ``a INT, b STRING``, or ``struct<a: int>``. Types are
+    ``int bigint double decimal(p,s) string boolean date timestamp timestamp_ntz``, ``array<...>`` of these, and
+    ``struct<...>``. Texts are never read as numbers, and only ``string`` reads numbers as texts.
     """
     kind = _ShapeParser(shape).parse()
 
@@ -140,7 +140,7 @@ def from_json(node: Node, shape: str) -> Node:
 
 
 def _build_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Build a column of a type from parsed values; null if one has another type.  O(values)."""
+    """Build a column of a type from parsed values; null if one has another type. O(values)."""
     if pat.is_struct(kind):
         objects = [_map_fields(each, kind) if isinstance(each, JsonObject) else None for each in values]
         children = [
@@ -159,7 +159,7 @@ def _build_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _map_fields(pairs: JsonObject, kind: pa.DataType) -> dict[str, Any]:
-    """Map an object's values by name.  Among pairs of one name the last that fits the field's type counts."""
+    """Map an object's values by name. Among pairs of one name the last that fits the field's type counts."""
     found = dict(pairs)
     if len(found) < len(pairs):
         for field in kind:
@@ -190,7 +190,7 @@ def _build_integers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _build_doubles(values: Sequence[Any]) -> pa.Array:
-    """Read numbers, and the texts that replace numbers which JSON lacks."""
+    """Read numbers, and the texts for numbers that JSON lacks."""
     special = {"NaN": "nan", "Infinity": "inf", "+INF": "inf", "INF": "inf", "-Infinity": "-inf", "-INF": "-inf"}
     texts = (each if isinstance(each, JsonNumber) else special.get(each or "") for each in map(_text_or_none, values))
     return pa.array([None if each is None else float(each) for each in texts], DOUBLE)
@@ -217,7 +217,7 @@ def _build_non_number_texts(values: Sequence[Any]) -> pa.Array:
 
 
 def _build_timestamps(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Read timestamps from texts, and instants also from whole numbers of seconds."""
+    """Read timestamps from texts, and instants also from integers of seconds."""
     moments = parse_timestamps(_build_non_number_texts(values), kind)
     if kind == WALL:
         return moments
@@ -253,7 +253,7 @@ class _ShapeParser:
             at = found.end()
 
     def parse(self) -> pa.DataType:
-        """Parse the shape.  Raises Refusal for an invalid shape and for a type that is not supported."""
+        """Parse the shape. Raises Refusal for an invalid shape and for an unsupported type."""
         self.words.reverse()
         if [word.upper() for word in self.words[-2:]] == ["<", "STRUCT"]:
             kind = self._parse_type(0)

@@ -1,12 +1,9 @@
-"""JSON text to values and back, as Spark's parser and generator (Jackson's) have them.
+"""Parse and write JSON text as Spark's Jackson does.
 
-Invariant: a text gives one value, whatever stands behind it, or is bad; numbers keep their text, an object all its
-pairs in their order. Nothing that is read is evaluated: it becomes lists, pairs and texts. Python's scanner recurs in
-C, so a text that is nested deeper than `MOST_NESTED` is bad before it is scanned (Spark stops at 1,000 levels), and one
-longer than `MOST_TEXT` is refused.
-
-Numbers with a fraction or an exponent are doubles to Jackson, so they are written as Java writes doubles: ``1.50`` is
-``1.5`` and ``1e3`` is ``1000.0``. Java before 19 writes more digits of some doubles than tell them apart.
+Guarantees: a text gives one value, with any later text ignored, or it is bad. Numbers keep their text, and an object
+keeps all its pairs in order. Numbers with a fraction or exponent are written as Java writes doubles: ``1.50`` as
+``1.5`` and ``1e3`` as ``1000.0``.
+Limits: text deeper than `MOST_NESTED` is bad (Spark stops at 1,000 levels), and longer than `MOST_TEXT` is refused.
 
 >>> parse_json('{"a": [1, {"b": "x"}]} and more')
 [('a', ['1', [('b', 'x')]])]
@@ -26,13 +23,13 @@ import pyarrow as pa
 from ddflow.aside import run_on_new_stack
 
 MOST_NESTED: Final = 200
-"""Levels of a text that is read; one that has more is bad."""
+"""Maximum depth of a text; a deeper one is bad, because Python's scanner recurses in C."""
 MOST_TEXT: Final = 20_000_000
-"""Characters of a text."""
+"""Maximum number of characters of a text."""
 BAD: Final = object()
-"""What a text is that is no JSON."""
+"""Value of a text that is not JSON."""
 NOTHING: Final = object()
-"""What a text is that holds nothing at all."""
+"""Value of an empty text."""
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
 _TOKEN: Final = re.compile(rf"{_STRING}|'(?:[^'\\]|\\.)*'", re.DOTALL)
 _BRACKET: Final = re.compile(rf"{_STRING}|'(?:[^'\\]|\\.)*'|[\[{{]|[\]}}]", re.DOTALL)
@@ -41,14 +38,14 @@ _SHORT: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n"
 
 
 class JsonNumber(str):
-    """The text of a number.  ``whole``: whether it has neither a fraction nor an exponent."""
+    """The text of a number. ``whole``: whether it has neither a fraction nor an exponent."""
 
     __slots__ = ()
     whole = False
 
 
 class JsonInteger(JsonNumber):
-    """The text of a whole number."""
+    """The text of an integer."""
 
     __slots__ = ()
     whole = True
@@ -75,10 +72,10 @@ _STRICT: Final = _build_decoder(True, JsonNumber)
 
 
 def parse_json(text: str, strict: bool = False) -> Any:
-    """Parse a JSON text: its value, `BAD`, or `NOTHING` for an empty text.  O(text).
+    """Parse a JSON text. Return its value, `BAD`, or `NOTHING` for an empty text. O(text).
 
-    ``strict``: control characters in texts are bad and ``NaN`` is a number, as in ``from_json``.  Raises ArrowInvalid
-    for a text longer than `MOST_TEXT`.
+    The value consists of lists, pairs and texts; nothing is evaluated. ``strict``: control characters in texts are bad
+    and ``NaN`` is a number, as in ``from_json``. Raises ArrowInvalid for a text longer than `MOST_TEXT`.
     """
     if len(text) > MOST_TEXT:
         raise pa.ArrowInvalid(f"a JSON text has {len(text):,} characters, and it may have {MOST_TEXT:,}")
@@ -109,7 +106,7 @@ def _decode_json_text(text: str, begin: int, strict: bool) -> Any:
 
 
 def _to_double_quotes(found: re.Match[str]) -> str:
-    """Turn a text in single quotes into one in double quotes."""
+    """Convert a text in single quotes to one in double quotes."""
     if found[0][0] == '"':
         return found[0]
     marks = {"\\'": "'", '"': '\\"'}
@@ -169,7 +166,7 @@ def format_number(number: JsonNumber) -> str:
 
 
 def format_double(value: float) -> str:
-    """Format a finite double as Java does.
+    """Format a finite double as Java 19 does. Earlier versions write unneeded digits of some doubles.
 
     >>> format_double(0.001), format_double(1e7), format_double(-1.25e-9), format_double(-0.0)
     ('0.001', '1.0E7', '-1.25E-9', '-0.0')

@@ -1,9 +1,10 @@
-"""Lists: text split into one, and their elements by index.
+"""Split text into lists, build lists, and read their elements by index.
 
-Invariant: ``x[i]`` and ``get`` count from 0, ``element_at`` from 1 and backwards from -1, as in Spark; an index outside
-of a list fails with ``x[i]`` and ``element_at`` (ANSI mode) and is null with ``get``. A null list or index gives null.
-Patterns of ``split`` are RE2's and must match a character at least: where Java splits between characters, libraries
-disagree.
+Guarantees: as in Spark, ``x[i]`` and ``get`` count from 0; ``element_at`` counts from 1, or backwards from -1. An index
+outside of the list fails in ``x[i]`` and ``element_at`` (ANSI mode), and gives null in ``get``. A null list or index
+gives null.
+Limits: patterns of ``split`` are RE2's and must match at least one character, because libraries split at empty matches
+differently.
 
 >>> from ddflow.expressions.functions.table import FUNCTIONS
 >>> from ddflow.expressions.node import constant
@@ -45,7 +46,7 @@ LIST = pa.list_(STRING)
     of_null=LIST,
 )
 def split_text(text: Node, pattern: str, limit: int = -1) -> Node:
-    """Split a text at each match; empty ends count. A ``limit`` above 0 is the largest number of parts."""
+    """Split a text at each match; empty parts count. A ``limit`` above 0 is the largest number of parts."""
     if pc.any(pc.match_substring_regex(pa.array([""]), pattern)).as_py():
         raise Refusal(f"the pattern of split, {pattern!r}, matches an empty text", "let it match a character")
     most = None if limit <= 0 else limit - 1
@@ -62,7 +63,7 @@ def split_text(text: Node, pattern: str, limit: int = -1) -> Node:
 
 @sql_function("array", takes=[keep_argument], least=0, more=True)
 def build_array(*nodes: Node) -> Node:
-    """Build a list of values in their common type; an empty one takes the type of the list that it meets."""
+    """Build a list of values in their common type; an empty list adapts to the type of the other list."""
     if not nodes:
         return constant(pa.scalar([], pa.list_(NULL)))
 

@@ -1,9 +1,9 @@
-"""Functions of numbers: rounding, roots and logarithms, signs, the greatest and the least.
+"""Define functions of numbers: rounding, roots, logarithms, signs, the greatest and the least.
 
-Invariant: result types are Spark's: ``round`` keeps the type (decimals lose digits), ``floor`` and ``ceil`` of a double
-are bigints, logarithms of what has none are null. Halves go up by the digits that are written (see ``digits``), NaN is
-the greatest float, and ``greatest`` passes over nulls. Random functions are refused (in ``catalog``): a row must
-always give the same result.
+Guarantees: result types are Spark's. ``round`` keeps the type (decimals lose digits), ``floor`` and ``ceil`` of a
+double are bigints, and undefined logarithms are null. Halves round up by decimal digits (see ``digits``). NaN is the
+greatest float, and ``greatest`` ignores nulls.
+Limits: ``catalog`` refuses random functions, because a row must always give the same result.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
@@ -76,7 +76,7 @@ def round_number(value: Node, places: Node | None = None) -> Node:
 
 
 def _apply_with_overflow_check(compute: Compute, value: Node) -> Node:
-    """Make ``compute`` fail for overflows, which it turns into null."""
+    """Build a node that fails if ``compute`` turns a value into null because of an overflow."""
 
     def compute_checked(values: pa.Array) -> pa.Array:
         result: pa.Array = compute(values)
@@ -125,7 +125,7 @@ sql_function("pmod", takes=[keep_argument, keep_argument])(partial(arithmetic, "
 
 @sql_function("log", takes=[cast_argument_to_double, cast_argument_to_double], least=1)
 def log(first: Node, second: Node | None = None) -> Node:
-    """Compute a logarithm: log(x) is natural; log(base, x)."""
+    """Compute a logarithm: log(x) is natural; log(base, x) has the given base."""
     if second is None:
         return FUNCTIONS["ln"].call([first])
 
@@ -149,7 +149,7 @@ def _build_greatest_or_least(name: str, kernel: Compute, of_floats: Compute, *va
 
 
 def _max_with_nan(*values: Datum) -> Datum:
-    """Return the greatest float with NaN on top, as Spark does; Arrow skips NaN like null."""
+    """Return the greatest float, with NaN above all numbers as in Spark; Arrow ignores NaN like null."""
     result = pc.max_element_wise(*values)
     nan = pa.scalar(math.nan, result.type)
     for value in values:

@@ -1,9 +1,8 @@
-"""Functions of text: case, length, slices, padding, joining, searching, regular expressions.
+"""Define functions of text: case, length, slices, padding, joining, searching, regular expressions.
 
-Invariant: positions and lengths count characters (code points) from 1, as in Spark, never bytes; a null argument gives
-null. Spark's slices reach before the start and keep counting, its upper case may lengthen a text (ß becomes SS), and
-its replacement texts are Java's. Patterns, widths and counts must be literals: they are compiled once. Regular
-expressions are RE2's.
+Guarantees: positions and lengths count characters (code points) from 1, never bytes. A null argument gives null. Slices
+can begin before the text, upper case may lengthen a text (ß becomes SS), and replacement texts are Java's, as in Spark.
+Limits: patterns, widths and counts are literals, compiled once. Regular expressions are RE2's.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.functions.table import FUNCTIONS
@@ -46,7 +45,7 @@ from ddflow.expressions.node import (
 )
 from ddflow.expressions.types import BINARY, BOOL, DOUBLE, INT32, NULL, STRING
 
-# Letters whose upper or lower case is more than one letter, or depends on the place in the word; a superset will do.
+# Letters whose other case has several letters or depends on the position in the word; others do no harm.
 _ODD_UPPER = "[ßŉǰΐΰև\u1e96-\u1e9a\u1f50-\u1f56\u1f80-\u1fff\ufb00-\ufb17]"
 _ODD_LOWER = "[İΣ]"
 
@@ -89,7 +88,7 @@ _POSITION, _LENGTH = build_integer_reader("the position of substring"), build_in
 
 @sql_function("substring", "substr", takes=[cast_argument_to_text, _POSITION, _LENGTH], least=2)
 def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
-    """Cut out from a position, counted from 1 (from the end if negative), even before the start."""
+    """Return a slice from a position, counted from 1 (from the end if negative); it may begin before the text."""
     if length <= 0:
         return _slice_text(text, 0, 0)
     if start >= 0:
@@ -112,7 +111,7 @@ def slice_right(text: Node, size: int) -> Node:
 
 @sql_function("repeat", takes=[cast_argument_to_text, build_integer_reader("the count of repeat")])
 def repeat(text: Node, times: int) -> Node:
-    """Repeat a text; "" for less than once."""
+    """Repeat a text; a count below 1 gives ""."""
     times = max(times, 0)
 
     def compute(value: Datum) -> Datum:
@@ -193,7 +192,7 @@ def _concatenate(*values: Datum) -> Datum:
 
 def _join_with_separator(separator: pa.Array, first: pa.Array, *others: pa.Array) -> pa.Array:
     """Join texts without the nulls among them; a null separator gives null."""
-    # Arrow leaves out a row altogether when all of its texts are null: such a row is joined from one empty text.
+    # If all texts of a row are null, Arrow omits the row, so such a row is joined from one empty text.
     given = (first, *others, *[separator] * len(others))
     check_text_size("concat_ws", given, lambda size: size, lambda: reduce(pc.add, map(byte_lengths, given)))
     nothing = first.is_null()
@@ -279,7 +278,7 @@ def regexp_replace(text: Node, pattern: str, by: str) -> Node:
 
 
 def _translate_replacement(java: str) -> str:
-    r"""Translate Java's replacement text to RE2: ``$1`` is ``\1``, and a backslash makes the next character plain.
+    r"""Translate Java's replacement text to RE2: ``$1`` is ``\1``, and a backslash makes the next character literal.
 
     >>> print(_translate_replacement("[$1]\\$"))
     [\1]$
@@ -304,8 +303,8 @@ def _translate_replacement(java: str) -> str:
     least=2,
 )
 def regexp_extract(text: Node, pattern: str, index: int = 1) -> Node:
-    """Return a group (by default the first; 0 is the whole) of the first match; "" without a match."""
-    # A lazy run before and a greedy one after leave the first match, in a group of its own, and its groups behind it.
+    """Return a group (by default the first; 0 is the whole match) of the first match; "" without a match."""
+    # The pattern is a group between a lazy and a greedy run, so the replacement keeps one group of the first match.
     around = f"^(?s:.*?)({pattern})(?s:.*)$"
     try:
         if not 0 <= index <= 8:

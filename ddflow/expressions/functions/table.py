@@ -1,8 +1,8 @@
-"""The tables of functions: what a function takes and builds, and what to write instead of one that other systems have.
+"""Register SQL functions with their arguments, and suggest expressions for functions of other systems.
 
-Guarantees: arguments are checked and converted before a builder sees them; a function with a null literal is null. Each
-expression in the list of other systems' functions compiles over `COLUMNS`, and tests see to that.
-Limits: what has no counterpart is not listed; docs/expressions.md says what there is.
+Guarantees: arguments are checked and converted before a builder gets them. A function of a null literal is null. Tests
+compile each suggested expression over `COLUMNS`.
+Limits: functions without an equivalent expression are not listed; docs/expressions.md lists the supported ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ COLUMNS: Final = pa.schema(
         "n": pa.int64(),
     }
 )
-"""What the expressions speak of."""
+"""Columns of the suggested expressions."""
 _INSTEAD: Final = {
     "strftime to_char format_datetime date_to_char": "date_format(at, 'yyyy-MM-dd')",
     "strptime parse_timestamp": "to_timestamp(text)",
@@ -69,7 +69,7 @@ _FORMATTED: Final = (
 
 
 def suggest_arguments(name: str) -> str:
-    """Say how to call a function that takes more arguments in other systems.
+    """Suggest how to call a function that takes more arguments in other systems.
 
     >>> suggest_arguments("upper")
     'give as many as it takes'
@@ -78,7 +78,7 @@ def suggest_arguments(name: str) -> str:
 
 
 def find_equivalent_expression(name: str) -> str | None:
-    """Return an expression that replaces another system's function, or None.  ``name``: in lower case.  O(1).
+    """Return an expression that replaces another system's function, or None. O(1). ``name``: in lower case.
 
     >>> find_equivalent_expression("strftime"), find_equivalent_expression("sin")
     ("date_format(at, 'yyyy-MM-dd')", None)
@@ -89,25 +89,25 @@ def find_equivalent_expression(name: str) -> str | None:
 
 
 def is_known_in_other_dialects(name: str) -> bool:
-    """Whether a dialect of SQL has a function of that name.  O(1)."""
-    from sqlglot import exp  # which takes long to import
+    """Return whether a dialect of SQL has a function of that name. O(1)."""
+    from sqlglot import exp  # takes long to import
 
     return name.upper() in exp.FUNCTION_BY_NAME
 
 
 Build: TypeAlias = Callable[..., Node]
 Take: TypeAlias = Callable[[Node, str], Any]
-"""Makes of an argument what a builder wants, of a function by its name; None where the call is null with it.
+"""Function that converts an argument for a builder, given the function's name.
 
-Raises Refusal for an argument that does not fit.
+It returns None if the argument makes the call null. Raises Refusal for an argument that does not fit.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SqlFunction:
-    """One function: ``build`` gets the arguments as ``takes`` converts them.
+    """An SQL function. ``build`` gets the arguments as converted by ``takes``.
 
-    ``least``: the least number of arguments.  ``more``: whether any number may follow, converted like the last.
+    ``least``: the least number of arguments. ``more``: whether any number may follow, converted like the last.
     ``of_null``: the type of a call that is null because a literal is null.
     """
 
@@ -127,7 +127,7 @@ class SqlFunction:
         return f"{self.least} argument{'' if self.least == 1 else 's'}"
 
     def call(self, arguments: list[Node]) -> Node:
-        """Build the node of a call. Raises Refusal for a wrong number of arguments and for one that does not fit."""
+        """Build the node of a call. Raises Refusal for a wrong number of arguments, or one that does not fit."""
         count = len(arguments)
         if count < self.least or (count > len(self.takes) and not self.more):
             raise Refusal(
@@ -139,7 +139,7 @@ class SqlFunction:
 
 
 FUNCTIONS: Final[dict[str, SqlFunction]] = {}
-"""All functions, by lower-case name; each family enters its own when its file is loaded."""
+"""All functions, by lower-case name. Each family registers its own when its file is loaded."""
 
 
 def sql_function(
@@ -149,7 +149,7 @@ def sql_function(
     more: bool = False,
     of_null: pa.DataType = STRING,
 ) -> Callable[[Build], Build]:
-    """Enter the decorated builder under all ``names``.  The rest: see `SqlFunction`."""
+    """Register the decorated builder under all ``names``. The other parameters are described in `SqlFunction`."""
 
     def enter(build: Build) -> Build:
         for name in names:
@@ -160,7 +160,7 @@ def sql_function(
 
 
 def register_row_function(compute: Compute, *names: str, takes: Sequence[Take], more: bool = False) -> None:
-    """Enter a function that is one computation over what it takes."""
+    """Register a function that is one computation over its converted arguments."""
     sql_function(*names, takes=takes, more=more)(partial(build_compute_node, compute))
 
 
@@ -175,7 +175,7 @@ def cast_argument_to_text(node: Node, _: str) -> Node:
 
 
 def cast_argument_to_number(node: Node, name: str) -> Node:
-    """Take a number; cast text and null to double."""
+    """Return a number unchanged; cast text and null to double."""
     if node.type in (STRING, NULL):
         return build_cast(node, DOUBLE)
     if not is_number(node.type):
@@ -206,22 +206,22 @@ def _check_time(node: Node, name: str, what: str) -> Node:
 
 
 def build_integer_reader(place: str) -> Take:
-    """Take the value of an integer literal; ``place`` names the argument in errors."""
+    """Build a reader for integer literals; ``place`` names the argument in errors."""
     return lambda node, _: read_integer_literal(node, place)
 
 
 def build_text_reader(place: str) -> Take:
-    """Take the value of a text literal."""
+    """Build a reader for text literals."""
     return lambda node, _: read_text_literal(node, place)
 
 
 def build_regex_reader(place: str) -> Take:
-    """Take a text literal that is a regular expression."""
+    """Build a reader for literals of regular expressions."""
     return lambda node, _: read_regex_literal(node, place)
 
 
 def read_integer_literal(node: Node, place: str) -> int | None:
-    """Return the value of a constant integer, None for a null. Raises Refusal if it varies by row or is no integer."""
+    """Return the value of an integer literal, None for a null. Raises Refusal if it varies by row or is no integer."""
     value = None if node.constant is None else node.constant.as_py()
     if node.constant is None or not (value is None or type(value) is int):
         raise Refusal(f"{place} is not an integer literal", "write it as a literal: it is the same for all rows")
