@@ -13,6 +13,8 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
+from sentences import PATTERNS, list_sentences
+
 import ddflow
 import spark_bridge
 from ddflow.connectors import formats, sinks, sources
@@ -130,3 +132,55 @@ def test_words_that_are_ours_alone_are_not_used() -> None:
     texts = [*((name(page), text(page)) for page in PAGES), *reference()]
     found = [f"{where}: {word}" for where, written in texts for word in WORDS.findall(INLINE.sub("", written))]
     assert len(texts) > 300 and found == []
+
+
+def test_english_is_as_plain_as_in_other_projects() -> None:
+    """Share of sentences with each pattern of `sentences`, over code, pages, notebooks, READMEs and messages."""
+    code = [
+        path
+        for each in ("ddflow", "spark_bridge", "bench", "examples", "docs")
+        for path in ROOT.glob(f"{each}/**/*.py")
+    ]
+    folders = [path for each in ("ddflow", "spark_bridge") for path in ROOT.glob(f"{each}/**/README.md")]
+    read = [*code, *folders, *PAGES, ROOT / "tests" / "README.md", ROOT / "tests" / "golden" / "messages.txt"]
+    every = [sentence for path in read if "_build" not in path.parts for sentence in list_sentences(path)]
+    assert len(every) > 15_000
+    worse = {}
+    for what, pattern, most in PATTERNS:
+        found = sorted(sentence for sentence in every if pattern.search(sentence))
+        if 100 * len(found) > most * len(every):
+            worse[f"{what}: {100 * len(found) / len(every):.2f} %, at most {most}"] = found[:20]
+    assert worse == {}
+
+
+def list_folders() -> list[Path]:
+    """The folders that have a README: of the package, of the Spark bridge, and of the tests as a whole."""
+    files = (path for each in ("ddflow", "spark_bridge") for path in (ROOT / each).rglob("*.py"))
+    return [*sorted({path.parent for path in files}), ROOT / "tests"]
+
+
+def test_each_folder_has_a_readme_that_names_its_files_once() -> None:
+    wrong = []
+    for folder in list_folders():
+        page = folder / "README.md"
+        if not page.exists():
+            wrong.append(f"{name(folder)}: no README.md")
+            continue
+        written = page.read_text("utf-8")
+        head, _, rest = written.partition("## Files, in reading order\n")
+        listed, _, after = rest.partition("\n## ")
+        named = re.findall(r"^- `([\w.]+)/?`", listed, re.MULTILINE)
+        files = {path.name for path in folder.glob("*.py") if not path.name.startswith(("__init__", "test_"))}
+        folders = {
+            each.name
+            for each in folder.iterdir()
+            if each.is_dir() and (any(each.rglob("*.py")) or each.name == "golden")
+        }
+        wrong += [f"{name(page)}: {each}" for each in {*named} ^ (files | folders)]
+        wrong += [f"{name(page)}: {each} twice" for each in {*named} if named.count(each) > 1]
+        for path in re.findall(r"`([\w.]+(?:/[\w.]*)*(?:/|\.py|\.md|\.toml))`", head + after):
+            if not any((where / path).exists() for where in (ROOT, folder)):
+                wrong.append(f"{name(page)}: {path} does not exist")
+        if written.count("\n") > 40:
+            wrong.append(f"{name(page)}: more than 40 lines")
+    assert len(list_folders()) > 30 and wrong == []
