@@ -25,7 +25,7 @@ def test_every_class_has_an_entry_and_one_place() -> None:
         found = parse_error_entry(each)
         assert found.means.endswith(".") and found.more.endswith(".") and found.fix.endswith("."), each
         assert f"\n\nWhat to do: {found.fix[:20]}" in (ddflow.errors.inspect.getdoc(each) or ""), each
-        assert each.__module__ == "ddflow.errors" and getattr(ddflow, each.__name__) is each
+        assert each.__module__ == "ddflow.errors" and getattr(ddflow.errors, each.__name__) is each
 
 
 def test_the_shell_prints_one_or_all() -> None:

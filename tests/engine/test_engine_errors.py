@@ -62,8 +62,10 @@ def test_every_error_is_caught_by_its_name() -> None:
     assert len(named) > 40
     for each in named:
         assert issubclass(each, dd.DdflowError), each
-        assert getattr(dd, each.__name__) is each
-        assert each.__name__ in dir(dd)
+        assert getattr(dd.errors, each.__name__) is each
+        assert each is dd.DdflowError or each.__name__ not in dir(dd)
+    with pytest.raises(AttributeError, match=r"write dd\.errors\.NullKey"):
+        _ = dd.NullKey  # type: ignore[attr-defined]
     with epochs() as engine, pytest.raises(dd.errors.SchemaMismatch):
         engine.step({"s": pa.table({"other": [1]})}, 0)
 
