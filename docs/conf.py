@@ -1,7 +1,7 @@
-"""How the site is made: ``make docs`` writes it to ``docs/_build/html``, without the network.
+"""Configure the site: ``make docs`` writes it to ``docs/_build/html``, without the network.
 
-Pages are Markdown that reads as well on a forge: links are relative paths.  ``outside_pages`` brings in what lies
-beside this folder: notebooks, reports of measurements, the changelog.  The reference comes from docstrings.
+Pages are Markdown that also reads well on a forge, so links are relative paths. `outside_pages.py` adds pages from
+outside this folder: notebooks, reports of measurements, and the changelog. The reference comes from docstrings.
 """
 
 import sys
@@ -27,13 +27,13 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 root_doc = "index"
-suppress_warnings = ["myst.header"]  # a page may begin below the first level where it is part of another
+suppress_warnings = ["myst.header"]  # a page may begin below the first level if it is part of another
 
 myst_enable_extensions = ["colon_fence", "attrs_inline"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = True
 
-autodoc_typehints = "none"  # the sections of a docstring have them, in words
+autodoc_typehints = "none"  # the sections of docstrings describe types in words
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_warningiserror = True
@@ -60,7 +60,7 @@ CONTENTS = tomllib.loads((HERE / "contents.toml").read_text("utf-8"))
 
 
 def read(app, name, source):
-    """A page as it is shown: its links set, and what is below it."""
+    """Prepare the source of a page: set its links, and append lists of errors and of pages below it."""
     outside_pages.linked(HERE, name, source)
     if name == "errors":
         for title, of in GROUPS.items():
@@ -73,13 +73,13 @@ def read(app, name, source):
 
 
 def signature(app, what, name, of, options, arguments, result):
-    """What is shown behind a name: nothing for an error, nor for a class that you do not make yourself."""
+    """Show no signature for errors, nor for classes that users do not create themselves."""
     made = what != "exception" and (what != "class" or "Parameters\n" in (of.__doc__ or ""))
     return (arguments, result) if made else ("", None)
 
 
 def setup(app):
-    """Bring in what lies outside, and set its links."""
+    """Connect the steps that add outside pages and set links."""
     app.add_lexer("csv", TextLexer)
     app.connect("builder-inited", lambda app: outside_pages.write(HERE))
     app.connect("source-read", read)

@@ -1,6 +1,6 @@
-"""The pictures of the concepts, as SVG: ``python docs/draw.py`` writes ``docs/pictures``.
+"""Draw the pictures of the concepts as SVG: ``python docs/draw.py`` writes ``docs/pictures``.
 
-Each picture has a ground of its own, and colours for light and for dark, so it can be read on any page.
+Each picture has a background, and colours for light and for dark mode, so it is readable on any page.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ MARKED = ' marker-end="url(#tip)"'
 
 
 class Picture:
-    """Shapes on a ground of a ``width`` and a ``height``, and what it shows in words."""
+    """Shapes on a background of a ``width`` and a ``height``; ``words`` describes the picture."""
 
     def __init__(self, width: int, height: int, words: str) -> None:
         self.parts = [
@@ -52,31 +52,31 @@ class Picture:
         ]
 
     def box(self, x: float, y: float, w: float, h: float, *lines: str, kind: str = "box", look: str = "") -> None:
-        """A box with lines of text in its middle."""
+        """Draw a box with lines of text in its middle."""
         self.parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="{w}" height="{h}" rx="6"/>')
         for number, line in enumerate(lines):
             self.text(x + w / 2, y + h / 2 + 5 + (number - (len(lines) - 1) / 2) * 19, line, look=look)
 
     def text(self, x: float, y: float, words: str, at: str = "middle", look: str = "") -> None:
-        """A line of text."""
+        """Draw a line of text."""
         self.parts.append(f'<text class="{look}" x="{x}" y="{y}" text-anchor="{at}">{escape(words)}</text>')
 
     def line(self, *points: float, kind: str = "line", tip: bool = True) -> None:
-        """A line through points, with a tip at its end."""
+        """Draw a line through points, with an arrowhead at its end."""
         path = "M" + "L".join(f"{x} {y}" for x, y in zip(points[::2], points[1::2], strict=True))
         self.parts.append(f'<path class="{kind}" d="{path}"{MARKED * tip}/>')
 
     def dot(self, x: float, y: float, kind: str, r: int = 8) -> None:
-        """An event."""
+        """Draw an event."""
         self.parts.append(f'<circle class="{kind}" cx="{x}" cy="{y}" r="{r}"/>')
 
     def svg(self) -> str:
-        """All of it."""
+        """Return the whole picture as SVG."""
         return "\n".join([*self.parts, "</svg>", ""])
 
 
 def upsert() -> Picture:
-    """An upsert, what its key holds, and the differences."""
+    """Draw an upsert, the row of its key, and the differences."""
     p = Picture(760, 250, "An upsert meets what its key holds, and becomes a retraction and an assertion")
     p.text(125, 34, "an upsert comes in", look="head")
     p.text(380, 34, "what the key holds", look="head")
@@ -99,7 +99,7 @@ def upsert() -> Picture:
 
 
 def clocks() -> Picture:
-    """The order that decides, and the time that stamps."""
+    """Draw the order of events and the time of changes."""
     p = Picture(760, 330, "One clock says which event of a key wins, the other at which time a change becomes visible")
     p.text(190, 32, "order: which event of a key wins", look="head")
     p.line(60, 250, 60, 60)
@@ -135,7 +135,7 @@ def clocks() -> Picture:
 
 
 def arrangement() -> Picture:
-    """Runs of versions, an index, and what merges do."""
+    """Draw the runs of versions, the index, and the merges."""
     p = Picture(
         760,
         330,
@@ -160,7 +160,7 @@ def arrangement() -> Picture:
 
 
 def commit() -> Picture:
-    """What is in a commit, and in which order it happens."""
+    """Draw the contents of a commit, and the order of its steps."""
     p = Picture(760, 330, "A commit is one manifest that names the files of an epoch; sinks come after it")
     p.text(140, 32, "1  files, synced", look="head")
     for n, word in enumerate(("versions of rows", "merged runs", "updates of outputs")):

@@ -1,9 +1,8 @@
-"""Pages of the site that lie outside of its folder, and the links to and from them.
+"""Make pages of the site from files outside its folder, and set the links to and from them.
 
-A link to a Markdown file or a notebook of the repository leads to a page that is made of it, under ``_outside``; a link
-to anything else that the site does not show, such as a test, becomes its text. A name such as ``dd.Upsert`` or
-``NullKey`` leads to the reference.  A page under ``_outside`` is written
-only when it differs, so that a second build reads only what changed.
+A link to a Markdown file or a notebook of the repository leads to its page under ``_outside``. A link to a file that
+the site does not show, such as a test, becomes plain text. A name such as ``dd.Upsert`` or ``NullKey`` leads to the
+reference. A page under ``_outside`` is written only if it differs, so a second build reads only changed pages.
 """
 
 import base64
@@ -16,16 +15,16 @@ from ddflow import errors
 
 OUTSIDE = "_outside"
 SHOWN = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/results/*.md", "notebooks/*.ipynb")
-"""What is made a page; ``README.md`` is the front page of the forge, ``index.md`` that of the site."""
+"""Files that become pages; ``README.md`` is the front page of the forge, ``index.md`` of the site."""
 LINK = re.compile(r"(?<!\\)(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 NAME = re.compile(rf"(?<![\[`\w])`(dd(?:\.\w+)+|{'|'.join(errors.__all__)})`(?![\]`])")
-"""A name of the reference, as it stands in a page's text."""
+"""A name of the reference in the text of a page."""
 PICTURES = (".png", ".svg")
 FENCE = re.compile(r"^(`{3,}|~{3,})")
 
 
 def write(docs: Path) -> None:
-    """Make the pages."""
+    """Write the pages under ``_outside``, and delete outdated ones."""
     root, kept = docs.parent, set[Path]()
     for pattern in SHOWN:
         for path in sorted(root.glob(pattern)):
@@ -42,7 +41,7 @@ def write(docs: Path) -> None:
 
 
 def linked(docs: Path, name: str, source: list[str]) -> None:
-    """Set the links of a page, outside of its code.  ``source``: its text, which is replaced."""
+    """Set the links of a page, outside of its code. ``source``: its text, which is replaced."""
     page = docs / f"{name}.md"
     inside = page.relative_to(docs).parts[0] != OUTSIDE
     written = page if inside else docs.parent / page.relative_to(docs / OUTSIDE)
@@ -53,7 +52,7 @@ def linked(docs: Path, name: str, source: list[str]) -> None:
             fence = mark[1]
         elif mark and line.lstrip("> ").startswith(fence):
             fence = ""
-            while lines[-1] == "\0":  # the empty line that ends a doctest
+            while lines[-1] == "\0":  # the empty line at the end of a doctest
                 lines.pop()
         lines.append(line)
         if fence or mark or line.startswith("    "):
@@ -85,14 +84,14 @@ def _set(docs: Path, page: Path, written: Path, found: re.Match[str]) -> str:
 
 
 def _named(found: re.Match[str]) -> str:
-    """A name that leads to the reference, where that has it."""
+    """Return a name as a link to the reference."""
     name = found[1]
     full = name.replace("dd.", "ddflow.", 1) if name.startswith("dd.") else f"ddflow.errors.{name}"
     return f"{{py:obj}}`{name} <{full}>`"
 
 
 def notebook(text: str) -> str:
-    """A notebook as Markdown: its cells, and what they gave when it was run last."""
+    """Convert a notebook to Markdown: its cells, with the outputs of its last run."""
     out = list[str]()
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
@@ -105,7 +104,7 @@ def notebook(text: str) -> str:
 
 
 def _shown(output: dict) -> str:
-    """What a cell gave: a picture, HTML, or text."""
+    """Convert the output of a cell: a picture, HTML, or text."""
     data = output.get("data", {"text/plain": output.get("text", "")})
     if "image/png" in data:
         return _html(f'<img class="given" alt="" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">')

@@ -1,12 +1,12 @@
-"""The command line: one verb a file, loaded when it is asked for.
+"""Run the command line of ddflow: one verb per file, loaded on first use.
 
-Invariant: a verb either ends well (0) or says what is wrong in one message on stderr and ends with the code for it,
-without a traceback: 1 what ddflow refuses, 2 wrong usage, 70 a bug of ours, 130 interrupted, 141 the reader of the
-output has gone, 143 terminated. ``--debug``, anywhere in the line, adds the traceback and changes nothing else.
-``ddflow --version`` must not wait for Arrow and a compiler, so nothing heavy is imported here nor at the top of a
-verb's file; and the guard must stand around every verb, so that none can forget it. No verb's work is done here.
+A verb ``v`` is a function ``v`` in ``ddflow/cli/v.py``, with its options as Typer annotations. `Verbs` loads and guards
+every verb, so a verb needs no error handling. This file and the tops of the verbs' files import nothing heavy, so
+``ddflow --version`` starts without Arrow and the compiler.
 
-A verb ``v`` is a function ``v`` in ``ddflow/cli/v.py``, with its options as Typer annotations.
+Guarantees: a failing verb prints one message on stderr, without a traceback. The exit code is 0 for success, 1 for a
+refusal of ddflow, 2 for wrong usage, 70 for a bug, 130 if interrupted, 141 if stdout was closed, 143 if terminated.
+``--debug``, anywhere in the line, adds only the traceback.
 
 >>> from typer.testing import CliRunner
 >>> CliRunner().invoke(app, ["--version"]).output.startswith("ddflow ")
@@ -57,7 +57,7 @@ VERBS: Final = (
 )
 REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141
 AGAIN: Final = 0.02
-"""Seconds until a signal whose exception was lost comes again."""
+"""Seconds until a signal is raised again after its exception was lost."""
 
 
 WELCOME: Final = """\
@@ -84,35 +84,35 @@ A state that these left (--state): what is in it, an output live, a row's story
 `ddflow VERB --help` has examples of a verb, `ddflow --help` lists all, and
 `ddflow --install-completion` lets Tab complete them.
 """
-"""The screen of ``ddflow`` alone: 80 columns and 24 lines, of commands whose verb and options exist."""
+"""The screen of ``ddflow`` alone: 80 columns and 24 lines, with commands whose verbs and options exist."""
 
 
 class HelpWithoutTypes:
-    """Keeps the types of flags and of named arguments out of the help: ``--version <bool>`` takes no value."""
+    """Remove the types of flags and named arguments from the help: ``--version <bool>`` takes no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters of a command."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for each in params:
-            if getattr(each, "is_flag", True):  # an argument has no such thing
+            if getattr(each, "is_flag", True):  # an argument has no is_flag
                 each.display_type_rich = lambda ctx: None
         return params
 
 
 class Verb(HelpWithoutTypes, TyperCommand):
-    """One verb."""
+    """A verb of the command line."""
 
 
 class Verbs(HelpWithoutTypes, TyperGroup):
-    """The group of all verbs: loads each from its file, and guards it."""
+    """The group of all verbs, which loads each verb from its file and guards it."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # The names alone, for help and "did you mean"; get_command has the verbs.
+        # Help and "did you mean" need only the names; get_command loads the verbs.
         self.commands: Any = dict.fromkeys(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Load a verb from its file; return None for an unknown one."""
+        """Load a verb from its file; return None for an unknown name."""
         if cmd_name not in VERBS:
             return None
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -127,7 +127,7 @@ class Verbs(HelpWithoutTypes, TyperGroup):
         return command
 
     def main(self, args: Sequence[str] | None = None, *positional: Any, **settings: Any) -> Any:
-        """Run a command line.  ``--debug`` may come anywhere before a ``--``."""
+        """Run a command line. ``--debug`` may appear anywhere before a ``--``."""
         line = list(sys.argv[1:] if args is None else args)
         end = line.index("--") if "--" in line else len(line)
         self._line = line
@@ -136,15 +136,17 @@ class Verbs(HelpWithoutTypes, TyperGroup):
         return super().main(line, *positional, **settings)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb, guarded."""
+        """Run the verb under `exit_on_errors`."""
         with exit_on_errors(bool(ctx.params.get("debug")), self._line):
             return super().invoke(ctx)
 
 
 @contextmanager
 def exit_on_errors(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
-    """Turn the exception that ends a verb into one message and its exit code.  ``line``: words that may be
-    addresses."""
+    """Turn an exception of a verb into one message and an exit code.
+
+    ``debug`` adds the traceback. ``line`` holds the words of the command line, which may be addresses with secrets.
+    """
     try:
         yield
         sys.stdout.flush()
@@ -154,7 +156,7 @@ def exit_on_errors(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
         _report_error("interrupted" + (f"; {error}" if str(error) else ""), debug)
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
-        # Python flushes stdout once more when it ends, and would complain.
+        # Python flushes stdout again at exit, and would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(NO_READER) from None
     except DdflowError as error:
@@ -166,7 +168,7 @@ def exit_on_errors(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
         )
         raise typer.Exit(REFUSED) from None
     except Exception as error:
-        if hasattr(error, "exit_code"):  # wrong usage: Typer words it, and ends with 2
+        if hasattr(error, "exit_code"):  # wrong usage: Typer prints the message and exits with 2
             usage: Any = error
             usage.message = escape_lines(_mask_message(str(getattr(error, "message", error)), line))
             usage.args = (usage.message,)
@@ -178,7 +180,7 @@ def exit_on_errors(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
 
 
 def _mask_message(message: str, line: Sequence[str]) -> str:
-    """Return a message that may repeat words of the command line, without their secrets."""
+    """Mask secrets in a message that may repeat words of the command line."""
     from ddflow.storage.address import mask_address
 
     for word in (part for each in line for part in (each, each.partition("=")[2])):
@@ -219,10 +221,10 @@ def root(
 
 
 def stop_on_signals() -> None:
-    """Let SIGTERM end the process as an exception does, so that half-written files are removed.
+    """Let SIGTERM end the process with an exception, so that half-written files are removed.
 
-    The exception of a signal is lost if C code calls back and drops it, as LLVM does while it compiles a kernel.
-    Then the signal comes once more.
+    The exception of a signal is lost if C code calls Python and drops the exception, as LLVM does while it compiles a
+    kernel. In this case the signal is raised again after `AGAIN` seconds.
     """
 
     def stop(number: int, frame: Any) -> None:
@@ -254,7 +256,7 @@ def main() -> None:
 
 
 def _show_warning(message: Warning | str, *where: Any, **how: Any) -> None:
-    """Show a warning on one line, without its line of Python."""
+    """Show a warning on one line, without its line of Python code."""
     given = message.args[0] if isinstance(message, Warning) and message.args else message
     say(f"ddflow: {format_for_shell(given if isinstance(given, str) else str(given))}", err=True)
 
@@ -262,8 +264,8 @@ def _show_warning(message: Warning | str, *where: Any, **how: Any) -> None:
 def _exit_process(code: Any) -> None:
     """End the process with Python's own clean-up, but without the clean-up of C libraries.
 
-    A verb that stops half way leaves Arrow's CSV reader reading ahead, and Arrow's exit handlers then may wait for ever
-    for a read that its stopped pool has dropped (apache/arrow issues 43604 and 50482).
+    If a verb stops halfway, Arrow's CSV reader may still read ahead. Arrow's exit handlers may then wait forever for a
+    read that its stopped pool has dropped (apache/arrow issues 43604 and 50482).
     """
     atexit._run_exitfuncs()
     with suppress(OSError):

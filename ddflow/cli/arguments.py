@@ -1,7 +1,10 @@
-"""The arguments and options that verbs share, each described once: of states, logs, inputs and outputs.
+"""Declare the arguments and options that verbs share: states, logs, inputs and outputs.
 
-Guarantees: an option has one name, one meaning and one line of help in all verbs.
-Limits: this file declares; `plan` interprets.
+`VerbOptions` holds the options of a verb that reads files. `with_options` gives them to the verb's function. The types
+before it, such as `State`, are options of a single kind.
+
+Guarantees: an option has the same name, meaning and help text in all verbs.
+Limits: this file only declares options; `ddflow/cli/plan.py` interprets them.
 
 >>> Trust.__metadata__[0].metavar
 'owner|group'
@@ -68,7 +71,7 @@ Rewriting = Annotated[
         help="What may be taken, such as 512MB; without, some half a million rows at a time.",
     ),
 ]
-"""The memory of a verb that rewrites a state."""
+"""The memory budget of a verb that rewrites a state."""
 Types = Annotated[
     list[str] | None,
     typer.Option(
@@ -98,14 +101,14 @@ Trust = Annotated[
 ]
 
 OF_FULL_FILES = frozenset({"scope", "allow_empty", "max_absent"})
-"""The options of ``replace`` and ``count --full``; below those of ``count`` alone, of a state, of merges, of events."""
+"""Options of ``replace`` and ``count --full``. The next sets hold options of counts, states, merges and events."""
 OF_COUNTS = frozenset({"by", "name", "net"})
 OF_STATE = frozenset({"at", "epoch", "retain", "memory", "trust"})
 OF_MERGES = frozenset({"merge", "group", "versions", "derive"})
 OF_EVENTS = OF_MERGES | {"order_by", "tie", "seq", "stale", "stale_output", "time", "lateness", "late"}
 OF_MESSAGES = frozenset({"on_bad", "bad_output"})
 OF_TEXT = frozenset({"format", "delimiter", "null", "encoding", "decimal", "dates", "thousands"})
-"""The options of text files, which logs and tables have, too."""
+"""Options of text files, shared by logs and tables."""
 
 
 def _make_option(flags: str, metavar: str | None, panel: str, text: str, least: int | None = None) -> Any:
@@ -114,8 +117,9 @@ def _make_option(flags: str, metavar: str | None, panel: str, text: str, least: 
 
 @dataclass(frozen=True, kw_only=True)
 class VerbOptions:
-    """The request of a command line.  ``counts``: whether rows are counted.  ``whole``: whether files are full
-    contents.
+    """The options of a command line.
+
+    ``counts``: whether the verb counts rows. ``whole``: whether each file has full contents.
 
     >>> VerbOptions(inputs=[], key=["id"], time="at").holds_back
     True
@@ -463,23 +467,23 @@ class VerbOptions:
     whole: bool = False
 
     def list_given_options(self, of: Collection[str]) -> list[str]:
-        """Return which of some options were given."""
+        """List the options in ``of`` that differ from their defaults."""
         asked = (each for each in fields(self) if each.name in of)
         return [f"--{each.name.replace('_', '-')}" for each in asked if getattr(self, each.name) != each.default]
 
     @property
     def holds_back(self) -> bool:
-        """Whether it names a time column."""
+        """Whether the options name a time column."""
         return self.time is not None
 
 
 def with_options(
     without: Collection[str] = (), only: Collection[str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a verb of the command line from a function of an `VerbOptions`, which it passes as ``ask``.
+    """Make a verb from a function that takes a `VerbOptions` as ``ask``.
 
-    The verb has the function's other parameters as its own options, then those of `VerbOptions` except ``without``, or
-    ``only`` some of them.
+    The verb keeps the other parameters of the function as its options, then adds the fields of `VerbOptions`: all
+    except ``without``, or ``only`` some.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:

@@ -1,8 +1,9 @@
-"""``ddflow compare``: which rows of two files differ, by key, and how.
+"""Compare two files by key: the verb ``ddflow compare``.
 
-Invariant: stdout carries the differences and nothing else; what is said besides goes to stderr. The work is
-`ddflow.tools.compare`'s, and what is written to a file or a pipe are its rows; a table for a terminal puts both values
-of a column into one cell.
+`ddflow/tools/compare.py` computes the differences. A file or a pipe gets its rows unchanged. A table on a terminal
+shows both values of a changed column in one cell.
+
+Guarantees: stdout carries only the differences; all other text goes to stderr.
 
 >>> format_cell("Bern", "Chur", "changed", True), format_cell(None, 7, "added", False)
 ('Bern -> Chur', 7)
@@ -21,7 +22,7 @@ from ddflow.cli.say import say, show_amount_progress
 from ddflow.terminal import format_count
 
 DIFFERENT, TROUBLE = 1, 2
-"""How it ends with ``--exit-code``, as `diff` does: where rows differ, and where they could not be compared."""
+"""Exit codes of ``--exit-code``, like `diff`: rows differ, or the comparison failed."""
 
 
 Before = Annotated[str, typer.Argument(metavar="BEFORE", show_default=False, help="A file, or a folder of files.")]
@@ -119,7 +120,7 @@ def _write_differences(done: Any, output: str | None, overwrite: bool) -> None:
         _show_differences(done.table)
         return
     table = done.table
-    if output not in (None, "-") and find_kind(Path(str(output))).name in (CSV, TSV):  # which has no lists
+    if output not in (None, "-") and find_kind(Path(str(output))).name in (CSV, TSV):  # CSV has no lists
         place = table.column_names.index(CHANGED)
         named = [None if each is None else ",".join(each) for each in table.column(CHANGED).to_pylist()]
         table = table.set_column(place, CHANGED, [named])
@@ -155,7 +156,7 @@ def _show_differences(table: Any) -> None:
 
 
 def format_cell(before: Any, after: Any, change: str, differs: bool) -> Any:
-    """Format a column's two values for a cell."""
+    """Format the two values of a column as one cell."""
     if differs:
         one, other = ("null" if each is None else str(each) for each in (before, after))
         return f"{one} -> {other}"

@@ -1,7 +1,9 @@
-"""``ddflow count``: upserts in, counts by group out, as differences or, at the end, net.
+"""Count rows of upserts by group, as differences or as final counts: the verb ``ddflow count``.
 
-Invariant: at each time a group's old count leaves and its new one enters; a group at zero leaves.  The work is in
-``run_files``.
+`ddflow/cli/file_run.py` does the work.
+
+Guarantees: when a group's count changes, its old count leaves and its new count enters at the same time. A group whose
+count becomes zero leaves.
 
 >>> count.__name__
 'count'

@@ -1,7 +1,9 @@
-"""``ddflow diff``: upserts in, differences out.
+"""Turn upserts into differences: the verb ``ddflow diff``.
 
-Invariant: the output holds the updates of the collection that the options describe, times ascending; accumulated they
-are the collection.  The work is in ``run_files``.
+`ddflow/cli/file_run.py` does the work.
+
+Guarantees: the output holds the updates of the collection that the options describe, in ascending order of time. Their
+sum is the collection.
 
 >>> diff.__name__
 'diff'

@@ -1,13 +1,13 @@
-"""``ddflow errors``: what a class of errors means, and what to do.
+"""Explain a class of errors and its remedy: the verb ``ddflow errors``.
 
-Invariant: the words are those of the class's docstring, which the site shows as well (`ddflow.errors`).
+The text is the docstring of the class, which the site shows as well (`ddflow/errors/__init__.py`).
 
 >>> errors("SinkAhead")
 SinkAhead: A target has an epoch that is not in this state's history, or a second process writes to it.
 <BLANKLINE>
 It is so after a rollback, or after a state was restored from an older copy.
 <BLANKLINE>
-What to do: stop the other writer; then `ddflow sync` gives the target the difference.
+Remedy: stop the other writer; then `ddflow sync` gives the target the difference.
 """
 
 import json
@@ -47,7 +47,7 @@ def errors(
         say(json.dumps(shown if name is None else shown[0]))
     elif name is not None:
         each = every[name]
-        say(f"{each.name}: {each.means}\n\n{each.more}\n\nWhat to do: {each.fix}".replace("``", "`"))
+        say(f"{each.name}: {each.means}\n\n{each.more}\n\nRemedy: {each.fix}".replace("``", "`"))
     else:
         for title, entries in groups.items():
             say(title)

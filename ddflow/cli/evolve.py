@@ -1,7 +1,8 @@
-"""``ddflow evolve``: columns of a state become wider, or more; or outputs and inputs are dropped.
+"""Widen or add columns of a state, or drop outputs and inputs: the verb ``ddflow evolve``.
 
-Invariant: a run that is stopped anywhere leaves the state as it was, or evolved.  The work is in
-`ddflow.partitions.evolve`.
+`ddflow/partitions/evolve.py` does the work. This file parses the options and reports the result.
+
+Guarantees: if a run stops anywhere, the state is either unchanged or completely evolved.
 
 >>> evolve.__name__
 'evolve'

@@ -1,6 +1,8 @@
-"""``ddflow export``: collections of a state as files.
+"""Write collections of a state to files: the verb ``ddflow export``.
 
-Invariant: a file is there under its name only when it is whole.  Its contents come from `ddflow.tools.export`.
+`ddflow/tools/export.py` reads the contents. This file chooses the file names and writes the files.
+
+Guarantees: a file gets its name only when it is complete.
 
 >>> file_name("orders"), file_name("../x"), file_name(".hidden")
 ('orders', 'x-ade92630f33b0870', 'hidden-372051e37372c4c0')
@@ -80,7 +82,7 @@ def export(
 
 
 def _choose_path(name: str, output: Path | None, many: int) -> Path:
-    """Return the path for a collection's file."""
+    """Choose the path of a collection's file."""
     from ddflow.errors import UnwritableOutput
 
     if str(output) == "-":
@@ -98,7 +100,7 @@ def _choose_path(name: str, output: Path | None, many: int) -> Path:
 
 
 def file_name(name: str) -> str:
-    """Return the file name of a collection: its name, or the safe part of it and a digest."""
+    """Return the file name of a collection: its name if that is safe, else its safe part and a digest."""
     from ddflow.connectors.parquet.folder import build_folder_name
 
     return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else build_folder_name(name)

@@ -1,9 +1,10 @@
-"""A run of `diff`, `count` or `replace`: files through a flow into an output.
+"""Run `diff`, `count` or `replace`: read files, feed them to a flow, and write the output.
 
-On a state each file is an epoch, and a file that was committed gives its rows again; without one nothing else differs.
+`FileRun` opens the files and builds the flow. `FileFeed` ingests the files, and `run_files` ties both to the output. On
+a state each file is an epoch, and a repeated epoch gives its rows again. Without a state everything else is the same.
 
-Guarantees: an output gets its name only when it is complete. A run that stops halfway on a state says what is committed
-and how to go on. The columns of the files become those of the state.
+Guarantees: an output gets its name only when it is complete. A run that stops halfway on a state reports the committed
+epochs and how to continue. The state takes over the columns of the files.
 
 >>> load_state_input("there/is/no/state", "owner") is None
 True
@@ -69,15 +70,15 @@ from ddflow.time import CLOSED, INT64, NEVER, Time, find_time_type, time_to_valu
 from ddflow.tools.merge_on_read import feed_log_part
 
 FULL: Final = {True: "add --full", False: "use ddflow replace"}
-"""What to do, by whether rows are counted."""
+"""The remedy for files that look full: with and without counts."""
 ASK: Final = "say which {what} the file is of: --at '{later}'; one file for each run"
-"""The fix for a file without a time."""
+"""The remedy for a file without a time."""
 
 
 class FileRun:
-    """The files of a request, opened, and its flow.
+    """The opened files of a request, and its flow.
 
-    ``bound``: the input of its state; None without a state and for a new one.  ``skipped``: the files left out.
+    ``bound``: the input of its state; None without a state and for a new state. ``skipped``: the files left out.
     """
 
     def __init__(self, ask: VerbOptions) -> None:
@@ -88,7 +89,7 @@ class FileRun:
         self.flow = self._build_flow()
 
     def _open_files(self) -> MultiFileReader:
-        """Open the files in their columns and those of the state; say which columns come up and go."""
+        """Open the files with their columns and those in the state; report columns that appear and disappear."""
         ask, how = self.ask, build_run_file_options(self.ask, self.skipped)
         if parse_format(ask.format) is None:
             required = [*parse_column_names(ask.key), *([ask.time] if ask.time else [])]
@@ -107,7 +108,7 @@ class FileRun:
         return self.bound.message_target.columns if self.bound.format is not None else self.bound.schema
 
     def _build_flow(self) -> dd.Flow:
-        """Build the flow, with the type of times of its state; for a new state that of ``--at``."""
+        """Build the flow with the time type of its state; a new state takes the type of ``--at``."""
         ask, columns = self.ask, self._state_columns()
         if ask.format is None or parse_format(ask.format) is None:
             columns = self.files.schema
@@ -120,7 +121,7 @@ class FileRun:
         return flow if kind == INT64 else dd.Flow.of(build_plan_with_time_type(flow, kind)[0])
 
     def open_engine(self) -> dd.Engine:
-        """Open the engine, on the state if there is one.  Raises as `Flow.open`."""
+        """Open the engine, on the state if there is one. Raises like `Flow.open`."""
         ask, trust = self.ask, self.ask.trust
         if ask.state is None:
             return self.flow.open()
@@ -136,7 +137,7 @@ class FileRun:
             ) from None
 
     def open_output(self) -> RowOutput:
-        """Open the output of the rows.  Raises `OutputExists`, `UnwritableOutput`."""
+        """Open the output of the rows. Raises `OutputExists`, `UnwritableOutput`."""
         ask, rows = self.ask, self.flow.outputs[OUT].schema
         if ask.output not in (None, "-"):
             self._refuse_input_as_output(Path(str(ask.output)))
@@ -160,7 +161,7 @@ class FileRun:
 
 
 class FileFeed:
-    """The files of a run on their way into an engine.  ``written``: learns, in epoch mode, how far the run came."""
+    """Feed the files of a run to an engine. ``written`` records the progress in epoch mode."""
 
     def __init__(self, run: FileRun, engine: dd.Engine, tick: Tick, written: WrittenEpochs) -> None:
         self.run, self.ask, self.files, self.engine = run, run.ask, run.files, engine
@@ -169,14 +170,14 @@ class FileFeed:
 
     @property
     def next_epoch(self) -> int | None:
-        """The epoch that the next file is; None without a state."""
+        """The epoch number of the next file; None without a state."""
         return None if self.first is None else self.first + self.done
 
     def ingest_files(self, replayed: Sequence[Any] | None = None, least: int = NEVER) -> Iterator[dd.Step]:
-        """Take in each file, as an epoch of a state, which is committed before its last step comes.
+        """Ingest each file, as a committed epoch if there is a state, and yield its steps.
 
-        ``replayed``: the files as parts of a log, by default as the options say.  ``least``: the time of the last file
-        in epoch mode, at least.
+        An epoch is committed before its last step is yielded. ``replayed``: the files as parts of a log, by default as
+        the options say. ``least``: the minimum time of the last file in epoch mode.
         """
         parts, skipped, files = replayed, self.run.skipped, self.files.files
         if parts is None:
@@ -201,13 +202,13 @@ class FileFeed:
                 yield step
 
     def _step_file(self, file: str, part: Any, time: int) -> dd.Step:
-        """Take in a file of epoch mode as one step, and commit it.  ``part``: the file, as it is marked."""
+        """Ingest a file of epoch mode as one step, and commit it. ``part``: the file, perhaps with a mark."""
         engine, ask = self.engine, self.ask
         reader = pa.RecordBatchReader.from_batches(self.files.columns(file), read_rows(self.files, file, self.tick))
         part = replace(part, rows=reader) if isinstance(part, MARKS) else reader
         with add_error_locations(self.files, FilePosition(file)), engine.calls.attribute_rows_to_files([file]):
             at = time_to_value(time, engine.flow.time_type) if ask.at is None else _parse_time(ask.at)
-            with warnings.catch_warnings(action="ignore"):  # which columns a file lacks was said already
+            with warnings.catch_warnings(action="ignore"):  # the run has already reported missing columns
                 step = feed_log_part(
                     engine, INPUT, part, at, self.next_epoch, AbsenceLimit(ask.max_absent, ask.allow_empty)
                 )
@@ -215,12 +216,12 @@ class FileFeed:
         return step
 
     def _push_file(self, ready: FileBatches) -> Iterator[dd.Step]:
-        """Push a file of hold-back mode, close the times that were seen after the last one, and commit."""
+        """Push a file of hold-back mode, close the times seen after the last file, and commit."""
         engine, receipt, row, calls = self.engine, self._find_receipt(), 0, 0
         for batch in ready.batches:
             yield self._push_rows(ready.file, row, {INPUT: batch})
             row, calls = row + batch.num_rows, calls + 1
-        if not calls:  # a file without rows is an epoch, too
+        if not calls:  # a file without rows is an epoch as well
             yield self._push_rows(ready.file, row, {})
             calls = 1
         if receipt is not None:
@@ -241,7 +242,7 @@ class FileFeed:
             return self.engine.push(rows, epoch=self.next_epoch)
 
     def _find_close_time(self, ready: FileBatches) -> int | None:
-        """Return the time to close up to after a file; None to close none.  Without a state nothing comes later."""
+        """Return the time to close after a file, or None. Without a state, the last file closes all times."""
         if not ready.last or self.ask.state is None:
             return CLOSED if ready.last else None
         seen = self.engine.dataflow.admissions[INPUT].greatest
@@ -252,14 +253,14 @@ class FileFeed:
             self.engine.flush()
 
     def _find_receipt(self) -> Epoch | None:
-        """Find the receipt of the next file, if that is a committed epoch."""
+        """Find the receipt of the next file's epoch, if that epoch is already committed."""
         if self.engine.durable is None:
             return None
         receipts = self.engine.durable.log.manifest_log.manifest.receipts
         return next((each for each in receipts if each.epoch == self.next_epoch), None)
 
     def _check_file_time(self, file: str) -> None:
-        """Refuse a file without a time that the state asks for, and one whose time is of another type."""
+        """Refuse a file without a time if the state needs one, and a time of another type."""
         kind, at = self.engine.flow.time_type, self.ask.at
         if (
             self.engine.last == NEVER
@@ -273,7 +274,7 @@ class FileFeed:
             check_time_is_numeric(self.engine.calls, f"take in {file}", ASK)
 
     def _warn_of_repeated_rows(self, file: str, step: dd.Step) -> bool:
-        """Warn if a file changed something and an earlier epoch had its rows; return whether it did."""
+        """Warn if a file changed something and an earlier epoch had the same rows; return whether it did."""
         engine, state = self.engine, self.ask.state
         assert engine.durable is not None and state is not None
         changed = step.verdicts.applied or step.verdicts.absent
@@ -289,7 +290,7 @@ class FileFeed:
 
 
 def run_files(ask: VerbOptions) -> None:
-    """Do what is asked, and say what was done.  Raises `DdflowError`, `typer.BadParameter`."""
+    """Run the request, and report the result. Raises `DdflowError`, `typer.BadParameter`."""
     check_conflicting_options(ask)
     began, request = perf_counter(), FileRun(ask)
     files, skipped = request.files, request.skipped
@@ -350,33 +351,33 @@ def run_files(ask: VerbOptions) -> None:
 
 
 def _count_verdicts(counts: dict[str, int]) -> dict[str, int]:
-    """Count events by verdict, and the keys that full contents deleted, if there are any."""
+    """Count events by verdict, and the keys that full contents deleted, if any."""
     absent = counts.pop("absent", 0)
     return {**Verdicts.of(counts).counts, **({"absent": absent} if absent else {})}
 
 
 def _read_final_counts(engine: dd.Engine) -> pa.Table:
-    """Read the final counts, sorted by group if groups can be sorted."""
+    """Read the final counts, sorted by group if the types of the groups can be sorted."""
     counts = engine.read(OUT).drop_columns([DIFF])
     groups: list[Any] = [(name, "ascending") for name in counts.column_names[:-1]]
     try:
         return counts.take(pc.sort_indices(counts, groups)) if groups else counts
-    except (pa.ArrowNotImplementedError, pa.ArrowTypeError):  # lists, structs
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError):  # lists and structs have no order
         return counts
 
 
 def load_state_input(state: str, trust: str) -> Binding | None:
-    """Return the input of these verbs in a state; None if there is no state yet, or another one."""
+    """Load the input of these verbs from a state; return None if the state does not exist or has no such input."""
     try:
         with open_existing_store(state, trust=trust) as store:
             manifest = load_newest_manifest(store)
             return None if manifest is None else read_bindings(manifest.plan, store.where).get(INPUT)
     except StateRefused:
-        return None  # made, or refused in full words, when it is opened to be written to
+        return None  # opening it for writing creates it, or explains the refusal
 
 
 def _check_at_option(ask: VerbOptions, files: Sequence[str]) -> None:
-    """Raise `typer.BadParameter` if ``--at`` is no time, or if the run has more than one step."""
+    """Raise `typer.BadParameter` if ``--at`` is not a time, or if the run has more than one step."""
     if ask.at is None:
         return
     if ask.holds_back:
@@ -390,5 +391,5 @@ def _check_at_option(ask: VerbOptions, files: Sequence[str]) -> None:
 
 
 def _parse_time(text: str) -> Time:
-    """Parse a time as Python takes it."""
+    """Parse a time into the value that Python code would pass."""
     return int(text) if re.fullmatch(r"-?\d+", text) else text

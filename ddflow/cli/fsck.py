@@ -1,7 +1,8 @@
-"""``ddflow fsck``: every byte of a state, read and compared.
+"""Read and check every byte of a state: the verb ``ddflow fsck``.
 
-Invariant: the exit code is 0 if nothing is wrong, 1 if anything is, and then all of it is listed, file by file.  The
-work is in `ddflow.tools.fsck`.
+`ddflow/tools/fsck.py` does the work.
+
+Guarantees: the exit code is 0 if the state is sound, and 1 otherwise. All damage is then listed, file by file.
 
 >>> fsck.__name__
 'fsck'
@@ -45,7 +46,7 @@ def fsck(
     with show_amount_progress("reading", None, format_size) as tick:
         report = checked(state, trust=trust, look=tick)  # type: ignore[arg-type]
     if not as_json:
-        report.where = state  # as it was written
+        report.where = state  # the address as the user typed it
     say(json.dumps(report.to_dict()) if as_json else format_for_shell(report.text))
     if not report.ok:
         raise typer.Exit(REFUSED)

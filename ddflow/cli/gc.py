@@ -1,7 +1,8 @@
-"""``ddflow gc``: what no version of a state names is deleted; with ``--forget``, history and deleted rows as well.
+"""Delete files that no version of a state names, and with ``--forget`` also history and deleted rows: ``ddflow gc``.
 
-Invariant: nothing is deleted that a version which is kept names, or one that is yet to come will; see
-`ddflow.engine.garbage` and `ddflow.engine.compact`, which do the work.
+`ddflow/engine/garbage.py` and `ddflow/engine/compact.py` do the work.
+
+Guarantees: files of kept versions stay, and also files of a version that a writer is making.
 
 >>> gc.__name__
 'gc'

@@ -1,10 +1,11 @@
-"""Files of a command line, read one by one for an engine.
+"""Read the files of a command line one by one for an engine.
 
-Guarantees: batches are those of the file, in their order. An error of the engine keeps its class, and names the place
-in the file where its step began.
-In epoch mode a step is one file, so nothing of a bad one is taken in. In hold-back mode a file is read to its end
-before its first row is taken in (`read_files_ahead`): in memory, and beyond `IN_MEMORY` in a temporary file. Standard
-input is taken as it comes, because it may never end.
+In epoch mode a step is one file, so a bad file is refused completely. In hold-back mode a file is read to its end
+before its first row is ingested (`read_files_ahead`). Its rows wait in memory up to `IN_MEMORY`, then in a temporary
+file. Standard input is ingested as it arrives, because it may never end.
+
+Guarantees: batches keep the order of the file. An error of the engine keeps its class, and names the place in the file
+where its step began.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,26 +55,27 @@ BAD: Final = (
 )
 """Errors of a file that leave the engine unchanged."""
 IN_MEMORY: Final = 64 << 20
-"""Bytes of a file's rows that wait in memory until it is read; beyond, in a temporary file."""
+"""The most bytes of a file's rows that wait in memory; more rows wait in a temporary file."""
 
 
 class SkippedFiles(dict[str, str]):
-    """The files that are left out, each with the reason; where that is not ``allowed``, they are errors.
+    """The files that are left out, each with the reason; unless ``allowed``, a bad file is an error.
 
-    ``rows``: how many were read of all the others."""
+    ``rows``: how many rows of all other files were read.
+    """
 
     def __init__(self, allowed: bool) -> None:
         super().__init__()
         self.allowed, self.rows = allowed, 0
 
     def add_file(self, file: str, error: DdflowError) -> None:
-        """Say that a file is left out."""
+        """Report that a file is left out."""
         self[file] = format_for_shell(error.message)
         say(f"skipped {self[file] if self[file].startswith(file) else f'{file}: {self[file]}'}", err=True)
 
     @contextmanager
     def skip_file_on_error(self, file: str) -> Iterator[None]:
-        """Skip a file whose rows are refused inside the block."""
+        """Leave out a file whose rows are refused inside the block."""
         before = self.rows
         try:
             yield
@@ -90,13 +92,13 @@ class SkippedFiles(dict[str, str]):
 
 
 def build_file_options(ask: VerbOptions) -> FileOptions:
-    """Build the options of the files of a command line.  Raises `SpecError`."""
+    """Build the options of the files of a command line. Raises `SpecError`."""
     nulls, dates, kind = tuple(ask.null or ()), tuple(ask.dates or ()), parse_file_kind(ask.format)
     return FileOptions(dialect=Dialect(ask.delimiter, nulls, ask.encoding, ask.decimal, dates, ask.thousands, kind))
 
 
 def parse_file_kind(format: str | None) -> FileKind | None:
-    """Return the kind of all files.  Raises `SpecError`."""
+    """Parse ``--format`` into the kind of all files. Raises `SpecError`."""
     if format is None:
         return None
     try:
@@ -107,12 +109,12 @@ def parse_file_kind(format: str | None) -> FileKind | None:
 
 
 def build_run_file_options(ask: VerbOptions, skipped: SkippedFiles) -> FileOptions:
-    """Build the options of the files of a run, which may have a state.  Raises `SpecError`."""
+    """Build the options of the files of a run, which may have a state. Raises `SpecError`."""
 
     def suggest_type(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
         if ask.state is None:
             return suggest_type_declaration(name, was, to)
-        # A key and an order never change in a state, and a double is never text.
+        # The types of keys and orders never change in a state, and a double never becomes text.
         fixed = {*parse_column_names(ask.key), *parse_column_names(ask.order_by), ask.time, ask.seq}
         fix = suggest_evolve_call(name, was, to)
         return replace(fix, state=mask_address(ask.state), moves=fix.moves or name in fixed)
@@ -127,7 +129,7 @@ def build_run_file_options(ask: VerbOptions, skipped: SkippedFiles) -> FileOptio
 
 
 def warn_of_text_columns(doubts: Iterable[str]) -> None:
-    """Say which columns of files became text because of a few values."""
+    """Report the columns of files that became text because of a few values."""
     for each in doubts:
         say(format_for_shell(each), err=True)
 
@@ -144,7 +146,7 @@ def read_rows(given: MultiFileReader, file: str, tick: Tick = lambda rows, updat
 
 
 class FileBatches(NamedTuple):
-    """A file that can be read.  ``last``: no other one follows."""
+    """A readable file and its batches. ``last``: no other file follows."""
 
     file: str
     batches: Iterator[pa.RecordBatch]
@@ -152,7 +154,7 @@ class FileBatches(NamedTuple):
 
 
 def read_files_ahead(given: MultiFileReader, skipped: SkippedFiles, tick: Tick) -> Iterator[FileBatches]:
-    """Yield the files that can be read to their end; an error comes after the files before it.  O(rows)."""
+    """Yield the files that can be read to their end; an error is raised after the files before it. O(rows)."""
     waiting: FileBatches | None = None
     try:
         for file in given.files:
@@ -187,7 +189,7 @@ def _spool_batches(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iter
 
 @contextmanager
 def add_error_locations(given: MultiFileReader, at: FilePosition) -> Iterator[None]:
-    """Put the place in front of the engine's errors about the rows from there on.
+    """Prefix the engine's errors with the place of the rows in their file.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -1,7 +1,9 @@
-"""``ddflow inspect``: what a state consists of.
+"""Show the contents of a state: the verb ``ddflow inspect``.
 
-Invariant: a terminal gets tables, a pipe the same lines without them, ``--json`` one object.  Nothing is read but the
-manifest and its inventory; that is `ddflow.tools.inspect`'s.
+`ddflow/tools/inspect.py` reads the manifest and its inventory, and no data. This file formats the result as sections: a
+title, a head and rows.
+
+Guarantees: a terminal gets tables, a pipe gets the same lines without frames, and ``--json`` prints one object.
 
 >>> inspect.__name__, format_age(7300)
 ('inspect', '2 h')
@@ -69,7 +71,7 @@ def _show_sections(found: Mapping[str, Any]) -> None:
 
 
 def _build_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], person: bool) -> Table:
-    """Build a table with a line a row.  For a pipe it has no frames, so that it can be searched and cut."""
+    """Build a table with one line per row. For a pipe it has no frames, so that it can be searched and cut."""
     table = _new_table(title, box=box.SIMPLE_HEAD if person else None, show_header=bool(head), header_style="bold")
     for i in range(len(head or rows[0])):
         number = i > 0 and all(row[i].replace(",", "").isdigit() or not row[i] for row in rows)
@@ -80,7 +82,7 @@ def _build_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]],
 
 
 def _build_vertical_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Build a table with a line a value, below the name of its row, because the rows are wider than the terminal."""
+    """Build a table with one line per value, for rows that are wider than the terminal."""
     table = _new_table(title, show_header=False, box=None)
     table.add_column(no_wrap=True)
     table.add_column()
@@ -101,18 +103,18 @@ def _format_value(value: Any) -> str:
 
 
 LONG = 40
-"""From how many letters on a value is a text to read, and not a figure."""
+"""Letters above which a value is text to read, not a figure."""
 LATEST = 5
-"""Number of runs of calls that are shown of an input, and of versions."""
+"""Number of runs of calls shown per input, and of versions shown."""
 NAMED = 50
-"""Letters of a collection that is called as it is made: its two ends tell which it is, and ``--json`` has all."""
+"""Letters shown of a long collection name: its two ends identify it, and ``--json`` has the full name."""
 _WAYS = {"events": "events", "full": "full contents", "restated": "a history, restated"}
 
 Section = tuple[str, Sequence[str], Iterator[Sequence[Any]]]
 
 
 def build_sections(found: Mapping[str, Any]) -> Iterator[Section]:
-    """Yield title, head and rows of each table."""
+    """Yield the title, head and rows of each table."""
     yield found["state"], (), _state_rows(found)
     yield from _attachment_sections(found)
     head: Sequence[str] = (
@@ -158,7 +160,7 @@ def build_sections(found: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _version_rows(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
-    """Yield the newest versions and those with an error; between them, how many there are."""
+    """Yield the newest versions and those with an error, and between them the number of others."""
     shown = [at for at, each in enumerate(versions) if at < LATEST or "error" in each]
     for at, until in zip(shown, [*shown[1:], len(versions)], strict=True):
         each, older = versions[at], versions[at + 1 : until]
@@ -206,14 +208,14 @@ def _state_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
 
 
 def _parse_time_type(found: Mapping[str, Any]) -> Any:
-    """Return the type of times."""
+    """Parse the type of times."""
     from ddflow.columns.casts import parse_type
 
     return parse_type(found["time_type"])
 
 
 def _attachment_sections(found: Mapping[str, Any]) -> Iterator[Section]:
-    """Yield the tables of sources and sinks; shortens a long position to its two ends."""
+    """Yield the tables of sources and sinks; long positions are shortened to their two ends."""
     columns = ("left_out", "added")
     sources = (
         (
@@ -238,7 +240,7 @@ def _attachment_sections(found: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _format_columns(of: Mapping[str, Sequence[str]]) -> str:
-    """Format columns by input as text; names the input if there are several."""
+    """Format columns by input as text; with several inputs, name each input."""
     several = {name: ", ".join(columns) for name, columns in of.items() if columns}
     return "; ".join(text if len(of) == 1 else f"{name}: {text}" for name, text in several.items())
 
@@ -257,7 +259,7 @@ def _collection_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
 
 
 def _partition_rows(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:
-    """Yield, for each stage, the least and the median of each figure of its partitions, and the largest partition."""
+    """Yield the minimum and the median of each figure per stage, and the largest partition."""
     from statistics import median_low
 
     def row(stage: int, what: str, figures: Sequence[int]) -> Sequence[Any]:
@@ -277,7 +279,7 @@ def _partition_rows(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any
 
 
 def _input_feed_rows(inputs: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-    """Yield the last runs of calls that fed an input alike, the newest first; then the numbers of older calls."""
+    """Yield the latest runs of similar calls per input, the newest first; then the numbers of older calls."""
     for name, each in inputs.items():
         runs, before = each["fed"]["runs"][::-1], each["fed"]["before"]
         for run in runs[:LATEST]:

@@ -1,8 +1,7 @@
-"""What the verbs that prove a state share: an input of the state, its log and a key of it.
+"""Find an input of a state, its log and a key, for the verbs ``verify``, ``why`` and ``migrate``.
 
-Invariant: a log's columns are read as the types that the input declares, whatever their files would be guessed to be,
-so that ``007`` of a text column is text on the command line too. A column may come in later files only, or not at
-all. Nothing of a state is read here but its manifest.
+Guarantees: the columns of a log have the types that the input declares, so ``007`` in a text column is text. A column
+may be missing in the first files, or in all files. Only the manifest of the state is read.
 
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"id": pa.int64(), "city": pa.string()})
@@ -40,7 +39,7 @@ from ddflow.storage.opening import open_existing_store
 
 
 def find_input(state: str, name: str | None, trust: str) -> BoundUpserts:
-    """Find an input of a state; the only one by default.  Raises `NotReadable`, and as opening a state does."""
+    """Find an input of a state, by default its only one. Raises `NotReadable`, and the errors of opening a state."""
     with open_existing_store(state, trust=trust) as store:
         manifest = find_version(store)
     known = read_bindings(manifest.plan, store.where)
@@ -59,9 +58,9 @@ def find_input(state: str, name: str | None, trust: str) -> BoundUpserts:
 
 
 def open_log(paths: Sequence[str], bound: BoundUpserts, how: FileOptions = AS_USUAL) -> MultiFileReader:
-    """Open files as the log of an input, in its columns; refuses other columns.  Raises as `open_files` does.
+    """Open files as the log of an input, in its columns; refuse other columns. Raises like `open_files`.
 
-    If it takes messages, text files have one in each line, and other files have their columns.
+    If the input takes messages, each line of a text file is a message, and other files have the columns of messages.
     """
     if bound.format is not None and not bound.format.of_rows:
         columnar = [path for path in paths if path.lower().endswith(COLUMNAR)]
@@ -78,9 +77,9 @@ def open_log(paths: Sequence[str], bound: BoundUpserts, how: FileOptions = AS_US
 def stream_log(
     given: MultiFileReader, full: Sequence[str] | None, scope: str | None, shown: Tick = lambda rows: None
 ) -> Iterator[Any]:
-    """Yield a reader for each file, to be read in order; full contents come in a mark.
+    """Yield a reader for each file, to be read in order; full contents are wrapped in a mark.
 
-    ``full``, ``scope``: as in `mark_full_content_files`.  ``shown``: called with the number of rows read since its last
+    ``full``, ``scope``: as in `mark_full_content_files`. ``shown``: called with the number of rows read since its last
     call.
     """
     for part in mark_full_content_files(given.files, full, scope):
@@ -92,9 +91,9 @@ def stream_log(
 
 
 def mark_full_content_files(files: Sequence[str], full: Sequence[str] | None, scope: str | None) -> list[Any]:
-    """Mark the files of a log.  ``full``: names, folders or patterns of files with full contents, of a ``scope``.
+    """Mark the files of a log with full contents of a ``scope``. ``full``: their names, folders or patterns.
 
-    O(files * names).  Raises `typer.BadParameter` for a name that matches no file, and for a scope without files.
+    O(files * names). Raises `typer.BadParameter` for a name that matches no file, and for a scope without files.
     """
     if scope is not None and not full:
         raise typer.BadParameter("--scope is of full contents: name their files with --full")
@@ -112,7 +111,7 @@ def _matches_name(file: str, name: str) -> bool:
 
 
 def parse_key(text: str, bound: BoundUpserts) -> dict[str, Any]:
-    """Parse a key: ``7``, ``7,Bern`` or ``id=7,city=Bern``; quotes as in CSV.  Raises `NotReadable`."""
+    """Parse a key: ``7``, ``7,Bern`` or ``id=7,city=Bern``; quotes as in CSV. Raises `NotReadable`."""
     names, asked = list(bound.spec.key), f"the key {text!r} of {bound.name!r}"
     try:
         parts = next(csv.reader([text], skipinitialspace=True), []) if len(names) > 1 else [text]
@@ -140,7 +139,7 @@ def parse_key(text: str, bound: BoundUpserts) -> dict[str, Any]:
 def _refuse_misspelled_key(
     asked: str, pairs: Sequence[tuple[str, str, str]], names: Sequence[str], bound: BoundUpserts
 ) -> None:
-    """Refuse ``idd=7`` for a key ``id`` of text, if it looks like a mistake; otherwise say how ``x=7`` is read."""
+    """Refuse ``idd=7`` for a text key ``id`` if it looks like a mistake; otherwise report how ``x=7`` is read."""
     name = pairs[0][0].strip()
     if len(names) > 1 or not pairs[0][1] or name in names or not is_text(bound.key_schema.field(0).type):
         return
@@ -152,7 +151,7 @@ def _refuse_misspelled_key(
 
 
 def parse_values(words: Sequence[str], schema: pa.Schema, asked: str) -> dict[str, Any]:
-    """Parse values by column, written ``city=Bern``; an empty value is null.  Raises `NotReadable`."""
+    """Parse values by column, written ``city=Bern``; an empty value is null. Raises `NotReadable`."""
     out = dict[str, Any]()
     for word in words:
         name, _, text = word.partition("=")
@@ -163,7 +162,7 @@ def parse_values(words: Sequence[str], schema: pa.Schema, asked: str) -> dict[st
 
 
 def parse_value(text: str, kind: pa.DataType, asked: str) -> Any:
-    """Parse a value.  Raises `NotReadable`."""
+    """Parse a value of a type. Raises `NotReadable`."""
     try:
         return UUID(text) if kind == pa.uuid() else pa.scalar(text).cast(kind).as_py()
     except (pa.ArrowException, ValueError, OverflowError) as error:
@@ -171,9 +170,10 @@ def parse_value(text: str, kind: pa.DataType, asked: str) -> Any:
 
 
 class FilesLog:
-    """Files as a log, which are read again as often as it is gone through, with progress on a terminal.
+    """Files as a log: each iteration reads them again, with progress on a terminal.
 
-    ``given``, ``full``, ``scope``: as in `stream_log`."""
+    ``given``, ``full``, ``scope``: as in `stream_log`.
+    """
 
     def __init__(self, given: MultiFileReader, full: Sequence[str] | None, scope: str | None) -> None:
         self.how = given, full, scope

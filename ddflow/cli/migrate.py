@@ -1,7 +1,8 @@
-"""``ddflow migrate``: a log replayed under another plan, and the net difference.
+"""Replay a log under another plan and write the net difference: the verb ``ddflow migrate``.
 
-Invariant: the new state stands, and the output is there, only when both are complete; the old state is not changed.
-The work is in `ddflow.tools.migrate`, the options are those of ``diff`` and ``count``.
+`ddflow/tools/migrate.py` does the work. The options are those that ``diff`` and ``count`` have.
+
+Guarantees: the new state and the output appear only when both are complete. The old state is not changed.
 
 >>> migrate.__name__
 'migrate'

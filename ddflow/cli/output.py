@@ -1,7 +1,10 @@
-"""The output of a verb: its rows in a file, on a terminal or on a pipe, the result of a run, and how far it came.
+"""Write the rows of a verb to a file, a terminal or a pipe, and report the result of a run.
 
-Guarantees: text from data cannot act on the terminal. A run that stops halfway on a state says what was committed and
-how to go on.
+`open_row_output` chooses the output. `WrittenEpochs` tracks the epochs that were written, and `FullFileHint` detects
+full files among upserts.
+
+Guarantees: text from data cannot control the terminal. A run that stops halfway on a state reports the committed epochs
+and how to continue.
 
 >>> done = FileRunResult(["a.csv"], 4, 1, 6, 6, {"applied": 3, "noop": 1}, 0.5, "out.parquet")
 >>> done.text()
@@ -32,19 +35,22 @@ from ddflow.terminal import escape_text, format_count, make_console
 
 _HIGH: Final = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
 SHOWN: Final = 20
-"""How many rows a table on a terminal has."""
+"""Number of rows in a table on a terminal."""
 
 
 KNOWN, NAMED, LEAST = 0.9, 0.5, 20
-"""The share of a file's rows whose keys are known, that of the keys which it names, and rows of a file; at least."""
+"""Minima for a full file: the share of known keys in its rows, the share of all keys that it names, and its rows."""
 STOPS = (DdflowError, KeyboardInterrupt, SystemExit)
 
 
 @dataclass(frozen=True)
 class FileRunResult:
-    """The result of a run.  ``epochs``: None in hold-back mode.  ``written``: rows in the output; fewer than the
-    updates with ``--net``, where they are the final counts.  ``epoch``: of the state after it.  ``pending``: events
-    that wait there for their time.  ``skipped``: files that were left out, each with the reason."""
+    """The result of a run.
+
+    ``epochs``: None in hold-back mode. ``written``: rows in the output; with ``--net`` these are the final counts,
+    fewer than the updates. ``epoch``: the epoch of the state after the run. ``pending``: events in the state that wait
+    for their time. ``skipped``: files that were left out, each with the reason.
+    """
 
     inputs: Sequence[str]
     rows: int
@@ -79,9 +85,9 @@ class FileRunResult:
 
 
 class FullFileHint:
-    """Whether files of upserts look like full files, because each has nearly all keys of those before it.
+    """Detect files of upserts that look like full files, because each has nearly all keys of the files before it.
 
-    ``looked``: whether it may be so at all.
+    ``looked``: False turns the detection off.
 
     >>> looks = FullFileHint()
     >>> for rows, keys in ((100, 100), (101, 103), (99, 104)):
@@ -116,8 +122,8 @@ class FullFileHint:
 class WrittenEpochs:
     """The epochs of a run whose rows were written.
 
-    ``before``: the state's epoch when it began.  ``epoch``: the last one written.  ``rest``: the files after it.
-    ``kept``: where the rows are, if the run stopped.
+    ``before``: the state's epoch when the run began. ``epoch``: the last epoch written. ``rest``: the files after it.
+    ``kept``: the files that hold the rows if the run stopped.
 
     >>> from ddflow.errors import NullKey
     >>> class Half:
@@ -135,12 +141,12 @@ class WrittenEpochs:
         self.rest: Sequence[str] = ()
         self.kept: list[str] = []
         self.committed: tuple[int, Sequence[str]] = (before, ())
-        """The epoch that is committed now, and the files after it."""
+        """The committed epoch, and the files after it."""
         self.writing = False
 
     @contextmanager
     def write_epoch(self) -> Iterator[None]:
-        """Write all rows of an epoch: a signal waits until that is done."""
+        """Write all rows of an epoch; a signal waits until that is done."""
         with delay_signals():
             self.writing = True
             yield
@@ -149,7 +155,7 @@ class WrittenEpochs:
 
     @contextmanager
     def keep_partial_outputs(self, outputs: Iterable[Any]) -> Iterator[None]:
-        """Complete output files under new names if a run stops between two epochs."""
+        """Complete the output files under new names if a run stops between two epochs."""
         try:
             yield
         except STOPS:
@@ -161,7 +167,7 @@ class WrittenEpochs:
 
     @contextmanager
     def explain_stop(self, engine: Any) -> Iterator[None]:
-        """Say which epochs were committed if the run is refused or stopped."""
+        """Report the committed epochs if the run is refused or stopped."""
         try:
             yield
         except STOPS as error:
@@ -170,13 +176,13 @@ class WrittenEpochs:
             more = self._describe_next_run(engine.epoch)
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(more) from None
-            if isinstance(error, SystemExit):  # SIGTERM, which says nothing of itself
+            if isinstance(error, SystemExit):  # SIGTERM has no message
                 say(f"ddflow: terminated; {more}", err=True)
                 raise
             raise replace_error_texts(error, fix=error.fix + f"; {more}") from None
 
     def _describe_next_run(self, epoch: int) -> str:
-        """Tell how to go on from the epoch of the state."""
+        """Describe how to continue from the epoch of the state."""
         first = self.before + 1
         done = f"epochs {first} to {epoch} are committed" if epoch > first else f"epoch {first} is committed"
         if self.kept and self.rest and not self.writing:
@@ -191,7 +197,7 @@ class WrittenEpochs:
 
 
 class _JsonStdout:
-    """JSON text on stdout, with the control characters escaped that JSON lets pass; the values stay the same."""
+    """JSON text on stdout, with control characters escaped that JSON allows; the values stay the same."""
 
     def write(self, text: Any) -> None:
         """Write text."""
@@ -207,17 +213,17 @@ class JsonLines(Closing):
         self.written = 0
 
     def write(self, table: pa.Table) -> None:
-        """Write rows at once."""
+        """Write rows immediately."""
         open_writer(_JsonStdout(), FileKind(JSON), table.schema).write(table)
         sys.stdout.buffer.flush()
         self.written += table.num_rows
 
     def close(self) -> None:
-        """Do nothing: rows went out at once."""
+        """Do nothing, because rows were written immediately."""
 
 
 class TablePreview:
-    """The first rows as a table on stdout, when all have been seen."""
+    """The first rows as a table on stdout, drawn after the last row."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.written = 0
@@ -265,7 +271,7 @@ RowOutput = FileOutput | JsonLines | TablePreview
 
 
 def open_row_output(output: str | None, schema: pa.Schema, overwrite: bool) -> RowOutput:
-    """Open the output of rows: a file, JSON lines on stdout, or without a name a table if stdout is a terminal.
+    """Open the output of rows: a file, JSON lines on stdout, or by default a table if stdout is a terminal.
 
     Raises `OutputExists`, `UnwritableOutput`.
     """

@@ -1,6 +1,9 @@
-"""The flow that a command line asks for: its options interpreted, and the formats of files whose lines are messages.
+"""Build the flow of a command line from its options, and parse the formats of message files.
 
-Guarantees: a wrong option is an error that names it as it was typed. Options mean what the same ones of Python mean.
+`plan_flow` builds the flow and `build_spec` its `Upsert`. The functions named ``parse_`` each parse one option.
+
+Guarantees: an error about a wrong option names the option as the user typed it. An option means the same as the Python
+parameter of that name.
 
 >>> parse_column_names(["id,region", '"a,b"']), parse_projection(["city", "total=price * 2"])
 (['id', 'region', 'a,b'], {'city': 'city', 'total': 'price * 2'})
@@ -41,12 +44,12 @@ FORMATS: Final[Mapping[str, Format]] = {
     "canal": formats.canal(),
     "wal2json": formats.wal2json(),
 }
-"""The formats by their words on the command line."""
+"""The formats, by their names on the command line."""
 KCAT: Final = "kcat:"
 
 
 def parse_format(text: str | None, on_bad: Any = "stop") -> Format | None:
-    """Return the format that a word means; None for a kind of file.  Raises `SpecError`.
+    """Parse ``--format`` into a format of messages; return None for a kind of file. Raises `SpecError`.
 
     >>> parse_format("kcat:debezium"), parse_format("csv")
     (dd.formats.kcat(dd.formats.debezium()), None)
@@ -61,7 +64,7 @@ def parse_format(text: str | None, on_bad: Any = "stop") -> Format | None:
 
 
 def check_bad_message_options(format: str | None, on_bad: str, output: Path | None) -> None:
-    """Raise `typer.BadParameter` for options of bad messages that contradict each other."""
+    """Raise `typer.BadParameter` for conflicting options of bad messages."""
     if on_bad != "stop" and parse_format(format) is None:
         raise typer.BadParameter("--on-bad is of messages: say which they are, such as --format debezium")
     if output is not None and on_bad == "stop":
@@ -69,7 +72,7 @@ def check_bad_message_options(format: str | None, on_bad: str, output: Path | No
 
 
 def report_bad_messages(messages: int, output: Path | None) -> None:
-    """Say where the messages are that could not be read."""
+    """Report how to get the unreadable messages if no option names a file for them."""
     if messages and output is None:
         say(
             f"{format_count(messages, 'message')} could not be read: --bad-output FILE writes them, with reasons",
@@ -78,9 +81,9 @@ def report_bad_messages(messages: int, output: Path | None) -> None:
 
 
 def find_message_columns(given: MultiFileReader, asked: str, types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """Find the columns of the rows in files of messages.  ``asked``: their format's word.  O(bytes looked at).
+    """Find the columns of the rows in files of messages. ``asked``: the name of their format. O(bytes read).
 
-    Raises `SpecError` if messages show no types, and as `open_files` does.
+    Raises `SpecError` if messages show no types, and like `open_files`.
     """
     of = parse_format(asked)
     assert of is not None
@@ -117,7 +120,7 @@ _NAMED = re.compile(r"\s*(?:\"([^\"]+)\"|([^\W\d]\w*))\s*=(?!=)(.*)", re.DOTALL)
 
 
 def check_conflicting_options(ask: VerbOptions, sides: bool = True) -> None:
-    """Raise `typer.BadParameter` for options that contradict each other."""
+    """Raise `typer.BadParameter` for conflicting options."""
     if ask.tombstone is not None and ask.delete is not None:
         raise typer.BadParameter("--tombstone and --delete both say what deletes: give one of them")
     if ask.as_json and ask.output in (None, "-"):
@@ -139,15 +142,14 @@ def check_conflicting_options(ask: VerbOptions, sides: bool = True) -> None:
 
 
 def check_distinct_outputs(outputs: Mapping[str, Any]) -> None:
-    """Raise `typer.BadParameter` if two options name one file."""
+    """Raise `typer.BadParameter` if two options name the same file."""
     for one, other in combinations([name for name, file in outputs.items() if file is not None], 2):
         if str(outputs[one]) == str(outputs[other]):
             raise typer.BadParameter(f"{one} and {other} name the same file: give each its own")
 
 
 def parse_column_names(texts: Iterable[str] | None) -> list[str]:
-    """Parse column names in texts like ``a,b``; quotes as in CSV around names that hold a comma.  Raises
-    `SpecError`."""
+    """Parse column names in texts like ``a,b``; quotes protect commas as in CSV. Raises `SpecError`."""
     out: list[str] = []
     for text in texts or ():
         try:
@@ -158,7 +160,7 @@ def parse_column_names(texts: Iterable[str] | None) -> list[str]:
 
 
 def parse_projection(texts: Iterable[str]) -> dict[str, str]:
-    """Parse column names and ``name=expression`` texts for `Collection.project`.  Raises `SpecError`."""
+    """Parse column names and ``name=expression`` texts for `Collection.project`. Raises `SpecError`."""
     out: dict[str, str] = {}
     for text in texts:
         match = _NAMED.fullmatch(text)
@@ -177,7 +179,7 @@ def parse_projection(texts: Iterable[str]) -> dict[str, str]:
 
 
 def parse_lateness(text: str | None, column: str | None, kind: pa.DataType | None) -> int | None:
-    """Parse a span of time in the unit of the time column.  Raises `SpecError` if it is no whole number of units."""
+    """Parse a span of time in the unit of the time column. Raises `SpecError` if it is not a whole number of units."""
     if text is None or text.isdecimal():
         return None if text is None else int(text)
     match, asked = _SPAN.fullmatch(text.strip()), f"--lateness {text}"
@@ -193,7 +195,7 @@ def parse_lateness(text: str | None, column: str | None, kind: pa.DataType | Non
 
 
 def parse_merge(texts: Iterable[str] | None) -> dd.Merge | Literal["first_row"] | None:
-    """Parse ``--merge``: a strategy by column, ``default=`` for the others, or ``first_row``.  Raises `SpecError`.
+    """Parse ``--merge``: a strategy by column, ``default=`` for the others, or ``first_row``. Raises `SpecError`.
 
     >>> parse_merge(["visits=sum", "tags=union(9)", "default=first_non_null"]).strategies["tags"].limit
     9
@@ -219,7 +221,7 @@ def parse_merge(texts: Iterable[str] | None) -> dd.Merge | Literal["first_row"] 
 
 
 def parse_column_groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ...], Sequence[str]]:
-    """Parse ``--group``: order columns, ``=``, columns.  Raises `SpecError`.
+    """Parse ``--group``: order columns, ``=``, columns. Raises `SpecError`.
 
     >>> parse_column_groups(["paid_at=amount,currency"])
     {('paid_at',): ['amount', 'currency']}
@@ -235,7 +237,7 @@ def parse_column_groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ..
 
 
 def build_spec(ask: VerbOptions, schema: pa.Schema) -> dd.Upsert:
-    """Build the spec that the options describe.  Raises `SpecError`."""
+    """Build the spec that the options describe. Raises `SpecError`."""
     delete: Any = ask.delete
     if ask.tombstone is not None:
         column, equals, value = ask.tombstone.partition("=")
@@ -265,9 +267,9 @@ def build_spec(ask: VerbOptions, schema: pa.Schema) -> dd.Upsert:
 
 
 def plan_flow(ask: VerbOptions, schema: pa.Schema) -> dd.Flow:
-    """Build the flow: one input, its filters, its projection, its count; one output, `OUT`.
+    """Build the flow: one input, its filters, its projection, its count, and the output `OUT`.
 
-    Raises `SpecError` or `ExpressionError`, naming the option that does not fit.
+    Raises `SpecError` or `ExpressionError`, and names the option that does not fit.
     """
     flow = dd.Flow()
     rows: dd.Collection = flow.upserts(

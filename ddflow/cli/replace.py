@@ -1,7 +1,9 @@
-"""``ddflow replace``: full files in, differences out.
+"""Turn full files into differences: the verb ``ddflow replace``.
 
-Invariant: after each file the collection holds what the file says (within the scope), and nothing else; the output
-holds the updates that lead from one to the next, times ascending.  The work is in ``run_files``.
+`ddflow/cli/file_run.py` does the work.
+
+Guarantees: after each file the collection holds exactly the rows of the file, within the scope. The output holds the
+updates from one file to the next, in ascending order of time.
 
 >>> replace.__name__
 'replace'

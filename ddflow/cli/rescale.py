@@ -1,7 +1,8 @@
-"""``ddflow rescale``: a state of some partitions becomes one of another number.
+"""Change the number of partitions of a state: the verb ``ddflow rescale``.
 
-Invariant: answers do not change, and a run that is stopped anywhere leaves the state as it was, or rescaled.  The work
-is in `ddflow.partitions.rescale`.
+`ddflow/partitions/rescale.py` does the work.
+
+Guarantees: results do not change. If a run stops anywhere, the state is either unchanged or completely rescaled.
 
 >>> rescale.__name__
 'rescale'

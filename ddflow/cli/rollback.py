@@ -1,7 +1,8 @@
-"""``ddflow rollback``: an older version of a state becomes its newest.
+"""Make an older version of a state its newest: the verb ``ddflow rollback``.
 
-Invariant: nothing happens before it was agreed to, at the terminal or with ``--yes``, and nothing is deleted.  The work
-is in `ddflow.tools.rollback`.
+`ddflow/tools/rollback.py` does the work.
+
+Guarantees: nothing happens without consent, at the terminal or by ``--yes``. Nothing is deleted.
 
 >>> rollback.__name__
 'rollback'

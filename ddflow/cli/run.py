@@ -1,7 +1,9 @@
-"""`ddflow run`: a flow of a Python file follows its sources and keeps its sinks up to date.
+"""Run the flow of a Python file with its sources and sinks: the verb ``ddflow run``.
 
-Guarantees: one run at a time holds a state. A state that the run created is removed if the run fails before its first
-epoch. The first signal ends the run after the epoch in progress.
+This file parses the options, loads the flow and locks the state. `Engine.run` does the work.
+
+Guarantees: only one run at a time uses a state. If a run creates a state and fails before its first epoch, it removes
+the state. The first signal ends the run after the epoch in progress.
 
 >>> split_named_values(["orders=files:landing/*.csv"], "--from")
 {'orders': ['files:landing/*.csv']}
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class StateLock:
-    """The lock on a state, while it is run.  ``state``, ``trust``: as in `Flow.open`.
+    """A lock on a state while it runs. ``state``, ``trust``: as in `Flow.open`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, StateLock(folder), StateLock(folder):
@@ -53,17 +55,17 @@ class StateLock:
         self._made = "://" not in state and not os.path.lexists(state)
 
     def __enter__(self) -> Self:
-        """Hold the state, if it exists.  Raises `StateRefused`."""
+        """Lock the state, if it exists. Raises `StateRefused`."""
         self.acquire()
         return self
 
     def acquire(self) -> None:
-        """Hold the state, once it exists.  Twice is harmless.  Raises `StateRefused`."""
+        """Lock the state, once it exists; a second call does nothing. Raises `StateRefused`."""
         import fcntl
 
         if self._lock is not None or not os.path.isdir(self.state):
             return
-        with suppress(PermissionError):  # opening the state says what is wrong
+        with suppress(PermissionError):  # opening the state explains the problem
             self._lock = os.open(self.state, os.O_RDONLY)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -264,7 +266,7 @@ def run(
         "evolve": evolve,
         "max_absent": max_absent,
     }
-    check_run_arguments(given, sources, targets, RunOptions(**how))  # before there is a state
+    check_run_arguments(given, sources, targets, RunOptions(**how))  # before the state exists
     _report_unfed_inputs(given, sources)
     served = metrics and _serve_metrics(flow, metrics)
     choices: dict[str, Any] = {"memory": memory, "retain": retain, "trust": trust, "metrics": served}
@@ -279,20 +281,20 @@ def _enable_log(verbose: bool) -> None:
     """Log each epoch and failure if ``verbose``."""
     if verbose:
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-        for handler in logging.getLogger().handlers:  # also of what other libraries log
+        for handler in logging.getLogger().handlers:  # logs of other libraries are masked as well
             handler.addFilter(mask_log_record)
         logging.getLogger("ddflow").setLevel(logging.INFO)
 
 
 def _report_unfed_inputs(given: "dd.Flow", sources: "dict[str, Source]") -> None:
-    """Say which inputs have no source."""
+    """Report the inputs that have no source."""
     fed = {each for name, source in sources.items() for each in source.inputs(name)}
     if unfed := [each for each in given.inputs if each not in fed]:
         say(f"ddflow: no source feeds {', '.join(map(repr, unfed))}, so nothing comes there: see --from", err=True)
 
 
 def _warn_of_events_after_full(engine: "dd.Engine", sources: "dict[str, Source]") -> None:
-    """Warn if files are read as events for the first time, into an input that was fed full contents."""
+    """Warn if files are read as events for the first time into an input that has received full contents."""
     assert engine.durable is not None
     for name, source in sources.items():
         fed, known = engine.dataflow.fed.get(name), name in engine.durable.log.sources
@@ -315,14 +317,14 @@ def _report_run(epoch: int, done: "RunDone", as_json: bool) -> None:
 
 
 def _serve_metrics(flow: str, where: str) -> "PrometheusExporter":
-    """Make an exporter for a flow's file, and serve its figures."""
+    """Make an exporter for a flow's file, and serve its metrics."""
     from ddflow import exporters
 
     return exporters.prometheus(Path(flow.partition(":")[0]).stem, serve=where)
 
 
 def make_sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[str, TableSink]":
-    """Make the sinks of a command line.  Raises `typer.BadParameter`, `SpecError`."""
+    """Make the sinks of a command line. Raises `typer.BadParameter`, `SpecError`."""
     from ddflow.connectors.address import parse_sink
 
     modes: dict[str, list[Any]] = split_named_values(mode, "--mode")
@@ -334,14 +336,16 @@ def make_sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[st
 
 
 def split_named_values(given: Sequence[str] | None, option: str) -> dict[str, list[str]]:
-    """Split ``NAME=REST`` by name; ``--from`` may have several, and ``@FILE`` gives its lines.  Raises
-    `typer.BadParameter`."""
+    """Split ``NAME=REST`` options by name. ``@FILE`` gives the lines of a file. Raises `typer.BadParameter`.
+
+    Only ``--from`` may repeat a name.
+    """
     from ddflow.storage.address import mask_address
 
     found = dict[str, list[str]]()
     for text in chain.from_iterable(map(_expand_file_argument, given or ())):
         name, equals, rest = text.partition("=")
-        # An address without its name may have a "=", too.
+        # An address without its name may contain "=" as well.
         if not equals or not name or not rest or ":" in name or "@" in name:
             raise typer.BadParameter(f"{option} {mask_address(text)}: write NAME=...")
         if name in found and option != "--from":
@@ -352,7 +356,10 @@ def split_named_values(given: Sequence[str] | None, option: str) -> dict[str, li
 
 
 def _expand_file_argument(text: str) -> list[str]:
-    """Return the lines of a file after ``@``, which no list of processes shows.  Raises `typer.BadParameter`."""
+    """Return the lines of the file after ``@``, so that a list of processes does not show them.
+
+    Raises `typer.BadParameter`.
+    """
     if not text.startswith("@"):
         return [text]
     try:
@@ -362,7 +369,7 @@ def _expand_file_argument(text: str) -> list[str]:
 
 
 def load_flow(text: str) -> "dd.Flow":
-    """Load the flow of a file of Python.  Raises `SpecError`."""
+    """Load the flow of a Python file. Raises `SpecError`."""
     from ddflow.engine.engine import Flow
 
     path, name = text, "flow"
@@ -377,8 +384,10 @@ def load_flow(text: str) -> "dd.Flow":
 
 
 def _run_python_file(path: str) -> dict[str, Any]:
-    """Run a file of Python, which may import its neighbours; return its names.  Raises `SpecError` for its own
-    mistakes."""
+    """Run a Python file, which may import its neighbours, and return its names.
+
+    Raises `SpecError` for errors in the file.
+    """
 
     sys.path.insert(0, folder := os.path.dirname(os.path.abspath(path)))
     try:
@@ -390,7 +399,7 @@ def _run_python_file(path: str) -> dict[str, Any]:
             where = f"{error.filename}, line {error.lineno}"
         else:
             frames = traceback.extract_tb(error.__traceback__)
-            # The last line of the user's own code: what it calls may fail far below.
+            # The last line of the user's own code, because the failure may be deep in a library.
             own = [each for each in frames if os.path.abspath(each.filename).startswith(folder + os.sep)]
             where = ", ".join(f"{each.filename}, line {each.lineno}: {each.line}" for each in own[-1:]) or path
         said = error.msg if isinstance(error, SyntaxError) else str(error)

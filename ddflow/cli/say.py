@@ -1,7 +1,7 @@
-"""Text of a verb for stdout and stderr, and progress on a terminal.
+"""Print the text of verbs to stdout and stderr, and show progress on a terminal.
 
-Guarantees: no other file writes text to stdout and stderr. Progress goes to stderr and is wiped away at the end;
-without a terminal there is none, so output, messages and logs are the same with and without it.
+Guarantees: no other file writes text to stdout or stderr. Control characters in text are escaped. Progress goes to
+stderr and is erased at the end. Without a terminal no progress is shown, so output, messages and logs are the same.
 
 >>> say("a\\x1b[2Jb")
 a\\x1b[2Jb
@@ -21,20 +21,20 @@ from ddflow.errors import mask_secrets
 from ddflow.terminal import escape_lines, make_console
 
 Tick = Callable[..., None]
-"""Called with what was done since the last call: amounts, of which the first is that of the total."""
+"""A function to call with the amounts done since the last call; the first amount counts towards the total."""
 
 
 def say(text: str = "", err: bool = False, drawn: bool = False) -> None:
-    """Print lines; on stderr without secrets.
+    """Print lines, on stderr without secrets.
 
-    ``drawn``: by `ddflow.terminal.make_console`, which made their control sequences.
+    ``drawn``: `ddflow.terminal.make_console` made the text, so its control sequences stay.
     """
     text = mask_secrets(text) if err else text
     typer.echo(text if drawn else escape_lines(text), err=err)
 
 
 def show_progress(total: int | None, hidden: bool = False) -> AbstractContextManager[Tick]:
-    """Show the rows read and the updates put out, while the block runs.  ``total``: of rows; None: unknown."""
+    """Show the rows read and the updates written while the block runs. ``total``: all rows; None if unknown."""
     return _show_bar(
         _choose_initial_text,
         total,
@@ -51,7 +51,7 @@ def format_rows(amount: int) -> str:
 def show_amount_progress(
     doing: str, total: int | None = None, unit: Callable[[int], str] = format_rows, hidden: bool = False
 ) -> AbstractContextManager[Tick]:
-    """Show how much was read, while the block runs.  ``unit``: how an amount is written."""
+    """Show the amount read while the block runs. ``unit``: formats an amount."""
     return _show_bar(lambda: doing, total, lambda rate, read: f"{doing}: {unit(read)}, {unit(rate)}/s", hidden)
 
 
@@ -59,14 +59,16 @@ def show_amount_progress(
 def _show_bar(
     begin: Callable[[], str], total: int | None, text: Callable[..., str], hidden: bool = False
 ) -> Iterator[Tick]:
-    """Show a bar while the block runs.  ``begin``: its first text.  ``text``: makes the next ones from the rate and the
-    amounts so far."""
+    """Show a progress bar while the block runs.
+
+    ``begin``: returns the first text. ``text``: returns the next texts from the rate and the amounts so far.
+    """
     if hidden or not sys.stderr.isatty():
         yield lambda *more: None
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-    # A name in it is no markup.
+    # A name in the text must not be read as markup.
     columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
     done, began = [0, 0], perf_counter()
     with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:

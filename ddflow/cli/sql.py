@@ -1,7 +1,9 @@
-"""`ddflow sql`: the answer of a query over files, each table upserts by a key or plain rows.
+"""Run a SQL query over files: the verb ``ddflow sql``.
 
-Guarantees: a table is written `NAME=FILES:key=COLUMN:order-by=COLUMN`, and its options mean what those of `diff` mean.
-The answer is that of the same query in Python.
+A table is written `NAME=FILES:key=COLUMN:order-by=COLUMN`. With a key its rows are upserts, without one they are plain
+rows. Its options mean the same as in `diff`.
+
+Guarantees: the answer equals the answer of the same query in Python.
 
 >>> sql.__name__
 'sql'
@@ -37,7 +39,7 @@ OPTIONS: Final = ("key", "order-by", "tombstone", "diff")
 _NAMED: Final = re.compile(r"([^\W\d]\w*)=(.+)", re.DOTALL)
 
 Options = dict[str, list[str]]
-"""Those behind the files of a table, each with its values."""
+"""The options after the files of a table, each with its values."""
 
 
 class TableArgument(NamedTuple):
@@ -55,7 +57,7 @@ class TableArgument(NamedTuple):
 
 
 def parse_table(text: str) -> TableArgument:
-    """Parse a table of the command line.  Raises `typer.BadParameter`."""
+    """Parse a table of the command line. Raises `typer.BadParameter`."""
     from ddflow.connectors.files.file_path import WRITING, split_address_options
 
     match = _NAMED.fullmatch(text)
@@ -77,7 +79,7 @@ def group_tables(texts: Sequence[str]) -> dict[str, list[TableArgument]]:
 
 
 def collect_table_options(name: str, parts: Sequence[TableArgument]) -> Options:
-    """Collect the options of a table.  Raises `typer.BadParameter`."""
+    """Collect the options of a table. Raises `typer.BadParameter`."""
     from ddflow.connectors.files.file_path import FULL, WRITING
 
     options: Options = {}
@@ -92,7 +94,7 @@ def collect_table_options(name: str, parts: Sequence[TableArgument]) -> Options:
 
 
 def build_table_file_options(options: Options, of_all: "FileOptions") -> "FileOptions":
-    """Return the options of a table's files: the common ones, and its own.  Raises `SpecError`."""
+    """Combine the common options of files with a table's options. Raises `SpecError`."""
     from ddflow.cli.input_files import parse_file_kind
     from ddflow.connectors.files.file_path import RENAME, collect_text_options
 
@@ -107,7 +109,7 @@ def build_table_file_options(options: Options, of_all: "FileOptions") -> "FileOp
 
 
 def build_table_spec(options: Options) -> "dd.Upsert":
-    """Build the spec by which the events of a table upsert."""
+    """Build the upsert spec of a table."""
     import ddflow as dd
     from ddflow.cli.plan import parse_column_names
 
@@ -219,7 +221,7 @@ def _declare_table(
     options: "FileOptions",
     messages: tuple[str | None, str],
 ) -> "MultiFileReader":
-    """Open the files of a table and make it an input of the flow.  ``messages``: the arguments of `parse_format`."""
+    """Open the files of a table and make it an input of the flow. ``messages``: the arguments of `parse_format`."""
     from ddflow.cli.input_files import warn_of_text_columns
     from ddflow.cli.plan import find_message_columns, parse_format
     from ddflow.columns.casts import parse_types
@@ -244,7 +246,7 @@ def _declare_table(
 
 
 def _plan_query(flow: "dd.Flow", query: str, diff: bool) -> "tuple[PlannedQuery, Sequence[OrderColumn]]":
-    """Plan the query: return its collection, which can be read unless ``diff``, and the order of its rows."""
+    """Plan the query: return its collection, stored unless ``diff``, and the order of its rows."""
     from ddflow.operators.row_order import parse_order_columns
     from ddflow.plan.sql import PlannedQuery, plan_sorted_query
 
@@ -255,7 +257,7 @@ def _plan_query(flow: "dd.Flow", query: str, diff: bool) -> "tuple[PlannedQuery,
 
 
 def _has_stored_rows(of: Any) -> bool:
-    """Return whether a collection's rows are all kept somewhere: appended ones are not.  O(nodes)."""
+    """Return whether all rows of a collection are stored somewhere; appended rows are not. O(nodes)."""
     ahead, seen = [of], set[Any]()
     while ahead:
         each = ahead.pop()
@@ -268,7 +270,7 @@ def _has_stored_rows(of: Any) -> bool:
 
 
 def _open_bad_output(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: ExitStack) -> "FileOutput | None":
-    """Open the output for messages that cannot be read, of all tables."""
+    """Open the output for unreadable messages of all tables."""
     from ddflow.columns.schema import build_updates_schema
     from ddflow.connectors.files import open_output
 
@@ -279,7 +281,7 @@ def _open_bad_output(flow: "dd.Flow", path: Path | None, overwrite: bool, stack:
 
 
 def _ingest_files(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "Iterator[dd.Step]":
-    """Take in full files as one step, and the others as another one."""
+    """Ingest full files as one step, and the others as the next step."""
     whole = {name: readers.pop(name) for name in list(readers) if name in full}
     if whole:
         yield engine.replace(whole)
@@ -339,7 +341,7 @@ def _open_readers(
 
 
 def _refuse_empty_file(rows: "Iterator[pa.RecordBatch]", file: str) -> "Iterator[pa.RecordBatch]":
-    """Yield the rows of a full file.  Raises `UnreadableInput` if there are none."""
+    """Yield the rows of a full file. Raises `UnreadableInput` if the file has no rows."""
     from ddflow.errors import UnreadableInput
 
     first = next(rows, None)

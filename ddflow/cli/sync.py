@@ -1,7 +1,9 @@
-"""``ddflow sync``: targets get the difference between what they hold and what the outputs hold.
+"""Write the difference between outputs and their targets to the targets: the verb ``ddflow sync``.
 
-Invariant: without ``--yes`` nothing is written: it says what would be deleted, changed and added. Only with
-``--adopt`` it touches a table that this state did not write.
+`Engine.sync` and `ddflow/partitions/driver_epochs.py` do the work. Without ``--yes`` this verb only reports the rows to
+delete, change and add.
+
+Guarantees: without ``--yes`` nothing is written. A table of another writer changes only with ``--adopt``.
 
 >>> sync.__name__
 'sync'
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from ddflow.engine.run.sync import Synced
 
 LISTED: Final = 20
-"""Keys whose rows go or change that are listed, of each target."""
+"""Number of keys listed per target, of rows that are deleted or changed."""
 
 
 def sync(
@@ -89,7 +91,7 @@ def sync(
 
 
 def _report_changed_keys(found: "Synced") -> None:
-    """List the keys of rows that go or change."""
+    """List the keys of the rows that are deleted or changed."""
     keys = found.keys
     if keys is None or not keys.num_columns:
         return
@@ -101,7 +103,7 @@ def _report_changed_keys(found: "Synced") -> None:
 
 
 def _count_partitions(state: str, trust: str) -> int:
-    """Return how many partitions a state has."""
+    """Count the partitions of a state."""
     from ddflow.storage.manifest import load_newest_manifest
     from ddflow.storage.opening import open_existing_store
 

@@ -1,7 +1,8 @@
-"""``ddflow verify``: a state against the stateless fold of its log.
+"""Compare a state with the stateless fold of its log: the verb ``ddflow verify``.
 
-Invariant: the exit code is 0 if they agree, 1 if they do not, and then the first keys that differ are named.  The work
-is in `ddflow.tools.verify`.
+`ddflow/tools/verify.py` does the work.
+
+Guarantees: the exit code is 0 if they agree, and 1 otherwise. The first keys that differ are then named.
 
 >>> verify.__name__
 'verify'

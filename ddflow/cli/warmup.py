@@ -1,6 +1,7 @@
-"""``ddflow warmup``: compile the kernels now, so that the first run does not wait for it.
+"""Compile the kernels now, so that the first run does not wait for them: the verb ``ddflow warmup``.
 
-Invariant: it ends well only if compiled kernels can be kept; otherwise the next run would compile again, in silence.
+Guarantees: the verb succeeds only if compiled kernels can be kept. Otherwise the next run would silently compile them
+again.
 
 >>> warmup.__name__
 'warmup'

@@ -1,7 +1,8 @@
-"""``ddflow watch``: an output of a state on a terminal, drawn again when the state has a new epoch.
+"""Draw an output of a state on a terminal, again for each new epoch: the verb ``ddflow watch``.
 
-Invariant: it reads and never writes, so a state is watched while another process feeds it. A version is opened once,
-and looking takes a tenth of the time at most. On a pipe, and with ``--once``, it shows what is there and ends.
+A version is opened only once. On a pipe, and with ``--once``, the verb prints the current rows and ends.
+
+Guarantees: the verb only reads, so another process may write to the state. Polling takes at most a tenth of the time.
 
 >>> watch.__name__
 'watch'
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ddflow.engine.read.live_view import LiveFrame
 
 SHARE: Final = 10
-"""It waits for so many times the time that it took."""
+"""Factor between the time of a poll and the pause after it."""
 
 
 def watch(

@@ -1,7 +1,8 @@
-"""``ddflow why``: one key's story, or the rows of the inputs that make a row of an output.
+"""Explain a key, or a row of an output by the rows of the inputs: the verb ``ddflow why``.
 
-Invariant: what is told of the state is read from it, what is told of events is resolved again from the log. The work
-is in `ddflow.engine.lineage.key_history` and `ddflow.engine.lineage.rows`.
+`ddflow/engine/lineage/key_history.py` and `ddflow/engine/lineage/rows.py` do the work.
+
+Guarantees: facts about the state are read from the state. Facts about events are resolved again from the log.
 
 >>> split_arguments("by_city", ["city=Bern", "log.csv"], ["orders"], ["by_city"])
 ('by_city', ['city=Bern'], ['log.csv'])
@@ -113,7 +114,7 @@ def why(
 
 
 def _parse_times(as_of: str | None, between: tuple[str, str] | None, kind: Any) -> dict[str, Any]:
-    """Parse the times of the options.  Raises `SchemaMismatch` for a text that is no time."""
+    """Parse the times of the options. Raises `SchemaMismatch` for a text that is not a time."""
     from ddflow.time import parse_time
 
     span = [parse_time(f"--between {each}", each, kind) for each in between or ()] or None
@@ -139,7 +140,7 @@ def has_second_value(value: str, names: Sequence[str]) -> bool:
 def split_arguments(
     key: str, rest: Sequence[str], inputs: Collection[str], outputs: Collection[str]
 ) -> tuple[str | None, list[str], list[str]]:
-    """Split the words into a name, if values follow it, the values, and files.  Raises `NotReadable`."""
+    """Split the words into a name, if values follow it, the values, and the files. Raises `NotReadable`."""
     from ddflow.columns.names import did_you_mean
     from ddflow.errors import NotReadable
 
@@ -156,7 +157,7 @@ def split_arguments(
 
 
 def _find_collections(plan: "Plan", name: str) -> "tuple[dict[str, Any], dict[str, Any]]":
-    """Return the inputs and outputs of a plan.  Raises `NotReadable` for a side output, which a state does not hold."""
+    """Return the inputs and outputs of a plan. Raises `NotReadable` for a side output, which a state does not hold."""
     from ddflow.engine.read.history import make_side_output_error
 
     if name in (sides := plan.side_outputs()):
@@ -165,5 +166,5 @@ def _find_collections(plan: "Plan", name: str) -> "tuple[dict[str, Any], dict[st
 
 
 def _is_key_argument(word: str) -> bool:
-    """Return whether a word after an input's name is a key, and no file, folder or pattern of files."""
+    """Return whether a word after an input's name is a key, not a file, a folder or a pattern."""
     return not Path(word).exists() and not PurePath(word).suffix[1:].isalpha() and not set("/*?") & set(word)

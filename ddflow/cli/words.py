@@ -1,7 +1,7 @@
-"""Write the data of errors as a shell's command line is typed.
+"""Write the data of errors in the syntax of the shell.
 
-The library names options and calls by their names in Python, because it does not know the caller. `ShellSyntax` writes
-them as options of the verb that runs, if it has them. All other text stays as it is.
+The library names options and calls as in Python, because it does not know its caller. `ShellSyntax` writes them as
+options of the running verb, if the verb has them. All other text is unchanged.
 
 >>> from ddflow.errors import DeclareFix, EvolveFix, Option, ErrorText, format_error_text
 >>> words = ShellSyntax({"null_key": "--null-key", "types": "--types"})
@@ -21,13 +21,16 @@ from typing import Any, Final
 from ddflow.errors import EvolveFix, FixSyntax, format_error_text
 
 OTHERWISE: Final = {"group": "groups"}
-"""Options that have another name in Python."""
+"""Options with another name in Python."""
 VERB: Final[ContextVar[Any]] = ContextVar("VERB", default=None)
-"""The verb that runs, as Typer has it."""
+"""The running verb, as a Typer command."""
 
 
 class ShellSyntax(FixSyntax):
-    """``options``: those of the verb, by their names in Python.  ``tables``: whether they stand behind each file."""
+    """The syntax of the shell.
+
+    ``options``: the verb's options, by their names in Python. ``tables``: whether options follow the files of tables.
+    """
 
     def __init__(self, options: Mapping[str, str], tables: bool = False) -> None:
         self.options, self.tables = options, tables
@@ -80,7 +83,7 @@ class ShellSyntax(FixSyntax):
         return f"ddflow {name}"
 
     def format_file(self, path: str, options: Mapping[str, Any]) -> str:
-        """See `FixSyntax.format_file`: options of the verb, or an end of a file's or a source's name."""
+        """Format a file, with its options as options of the verb, or after the name of a file or a source."""
         after = "".join(f":{name}={value}" for name, value in _flatten_options(options))
         if self.tables:
             return f"'NAME=FILE{after}'" if shlex.quote(after) == after else shlex.quote(f"NAME=FILE{after}")
@@ -101,7 +104,7 @@ class ShellSyntax(FixSyntax):
 
 
 def format_for_shell(text: str) -> str:
-    """Return a text of the library as the verb that runs says it.  O(text)."""
+    """Format a text of the library for the running verb. O(text)."""
     given = VERB.get()
     options = () if given is None else [each for each in given.params if each.opts and each.opts[0].startswith("-")]
     names = {OTHERWISE.get(each.name, each.name.rstrip("_")): each.opts[0] for each in options}
@@ -109,7 +112,7 @@ def format_for_shell(text: str) -> str:
 
 
 def _flatten_options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the options of a file, each value apart."""
+    """Yield the options of a file, with one value each."""
     for name, value in options.items():
         if isinstance(value, dict):
             yield from ((name, f"{old}={new}") for old, new in value.items())
@@ -122,6 +125,6 @@ def _format_types(types: Mapping[str, str]) -> str:
 
 
 def _quote_value(value: str) -> str:
-    """Quote a value for a shell, also one whose last comma would look like the sentence's own."""
+    """Quote a value for a shell, also a value whose last comma could be read as punctuation."""
     quoted = shlex.quote(value)
     return f"'{value}'" if quoted == value and value.endswith(",") else quoted

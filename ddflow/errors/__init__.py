@@ -1,8 +1,8 @@
-"""Every exception that ddflow raises on purpose: one class a remedy, one message template, and its data.
+"""Define every exception that ddflow raises on purpose: one class for each remedy.
 
-An error says what was asked, what was found, and how to fix it. Numbers of rows and calls to type are data in these
-texts (`base`). The fields ``input``, ``file``, ``row``, ``offset`` and ``column`` say where, if known. A class's
-docstring is its entry in the index of errors.
+An error message has three parts: the request, the finding and the fix. Row numbers and suggested calls in these texts
+are data (`ddflow/errors/base.py`). The fields ``input``, ``file``, ``row``, ``offset`` and ``column`` locate the error,
+if known. The docstring of a class is its entry in the index of errors.
 
 >>> raise TimeWentBack("cannot advance to 4", "the frontier is already 7", "times may not go back")
 Traceback (most recent call last):
@@ -40,527 +40,526 @@ from ddflow.errors.base import (
 
 
 class SpecError(DdflowError, ValueError):
-    """A spec, a plan or an option contradicts itself, or the schema.
+    """A spec, a plan or an option contradicts itself or the schema.
 
-    It is raised when you build or open a flow, before a row is read; so no state has changed.
+    ddflow raises it when you build or open a flow, before it reads a row, so no state has changed.
 
-    What to do: change the spec; the message names the option and what fits.
+    Remedy: change the spec; the message names the option and the values that fit.
     """
 
 
 class ExpressionError(DdflowError, ValueError):
-    """An expression does not parse, names a column that is not there, or has the wrong type.
+    """An expression does not parse, names an unknown column, or has the wrong type.
 
-    It is raised when the filter, projection or query is built. Functions and types are those of the dialect
+    ddflow raises it when you build the filter, projection or query. The dialect defines the functions and types
     (docs/expressions.md, docs/sql.md).
 
-    What to do: change the expression; the message shows the place.
+    Remedy: change the expression; the message shows the position of the problem.
     """
 
 
 class NoSuchVerb(DdflowError, AttributeError):
     """A flow, a collection or a grouping has no method of that name.
 
-    Other libraries have it, or it is misspelt. It is an `AttributeError`, as Python raises for such names.
+    The name is misspelled, or belongs to another library. The class is an `AttributeError`, as in Python.
 
-    What to do: call what the message names.
+    Remedy: call the method that the message names.
     """
 
 
 class WrongMode(DdflowError, RuntimeError):
-    """``step`` was called on a flow in hold-back mode, or ``push`` in epoch mode.
+    """``step`` was called on a flow in hold-back mode, or ``push`` on a flow in epoch mode.
 
-    A flow whose upserts name ``time=`` holds events back; all others take steps.
+    A flow whose upserts name ``time=`` holds events back. All other flows take steps.
 
-    What to do: call what the message names, or take ``time=`` out of the spec.
+    Remedy: call the method that the message names, or remove ``time=`` from the spec.
     """
 
 
 class PlanChanged(DdflowError, ValueError):
-    """A state was made by another plan than the one that opens it.
+    """A state was opened with a plan that differs from its own.
 
-    A state remembers its plan. Another key, order, type or formula would give its rows another meaning. New outputs,
-    inputs and nullable columns are taken.
+    A state stores its plan. Another key, order, type or formula would change the meaning of its rows. New outputs, new
+    inputs and new nullable columns are accepted.
 
-    What to do: open it with its plan; or add a changed query as a new output, and then drop the old one; or replay the
-    log into a new state with ``ddflow migrate``; or, for wider types and outputs that you give up, ``ddflow evolve``.
+    Remedy: open the state with its own plan. Or add the changed query as a new output, then drop the old output. Or
+    replay the log into a new state with ``ddflow migrate``. For wider types, or to drop outputs, use ``ddflow evolve``.
     """
 
 
 class MissingExtra(DdflowError, ImportError):
     """An optional dependency is not installed, or its version does not fit.
 
-    Spark, Java, plotting, and the libraries of connectors are extras.
+    Spark, Java, plotting and the libraries of connectors are extras.
 
-    What to do: run the line that the message has, such as ``pip install 'ddflow[kafka]'``.
+    Remedy: run the command in the message, such as ``pip install 'ddflow[kafka]'``.
     """
 
 
 class NotInvariant(DdflowError, AssertionError):
-    """A spec's answer depends on how its events are cut into calls, or on their arrival.
+    """The result of a spec depends on how its events are cut into calls, or on their order of arrival.
 
-    ``dd.testing`` found it by trying. The message has the fewest events that show it.
+    ``dd.testing`` found a case where the results differ. The message has the fewest events that show it.
 
-    What to do: mend the merger or the aggregate; or, if you mean it so, say so where it is used.
+    Remedy: fix the merger or the aggregate. If you intend this behaviour, document it where you use the spec.
     """
 
 
 class MergerFailed(DdflowError, ValueError):
-    """A merger or a transition of yours raised, or gave what it may not.
+    """A merger or a transition of yours raised an exception, or returned a value that is not allowed.
 
-    The step was refused whole.
+    The whole step was refused.
 
-    What to do: mend the function; the message has the rows that it was given.
+    Remedy: fix the function; the message has the rows that it received.
     """
 
 
 class AggregateFailed(DdflowError, ValueError):
-    """A function of a `ddflow.Aggregate` raised.
+    """A function of a `ddflow.Aggregate` raised an exception.
 
-    The step was refused whole.
+    The whole step was refused.
 
-    What to do: mend the function, and try it with ``dd.testing.aggregate_laws``.
+    Remedy: fix the function, and test it with ``dd.testing.aggregate_laws``.
     """
 
 
 class IllegalTransition(DdflowError, ValueError):
-    """A machine has no transition for a state and a symbol, or a transition leads to a state that is none.
+    """A machine has no transition for a state and a symbol, or a transition leads to an undefined state.
 
-    The step was refused whole.
+    The whole step was refused.
 
-    What to do: add the transition, or give the machine a state for events that are illegal (docs/machines.md).
+    Remedy: add the transition, or give the machine a state for illegal events (docs/machines.md).
     """
 
 
 class SchemaMismatch(DdflowError, ValueError):
-    """A batch's columns or types are not those of the input, or a value has no equal one in the declared type.
+    """The columns or types of a batch differ from the input's, or the declared type cannot represent a value.
 
-    Columns are matched by name. Casts that lose nothing are made; text is never parsed.
+    ddflow matches columns by name. It makes lossless casts, and never parses text.
 
-    What to do: change the batch, or the declaration; the message has the column, the row, the value, and a type that
-    holds it.
+    Remedy: change the batch or the declaration; the message has the column, the row, the value, and a type that
+    holds the value.
     """
 
 
 class NotArrow(DdflowError, TypeError):
-    """What was given as rows does not speak Arrow, and is no list of dicts or dict of lists.
+    """The rows that you passed are not Arrow data, a list of dicts or a dict of lists.
 
-    Tables, batches and readers of Arrow, pandas, Polars and DuckDB, datasets, and paths of files are taken.
+    ddflow accepts tables, batches and readers of Arrow, pandas, Polars and DuckDB, datasets, and paths of files.
 
-    What to do: convert it to one of these.
+    Remedy: convert the rows to such a type.
     """
 
 
 class BadMessage(DdflowError, ValueError):
-    """A message cannot be read by the input's format.
+    """The input's format cannot read a message.
 
-    The message names its offset and the reason. The call was refused whole, so nothing before it is taken either.
+    The error names the offset of the message and the reason. The whole call was refused, so the messages before this
+    one were not ingested either.
 
-    What to do: mend the source; or give the format ``on_bad="drop"``, which counts such messages as ``bad`` and puts
-    them into the output ``<input>.bad``.
+    Remedy: fix the source. Or give the format ``on_bad="drop"``, which counts such messages as ``bad`` and writes
+    them to the output ``<input>.bad``.
     """
 
 
 class NullKey(DdflowError, ValueError):
     """An event has no key: one of its key columns is null.
 
-    By default a null key is a mistake, and the call is refused whole.
+    By default a null key is a mistake, so the whole call is refused.
 
-    What to do: give the key; or choose ``null_key="drop"``, which counts the event as ``bad``, or ``"keep"``, where
-    null is a value like any other.
+    Remedy: give the key; or choose ``null_key="drop"`` to count the event as ``bad``, or ``"keep"`` to treat null
+    like any other value.
     """
 
 
 class TieRefused(DdflowError, ValueError):
     """Two events of a key have the same order, and the spec says ``tie="error"``.
 
-    It may be two events of a call, or one of a call and what the key holds.
+    Both events may be in one call, or the state may already hold the first.
 
-    What to do: make the order finer (``seq=``, more ``order_by`` columns), or choose ``tie="last"``, ``"first"`` or
+    Remedy: make the order finer (``seq=``, more ``order_by`` columns), or choose ``tie="last"``, ``"first"`` or
     ``"greatest"``.
     """
 
 
 class LateEvent(DdflowError, ValueError):
-    """An event is behind the frontier, and the spec says ``late="error"``.
+    """The time of an event is before the frontier, and the spec says ``late="error"``.
 
-    Its time was closed before it came. The push was refused whole.
+    The time was closed before the event arrived. The whole push was refused.
 
-    What to do: choose ``late="drop"`` or ``"advance"``, or a greater ``lateness=``.
+    Remedy: choose ``late="drop"`` or ``"advance"``, or a greater ``lateness=``.
     """
 
 
 class TimeWentBack(DdflowError, ValueError):
-    """The time of a step, or a frontier, is not above the last one.
+    """The time of a step is not above the last one, or a frontier moved back.
 
-    Times of steps go up; a frontier stays or rises.
+    The times of steps rise. A frontier stays or rises.
 
-    What to do: give a greater time, or none: ``step(rows)`` takes the next one. To give a call again on durable state,
-    use its ``epoch=``.
+    Remedy: give a greater time, or none: ``step(rows)`` takes the next one. To repeat a call on durable state, give
+    its ``epoch=``.
     """
 
 
 class DuplicateKeys(DdflowError, ValueError):
     """Full contents name a key more than once.
 
-    ``replace`` takes a table that is authoritative, so it has each key once.
+    ``replace`` takes an authoritative table, so each key occurs once.
 
-    What to do: take the duplicates out; or give the rows to ``step``, where the order decides.
+    Remedy: remove the duplicates. Or give the rows to ``step``, where the order decides which row wins.
     """
 
 
 class TooManyAbsent(DdflowError, ValueError):
-    """Full contents lack more keys than was allowed.
+    """Full contents lack more keys than you allowed.
 
-    ``max_absent=``, on the shell ``--max-absent``, guards against contents that are cut off. Nothing changes.
+    ``max_absent=``, on the shell ``--max-absent``, guards against truncated contents. Nothing changed.
 
-    What to do: look whether the file is whole; if it is, allow more.
+    Remedy: check whether the file is complete; if it is, allow more.
     """
 
 
 class EmptyContents(DdflowError, ValueError):
-    """Full contents, or a corrected history, have no rows, and there are keys, all of which they would delete.
+    """Full contents, or a corrected history, have no rows, so they would delete every existing key.
 
-    It is mostly a file that was cut off. ``allow_empty=True``, on the shell ``--allow-empty``, takes it. Nothing
-    changes.
+    The usual cause is a truncated file. ``allow_empty=True``, on the shell ``--allow-empty``, accepts it. Nothing
+    changed.
 
-    What to do: look whether the file is whole; if it is, allow it.
+    Remedy: check whether the file is complete; if it is, allow it.
     """
 
 
 class OutOfScope(DdflowError, ValueError):
-    """Full contents of a scope have rows outside of it.
+    """Full contents of a scope have rows outside the scope.
 
     With ``scope="day = 7"`` each row must be of day 7.
 
-    What to do: mend the table, or the scope.
+    Remedy: fix the table or the scope.
     """
 
 
 class LogUnclear(DdflowError, ValueError):
-    """A log is not what a state was fed, or it cannot be said to be.
+    """A log is not the one that fed a state, or ddflow cannot tell whether it is.
 
-    ``verify``, ``migrate`` and ``why`` fold a log as the state was fed. Where some of it was full contents, they must
-    know which part.
+    ``verify``, ``migrate`` and ``why`` fold a log as the state was fed. If parts of it were full contents, they must
+    know which parts.
 
-    What to do: give all parts, one for each call, or mark them with ``dd.Full`` and ``dd.Restated`` (on the shell,
+    Remedy: give all parts, one for each call, or mark them with ``dd.Full`` and ``dd.Restated`` (shell:
     docs/cli.md).
     """
 
 
 class NotReadable(DdflowError, ValueError):
-    """A read asks for a time that is not kept or not yet closed, or for what is not kept at all.
+    """A read asks for a time that is not kept or not yet closed, or for rows outside the state.
 
-    Only the present is kept, unless ``retain=`` says more. An input of differences is not kept without ``keep=True``.
+    A state keeps only the present without ``retain=``. It keeps an input of differences only with ``keep=True``.
 
-    What to do: ask for a time from ``since`` to the last closed one; open the flow with ``retain=``; or read another
-    output.
+    Remedy: ask for a time from ``since`` to the last closed one; set ``retain=``; or read another output.
     """
 
 
 class NoSuchOutput(DdflowError, KeyError):
-    """What a step or a run gave back is asked for an output that the flow does not have.
+    """The result of a step or a run has no output of this name.
 
-    An output that changed nothing is there all the same, with no rows.
+    The flow does not have it. An output without changes is in the result, with no rows.
 
-    What to do: take one of the names that the message lists; ``flow.output(name, ...)`` gives them.
+    Remedy: use a name that the message lists; ``flow.output(name, ...)`` defines them.
     """
 
     __str__ = DdflowError.__str__  # a KeyError shows its arguments
 
 
 class NotUnique(DdflowError, ValueError):
-    """A key that becomes an upsert, or is looked up, holds several rows.
+    """A key has several rows, but an upsert or a lookup needs exactly one.
 
-    ``to_upserts``, a sink in mode ``upsert`` and the right side of a ``lookup`` need one row a key.
+    ``to_upserts``, a sink in mode ``upsert`` and the right side of a ``lookup`` need one row per key.
 
-    What to do: give a key that tells the rows apart; or say with ``on_conflict=`` which row shows.
+    Remedy: give a key that distinguishes the rows; or choose with ``on_conflict=`` which row to show.
     """
 
 
 class NotHeld(DdflowError, ValueError):
-    """Updates retract a row that is not there.
+    """Updates retract a row that the collection does not hold.
 
-    So they are not all, or not in order.
+    Some updates are missing, or they are out of order.
 
-    What to do: give all of them from the beginning, in order; where they begin later, first what the collection held
-    then.
+    Remedy: give all updates from the beginning, in order. If they begin later, first give the rows held at that
+    time.
     """
 
 
 class NotSingle(DdflowError, ValueError):
-    """A scalar subquery has several rows for a row that asks for it.
+    """A scalar subquery returned several rows for one outer row.
 
-    ``(select x from t where ...)`` stands for one value.
+    ``(select x from t where ...)`` must give one value.
 
-    What to do: add a condition that leaves one row, or an aggregate such as ``max(x)``.
+    Remedy: add a condition that leaves one row, or an aggregate such as ``max(x)``.
     """
 
 
 class NegativeMultiplicity(DdflowError, ValueError):
-    """A row is there less than zero times at the end of a time, where that means nothing.
+    """A row has a negative multiplicity at the end of a time, and the operator cannot use it.
 
-    Tops, joins of the outer kind, min and max need rows that are there. Counts and sums do not.
+    Tops, outer joins, min and max need rows with positive multiplicity. Counts and sums do not.
 
-    What to do: look for a retraction that has no row (``negate``, an ``updates`` input); or put the operator in front
-    of it.
+    Remedy: look for a retraction without its row (``negate``, an ``updates`` input); or apply the operator before
+    it.
     """
 
 
 class CountOverflow(DdflowError, OverflowError):
     """A count, or a sum of diffs, does not fit int64.
 
-    The step was refused whole.
+    The whole step was refused.
 
-    What to do: look whether ``diff`` is what you mean; group finer.
+    Remedy: check whether ``diff`` is the column that you mean; use smaller groups.
     """
 
 
 class AggregateOverflow(DdflowError, OverflowError):
-    """An aggregate of a group leaves its type at the end of a time.
+    """An aggregate of a group exceeds its type at the end of a time.
 
-    Types are Spark's: a sum of integers is int64.
+    Types follow Spark: a sum of integers is int64.
 
-    What to do: cast the argument to a wider type: ``sum(cast(x as decimal(38,0)))``.
+    Remedy: cast the argument to a wider type: ``sum(cast(x as decimal(38,0)))``.
     """
 
 
 class MergeOverflow(DdflowError, ValueError):
-    """A sum of a merge leaves its column's type.
+    """A sum of a merge exceeds the type of its column.
 
-    The column's declared type is that of the sum.
+    The sum has the declared type of its column.
 
-    What to do: declare the column wider.
+    Remedy: declare a wider type for the column.
     """
 
 
 class ListTooLong(DdflowError, ValueError):
-    """A list of a merge outgrows its limit.
+    """A list of a merge exceeds its limit.
 
     ``union``, ``collect`` and ``append`` are bounded, so that one key cannot grow without end.
 
-    What to do: raise ``limit=``, or merge otherwise.
+    Remedy: raise ``limit=``, or choose another merge strategy.
     """
 
 
 class TooLarge(DdflowError, MemoryError):
-    """A text column of one output would pass 2 GiB.
+    """A text column of one output would exceed 2 GiB.
 
     Arrow's ``string`` counts bytes in 32 bits.
 
-    What to do: take smaller steps, or declare the column ``large_string``.
+    Remedy: take smaller steps, or declare the column ``large_string``.
     """
 
 
 class EngineClosed(DdflowError, RuntimeError):
-    """The engine was closed, a commit of it failed, a step was interrupted half way, or the process was forked.
+    """The engine was closed, its commit failed, a step was interrupted halfway, or the process was forked.
 
-    It takes no more calls, because what is in memory may not be what is committed.
+    The engine takes no more calls, because its memory may differ from the last commit.
 
-    What to do: open the flow again; a durable state is that of its last commit. The cause is the error before it.
+    Remedy: open the flow again; a durable state continues from its last commit. The cause is the error before this
+    one.
     """
 
 
 class ConcurrentUse(DdflowError, RuntimeError):
-    """A second thread entered an engine.
+    """A second thread called an engine.
 
-    One engine is used by one thread at a time.
+    Only one thread at a time may use an engine.
 
-    What to do: give every thread its own, or a lock around it. Any number of threads may read with `ddflow.Snapshot`.
+    Remedy: give every thread its own engine, or use a lock. Any number of threads may read with `ddflow.Snapshot`.
     """
 
 
 class BudgetExceeded(DdflowError, MemoryError):
-    """A step would make the state outgrow its ``memory=`` budget.
+    """A step would make the state exceed its ``memory=`` budget.
 
-    Without a folder to spill to, the budget is a limit. The step was refused whole.
+    Without a spill folder, the budget is a hard limit. The whole step was refused.
 
-    What to do: give ``spill=`` a folder, a larger budget, or smaller steps.
+    Remedy: name a folder with ``spill=``, raise the budget, or take smaller steps.
     """
 
 
 class OutOfMemory(DdflowError, MemoryError):
-    """Memory could not be had.
+    """An allocation of memory failed.
 
-    What was committed is as it was.
+    Committed data is unchanged.
 
-    What to do: open the state again, with a ``memory=`` budget, or take smaller steps.
+    Remedy: open the state again, with a ``memory=`` budget, or take smaller steps.
     """
 
 
 class SpillRefused(DdflowError, OSError):
-    """A spill folder is missing, belongs to another user, is open to everybody, or is read-only.
+    """A spill folder is missing, belongs to another user, is open to all users, or is read-only.
 
-    Spilled rows are data, so the folder must be yours alone.
+    Spilled rows are data, so only you may have access to the folder.
 
-    What to do: give the engine another folder, or mend its rights.
+    Remedy: give the engine another folder, or fix the permissions.
     """
 
 
 class SpillInUse(DdflowError, OSError):
-    """Another engine holds the spill folder.
+    """Another engine uses the spill folder.
 
-    A spill folder is of one engine.
+    A spill folder belongs to a single engine.
 
-    What to do: give every engine its own.
+    Remedy: give every engine its own folder.
     """
 
 
 class SpillFull(DdflowError, OSError):
-    """The disk has no room for what would be spilled.
+    """The disk has no space for the rows to spill.
 
-    Nothing was changed.
+    Nothing changed.
 
-    What to do: free some room, and call again.
+    Remedy: free some space, and repeat the call.
     """
 
 
 class SpillFailed(DdflowError, OSError):
-    """The disk failed to take what would be spilled, or to give it back.
+    """The disk failed to write or to read spilled rows.
 
-    Nothing was changed.
+    Nothing changed.
 
-    What to do: see to the disk, and call again.
+    Remedy: check the disk, and repeat the call.
     """
 
 
 class StateRefused(DdflowError, OSError):
-    """A state's place is missing, belongs to another user, is open to everybody, or cannot publish safely.
+    """The location of a state is missing, belongs to another user, is open to all users, or cannot publish safely.
 
-    It is refused before anything is written.
+    ddflow refuses it before it writes anything.
 
-    What to do: give another place, or mend its rights; ``trust="group"`` takes a folder of a group.
+    Remedy: give another location, or fix the permissions; ``trust="group"`` accepts a folder of a group.
     """
 
 
 class CorruptState(DdflowError, RuntimeError):
-    """A file of a state is missing, cut or changed, or says what cannot be.
+    """A file of a state is missing, truncated or changed, or its contents are impossible.
 
-    Every file is verified before a byte of it is parsed. The message names it.
+    ddflow verifies every file before it parses a byte. The message names the file.
 
-    What to do: restore the file from a copy; or ``ddflow rollback`` to a version that does not need it; ``ddflow fsck``
-    lists all damage.
+    Remedy: restore the file from a copy; or use ``ddflow rollback`` to go back to a version without this file.
+    ``ddflow fsck`` lists all damage.
     """
 
 
 class Fenced(DdflowError, RuntimeError):
-    """Another writer has committed to this state since it was opened.
+    """Another writer has committed to this state since the engine opened it.
 
-    Of two writers one wins; this engine will never write again.
+    If two writers commit, only one wins. This engine will never write again.
 
-    What to do: stop one of the two. Open the state again to go on behind the other's commits.
+    Remedy: stop one writer. To continue after the other writer's commits, open the state again.
     """
 
 
 class StorageFull(DdflowError, OSError):
-    """The place of a state has no room.
+    """The storage of a state has no space left.
 
     The commit did not happen.
 
-    What to do: free some room, open the state again, and give the call again.
+    Remedy: free some space, open the state again, and repeat the call.
     """
 
 
 class StorageFailed(DdflowError, OSError):
-    """The place of a state failed to take or to give something.
+    """The storage of a state failed to write or to read.
 
     The commit did not happen.
 
-    What to do: see to the disk or the bucket, open the state again, and give the call again.
+    Remedy: check the disk or the bucket, open the state again, and repeat the call.
     """
 
 
 class OutcomeUnknown(DdflowError, OSError):
-    """The place of a state failed while a commit was published: it may have happened.
+    """The storage of a state failed while a commit was published, so the commit may have happened.
 
-    Nobody can tell from here.
+    This process cannot find out whether it did.
 
-    What to do: open the state again, and give the call again with its ``epoch=`` or ``time=``: if it was committed, it
-    counts once.
+    Remedy: open the state again, and repeat the call with its ``epoch=`` or ``time=``: a committed call counts
+    once.
     """
 
 
 class ReplayMismatch(DdflowError, ValueError):
-    """An epoch that was committed is given again with other rows.
+    """A repeated call has other rows than the committed epoch.
 
-    A call that is given again must be the same, however it is cut into batches.
+    A repeated call must have the same rows, however you cut them into batches.
 
-    What to do: give the rows that it had; or, if they are new, the next epoch. On Spark the source did not repeat its
-    rows.
+    Remedy: give the original rows, or the next epoch for new rows. On Spark, the source did not repeat its rows.
     """
 
 
 class EpochSkipped(DdflowError, ValueError):
-    """An epoch is given that is neither the next one nor one that can be given again.
+    """The epoch of a call is neither the next one nor a repeatable one.
 
-    The last eight epochs can be given again, on Spark those of ``keep=``.
+    You can repeat the last eight epochs, on Spark the last ``keep=`` epochs.
 
-    What to do: give the next number; ``ddflow inspect STATE`` shows it.
+    Remedy: give the next number; ``ddflow inspect STATE`` shows it.
     """
 
 
 class SnapshotExpired(DdflowError, LookupError):
-    """A version of a state is asked for that is not kept any more.
+    """The requested version of a state is no longer kept.
 
-    Versions are kept for ``grace=`` seconds after the next one.
+    A version is kept for ``grace=`` seconds after the next one.
 
-    What to do: ask for a later one; or open the state with a greater ``grace=`` for readers that take long.
+    Remedy: ask for a later version; or, for slow readers, open the state with a greater ``grace=``.
     """
 
 
 class UnreadableInput(DdflowError, ValueError):
-    """A file, a table or a topic cannot be read: it is missing, empty, damaged, of an unknown kind, or you may not.
+    """A file, a table or a topic cannot be read: it is missing, empty, damaged, of an unknown kind, or forbidden.
 
-    Waiting does not help.
+    A retry does not help. Nothing was ingested.
 
-    What to do: do what the message says of it; nothing was taken in.
+    Remedy: follow the advice in the message.
     """
 
 
 class OutputExists(DdflowError, FileExistsError):
-    """An output file is already there.
+    """An output file already exists.
 
-    Nothing is written over without being asked.
+    ddflow overwrites nothing unless you ask for it.
 
-    What to do: give another name, or ask for it: ``--overwrite``.
+    Remedy: give another name, or pass ``--overwrite``.
     """
 
 
 class UnwritableOutput(DdflowError, OSError):
-    """An output cannot be written: its folder, its kind, its types, or the disk stand against it.
+    """An output cannot be written because of its folder, its kind, its types, or the disk.
 
-    What was there before is as it was.
+    Existing contents are unchanged.
 
-    What to do: give another path or kind, or see to the disk.
+    Remedy: give another path or kind, or check the disk.
     """
 
 
 class SourceChanged(DdflowError, ValueError):
-    """A source is not as it was when its position was committed.
+    """A source has changed since its position was committed.
 
-    A file that was read changed; a topic no longer has the next offset; a slot was dropped. What came in between is
-    lost here.
+    A file changed after ddflow read it; a topic no longer has the next offset; or a slot was dropped. The state has
+    lost the changes since then.
 
-    What to do: restore it as it was; or begin a new state from what is there now.
+    Remedy: restore the source; or begin a new state from its present contents.
     """
 
 
 class SourceFailed(DdflowError, OSError):
     """A source cannot be reached, or does not answer.
 
-    ``run`` tries again with growing pauses, and raises this after ``give_up_after=``. The state is whole.
+    ``run`` retries with growing pauses, and raises this error after ``give_up_after=``. The state is intact.
 
-    What to do: see to the server or the file, and run again.
+    Remedy: check the server or the file, and run again.
     """
 
 
 class SinkRefused(DdflowError, ValueError):
-    """A target's table is not one that this state can write: by its shape, by its rows, or because it is another's.
+    """A state cannot write to the table of a target: its shape or its rows do not fit, or another state owns it.
 
     Nothing was written.
 
-    What to do: give another table, or change it as the message says; to take over rows that are there, ``ddflow sync
-    --adopt``.
+    Remedy: give another table, or change it as the message says. ``ddflow sync --adopt`` takes over existing rows.
     """
 
 
@@ -569,53 +568,53 @@ class SinkAhead(DdflowError, RuntimeError):
 
     It is so after a rollback, or after a state was restored from an older copy.
 
-    What to do: stop the other writer; then ``ddflow sync`` gives the target the difference.
+    Remedy: stop the other writer; then ``ddflow sync`` gives the target the difference.
     """
 
 
 class SinkFailed(DdflowError, OSError):
     """A target cannot be reached, or failed to take an epoch.
 
-    ``run`` tries again with growing pauses, and raises this after ``give_up_after=``. The state keeps the epoch.
+    ``run`` retries with growing pauses, and raises this error after ``give_up_after=``. The state keeps the epoch.
 
-    What to do: see to the target, and run again: the epoch is written once.
+    Remedy: check the target, and run again: the epoch is written once.
     """
 
 
 class FeedChanged(DdflowError, ValueError):
-    """A state is given batches by another query than before, or batches that are numbered anew.
+    """A state receives batches from another query than before, or the numbers of its batches start again.
 
-    The checkpoint was deleted, or belongs to another state. To go on would count rows twice.
+    The checkpoint was deleted, or belongs to another state. To continue would count rows twice.
 
-    What to do: give the query a state of its own; or ``adopt=True``, if its source begins behind what the state has, or
-    its events have an order, by which what came before changes nothing.
+    Remedy: give each query its own state. Or pass ``adopt=True``, if the source begins after the last event in the
+    state, or if the events have an order, so that older events change nothing.
     """
 
 
 class MissingReceipts(DdflowError, RuntimeError):
-    """The tasks of an epoch did not all say what they did.
+    """Some tasks of an epoch did not report their work.
 
-    Rows of the job's shuffle were filtered or lost on their way.
+    Rows of the job's shuffle were filtered or lost.
 
-    What to do: run the job again, and leave its shuffle as it is.
+    Remedy: run the job again, and do not change its shuffle.
     """
 
 
 class ReceiptsDisagree(DdflowError, RuntimeError):
-    """Two attempts at one task made different things of the same rows.
+    """Two attempts at one task made different results from the same rows.
 
     A function of yours, or the source, gives other rows each time.
 
-    What to do: make what differs a function of its rows: no ``rand()``, no clock, no table that is being written.
+    Remedy: make the results depend on the rows alone: no ``rand()``, no clock, no table that is being written.
     """
 
 
 class Misrouted(DdflowError, RuntimeError):
-    """Rows came to a task that they are not for.
+    """A task received rows that belong to another task.
 
-    Something between the stages changed the partitions.
+    A step between the stages changed the partitions.
 
-    What to do: leave the job's shuffle as it is, and run it again.
+    Remedy: do not change the job's shuffle, and run it again.
     """
 
 
@@ -649,13 +648,13 @@ GROUPS: Final[dict[str, tuple[type[DdflowError], ...]]] = {
     ),
 }
 # fmt: on
-"""The classes of errors, by what they are about."""
+"""The classes of errors, by subject."""
 __all__ = ["DdflowError", *(each.__name__ for group in GROUPS.values() for each in group)]  # noqa: PLE0604
-TO_DO: Final = "What to do: "
+REMEDY: Final = "Remedy: "
 
 
 class ErrorEntry(NamedTuple):
-    """A class of errors: in one sentence, in more, and what to do."""
+    """The entry of a class in the index of errors: one sentence, the details, and the fix."""
 
     name: str
     means: str
@@ -664,18 +663,18 @@ class ErrorEntry(NamedTuple):
 
 
 def parse_error_entry(of: type[DdflowError]) -> ErrorEntry:
-    """Return the entry of a class in the index of errors, out of its docstring; each part is one line.
+    """Parse the docstring of a class into its entry in the index of errors; each part becomes one line.
 
     >>> parse_error_entry(NullKey).means, parse_error_entry(NullKey).fix[:13]
     ('An event has no key: one of its key columns is null.', 'give the key;')
     """
     means, *more, fix = [" ".join(part.split()) for part in (inspect.getdoc(of) or "").split("\n\n")]
-    return ErrorEntry(of.__name__, means, " ".join(more), fix.removeprefix(TO_DO))
+    return ErrorEntry(of.__name__, means, " ".join(more), fix.removeprefix(REMEDY))
 
 
 @contextmanager
 def convert_errors(errors: Any, to: Callable[[Any], DdflowError | None]) -> Iterator[None]:
-    """Raise the error that ``to`` makes of one of ``errors``; where it makes None, the error itself."""
+    """Replace each of ``errors`` by the result of ``to``; if ``to`` returns None, raise the original error."""
     try:
         yield
     except errors as error:
@@ -685,12 +684,12 @@ def convert_errors(errors: Any, to: Callable[[Any], DdflowError | None]) -> Iter
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's message; the name of its class if it says nothing."""
+    """Return the first line of a library's message, or the name of the class if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def import_extra(asked: str, extra: str, *names: str) -> Any:
-    """Import modules of an extra, and return the first one.  Raises `MissingExtra`.  ``asked``: for the message."""
+    """Import modules of an extra, and return the first; ``asked`` is for the message. Raises `MissingExtra`."""
     try:
         library, *_ = map(importlib.import_module, names)
     except ImportError as error:

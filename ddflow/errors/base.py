@@ -1,10 +1,11 @@
-"""The base of all errors: texts that hold data, and the words in which Python, the shell and Spark print them.
+"""Define the base class of all errors, with texts that hold data.
 
-A text of an error is a `ErrorText`: pieces of text, and pieces that are data. A `Row` is renamed by whoever knows its
-file; a `Fix` is something to type. `FixSyntax` writes them as Python; the shell and Spark have subclasses.
+The text of an error is an `ErrorText`: plain text mixed with parts that are data. A `Row` gets the name that its file's
+reader uses. A `Fix` is an option or a call to type. `FixSyntax` writes fixes as Python; the shell and Spark have
+subclasses.
 
-Guarantees: no text of an error holds a secret of an address or a setting (`mask_secrets`).
-Limits: a setting with another name, or a password that is repeated alone, is not known to be one.
+Guarantees: the text of an error holds no secret of an address or a setting (`mask_secrets`).
+Limits: a secret setting under an unknown name, or a password repeated alone, is not recognized.
 
 >>> error = DdflowError("rows for 'orders'", "null in " + Row(3), "choose " + Option("null_key", "drop"), column="id")
 >>> str(set_error_row_names(error, "line {}".format, "orders.csv")), error.row, error.file, error.fixes
@@ -24,7 +25,7 @@ _NAME: Final = (
 )
 _VALUE: Final = r"(?!\.\.\.)(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s&]+)"
 _SPACED: Final = r"[^\s:/@]*:(?!\s|\d{1,5}(?:[/?#,;:)\s'\"]|$))[^\n]*@"
-"""A password that may have spaces in it, because no port begins there."""
+"""A password that may contain spaces, recognized because no port number begins there."""
 _SCHEME: Final = r"\b(?!abfss?:|wasbs?:)([a-z][a-z0-9+.\-]*:"
 _USER: Final = re.compile(rf"(?i){_SCHEME}/+)(?:{_SPACED}|\S*@)|{_SCHEME})[^\s/]\S*@")
 _SETTING: Final = re.compile(rf"(?i)(?<![\w.\-])((['\"]?)(?:{_NAME})\2\s*=\s*|(['\"])(?:{_NAME})\3\s*:\s*){_VALUE}")
@@ -32,15 +33,14 @@ _PARAMETER: Final = re.compile(r"(?i)(?<=[?&;])((?:[\w.\-]*(?:key|sig|auth|pass|
 _PASSWORD: Final = re.compile(r"(?s)[a-zA-Z][\w+.\-]*://[^:/@]*:(.*)@")
 _HINT: Final = re.compile(r"[=@]|['\"]\s*:")
 _LEAST: Final = 4
-"""Characters of a value that is left out wherever it is repeated."""
+"""The least length of a known secret that is masked wherever it occurs, in characters."""
 
 
 def mask_secrets(text: str, known: Iterable[Any] = ()) -> str:
-    """Return the text with ``...`` for each secret, and for each of the ``known`` values of settings.  O(text).
+    """Replace each secret, and each of the ``known`` values of settings, by ``...``. O(text).
 
-    Secrets are found by their form: user and password in front of an ``@``, parameters of an address, and settings
-    whose name is that of a secret, as libpq, librdkafka, Spark, JSON and Python write them.  A host, a path or a table
-    is never taken away.
+    The form of a secret identifies it: user and password before an ``@``, parameters of an address, and settings with
+    the name of a secret, as libpq, librdkafka, Spark, JSON and Python write them. Hosts, paths and tables always stay.
 
     >>> mask_secrets("connect to postgres://me:p@ss/w:rd#1@db:5432/shop#t, with sslmode=require")
     'connect to postgres://...@db:5432/shop#t, with sslmode=require'
@@ -62,49 +62,49 @@ def mask_secrets(text: str, known: Iterable[Any] = ()) -> str:
 
 
 def shorten(text: str, most: int = 300) -> str:
-    """Return a text that may be of any length, or only its two ends."""
+    """Return a text of at most ``most`` characters unchanged, and only the two ends of a longer one."""
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
 
 
 class FixSyntax:
-    """Write the data of an error as Python is typed; the shell and Spark have words of their own."""
+    """Write the data of an error as Python code; subclasses write it for the shell and for Spark."""
 
     def format_option(self, name: str, value: Any = ...) -> str:
-        """Return an option of a call."""
+        """Format an option of a call."""
         return f"{name}={'' if value is ... else repr(value)}"
 
     def format_types(self, types: Mapping[str, str]) -> str:
-        """Return the declaration of some columns."""
+        """Format the declared types of some columns."""
         return str(dict(types))
 
     def format_input_types(self, input: str) -> str:
-        """Return how types are said to be of one input."""
+        """Format how to declare types for one input."""
         return f"{{{input!r}: {{column: type}}}}"
 
     def format_evolve_call(self, fix: EvolveFix) -> str:
-        """Return the call that rewrites a state."""
+        """Format the call that rewrites a state."""
         given = [str({fix.input: dict(fix.types)} if fix.input else dict(fix.types))] if fix.types else []
         given += [f"{name}={[*names]}" for name, names in fix.drop_options.items() if names]
         return f"dd.evolve({', '.join(['STATE' if fix.state is None else repr(fix.state), *given])})"
 
     def format_migration(self, fix: EvolveFix) -> str:
-        """Return how a log gives a state that has the types from its beginning."""
+        """Format how to replay a log into a new state that has the types from its beginning."""
         return f"{self.format_types(fix.types)}, in a new state"
 
     def format_engine_evolve_call(self, fix: EvolveFix) -> str:
-        """Return the call by which an open engine takes types that it can read, before another way; or ""."""
+        """Format the call that gives an open engine types it can read, with an ", or " after it; or return ""."""
         return f"engine.evolve({ {fix.input: dict(fix.types)} if fix.input else dict(fix.types) }), or "
 
     def format_verb(self, name: str) -> str:
-        """Return a verb without its arguments."""
+        """Format a verb without its arguments."""
         return f"dd.{name}"
 
     def format_file(self, path: str, options: Mapping[str, Any]) -> str:
-        """Return a file with options of how it is written."""
+        """Format a file with the options that describe its format."""
         return f"dd.FilePath({', '.join([repr(path), *(f'{name}={value!r}' for name, value in options.items())])})"
 
     def format_tombstone(self, column: str, value: Any = None) -> str:
-        """Return a rule that says which events delete."""
+        """Format a tombstone rule: a column, and the value that deletes."""
         return f"dd.tombstone({column!r}{'' if value is None else f', {value!r}'})"
 
 
@@ -112,10 +112,10 @@ PYTHON: Final = FixSyntax()
 
 
 class ErrorTextPart:
-    """A piece of a message that is data."""
+    """A part of a message that is data."""
 
     def text(self, words: FixSyntax) -> str:
-        """Return the piece in some words."""
+        """Format the part in a syntax."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -130,10 +130,10 @@ class ErrorTextPart:
 
 @dataclass(frozen=True)
 class Row(ErrorTextPart):
-    """A row of a call, counted from 0, or by the name that its file's reader gives it.
+    """A row of a call, counted from 0, or with the name that its file's reader gives it.
 
-    ``before``, ``after``: what is left out with a row that has no name, which is "".  ``inner``: whether an operator
-    counts so, whose rows are not those of the call.
+    ``before`` and ``after`` are printed only with a row whose name is not "". ``inner`` marks a row of an operator, not
+    of the call.
 
     >>> str(Row(3)), Row(3, ", first in ", name="line 5").text(PYTHON), Row(0, after=": ", name="").text(PYTHON)
     ('row 3, counted from 0', ', first in line 5', '')
@@ -146,13 +146,13 @@ class Row(ErrorTextPart):
     name: str | None = None
 
     def text(self, words: FixSyntax) -> str:
-        """Return the row as one reads it."""
+        """Format the row for people."""
         name = f"row {self.number}{'' if self.inner else ', counted from 0'}" if self.name is None else self.name
         return f"{self.before}{name}{self.after}" if name else ""
 
 
 def format_location(before: str, place: str | Row, after: str = "") -> str | ErrorTextPart:
-    """Return a place with text around it, which is left out with the place where that is a row without a name.
+    """Format a place with text around it; a row without a name leaves out the text as well.
 
     >>> str(format_location("7 rows, first in ", Row(3))), format_location("", "offset 9", ": no JSON")
     ('7 rows, first in row 3, counted from 0', 'offset 9: no JSON')
@@ -163,7 +163,7 @@ def format_location(before: str, place: str | Row, after: str = "") -> str | Err
 
 
 class Fix(ErrorTextPart):
-    """Something to type that mends an error."""
+    """An option or a call to type that fixes an error."""
 
 
 @dataclass(frozen=True)
@@ -182,37 +182,37 @@ class Option(Fix):
             object.__setattr__(self, "value", "...")
 
     def text(self, words: FixSyntax) -> str:
-        """Return the option as it is typed."""
+        """Format the option as the user types it."""
         return words.format_option(self.name, self.value)
 
 
 @dataclass(frozen=True)
 class DeclareFix(Fix):
-    """The declaration of some columns, by name."""
+    """The declared types of some columns, by name."""
 
     types: Mapping[str, str]
 
     def text(self, words: FixSyntax) -> str:
-        """Return the types as they are typed."""
+        """Format the types as the user types them."""
         return words.format_types(self.types)
 
 
 @dataclass(frozen=True)
 class InputTypesFix(Fix):
-    """How types are said to be of one input of several."""
+    """The way to declare types for one input among several."""
 
     input: str
 
     def text(self, words: FixSyntax) -> str:
-        """Return how they are typed."""
+        """Format it as the user types it."""
         return words.format_input_types(self.input)
 
 
 @dataclass(frozen=True)
 class EvolveFix(Fix):
-    """A rewrite of a state: columns of an input get wider types, outputs and inputs are dropped.
+    """A rewrite of a state: columns of an input get wider types, or outputs and inputs are dropped.
 
-    ``moves``: whether no rewrite gives the types, so that a new state must.
+    ``moves`` says that no rewrite can give the types, so the log must be replayed into a new state.
 
     >>> str(EvolveFix({"c": "double"}, "orders")), str(EvolveFix(state="s", drop_outputs=["old"]))
     ("dd.evolve(STATE, {'orders': {'c': 'double'}})", "dd.evolve('s', drop_outputs=['old'])")
@@ -227,20 +227,20 @@ class EvolveFix(Fix):
 
     @property
     def drop_options(self) -> dict[str, Sequence[str]]:
-        """What is dropped, by option."""
+        """Dropped outputs and inputs, by option."""
         return {"drop_outputs": self.drop_outputs, "drop_inputs": self.drop_inputs}
 
     def text(self, words: FixSyntax) -> str:
-        """Return the call as it is typed."""
+        """Format the call as the user types it."""
         return words.format_migration(self) if self.moves else words.format_evolve_call(self)
 
 
 @dataclass(frozen=True)
 class WidenFix(EvolveFix):
-    """The same for a column that may have become wider at its source; it stands at the end of a remedy.
+    """A rewrite for a column that may have become wider at its source; its text ends a remedy.
 
-    ``declared``: whether the remedy names the type already.  ``reads``: whether an open engine takes it, too.
-    ``new``: whether the state has nothing in it yet.  ``fixed``: the columns that no state changes.
+    ``declared`` says that the remedy already names the type. ``reads`` says that an open engine accepts the type, too.
+    ``new`` says that the state is still empty. ``fixed`` holds the columns that no rewrite can change.
 
     >>> str(WidenFix({"c": "double"}, declared=True))
     "; in a state the column becomes that by dd.evolve(STATE, {'c': 'double'})"
@@ -254,7 +254,7 @@ class WidenFix(EvolveFix):
     fixed: Collection[str] = ()
 
     def text(self, words: FixSyntax) -> str:
-        """Return what to do, with what stands between it and the text before it."""
+        """Format the remedy, with the punctuation that joins it to the text before it."""
         if self.new:
             return "" if self.declared else f"; declare the type that fits: {words.format_types(self.types)}"
         if not self.types or not self.types.keys().isdisjoint(self.fixed):
@@ -272,36 +272,36 @@ class CommandFix(Fix):
     name: str
 
     def text(self, words: FixSyntax) -> str:
-        """Return the verb as it is called."""
+        """Format the verb as the user calls it."""
         return words.format_verb(self.name)
 
 
 @dataclass(frozen=True)
 class FileFix(Fix):
-    """A file with options of how it is written."""
+    """A file with options that describe its format."""
 
     path: str
     options: Mapping[str, Any]
 
     def text(self, words: FixSyntax) -> str:
-        """Return the file as it is typed."""
+        """Format the file as the user types it."""
         return words.format_file(self.path, self.options)
 
 
 @dataclass(frozen=True)
 class TombstoneFix(Fix):
-    """A rule that says which events delete."""
+    """A tombstone rule: a column, and the value that deletes."""
 
     column: str
     value: Any = None
 
     def text(self, words: FixSyntax) -> str:
-        """Return the rule as it is typed."""
+        """Format the rule as the user types it."""
         return words.format_tombstone(self.column, self.value)
 
 
 class ErrorText(str):
-    """A text that keeps its parts that are data.  As a string it has the words of Python.
+    """A text that keeps its data parts. Its string form is in Python's syntax.
 
     >>> ErrorText("null in ", Row(3), "; choose ", Option("late", "drop")) + "!"
     "null in row 3, counted from 0; choose late='drop'!"
@@ -318,7 +318,7 @@ class ErrorText(str):
 
     @classmethod
     def join_texts(cls, between: str, texts: Iterable[str | ErrorTextPart]) -> ErrorText:
-        """Join texts as `str.join` does."""
+        """Join texts like `str.join`."""
         return cls(*[part for each in texts for part in (between, each)][1:])
 
     def __getnewargs__(self) -> tuple[Any, ...]:
@@ -332,7 +332,7 @@ class ErrorText(str):
 
 
 def format_error_text(text: str, words: FixSyntax) -> str:
-    """Return a text in some words, without secrets; one without parts stays as it is."""
+    """Format a text in a syntax, without secrets; a plain string keeps its words."""
     parts = text.parts if isinstance(text, ErrorText) else (text,)
     return mask_secrets("".join(each if isinstance(each, str) else each.text(words) for each in parts))
 
@@ -342,32 +342,32 @@ def _mask_phrase(given: str | ErrorTextPart) -> ErrorText:
 
 
 class DdflowError(Exception):
-    """The base class of all errors of ddflow.  The message is ``asked: found; fix``.
+    """The base class of all errors of ddflow. The message is ``asked: found; fix``.
 
     Parameters
     ----------
     asked : str
-        What was asked for.
+        The request.
     found : str
-        What was found.
+        The finding.
     fix : str
-        What to do about it.  Each of the three may be a `ErrorText` with data in it.
+        The remedy.  Each of the three may be an `ErrorText` with data in it.
     input : str, optional
-        The input whose rows it is about.
+        The input whose rows caused the error.
     file : str, optional
-        Their file.
+        The file of these rows.
     row : int, optional
-        The first row that it is about, counted from 0; by default that of a `Row` in one of the texts.
+        The first of these rows, counted from 0; by default the first `Row` in the texts.
     offset : str, optional
         The place of a message in its log, as its format writes it.
     column : str, optional
-        The column that it is about.
+        The column that caused the error.
     """
 
     words: FixSyntax = PYTHON
-    """How `str` writes it."""
+    """The syntax that `str` uses."""
     cells: str = ""
-    """The cells of the row that it is about."""
+    """The cells of the row that caused the error."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -393,27 +393,27 @@ class DdflowError(Exception):
 
     @property
     def asked(self) -> ErrorText:
-        """What was asked for."""
+        """The request."""
         return self.args[0]  # type: ignore[no-any-return]
 
     @property
     def found(self) -> ErrorText:
-        """What was found."""
+        """The finding."""
         return self.args[1]  # type: ignore[no-any-return]
 
     @property
     def fix(self) -> ErrorText:
-        """What to do about it."""
+        """The remedy."""
         return self.args[2]  # type: ignore[no-any-return]
 
     @property
     def fixes(self) -> tuple[Fix, ...]:
-        """What to type, as data, in the order of the text."""
+        """The options and calls to type, as data, in the order of the text."""
         return tuple(each for each in self.fix.parts if isinstance(each, Fix))
 
     @property
     def message(self) -> ErrorText:
-        """The three together."""
+        """Request, finding and remedy as one text."""
         return ErrorText(self.asked, ": ", self.found, "; ", self.fix)
 
     def __str__(self) -> str:
@@ -430,14 +430,14 @@ def replace_error_texts(
     found: str | ErrorTextPart | None = None,
     fix: str | ErrorTextPart | None = None,
 ) -> T:
-    """Give an error other texts, and return it."""
+    """Replace texts of an error, and return the error."""
     new = (asked, found, fix)
     error.args = tuple(old if text is None else _mask_phrase(text) for old, text in zip(error.args, new, strict=True))
     return error
 
 
 def replace_error_parts(error: T, kind: Any, change: Callable[[Any], str | ErrorTextPart]) -> T:
-    """Put other parts in place of those of a kind, and return the error."""
+    """Replace the parts of one kind in an error's texts, and return the error."""
     error.args = tuple(
         ErrorText(*(change(each) if isinstance(each, kind) else each for each in text.parts)) for text in error.args
     )
@@ -445,7 +445,7 @@ def replace_error_parts(error: T, kind: Any, change: Callable[[Any], str | Error
 
 
 def set_error_input(error: T, input: str, several: bool) -> T:
-    """Say which input an error is about.  ``several``: whether its plan has others, so that fixes name it."""
+    """Set the input of an error; ``several`` says that the plan has other inputs, so fixes must name it."""
     error.input = error.input or input
     return (
         replace_error_parts(error, EvolveFix, lambda fix: replace(fix, input=fix.input or input)) if several else error
@@ -453,7 +453,7 @@ def set_error_input(error: T, input: str, several: bool) -> T:
 
 
 def set_error_state(error: T, state: str | None, fixed: Collection[str] = ()) -> T:
-    """Say which state an error is about: None for a new one.  ``fixed``: the columns that no state changes."""
+    """Set the state of an error, None for a new one; ``fixed`` holds the columns that no rewrite can change."""
 
     def locate(fix: EvolveFix) -> Fix:
         if isinstance(fix, WidenFix):
@@ -466,6 +466,6 @@ def set_error_state(error: T, state: str | None, fixed: Collection[str] = ()) ->
 
 
 def set_error_row_names(error: T, name: Callable[[int], str], file: str = "") -> T:
-    """Call the rows of an error as their file's reader calls them."""
+    """Name the rows of an error as the reader of their file names them."""
     error.file = error.file or file
     return replace_error_parts(error, Row, lambda row: replace(row, name="" if row.inner else name(row.number)))

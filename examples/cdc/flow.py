@@ -1,4 +1,4 @@
-r"""Two tables of Postgres, joined and aggregated, and the answer kept up to date in a third.
+r"""Join and aggregate two tables of Postgres, and keep the answer up to date in a third.
 
 Copy this file, write your own tables and columns into it, and run:
 
@@ -7,10 +7,9 @@ Copy this file, write your own tables and columns into it, and run:
         --from 'shop=postgres://me@db/shop?slot=by_city#public.orders,public.customers' \
         --to by_city=postgres://me@db/shop
 
-The server needs ``wal_level=logical`` and the plugin wal2json (``apt install postgresql-15-wal2json``, or of its
-version), the role ``replication`` and ``select``; its password comes from PGPASSWORD or ~/.pgpass.  The first run makes
-the slot and copies both tables, then follows every change.  Stop it (Ctrl-C, SIGTERM, kill -9) and start it again as
-you like.  `live.py` beside this file does so, and compares with Postgres's own answer.
+The server needs ``wal_level=logical``, the plugin wal2json (``apt install postgresql-15-wal2json``, or for its
+version), and a role with ``replication`` and ``select``, its password in PGPASSWORD or ~/.pgpass. The first run makes
+the slot, copies both tables, and follows every change. You may stop and restart it in any way (Ctrl-C, kill -9).
 """
 
 import pyarrow as pa
@@ -22,7 +21,7 @@ ORDERS = {"id": int, "customer": int, "amount": pa.decimal128(9, 2)}
 CUSTOMERS = {"id": int, "city": str}
 
 flow = dd.Flow()
-# Each is named as its table, with the columns that you want, and the table's primary key.
+# Each input has the name of its table, the columns that you want, and the table's primary key.
 orders = flow.upserts("orders", ORDERS, dd.Upsert(key="id"), format=CHANGES)
 customers = flow.upserts("customers", CUSTOMERS, dd.Upsert(key="id"), format=CHANGES)
 by_city = flow.sql(

@@ -1,13 +1,14 @@
-"""A view of a live Postgres, kept by `ddflow run`, compared with Postgres's own answer while both are at work.
+"""Compare a view that `ddflow run` keeps with Postgres's own answer, while both are at work.
 
     python examples/cdc/live.py
 
-It starts a Postgres of its own, a process that changes two tables (`shop.py`), and `ddflow run flow.py`, which follows
-the tables by a logical slot and writes the view into the same server.  In the middle the run is killed (SIGKILL) and
-started again.  Ten times a second the view is compared with the server's answer **as of the same transaction**: of
-each transaction the shop keeps its number and the answer (see there), the view itself shows the number up to which it
-has come, and one SQL query looks at both in one snapshot.  The exit code is 0 if all were equal, 1 if one was not, 2
-where there is no Postgres.
+The demo starts a temporary Postgres, a process that changes two tables (`shop.py`), and `ddflow run flow.py`. The run
+follows the tables through a logical slot and writes the view to the same server. Halfway the demo kills the run
+(SIGKILL) and starts it again.
+
+Ten times a second the demo compares the view with the server's answer **as of the same transaction**. The shop stores
+that answer under its transaction's number, and the view contains the latest number in it. One SQL query reads both in
+one snapshot. The exit code is 0 if all were equal, 1 if not, 2 without Postgres.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LOOK: Final = f"""
 
 
 class View:
-    """The table that the run keeps, and how often it was right."""
+    """The table that the run keeps, and how often it was correct."""
 
     def __init__(self, url: str) -> None:
         self.connection = psycopg.connect(url, autocommit=True)
@@ -48,7 +49,7 @@ class View:
         self.began, self.said = time.monotonic(), 0.0
 
     def compare(self) -> str:
-        """Look, and say what is there."""
+        """Compare the view once, and describe the result."""
         if self.connection.execute("select to_regclass('by_city')").fetchone() == (None,):
             return "the view is not there yet"
         found = self.connection.execute(LOOK).fetchone()
@@ -64,7 +65,7 @@ class View:
         return f"transaction {at:,} of {newest:,}{behind}: {len(rows)} cities, equal ({1000 * float(age):,.0f} ms old)"
 
     def watch(self, over: Callable[[], bool], *alive: subprocess.Popen[Any], most: float = 60) -> None:
-        """Compare until that is enough.  Raises `TimeoutError`, `ChildProcessError` where a process has ended."""
+        """Compare until ``over`` is true. Raises `TimeoutError`, or `ChildProcessError` if a process has ended."""
         ends = time.monotonic() + most
         while not over():
             line, now = self.compare(), time.monotonic() - self.began
@@ -79,7 +80,7 @@ class View:
 
 
 def started(url: str, place: Path) -> subprocess.Popen[bytes]:
-    """The run, as one starts it on a shell."""
+    """Start the run, as a user starts it on a shell."""
     source = f"shop={url}#public.orders,public.customers"
     options = ["--from", source, "--to", f"by_city={url}", "--follow", "--interval", "200ms"]
     command = [str(DDFLOW), "run", str(HERE / "flow.py"), "--state", str(place / "state"), *options]
@@ -88,9 +89,9 @@ def started(url: str, place: Path) -> subprocess.Popen[bytes]:
 
 
 def watch(url: str, place: Path, seconds: float) -> int:
-    """Let all run, compare, kill, go on, and say what came of it; the exit code.
+    """Let all run, compare, kill the run, continue, report the result, and return the exit code.
 
-    ``seconds``: at least so long from when the view is there; in the middle of it comes the kill.
+    ``seconds``: the minimum time after the view appears; the kill happens halfway.
     """
     run, view = started(url, place), View(url)
     writer = subprocess.Popen([sys.executable, HERE / "shop.py", url], stdout=subprocess.PIPE, text=True)
@@ -120,7 +121,7 @@ def watch(url: str, place: Path, seconds: float) -> int:
 
 
 def verdict(view: View) -> int:
-    """The last word, and the exit code."""
+    """Print the final result, and return the exit code."""
     now = f"select {shop.ROWS.format('select * from by_city')} = {shop.ROWS.format(shop.QUERY)}"
     same = view.connection.execute(now).fetchone() == (True,)
     print(f"at the end the view is {'' if same else 'NOT '}what Postgres answers now")

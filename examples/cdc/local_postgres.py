@@ -1,8 +1,10 @@
-"""A Postgres of one's own for a while: a fresh cluster in a temporary folder, with logical decoding.
+"""Start a temporary Postgres with logical decoding: a fresh cluster in a temporary folder.
 
-Invariant: it listens on a socket in a folder that only its user can enter, and with ``tcp`` on a port of 127.0.0.1 too,
-where it asks for its password.  Debian's programs are taken, or those on PATH.  Postgres does not run as root: the user
-``postgres`` then runs it.  Nothing is left behind after `close`, also where it was stopped as if it had died.
+It uses Debian's programs, or the programs on PATH. Postgres does not run as root, so for root the user ``postgres``
+runs it.
+
+Guarantees: it listens on a socket in a folder that only its user can enter. With ``tcp`` it also listens on a port of
+127.0.0.1 and asks for its password. `close` removes everything, also after an immediate stop.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ INSTALL: Final = "apt install postgresql postgresql-15-wal2json, or of your vers
 
 
 def programs() -> Path | None:
-    """The folder of Postgres' programs, None where there is none on this machine."""
+    """Return the folder of Postgres's programs; None if this machine has none."""
     found = [*sorted(map(str, Path("/usr").glob("lib/postgresql/*/bin/pg_ctl")), reverse=True), shutil.which("pg_ctl")]
     return next((Path(each).resolve().parent for each in found if each), None)
 
 
 def missing(plugin: str = "wal2json") -> str | None:
-    """What is not on this machine of a Postgres with a plugin; None where all is."""
+    """Describe what this machine lacks for Postgres with a plugin; None if it lacks nothing."""
     where = programs()
     if where is None:
         return "there is no Postgres"
@@ -37,14 +39,14 @@ def missing(plugin: str = "wal2json") -> str | None:
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """Return a port that no process listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 class LocalPostgres:
-    """A cluster that is started and stopped at will.  ``tcp``: whether it has a port, too."""
+    """A cluster to start and stop at will. ``tcp``: whether it has a port as well."""
 
     def __init__(self, *options: str, tcp: bool = False) -> None:
         where = programs()
@@ -78,25 +80,25 @@ class LocalPostgres:
         assert done.returncode == 0, done.stderr.decode()
 
     def start(self) -> None:
-        """Listen."""
+        """Start the cluster, so that it listens."""
         where = "-c listen_addresses=''" if self.port is None else f"-c listen_addresses=127.0.0.1 -p {self.port}"
         options = " ".join([f"-k {self.place} -c wal_level=logical", where, *self.options])
         data = str(self.place / "data")
         self._call("pg_ctl", "-D", data, "-o", options, "-l", str(self.place / "log"), "-w", "start")
 
     def stop(self, mode: str = "immediate") -> None:
-        """At once, as if it had died, by default."""
+        """Stop the cluster, by default immediately, as if it had crashed."""
         self._call("pg_ctl", "-D", str(self.place / "data"), "-m", mode, "-w", "stop")
 
     @property
     def url(self) -> str:
-        """Its address; with a port, `password` goes into PGPASSWORD."""
+        """The address; with a port, `password` goes into PGPASSWORD."""
         if self.port is not None:
             return f"postgres://postgres@127.0.0.1:{self.port}/postgres"
         return f"postgresql://postgres@/postgres?host={self.place}"
 
     def close(self) -> None:
-        """Stop it, and leave nothing."""
+        """Stop the cluster, and remove its files."""
         self.stop()
         for _ in range(50):
             shutil.rmtree(self.place, ignore_errors=True)

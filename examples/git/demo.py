@@ -1,12 +1,8 @@
-"""A git history becomes differences, in process and on local Spark, and git confirms them row by row.
+"""Turn a git history into differences, locally and on Spark, and check every row against git.
 
-Run it from a checkout: ``make demo``, or ``python examples/git/demo.py --repo PATH``.  Files are upserts (path -> mode
-and blob, or gone), and commits are times.
-
-Invariant: the exit code is 0 only if every check held. Git resolves the updates of the engine slice by slice, and the
-rows of Spark are compared with the Parquet files that were written, not with something kept in memory. Only running
-counts of the history stay in memory, and both engines read the same events. The witness is never the engine itself:
-a history checked against itself always agrees. Files of an earlier run in the folder are replaced.
+Run ``make demo``, or ``python examples/git/demo.py --repo PATH``. Files are upserts (path -> mode and blob, or gone),
+and commits are times. The exit code is 0 only if every check held. The checks read git and the written Parquet files;
+they never compare the engine with itself.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +40,7 @@ from ddflow.errors import MissingExtra, OutputExists
 
 @contextmanager
 def local_spark(console: Console) -> Iterator[Any]:
-    """A local Spark session of the demo's own, stopped afterwards.  Raises `MissingExtra` without PySpark or Java."""
+    """Start a local Spark session, and stop it afterwards. Raises `MissingExtra` if Spark or Java is missing."""
     asked = "run the plan on local Spark"
     try:
         from spark_bridge.session import local_session
@@ -63,14 +59,14 @@ def local_spark(console: Console) -> Iterator[Any]:
 
 
 class Files:
-    """Parquet files of one folder, written table by table; a file gets its name only when it is complete."""
+    """Parquet files in a folder, written table by table; they replace older files when they are complete."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: dict[str, pq.ParquetWriter] = {}
 
     def write(self, tables: Mapping[str, pa.Table]) -> None:
-        """Append each table to the file of its name.  O(rows)."""
+        """Append each table to the file of its name. O(rows)."""
         for name, table in tables.items():
             if name not in self._open:
                 self._open[name] = pq.ParquetWriter(self._part(name), table.schema, compression="zstd")
@@ -98,7 +94,11 @@ class Files:
 
 
 class Demo:
-    """One run: its plan, its folder, and what has been counted and timed so far."""
+    """One run: its plan, its folder, its counts and its times.
+
+    Git checks the updates of the engine slice by slice, so only running counts of the history stay in memory. Both
+    engines read the same events.
+    """
 
     def __init__(self, feed: GitFeed, folder: Path, console: Console) -> None:
         self.feed, self.folder, self.console = feed, folder, console
@@ -108,7 +108,7 @@ class Demo:
         self.now: dict[str, int] = {}
 
     def locally(self) -> None:
-        """Run the plan in this process, check its updates, write them."""
+        """Run the plan in this process, check its updates, and write them."""
         feed, clock = self.feed, self.clock
         with self.flow.open() as engine, Files(self.folder) as files, self.console.status("") as status:
             slices = feed.slices()
@@ -138,7 +138,7 @@ class Demo:
         self.now = dict(zip(counts["extension"].to_pylist(), counts["count"].to_pylist(), strict=True))
 
     def _warm(self, events: pa.RecordBatch, status: Status) -> None:
-        """Load the kernels by a few events in an engine of their own, so that the rates are the plan's."""
+        """Load the kernels with a few events in a separate engine, so that the measured rates are the plan's."""
         status.update("loading the kernels; the first time on a machine they are compiled")
         with self.clock("kernels, compiled or loaded"), self.flow.open() as engine:
             engine.push({"files": events.slice(0, 1000)})
@@ -152,7 +152,7 @@ class Demo:
         self.activity.add(out["files"])
 
     def on_spark(self, session: Any, partitions: int) -> None:
-        """Run the same plan on Spark, from the same events, and compare each output with the written one."""
+        """Run the same plan on Spark, from the same events, and compare each output with the written file."""
         import spark_bridge
 
         with TemporaryDirectory() as scratch, self.console.status("the plan, on Spark"):
@@ -167,7 +167,7 @@ class Demo:
                     self.checks.add(f"Spark, row by row: {name}", compare(local, pq.read_table(where)))
 
     def picture(self) -> None:
-        """Draw the counts over time; where there is nothing to draw with, say so."""
+        """Draw the counts over time; without matplotlib, say so."""
         try:
             with self.clock("drawing"):
                 updates = pq.read_table(self.folder / "by_extension.parquet")
@@ -176,7 +176,7 @@ class Demo:
             self.console.print(f"no picture: {error}", markup=False)
 
     def show(self) -> None:
-        """Say what was done, on the console."""
+        """Print the results on the console."""
         show_activity(self.console, self.activity, self.now)
         show_checks(self.console, self.checks)
         for note in self.feed.notes():
@@ -189,10 +189,10 @@ class Demo:
 
 
 def perform(feed: GitFeed, *, spark: bool, out: Path, partitions: int, console: Console) -> int:
-    """Run a feed through its plan, in process and with ``spark`` on Spark too, and show it; the exit code.
+    """Run a feed through its plan, in process and with ``spark`` also on Spark, and show it; return the exit code.
 
-    O(n log n) time in n events; the memory of the final collections, a slice of events, one output, and Spark's own.
-    Raises `UnreadableInput` for a history that cannot be read, `MissingExtra` where git, Spark or Java is missing.
+    O(n log n) time in n events. The memory holds the final collections, a slice of events, one output, and Spark's
+    data. Raises `UnreadableInput` for an unreadable history, and `MissingExtra` if git, Spark or Java is missing.
     """
     with ExitStack() as stack:
         session = stack.enter_context(local_spark(console)) if spark else None

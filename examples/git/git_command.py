@@ -1,12 +1,13 @@
-"""Asking git: a command run so that neither the user's configuration nor the environment changes what it prints.
+"""Run git so that its output depends on the repository alone, not on configuration or environment.
 
-Invariant: what a command prints depends on the repository alone, and a command that fails, or is left half read, is an
-error or is ended; no process outlives the block, and a repository, whoever made it, has git run no program: what it
-lacks is not fetched (its settings may name any program as the way to a remote), hooks and monitors are off.  The user's
-configuration can rename, colour, reorder, sign or leave out lines of a log, and cannot be switched off as a whole,
-since a repository of another owner is only readable where it says so (``safe.directory``); a variable like GIT_DIR, set
-wherever git runs a hook, points every command at another repository; and what git complains of must be read without
-stopping what it prints.  It does not know what the commands mean, and runs none that writes.
+The user's configuration can change the lines of a log, or leave them out. It cannot be switched off completely, because
+git reads the repository of another owner only if the configuration allows it (``safe.directory``). A variable like
+GIT_DIR, which git sets for hooks, would select another repository.
+
+Guarantees: a command that fails raises an error. If the block ends early, the command is ended, too. Git runs no
+programs for the repository: no fetch of missing objects, because settings may name any program as transport, no hooks,
+and no monitors.
+Limits: this file runs no command that writes.
 
 >>> said(Path.cwd(), "version").startswith(b"git version ")
 True
@@ -28,7 +29,7 @@ CALM: Final = (
     *("--no-pager", "--no-replace-objects", "-c", "log.showRoot=true", "-c", "log.diffMerges=first-parent"),
     *("-c", "diff.orderFile=/dev/null", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"),
 )
-"""Options that keep configuration out of what git prints and runs, where the command itself has no flag for it."""
+"""Options that stop configuration from changing output or starting programs, if the command has no such flag."""
 
 SEALED: Final = {
     "GIT_ALLOW_PROTOCOL": "none",
@@ -38,20 +39,23 @@ SEALED: Final = {
     "GIT_PAGER": "cat",
     "LC_ALL": "C",
 }
-"""No transport has the name that is allowed; a git before 2.45 knows only that, and fails where it would fetch."""
+"""Variables that allow no transport; a git before 2.45 knows only GIT_ALLOW_PROTOCOL, and fails instead of fetching."""
 
 SEE: Final = "see what git says"
 
 
 def _environment() -> dict[str, str]:
-    """The environment less what points git at another repository; configuration stays, for safe.directory's sake."""
+    """Return the environment without variables that select another repository; safe.directory needs the others."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k.startswith("GIT_CONFIG")}
     return kept | SEALED
 
 
 @contextmanager
 def spoken(where: Path, *command: str, remedy: str = SEE) -> Iterator[IO[bytes]]:
-    """What a git command prints, as a stream; left early, the command is ended.  Its failing is `UnreadableInput`."""
+    """Yield the output of a git command as a stream; end the command if the block ends early.
+
+    Raises `UnreadableInput` if the command fails.
+    """
     asked = f"git {command[0]} in {where}"
     with tempfile.TemporaryFile() as complaints:
         try:
@@ -69,7 +73,7 @@ def spoken(where: Path, *command: str, remedy: str = SEE) -> Iterator[IO[bytes]]
             yield process.stdout
             code = process.wait()
         except UnreadableInput as error:
-            # What git printed made no sense; if it also complained, that is the reason.
+            # The output made no sense; if git also printed an error, that is the reason.
             process.stdout.close()
             process.wait()
             if complaint := _complaint(complaints):

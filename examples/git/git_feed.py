@@ -1,10 +1,8 @@
-"""A git history as a feed: path -> (mode, blob), resolved by git's own raw log lines and by ``git ls-tree``.
+"""Feed a git history into a flow, path -> (mode, blob), with git's raw log and ``git ls-tree`` as the witness.
 
-Invariant: what the witness says is computed from the *old* sides of the raw lines and from the tree, never from what an
-earlier event of the same path said; so a wrong retraction cannot be agreed with by making the same mistake twice. Each
-raw line answers for exactly one possible retraction and one possible assertion, so a retraction without a line, a line
-without its retraction, and a line whose two sides are equal (a no-op) are all seen. It does not read file contents or
-renames: a rename is a path that goes and a path that comes, as in git's own trees.
+The witness uses only the *old* sides of raw lines and the tree, never an earlier event, so it cannot repeat an error of
+the engine. Each raw line accounts for at most one retraction and one assertion. File contents are not read; a rename is
+a removed and an added path.
 
 >>> from git_log import RAW
 >>> raw = pa.table({"path": ["a.py"], "extension": [".py"], "commit": [2], "old_mode": ["100644"], "old_blob": ["1f"],
@@ -31,29 +29,30 @@ from tally import Checks, compare, equal
 import ddflow as dd
 
 EVENTS: Final = pa.schema([*git.TREE, ("gone", pa.bool_()), ("commit", pa.int64())])
-"""The schema of the input: a path's new side, whether it is gone, and the commit's ordinal as the time."""
+"""The schema of the input: a path's new side, a mark for removed paths, and the commit's ordinal as the time."""
 EXECUTABLE: Final = "100755"
 
 
 class Slice(NamedTuple):
-    """Some events that end where a commit ends, with what git says of the same commits."""
+    """Events of complete commits, with git's own updates for the same commits."""
 
     events: pa.RecordBatch
     """The upserts, in the columns of `EVENTS`."""
     closes: int
     """The frontier after them: later slices have times from here on."""
     said: Mapping[str, pa.Table]
-    """The updates that git names for these commits, by what they are."""
+    """The updates of these commits according to git, by kind."""
 
 
 class GitFeed:
     """The history of one repository up to its head: a plan, its events, and git as the witness.
 
-    ``slices`` is read once; ``conclude``, ``commit_table`` and ``notes`` come after it.
+    Every retraction without a raw line, every line without its retraction, and every line with two equal sides (a
+    no-op) is noticed. ``slices`` is read once; ``conclude``, ``commit_table`` and ``notes`` come after it.
     """
 
     def __init__(self, repo: str | Path | None = None) -> None:
-        """Open the repository; see `git.find` for what it raises."""
+        """Open the repository; raises the errors of `git.find`."""
         self.repository = git.find(repo)
         self.commits: list[git.Commit] = []
         self.lines = self.changes = 0
@@ -61,7 +60,7 @@ class GitFeed:
         self.title = f"git history of {self.repository.where.resolve()} up to {self.repository.head[:12]}"
 
     def plan(self) -> dd.Flow:
-        """Upserts by path, the commit's ordinal as time; the diffs, files by extension, and the executable ones."""
+        """Build the plan: upserts by path with the commit's ordinal as time, files by extension, executable files."""
         flow = dd.Flow()
         files = flow.upserts("files", EVENTS, dd.Upsert(key="path", time="commit", delete=dd.tombstone("gone")))
         flow.output("files", files)
@@ -70,7 +69,7 @@ class GitFeed:
         return flow
 
     def slices(self) -> Iterator[Slice]:
-        """Slices of whole commits; see `git.history`."""
+        """Yield slices of complete commits; see `git.history`."""
         for commits, batch in git.history(self.repository):
             raw = pa.Table.from_batches([batch])
             self.commits += commits
@@ -81,7 +80,7 @@ class GitFeed:
             yield Slice(pa.RecordBatch.from_arrays(columns, schema=EVENTS), commits[-1].ordinal + 1, said)
 
     def resolve(self, part: Slice, out: Mapping[str, pa.Table], checks: Checks) -> None:
-        """Each update against git's raw lines of the same commits: one check a row."""
+        """Check each update against git's raw lines of the same commits, with one check per row."""
         files, said = out["files"], part.said
         leaving = pc.less(files["_diff"], 0)
         checks.add(
@@ -96,7 +95,7 @@ class GitFeed:
         checks.add("by extension: counts recounted from the raw log", compare(said["counts"], out["by_extension"]))
 
     def conclude(self, final: Mapping[str, pa.Table], verdicts: Mapping[str, int], checks: Checks) -> None:
-        """The final collections against ``git ls-tree -r``, and a verdict for every raw line."""
+        """Check the final collections against ``git ls-tree -r``, and that every raw line has a verdict."""
         tree = git.tree(self.repository)
         checks.add("final files: git ls-tree -r", compare(_once(tree), final["files"]))
         checks.add(
@@ -110,17 +109,17 @@ class GitFeed:
             checks.add("verdicts: one for each raw line", equal(what, accounts.get(verdict, 0), verdicts[verdict]))
 
     def commit_table(self) -> pa.Table:
-        """The commits: which ordinal (``_time``) is which hash, made when."""
+        """Return the commits: the ordinal (``_time``), the hash and the time of each."""
         return pa.Table.from_pylist([dict(zip(COMMITS.names, c, strict=True)) for c in self.commits], COMMITS)
 
     def notes(self) -> list[str]:
-        """That a shallow clone's history begins at its boundary."""
+        """Return a note if the clone is shallow, because its history begins at its boundary."""
         if not self.repository.shallow:
             return []
         return ["the clone is shallow: the files of its first commit are all assertions, their history is not here"]
 
     def _recount(self, raw: pa.Table) -> pa.Table:
-        """The updates of the counts by extension, from which sides the raw lines have; keeps the running counts."""
+        """Compute the updates of the counts by extension from the sides of the raw lines; keep the running counts."""
         came = pc.subtract(pc.is_valid(raw["mode"]).cast(pa.int64()), pc.is_valid(raw["old_mode"]).cast(pa.int64()))
         nets = raw.append_column("net", came).group_by(["commit", "extension"]).aggregate([("net", "sum")])
         rows: list[tuple[str, int, int, int]] = []
@@ -134,19 +133,19 @@ class GitFeed:
 
 
 def retractions(raw: pa.Table) -> pa.Table:
-    """The retractions that raw lines name: the old side of each line that has one and differs from its new side."""
+    """Return the retractions in raw lines: the old side, if it exists and differs from the new side."""
     keep = pc.and_(pc.is_valid(raw["old_mode"]), pc.invert(_same(raw)))
     return _updates(raw.filter(keep), "old_mode", "old_blob", -1)
 
 
 def assertions(raw: pa.Table) -> pa.Table:
-    """The assertions that raw lines name: the new side of each line that has one and differs from its old side."""
+    """Return the assertions in raw lines: the new side, if it exists and differs from the old side."""
     keep = pc.and_(pc.is_valid(raw["mode"]), pc.invert(_same(raw)))
     return _updates(raw.filter(keep), "mode", "blob", 1)
 
 
 def _same(raw: pa.Table) -> pa.ChunkedArray:
-    """Which lines change nothing: both sides there and equal, or neither there."""
+    """Mark the lines that change nothing: both sides exist and are equal, or both are missing."""
     equal_sides = pc.and_kleene(pc.equal(raw["mode"], raw["old_mode"]), pc.equal(raw["blob"], raw["old_blob"]))
     neither = pc.and_(pc.is_null(raw["mode"]), pc.is_null(raw["old_mode"]))
     return pc.or_(pc.fill_null(equal_sides, False), neither)
@@ -162,5 +161,5 @@ def _executable(table: pa.Table) -> pa.ChunkedArray:
 
 
 def _once(table: pa.Table) -> pa.Table:
-    """A collection in which every row is there once."""
+    """Return a collection with every row once."""
     return table.append_column("_diff", pa.repeat(pa.scalar(1, pa.int64()), table.num_rows))

@@ -1,10 +1,11 @@
-r"""Reading a git history as upserts: along the first parents, each commit sets paths to a (mode, blob) or removes them.
+r"""Read a git history as upserts: each commit sets paths to a (mode, blob) or removes them.
 
-Invariant: a path has at most one event a commit, times are 1, 2, 3, ... along the first parents, and every event
-carries both sides of git's own raw log line, the old one as the outside witness of the retraction it must cause. Paths
-are bytes, not text (see `path_text`); merges must be compared with their first parent and only that; and a shallow
-clone begins at its boundary, whose whole tree git shows as added, which is right here. It never checks anything out,
-writes nothing, and reads no file contents: modes and blob names are the values.
+Commits are read along the first parents, so a merge is compared with its first parent only. Paths are bytes, not text
+(see `path_text`). A shallow clone begins at its boundary, and git shows its whole tree as added.
+
+Guarantees: a path has at most one event per commit, and times are 1, 2, 3, ... Every event has both sides of git's raw
+log line; the old side is the witness of the retraction. Nothing is checked out or written, and file contents are not
+read.
 
 >>> path_text(b"src/main.py"), path_text(b"caf\xe9\\menu.txt")
 ('src/main.py', 'caf\\xe9\\\\menu.txt')
@@ -26,19 +27,20 @@ from git_command import said, spoken
 from ddflow.errors import UnreadableInput
 
 SLICE: Final = 65_536
-"""Events after which a slice ends at the next commit."""
+"""Number of events after which a slice ends, at the next commit."""
 
 LOG: Final = (
     *("log", "-z", "--format=%H%x20%ct", "--first-parent", "-m", "--reverse", "--raw", "--no-renames", "--no-abbrev"),
     *("--no-color", "--no-relative", "--no-show-signature", "--ignore-submodules=none"),
 )
-"""First parents only, root included.  A git before 2.31 compares a merge with its first parent by ``-m``."""
+"""Options for first parents only, and the root. With ``-m``, a git before 2.31 compares merges with the first parent.
+"""
 
 RAW: Final = pa.schema(
     [("path", pa.string()), ("extension", pa.string()), ("commit", pa.int64())]
     + [(name, pa.string()) for name in ("old_mode", "old_blob", "mode", "blob")]
 )
-"""The columns of a raw log line; a side that is not there has a null mode and a null blob."""
+"""The columns of a raw log line; a missing side has a null mode and a null blob."""
 
 TREE: Final = pa.schema([RAW.field(name) for name in ("path", "extension", "mode", "blob")])
 
@@ -52,15 +54,15 @@ class Repository(NamedTuple):
     """A git repository with at least one commit."""
 
     where: Path
-    """A directory in it."""
+    """A directory in the repository."""
     head: str
-    """The commit that HEAD named when it was opened; what is read is up to it, whatever happens meanwhile."""
+    """The commit of HEAD when the repository was opened; all reads end at it."""
     shallow: bool
-    """Whether its history begins at a boundary instead of a root."""
+    """Whether the history begins at a boundary instead of a root."""
 
 
 class Commit(NamedTuple):
-    """A commit on the first-parent line: its ordinal from 1 (the time), its hash, when it was made (Unix seconds)."""
+    """A commit on the first-parent line: its ordinal from 1 (the time), its hash, and its time (Unix seconds)."""
 
     ordinal: int
     hash: str
@@ -68,7 +70,7 @@ class Commit(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One raw log line: a path, and what it held before and after; None for a mode and blob that are not there."""
+    """One raw log line: a path with its mode and blob before and after; None for a missing side."""
 
     path: bytes
     old_mode: str | None
@@ -78,19 +80,19 @@ class Change(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Some whole commits: the commits, and their raw log lines in `RAW`'s columns."""
+    """Some complete commits, and their raw log lines in `RAW`'s columns."""
 
     commits: list[Commit]
     raw: pa.RecordBatch
 
 
 def path_text(path: bytes) -> str:
-    r"""A path as text, reversibly: UTF-8 as it is, a byte that is not as ``\xNN``, a backslash doubled."""
+    r"""Convert a path to text reversibly: UTF-8 stays, other bytes become ``\xNN``, and a backslash is doubled."""
     return path.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
 
 
 def path_bytes(text: str) -> bytes:
-    """The path that `path_text` gave as text."""
+    """Convert text from `path_text` back to the path."""
 
     def plain(found: re.Match[bytes]) -> bytes:
         return b"\\" if found[1] == b"\\" else bytes.fromhex(found[1][1:].decode())
@@ -99,7 +101,7 @@ def path_bytes(text: str) -> bytes:
 
 
 def extension(path: str) -> str:
-    """The extension of a path's last part with its dot, or "(none)".
+    """Return the extension of a path's last part with its dot, or "(none)".
 
     >>> extension("a.b/c.tar.gz"), extension("a.b/Makefile"), extension(".gitignore"), extension("x.")
     ('.gz', '(none)', '(none)', '(none)')
@@ -109,9 +111,9 @@ def extension(path: str) -> str:
 
 
 def find(repo: str | Path | None = None) -> Repository:
-    """Open the repository that a folder (default: the working directory) is in.
+    """Open the repository around a folder, by default around the working directory.
 
-    Raises `UnreadableInput` if it is no folder, or is in none, git refuses to read it, or it has no commit;
+    Raises `UnreadableInput` if this is not a folder, not in a repository, refused by git, or without a commit;
     `MissingExtra` without git.
     """
     where = Path.cwd() if repo is None else _folder(str(repo))
@@ -126,7 +128,7 @@ def find(repo: str | Path | None = None) -> Repository:
 
 
 def _folder(name: str) -> Path:
-    """The folder of that name.  Raises `UnreadableInput`, which repeats no URL: it may hold a password."""
+    """Return the folder with this name. Raises `UnreadableInput`, without a URL in it, which may hold a password."""
     if os.path.isdir(name):
         return Path(name)
     if not name:
@@ -142,9 +144,9 @@ def _folder(name: str) -> Path:
 
 
 def history(repository: Repository, rows: int = SLICE) -> Iterator[Piece]:
-    """The history in pieces of whole commits, of ``rows`` events each or as many more as the last commit has.
+    """Yield the history in pieces of complete commits, with ``rows`` events each, or more to complete the last commit.
 
-    Streamed: O(largest piece) memory beside git's own.  Raises `UnreadableInput` if git fails or says what is no log.
+    It streams: O(largest piece) memory besides git's own. Raises `UnreadableInput` if git fails or prints no log.
     """
     commits: list[Commit] = []
     columns: list[list[object]] = [[] for _ in RAW]
@@ -163,7 +165,7 @@ def history(repository: Repository, rows: int = SLICE) -> Iterator[Piece]:
 
 
 def tree(repository: Repository) -> pa.Table:
-    """What ``git ls-tree -r`` says is in the head commit: path, extension, mode, blob.  O(files)."""
+    """Read the head commit by ``git ls-tree -r``: path, extension, mode, blob. O(files)."""
     columns: list[list[str]] = [[] for _ in TREE]
     with spoken(repository.where, "ls-tree", "-r", "-z", "--full-tree", repository.head) as out:
         for line in tokens(out):
@@ -179,7 +181,7 @@ def tree(repository: Repository) -> pa.Table:
 
 
 def tokens(stream: IO[bytes], size: int = 1 << 20) -> Iterator[bytes]:
-    r"""What stands between the NUL bytes of a stream; a last piece without one counts too, unless it is empty.
+    r"""Split a stream at its NUL bytes; a last piece without a NUL counts as well, unless it is empty.
 
     >>> import io
     >>> list(tokens(io.BytesIO(b"ab\0\0cd"), size=1))
@@ -194,11 +196,11 @@ def tokens(stream: IO[bytes], size: int = 1 << 20) -> Iterator[bytes]:
 
 
 def parse_log(words: Iterable[bytes]) -> Iterator[tuple[Commit, list[Change]]]:
-    r"""The commits in what ``git log -z --raw --format=%H%x20%ct`` prints, each with its changes.
+    r"""Parse the output of ``git log -z --raw --format=%H%x20%ct`` into commits, each with its changes.
 
-    A commit is ``HASH SECONDS``; each line after it ``:OLDMODE NEWMODE OLDBLOB NEWBLOB STATUS`` and then its path. The
-    first line of a commit begins with a newline, the others do not; a path may look like anything, so it is taken
-    unseen.  Raises `UnreadableInput` for anything else.
+    A commit is ``HASH SECONDS``. Each line after it is ``:OLDMODE NEWMODE OLDBLOB NEWBLOB STATUS``, followed by its
+    path. The first line of a commit begins with a newline, the others do not. A path may have any form, so it is not
+    parsed. Raises `UnreadableInput` for any other output.
 
     >>> log = [b"c0ffee 7", b"\n:000000 100644 00 1f A", b"a.txt", b":100644 000000 2e 00 D", b":b", b"beef 9"]
     >>> for commit, changes in parse_log(log): print(*commit, *map(tuple, changes))

@@ -1,10 +1,6 @@
-"""Checks that are counted one by one: two multisets of rows are compared, each row is a check that held or did not.
+"""Count checks one by one: compare two multisets of rows, with one check for each row.
 
-Invariant: ``held`` and ``asked`` of a tally are sums over distinct rows of min and max of how often the row is in the
-expected and in the actual table, so that a missing, an extra and a doubled row each cost exactly one check, and ``held
-== asked`` exactly when the two tables are equal up to the order of their rows. A check that only walks the expected
-rows does not see an extra one, and a comparison of sorted tables says no more than "different". It does not know where
-the rows come from.
+`compare` makes a `Tally`; `Checks` collects them. Missing, extra and repeated rows each fail exactly one check.
 
 >>> expected = pa.table({"path": ["a", "b"], "_diff": [1, 1]})
 >>> actual = pa.table({"_diff": [1, 1, 1], "path": ["b", "c", "b"]})
@@ -27,39 +23,43 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 EXAMPLES: Final = 5
-"""How many rows that failed a tally keeps, to be shown."""
+"""Number of failed rows that a tally keeps to show."""
 
 
 @dataclass
 class Tally:
-    """How many checks of one kind were asked, how many held, and the first few that did not."""
+    """The checks of one kind: how many were asked, how many held, and the first failures.
+
+    For each distinct row, ``asked`` adds the larger and ``held`` the smaller of its counts in the expected and the
+    actual table. So ``held == asked`` exactly if both tables are equal up to the order of their rows.
+    """
 
     held: int = 0
     asked: int = 0
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Take the other's checks in; of the failures the first `EXAMPLES` stay."""
+        """Add the other's checks; keep the first `EXAMPLES` failures."""
         self.held += other.held
         self.asked += other.asked
         self.failures += other.failures[: EXAMPLES - len(self.failures)]
 
 
 class Checks(dict[str, Tally]):
-    """The tallies of a run by what they check, in the order first asked."""
+    """The tallies of a run by name, in the order of their first use."""
 
     def add(self, what: str, tally: Tally) -> None:
-        """Add to the tally called ``what``; one without a single check is kept too, so that a reader sees the 0."""
+        """Add to the tally called ``what``; a tally without checks is kept too, so that its 0 is visible."""
         self.setdefault(what, Tally()).add(tally)
 
     @property
     def total(self) -> Tally:
-        """All of them as one, without the failures."""
+        """The sum of all tallies, without the failures."""
         return Tally(sum(tally.held for tally in self.values()), sum(tally.asked for tally in self.values()))
 
     @property
     def good(self) -> bool:
-        """Whether all of them held."""
+        """Whether all checks held."""
         return self.total.held == self.total.asked
 
     @property
@@ -79,10 +79,10 @@ class Checks(dict[str, Tally]):
 
 
 def compare(expected: pa.Table, actual: pa.Table) -> Tally:
-    """Compare two tables as multisets of rows, each distinct row as often as it is in either.
+    """Compare two tables as multisets of rows.
 
-    Columns are matched by name and cast to the expected types; the columns of ``actual`` that are not expected are
-    left out.  O(n) time and memory in the rows of both.
+    Columns are matched by name and cast to the expected types; other columns of ``actual`` are ignored. Unlike a loop
+    over the expected rows, this finds extra rows. O(n) time and memory in the rows of both.
     """
     columns = expected.column_names
     sides = [_marked(expected, 1, 0), _marked(actual.select(columns).cast(expected.schema), 0, 1)]
@@ -95,14 +95,14 @@ def compare(expected: pa.Table, actual: pa.Table) -> Tally:
 
 
 def equal(what: str, expected: object, found: object) -> Tally:
-    """One check: two values are equal."""
+    """Check that two values are equal, as one check."""
     if expected == found:
         return Tally(1, 1)
     return Tally(0, 1, [f"expected {what} {expected}, found {found}"])
 
 
 def _marked(table: pa.Table, expected: int, found: int) -> pa.Table:
-    """The rows with two more int64 columns, that say whose they are."""
+    """Add two int64 columns that mark the rows as expected or found."""
     ones = {"_expected": expected, "_found": found}
     for name, one in ones.items():
         table = table.append_column(name, pa.repeat(pa.scalar(one, pa.int64()), table.num_rows))

@@ -1,11 +1,11 @@
-"""Kafka without a broker: librdkafka's mock of a cluster, with a topic of orders to try `ddflow run` on.
+"""Start librdkafka's mock of a Kafka cluster, with a topic of orders for `ddflow run`.
 
     pip install 'ddflow[shell,kafka,duckdb]'
     python examples/kafka/broker.py
 
-It says where it listens, and what to run in other shells.  Then it sends the changes that you type, and goes on until
-Ctrl-C.  What it holds lies in its memory, and ends with it.  Any client of Kafka on this machine can talk to it; what
-it cannot do is in docs/connectors/kafka.md.
+It prints its address, and the commands to run in other shells. Then it sends the changes that you type, until Ctrl-C.
+All its data is in memory and ends with the process. Any Kafka client on this machine can connect to it;
+docs/connectors/kafka.md lists its limits.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ The next one begins with new topics, so give it a new state, too.
 
 
 def mock_cluster() -> tuple[Any, str]:
-    """A cluster in this process, as the producer that keeps it alive, and its ``bootstrap.servers``."""
+    """Start a cluster in this process; return the producer that keeps it alive, and its ``bootstrap.servers``."""
     producer = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "mock", "log_level": 0})
     brokers = producer.list_topics(timeout=10).brokers.values()
     return producer, ",".join(f"{each.host}:{each.port}" for each in brokers)
 
 
 class Orders:
-    """A table of orders, whose changes go to the topic as Debezium writes them."""
+    """A table of orders that sends its changes to the topic as Debezium writes them."""
 
     def __init__(self, producer: Any) -> None:
         self.producer, self.cities, self.sent = producer, dict[int, str](), 0
 
     def change(self, order: int, city: str | None) -> str:
-        """Set the city of an order, or delete it where that is None; what was sent."""
+        """Set the city of an order, or delete the order if the city is None; return the message."""
         before, after = ({"id": order, "city": each} if each else None for each in (self.cities.get(order), city))
         operation = "d" if after is None else "c" if before is None else "u"
         source = {"schema": "public", "table": "orders"}
@@ -67,7 +67,7 @@ class Orders:
         return value
 
     def fill(self) -> None:
-        """Forty orders, of which some move and some are deleted."""
+        """Send forty orders; some of them move, and some are deleted."""
         for order in range(1, 41):
             self.change(order, CITIES[order % len(CITIES)])
         for order in range(3, 41, 6):
@@ -76,7 +76,7 @@ class Orders:
             self.change(order, None)
 
     def typed(self, line: str) -> str:
-        """Do what a line asks for; the answer."""
+        """Carry out a typed line; return the answer."""
         order, _, city = line.strip().partition(" ")
         if not order.isdecimal():
             return 'type the number of an order and a city, as "7 Sion", or the number alone to delete it'
@@ -86,14 +86,14 @@ class Orders:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the mock and send the typed changes."""
     producer, servers = mock_cluster()
     orders = Orders(producer)
     orders.fill()
     print(SAID.format(servers=servers, topic=TOPIC, n=orders.sent, flow=HERE / "orders.py"), end="", flush=True)
     for line in sys.stdin:
         print(orders.typed(line), flush=True)
-    threading.Event().wait()  # nobody types
+    threading.Event().wait()  # stdin is closed, so wait for Ctrl-C
 
 
 if __name__ == "__main__":

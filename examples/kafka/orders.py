@@ -1,9 +1,9 @@
-r"""Orders of a topic, in Debezium's messages, and how many each city has.
+r"""Count the orders of each city, from a topic with Debezium messages.
 
     pip install 'ddflow[shell,kafka,duckdb]'
     ddflow run orders.py --state state --from orders=kafka://broker:9092/shop.public.orders --follow
 
-`broker.py` beside this file stands for the broker.
+`broker.py` in this folder can take the place of the broker.
 """
 
 import ddflow as dd

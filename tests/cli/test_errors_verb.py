@@ -24,13 +24,13 @@ def test_every_class_has_an_entry_and_one_place() -> None:
     for each in EVERY:
         found = parse_error_entry(each)
         assert found.means.endswith(".") and found.more.endswith(".") and found.fix.endswith("."), each
-        assert f"\n\nWhat to do: {found.fix[:20]}" in (ddflow.errors.inspect.getdoc(each) or ""), each
+        assert f"\n\nRemedy: {found.fix[:20]}" in (ddflow.errors.inspect.getdoc(each) or ""), each
         assert each.__module__ == "ddflow.errors" and getattr(ddflow.errors, each.__name__) is each
 
 
 def test_the_shell_prints_one_or_all() -> None:
     code, text = run("NullKey")
-    assert code == 0 and text.startswith("NullKey: An event has no key") and "What to do: give the key" in text
+    assert code == 0 and text.startswith("NullKey: An event has no key") and "Remedy: give the key" in text
     assert run("ddflow.errors.NullKey") == (0, text)
     code, text = run()
     assert code == 0 and [each for each in EVERY if f"  {each.__name__} " not in text] == []
