@@ -1,8 +1,13 @@
-"""The bench's command line: ``python bench BENCH [options]``, ``python bench all``, ``python bench compare A B``,
-``python bench bars`` and ``python bench report FILE``.
+"""Run benches from the command line.
 
-Invariant: a bench is a name here and a `runner.Bench` in the module of that name, which is imported only when asked
-for, because some need Spark. Limits: none of its own; see ``python bench BENCH --help``.
+    python bench BENCH [options]
+    python bench all
+    python bench compare A B
+    python bench bars [FILE...]
+    python bench report FILE
+
+`NAMES` lists the benches. Each is the `BENCH` object, a `runner.Bench`, of the module with the same name. A bench's
+module is imported only when the bench runs, because some need Spark. ``python bench BENCH --help`` lists its options.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ NAMES = [
 
 
 def show_bars(names: Sequence[str]) -> int:
-    """Print the bars of result files, or of all that are stored; 1 when one is not reached."""
+    """Print the bars of the named result files, or of all stored results; return 1 if one bar is missed."""
     out, every = Console(width=max(Console().width, 150)), list[report.Bar]()
     for path in [Path(name) for name in names] or sorted(report.RESULTS.glob("*.json")):
         found = report.read(path)
@@ -49,14 +54,14 @@ def show_bars(names: Sequence[str]) -> int:
 
 
 def render(names: Sequence[str]) -> int:
-    """Print result files in Markdown."""
+    """Print result files as Markdown."""
     for result in [result for name in names for result in report.read(Path(name))]:
         print(report.markdown(runner.load(result["bench"]), result))
     return 0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the arguments say; returns the exit code, 2 for a name that is none."""
+    """Run what the arguments name; return the exit code, 2 for an unknown name."""
     name, rest = (arguments[0] if arguments else "", arguments[1:])
     if name == "child":
         runner.child(*rest)

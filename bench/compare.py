@@ -1,9 +1,11 @@
-"""Two commits side by side: the lines of the suite that are ours, on each in turn, and the ratio of every pair.
+"""Compare two commits on ddflow's lines of the suite, pair by pair.
 
-Invariant: both are measured by this checkout's bench, on worktrees made for the purpose, and every answer is checked.
-Samples of a line are taken one after the other, the other commit first in every second round, so that what the machine
-does meanwhile falls on both. A ratio is that of the medians; least and greatest of the pairs stand beside it, and where
-they lie on both sides of 1 the line shows no difference. Limits: a commit that this bench cannot drive fails its lines.
+This checkout's bench measures both, on worktrees made for the purpose, and checks every answer. The two samples of a
+pair follow each other, and each second round starts with the other commit. So both get the same noise of the machine.
+The ratio is the ratio of medians, with the least and greatest ratio of the pairs beside it. If these lie on both sides
+of 1, the line shows no difference.
+
+Limits: if this bench cannot drive a commit, its lines fail.
 
 >>> ratios([1.0, 2.0, 3.0], [2.0, 2.0, 6.0])
 (1.0, 1.0, 2.0)
@@ -33,14 +35,14 @@ COLUMNS = (
 
 
 def ratios(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
-    """The ratio of the medians, and the least and the greatest of the pairs, second to first."""
+    """Return the ratio of the medians, and the least and greatest ratio of the pairs, second to first."""
     pairs = [b / a for a, b in zip(first, second, strict=True)]
     return median(second) / median(first), min(pairs), max(pairs)
 
 
 @contextmanager
 def checkout(commit: str) -> Iterator[Path]:
-    """A worktree of a commit, which goes afterwards; CalledProcessError for one that is not known."""
+    """Check a commit out into a worktree and remove it afterwards; raise CalledProcessError for an unknown commit."""
 
     def git(*words: str) -> None:
         subprocess.run(["git", *words], cwd=machine.ROOT, check=True, capture_output=True, text=True)
@@ -55,12 +57,12 @@ def checkout(commit: str) -> Iterator[Path]:
 
 
 def figures(sample: dict[str, Any], names: Sequence[str]) -> dict[str, float]:
-    """The figures of a sample by which commits are compared; of a list its median."""
+    """Return the figures of a sample that commits are compared by; a list counts as its median."""
     return {name: median(value) if isinstance(value := sample[name], list) else float(value) for name in names}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare two commits; 1 when an answer was wrong or a line did not run."""
+    """Compare two commits; return 1 if an answer was wrong or a line did not run."""
     line = argparse.ArgumentParser(prog="python bench compare", description=(__doc__ or "").split("\n", 1)[0])
     line.add_argument("first", help="a commit, a branch or a tag")
     line.add_argument("second", nargs="?", default="HEAD", help="another; without it HEAD")

@@ -1,9 +1,10 @@
-"""Sources and sinks beside the bare libraries that they are built on: messages, a topic, a slot, tables.
+"""Measure sources and sinks beside the bare libraries they use: messages, a topic, a slot, tables.
 
-Invariant: a line has one peer or two, which get the same bytes in the same run, and what each leaves is compared with
-rows that were made without it. Lines of messages are judged by processor time, which one thread spends and which other
-work on the machine disturbs least; those that wait for a cluster, a server or a disk by the clock on the wall. Limits:
-Kafka is its library's mock, on the same two cores as the process that reads it, and slower than a broker.
+A line has one or two peers, which get the same bytes in the same run. All results are compared with rows made
+independently. Lines of messages are judged by CPU time, which other load disturbs least. Lines that wait for a cluster,
+server or disk are judged by wall time.
+
+Limits: Kafka is the mock of its library, on the same two cores as its reader, and slower than a broker.
 
 >>> {job.what["line"] for job in BENCH.jobs()} == set(LINES)
 True
@@ -26,9 +27,9 @@ MOST_MS = 50.0
 
 
 class Line(NamedTuple):
-    """What is measured: of how many ``rows``, with which ``peers``, and which part of each peer's rate is wanted.
+    """A measurement of ``rows`` rows, with ``peers`` and the required share of each peer's rate.
 
-    ``by``: the figure that decides.  ``rounds``: how often.
+    ``by``: the figure that decides.  ``rounds``: the number of rounds.
     """
 
     about: str
@@ -54,11 +55,11 @@ LINES = {
     "visible": Line("1,000 changes, from their commit until Postgres shows them", 100_000, {}),
 }
 ENOUGH = {"postgres upsert": 50_000}
-"""Rows a second that are enough whatever a peer does."""
+"""Rows a second that pass the bar, regardless of the peer."""
 
 
 class Connectors(Bench):
-    """The jobs: a line with a contender each."""
+    """The bench of each line with each contender."""
 
     name = "connectors"
     about = "Sources and sinks beside the bare libraries."
@@ -78,7 +79,7 @@ class Connectors(Bench):
         ]
 
     def measure(self, line: str, contender: str, rows: int) -> dict[str, Any]:
-        """One sample; AssertionError where a source gave, or a target has, other rows than it should."""
+        """Take one sample; raise AssertionError if a source or target has wrong rows."""
         if line == "visible":
             return connectors_sinks.visible(rows)
         if line in ("debezium", "kafka", "slot"):
@@ -88,12 +89,15 @@ class Connectors(Bench):
         return connectors_sinks.delivered(target, mode, contender, rows)
 
     def question(self, job: Job) -> dict[str, Any] | None:
-        """Where rows are left, which; a bare consumer keeps none, and `connectors_feeds.kafka` counts for it."""
+        """Return the job if its rows are compared, else None.
+
+        A bare consumer keeps no rows; `connectors_feeds.kafka` counts them.
+        """
         line, contender = job.what["line"], job.what["contender"]
         return None if contender == "consume" or line == "visible" else dict(job.what)
 
     def expected(self, line: str, contender: str, rows: int) -> str:
-        """The sum over the rows."""
+        """Return the sum over the rows."""
         if line in ("debezium", "kafka", "slot"):
             return upserted(orders(rows)) if line == "debezium" else digest(last(orders(rows)))
         return connectors_sinks.expected(line.split()[1], rows)
@@ -104,7 +108,7 @@ class Connectors(Bench):
         return {**row, "step_ms": median(each["step_ms"] for each in samples)}
 
     def compared(self, rows: list[Row]) -> list[Row]:
-        """With ddflow's rate over its first peer's."""
+        """Add ddflow's rate over its first peer's."""
         found = {(row["line"], row["contender"]): row for row in rows}
         for row in rows:
             line = LINES[row["line"]]
@@ -114,11 +118,11 @@ class Connectors(Bench):
         return rows
 
     def notes(self, result: Row) -> list[str]:
-        """What the lines are."""
+        """Describe the lines."""
         return ["; ".join(f"*{name}*: {line.about}" for name, line in LINES.items()) + "."]
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """The part of each peer's rate; rows a second; milliseconds."""
+        """Yield the bars: the share of each peer's rate, rows a second, or milliseconds."""
         rows = {(row["line"], row["contender"]): row for row in result["results"]}
         for name, line in LINES.items():
             ours = rows.get((name, "ddflow"))
@@ -137,7 +141,7 @@ class Connectors(Bench):
 
 
 def _rate(row: Row, line: Line) -> float:
-    """Million rows a second."""
+    """Return million rows a second."""
     return float(row["rows"] / median(row[line.by]) / 1e6)
 
 

@@ -1,9 +1,9 @@
-"""Ways in: messages to upserts, a topic to differences, a slot to differences; and the bare libraries beside them.
+"""Measure sources beside bare libraries: messages to upserts, and a topic or a slot to differences.
 
-Invariant: whoever takes part has the same bytes: the same messages in memory, a topic of a mock cluster filled alike, a
-slot behind which the same transactions lie. Clusters and servers are processes of their own. A peer does what one
-cannot do without: it parses into columns, counts what it consumed, writes what it received to a file. What was found is
-counted and compared behind the clock. Producers compress, because the mock keeps 5 MB a partition.
+All contenders get the same bytes: messages in memory, a mock cluster's topic, or a slot with the same transactions.
+Clusters and servers run in their own processes. A peer does the minimum: it parses into columns, counts consumed
+messages, or writes received changes to a file. Results are counted and compared after the timing. Producers compress,
+because the mock keeps 5 MB a partition.
 
 >>> debezium("json.loads", 500)["answer"] == debezium("from_json", 500)["answer"] == debezium("ddflow", 500)["answer"]
 True
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from connectors_work import BATCH, GONE, SCHEMA, digest, in_csv, messages, orders, upserted
 from operators import Clock
 
-sys.path += [str(machine.ROOT / "tests"), str(machine.ROOT / "examples" / "cdc")]  # where the servers are
+sys.path += [str(machine.ROOT / "tests"), str(machine.ROOT / "examples" / "cdc")]  # folders of the servers
 
 TOPIC, SLOT = "orders", "bench"
 A_TRANSACTION = 1_000
@@ -37,7 +37,7 @@ Sample = dict[str, Any]
 
 
 def flow(format: Any = None) -> Any:
-    """Orders, as they come."""
+    """Return the flow of orders."""
     import ddflow as dd
 
     made = dd.Flow()
@@ -52,7 +52,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def debezium(contender: str, rows: int) -> Sample:
-    """Messages into upserts, a batch after the other, on one thread."""
+    """Convert messages to upserts, batch by batch, on one thread."""
     events = orders(rows)
     said = messages(events)
     batches, clock = [said.slice(at, BATCH) for at in range(0, rows, BATCH)], Clock()
@@ -93,7 +93,7 @@ def _loads(batch: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def _columns(found: Any, batch: pa.Table) -> pa.Table:
-    """What a contender found as events."""
+    """Convert a contender's result to events."""
     if isinstance(found, list):
         kinds = {"placed": pa.int64(), "amount": pa.string()}
         row = pa.struct([(field.name, kinds.get(field.name, field.type)) for field in SCHEMA])
@@ -113,7 +113,7 @@ def _columns(found: Any, batch: pa.Table) -> pa.Table:
 
 
 def kafka(contender: str, rows: int) -> Sample:
-    """A topic, from its beginning to its end."""
+    """Read a topic from beginning to end."""
     from kafka_cluster import Cluster
 
     said = messages(orders(rows))
@@ -151,7 +151,7 @@ def _produce(servers: str, said: pa.Table) -> None:
 
 
 def _consume(servers: str, rows: int) -> tuple[int, int]:
-    """A bare loop: how many messages there are, and how long."""
+    """Consume a topic in a bare loop; return the number of messages and their bytes."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
     settings = {"bootstrap.servers": servers, "group.id": "bare", "log_level": 0, "enable.auto.commit": False}
@@ -167,7 +167,10 @@ def _consume(servers: str, rows: int) -> tuple[int, int]:
 
 
 def _ran(clock: Clock, source: Any, format: str, rows: int, state: str | None = None) -> str:
-    """A source read to its end by a durable engine; what it holds then.  A slot gives at once what an epoch takes."""
+    """Read a source to its end with a durable engine; return the digest of its rows.
+
+    A slot has a short interval, because it returns an epoch's rows at once.
+    """
     import ddflow as dd
 
     interval = "1s" if format == "debezium" else "10ms"
@@ -187,7 +190,7 @@ def _ran(clock: Clock, source: Any, format: str, rows: int, state: str | None = 
 
 @contextmanager
 def postgres(fsync: bool = False) -> Iterator[Any]:
-    """A server with a table of orders, and a connection to it."""
+    """Start a server with a table of orders, and connect to it."""
     import psycopg
     from local_postgres import LocalPostgres
 
@@ -201,13 +204,13 @@ def postgres(fsync: bool = False) -> Iterator[Any]:
 
 
 def slot(contender: str, rows: int) -> Sample:
-    """What a slot has, to the end of the log."""
+    """Read a slot to the end of the log."""
     import ddflow as dd
 
     with _folder() as folder, postgres() as (server, connection):
         source = dd.sources.postgres(server.url, {"public.orders": "orders"}, slot=SLOT, follow=False)
         with flow(dd.formats.wal2json()).open(f"{folder}/state") as engine:
-            engine.run({"orders": source})  # the first copy, of nothing
+            engine.run({"orders": source})  # the first copy, which is empty
         changed, clock = _change(connection, orders(rows)), Clock()
         if contender == "ddflow":
             return clock.sample(changed, _ran(clock, source, "wal2json", changed, f"{folder}/state"))
@@ -218,13 +221,13 @@ def slot(contender: str, rows: int) -> Sample:
 
 
 def stored(connection: Any, table: str) -> pa.Table:
-    """The rows of a table of Postgres."""
+    """Return the rows of a Postgres table."""
     found = connection.execute(f"select {', '.join(SCHEMA.names)} from {table}").fetchall()
     return pa.Table.from_pylist([dict(zip(SCHEMA.names, each, strict=True)) for each in found], SCHEMA)
 
 
 def _change(connection: Any, events: pa.Table) -> int:
-    """Make events happen, of each key its last one in a transaction; how many rows that changed."""
+    """Apply events to Postgres, the last event of each key per transaction; return the number of changed rows."""
     columns, changed = ", ".join(SCHEMA.names), 0
     new = ", ".join(f"{name} = excluded.{name}" for name in SCHEMA.names[1:])
     upsert = f"insert into orders select {columns} from came where not gone on conflict (id) do update set {new}"
@@ -243,7 +246,7 @@ def _change(connection: Any, events: pa.Table) -> int:
 
 
 def _received(clock: Clock, server: Any, connection: Any, path: str) -> int:
-    """What pg_recvlogical writes to a file; how many changes are in it."""
+    """Write a slot to a file with pg_recvlogical; return the number of changes."""
     end = connection.execute("select pg_current_wal_lsn()").fetchone()[0]
     connection.execute("select pg_logical_emit_message(true, 'bench', 'end')")
     wanted = {"format-version": "2", "include-lsn": "true", "add-tables": "public.orders"}

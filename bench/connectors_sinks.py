@@ -1,10 +1,9 @@
-"""Ways out: epochs of updates into tables, and what the targets' own libraries take for the same rows.
+"""Measure sinks: epochs of updates into tables, beside the targets' own libraries on the same rows.
 
-Invariant: an engine with a durable state makes the epochs and keeps them; that is not timed. ddflow is timed from there
-to the target's commit: updates read back from the state, their net, the target's transaction with the record. A peer is
-given the rows of each epoch as a table in memory, and merges or appends them by one call of its library. Of an epoch
-half the events change a row that is there, four in ten bring one, one in ten deletes. What lies in the target in the
-end is read back and compared. Postgres syncs its log to the disk, as it should.
+An engine with a durable state makes the epochs before the timing. ddflow is timed until the target's commit: read the
+updates back, net them, and run the target's transaction with the record. A peer gets an epoch's rows as a table in
+memory, and merges or appends them with one library call. Half the events of an epoch change a row, four in ten insert
+one, one in ten deletes. Final tables are read back and compared. Postgres syncs its log to disk.
 
 >>> sample = delivered("duckdb", "upsert", "ddflow", 400)
 >>> sample["checksum"] == expected("upsert", 400), sample["rows"]
@@ -31,15 +30,15 @@ from operators import Clock
 from ddflow.connectors.api import OpenSource, Polled, Source
 
 EPOCHS, HELD = 3, 5
-"""Epochs that count, behind one that warms up; and epochs' worth of rows that are there before."""
+"""Counted epochs after one warm-up, and the rows loaded before, in epochs."""
 SMALL, SEEN, WARM = 1_000, 30, 3
-"""Changes of a small epoch, how many such are watched, and behind how many."""
+"""Changes of a small epoch, the number of watched small epochs, and the number of unwatched ones before."""
 NEWEST = "select customer from orders where id = %s"
 Sample = dict[str, Any]
 
 
 def epochs(rows: int, count: int = EPOCHS + 1) -> Iterator[pa.Table]:
-    """All rows that are there before; then the events of each epoch, each key once."""
+    """Yield the rows loaded before, then the events of each epoch, each key once."""
     rng, held = np.random.default_rng(rows), HELD * rows
     yield _of(np.arange(held), np.zeros(held, np.bool_), 0)
     for number in range(1, count + 1):
@@ -58,7 +57,7 @@ def _of(ids: Any, gone: Any, number: int) -> pa.Table:
 
 
 def expected(mode: str, rows: int) -> str:
-    """The rows of a target in the end: those that are left; in a changelog each once when it came and when it went."""
+    """Return the digest of a target's final rows; a changelog has a row once for its insert and once for its delete."""
     every = pa.concat_tables(list(epochs(rows)))
     left, came = last(every), every.filter(pc.invert(every[GONE])).drop_columns(GONE)
     if mode == "upsert":
@@ -67,7 +66,7 @@ def expected(mode: str, rows: int) -> str:
 
 
 def gone_of(every: pa.Table) -> pa.Table:
-    """The rows behind which another event of their key comes."""
+    """Return the rows that a later event of their key replaces or deletes."""
     ids = every["id"].to_numpy()[::-1]
     ends = len(ids) - 1 - np.unique(ids, return_index=True)[1]
     earlier: Any = np.ones(len(ids), np.bool_)
@@ -76,7 +75,7 @@ def gone_of(every: pa.Table) -> pa.Table:
 
 
 def delivered(target: str, mode: str, contender: str, rows: int) -> Sample:
-    """Epochs into a table."""
+    """Deliver epochs to a table."""
     clock = Clock()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddflow-bench-"))
@@ -99,7 +98,7 @@ Take = Callable[[pa.Table, int], Callable[[], Any]]
 
 
 def _by_run(stack: ExitStack, engine: Any, sink: Any) -> Take:
-    """What a run does behind a commit."""
+    """Return the calls that a run makes after a commit."""
     from ddflow.engine.run.delivery import Delivery
     from ddflow.engine.run.kept_epochs import EngineEpochs
 
@@ -113,7 +112,7 @@ def _by_run(stack: ExitStack, engine: Any, sink: Any) -> Take:
 
 
 def _by_peer(place: Any, mode: str) -> Take:
-    """The net of an epoch as a table, which is not timed, and the library's own call."""
+    """Return the peer's library calls; making an epoch's net table is not timed."""
     from ddflow.columns.hashing import Secret
     from ddflow.connectors.modes import merge_upserts_and_deletes, to_table_changes
 
@@ -162,7 +161,7 @@ class DeltaLake:
 
 
 class DuckDB:
-    """A table of DuckDB, whose file is opened for each epoch."""
+    """A DuckDB table, whose file is opened for each epoch."""
 
     def __init__(self, stack: ExitStack, folder: str) -> None:
         self.path = f"{folder}/orders.db"
@@ -200,7 +199,7 @@ class DuckDB:
 
 
 class Iceberg:
-    """A table of Iceberg, in a catalog of SQLite."""
+    """An Iceberg table in a SQLite catalog."""
 
     def __init__(self, stack: ExitStack, folder: str) -> None:
         self.options = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/lake"}
@@ -237,8 +236,10 @@ class Iceberg:
 
 
 class Postgres:
-    """A table of Postgres; the peer copies into a staging table, and merges nothing.  ``added``: whether rows are only
-    added; ``epoch``: how often some came."""
+    """A Postgres table; the peer copies into a staging table and does not merge.
+
+    ``added``: whether rows are only added.  ``epoch``: the number of copies so far.
+    """
 
     def __init__(self, stack: ExitStack, folder: str) -> None:
         self.server, self.connection = stack.enter_context(postgres(fsync=True))
@@ -275,7 +276,7 @@ TARGETS: dict[str, Any] = {"delta": DeltaLake, "duckdb": DuckDB, "iceberg": Iceb
 
 
 class Watched(Source):
-    """Few rows at a time, and how long each of them took to be seen."""
+    """A source of few rows at a time; it records how long each epoch took to become visible."""
 
     kind = "watched"
     target = "watched"
@@ -288,7 +289,7 @@ class Watched(Source):
 
 
 class Watching(OpenSource):
-    """All rows first; then an epoch, when the one before it is seen."""
+    """A source that returns all rows first, and each later epoch when the one before is visible."""
 
     def __init__(self, of: Watched) -> None:
         self.of, self.given, self.marked, self.committed = of, 0, 0, 0.0
@@ -324,7 +325,7 @@ class Watching(OpenSource):
 
 
 def visible(rows: int) -> Sample:
-    """Milliseconds from the commit of an epoch of few changes until another connection to Postgres sees it."""
+    """Measure milliseconds from the commit of a small epoch until another Postgres connection sees it."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddflow-bench-"))
         place = Postgres(stack, folder)

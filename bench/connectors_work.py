@@ -1,9 +1,9 @@
-"""Rows, messages and servers of the bench of connectors, made from a seed.
+"""Make rows and messages of the connectors bench from a seed.
 
-Invariant: every contender of a line has the same bytes, and is compared with rows that were made without it. Orders of
-a shop: a key, and seven columns of the types that feeds have. One event in twenty deletes; an update has no ``before``,
-as of Postgres without a full replica identity. A message is Debezium's for Postgres, of some 600 bytes, without a
-schema around it. Limits: nothing here measures.
+Every contender of a line gets the same bytes, and is compared with rows made independently. Rows are shop orders: a key
+and seven columns of the types that feeds have. One event in twenty deletes. An update has no ``before``, as in Postgres
+without a full replica identity. A message is Debezium's for Postgres, about 600 bytes, without a schema. Nothing here
+measures.
 
 >>> events = orders(1_000)
 >>> said = messages(events)["value"]
@@ -37,12 +37,12 @@ GONE = "gone"
 CITIES = ("Aarau", "Basel", "Bern", "Chur", "Genève", "Lugano", "St. Gallen", "Zürich")
 STATUS = ("new", "packed", "sent", "returned")
 BATCH = 100_000
-"""Messages of a batch."""
+"""Messages in a batch."""
 BEGAN = 1_700_000_000_000_000
 
 
 def orders(n: int, keys: int | None = None, seed: int = 7) -> pa.Table:
-    """Events: the columns of an order, and ``gone``, true where it is deleted.  ``keys``: n // 2 by default."""
+    """Make events: the columns of an order, and ``gone``, true for a delete.  ``keys``: n // 2 by default."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, keys or max(n // 2, 1), n)
     columns = {
@@ -65,12 +65,12 @@ def _money(cents: Any) -> pa.Array:
 
 
 def _joined(*parts: Any) -> Any:
-    """Texts and columns of texts, one behind the other, by row."""
+    """Concatenate texts and text columns row by row."""
     return pc.binary_join_element_wise(*parts, "")
 
 
 def last(events: pa.Table) -> pa.Table:
-    """The rows that are left: of each key its last event, unless that deletes."""
+    """Return the final rows: the last event of each key, unless it deletes."""
     ids = events["id"].to_numpy()[::-1]
     rows = len(ids) - 1 - np.unique(ids, return_index=True)[1]
     left = events.take(pa.array(np.sort(rows)))
@@ -78,7 +78,7 @@ def last(events: pa.Table) -> pa.Table:
 
 
 def messages(events: pa.Table) -> pa.Table:
-    """The events as messages of Debezium, with their keys."""
+    """Convert the events to Debezium messages with their keys."""
     n = events.num_rows
     gone, first = (np.asarray(each) for each in (events[GONE], pa.array(np.zeros(n, np.bool_))))
     first = np.zeros(n, np.bool_)
@@ -108,13 +108,13 @@ def messages(events: pa.Table) -> pa.Table:
 
 
 def upserted(events: pa.Table) -> str:
-    """What events add up to: the rows of those that do not delete, and the keys of those that do."""
+    """Digest events: the rows of upserts and the keys of deletes."""
     gone = pc.sum(events.filter(events[GONE])["id"]).as_py() or 0
     return f"{digest(events.filter(pc.invert(events[GONE])))} {gone}"
 
 
 def digest(rows: pa.Table) -> str:
-    """How many rows there are, and a sum over them, in any order."""
+    """Return the number of rows and a sum over them, in any order."""
     import duckdb
 
     told = rows.select(SCHEMA.names).cast(SCHEMA)
@@ -126,7 +126,7 @@ def digest(rows: pa.Table) -> str:
 
 
 def in_csv(rows: pa.Table) -> bytes:
-    """Rows as COPY takes them."""
+    """Format rows as COPY takes them."""
     out = io.BytesIO()
     csv.write_csv(rows, out, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
     return out.getvalue()

@@ -1,8 +1,8 @@
-"""Who takes part: each contender by name, with its threads, what it can take and whether its output is in order.
+"""List the contenders of `upsert`: name, threads, supported lines and row kinds, and output order.
 
-Invariant: a name stands for one way of doing the work with one number of threads, so a figure is never an average over
-settings. The ratio everybody quotes is to ``numpy``, the plain whole-array way; the contenders beside it show how much
-of that is numpy and how much the way it was written, and ``limit`` how much is left.
+A name means one way of working with one number of threads, so a figure never averages over settings. Ratios are taken
+to ``numpy``, the plain whole-array way. The other numpy contenders show how much depends on how the code is written.
+``limit`` shows what is left to gain.
 
 >>> [name for name, contender in CONTENDERS.items() if contender.base]
 ['numpy']
@@ -25,11 +25,11 @@ from ours import ddflow_steps
 from peers import dict_loop, numpy_arrival, numpy_lexsort
 from peers_sql import duckdb_steps, duckdb_whole, duckdb_wide_steps, polars_whole
 
-PAIRS = ("ints", "texts")  # the kinds of rows that are a key and a value
+PAIRS = ("ints", "texts")  # kinds of rows with one key and one value
 
 
 class Contender(NamedTuple):
-    """One way to do the work; ``run`` takes events, and the line if it has several, and returns tables of updates."""
+    """A way to do the work; ``run`` takes events, and the line if it has several, and returns tables of updates."""
 
     name: str
     run: Callable[..., list[pa.Table]]
@@ -37,15 +37,15 @@ class Contender(NamedTuple):
     threads: int = 1
     lines: tuple[str, ...] = ("upsert",)
     kinds: tuple[str, ...] = PAIRS
-    ordered: bool = True  # does its output come ordered by _time
-    base: bool = False  # the one that ratios are taken to
+    ordered: bool = True  # whether its output is ordered by _time
+    base: bool = False  # whether ratios are taken to it
 
     def takes(self, workload: str, line: str) -> bool:
-        """Whether it can run ``line`` on a workload."""
+        """Return whether the contender can run ``line`` on a workload."""
         return line in self.lines and line in workloads.lines(workload) and workloads.kind(workload) in self.kinds
 
     def __call__(self, events: pa.Table, line: str) -> list[pa.Table]:
-        """The updates of ``line`` over ``events``."""
+        """Return the updates of ``line`` over ``events``."""
         return self.run(events, line) if len(self.lines) > 1 else self.run(events)
 
 

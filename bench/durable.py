@@ -1,11 +1,11 @@
-"""Durability: what a commit costs as the state grows from 10^5 keys to 10^7, and what it takes to open it again.
+"""Measure commits and reopening as the state grows from 10^5 to 10^7 keys.
 
-Invariant: at every size all keys are loaded and committed first; then epochs of 10 k events on random keys are stepped
-and committed one by one, and steps and commits are timed apart. The state that is opened again must hold the same rows.
-A commit writes the step's versions and what merges wrote since the last one, so there must be epochs enough for merges
-to come round; the mean counts, the median stands beside it. A commit waits for the disk, whose syncs take as long as
-they like on a shared machine; so processor time stands beside wall time, and the bare cost of syncing as many files of
-as many bytes, with nothing in them, too. Limits: a local disk, one engine.
+Each size loads and commits all keys, then steps and commits epochs of 10 k events on random keys, timed apart. A commit
+writes the versions of its step and of merges since the last commit. So the epochs must cover full merge cycles, and the
+table has mean and median. Syncs vary on a shared machine, so it also has CPU time, and the time to sync as many bare
+files of as many bytes. The reopened state must hold the same rows.
+
+Limits: a local disk, one engine.
 
 >>> row = BENCH.measure(5_000, 3)
 >>> row["commit_ms"] > 0, row["reopen_seconds"] > 0
@@ -30,11 +30,11 @@ from runner import Bench, Job
 
 SIZES = (10**5, 10**6, 10**7)
 STEP = 10_000
-GROWS = 2.0  # times that a commit may take at most on the largest state over that on the smallest
+GROWS = 2.0  # limit of a commit's CPU time, largest state over smallest
 
 
 class Commits(Bench):
-    """The jobs: a number of keys each."""
+    """The bench with one job for each number of keys."""
 
     name = "durable"
     about = f"Durability: commits of {STEP:,} events, and opening again."
@@ -51,7 +51,7 @@ class Commits(Bench):
         return [Job({"keys": keys, "epochs": 200}) for keys in SIZES]
 
     def measure(self, keys: int, epochs: int) -> dict[str, Any]:
-        """Load, commit ``epochs`` epochs, open again; AssertionError when the state then holds other rows."""
+        """Load, commit ``epochs`` epochs and reopen; raise AssertionError if the reopened state has other rows."""
         import ddflow as dd
 
         ours.warm()
@@ -102,7 +102,7 @@ class Commits(Bench):
         }
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """A commit's processor time, largest state to smallest."""
+        """Yield the bar: a commit's CPU time, largest state over smallest."""
         rows = sorted(result["results"], key=lambda row: row["keys"])
         if len(rows) > 1:
             took = [row["commit_cpu_ms"] for row in rows]
@@ -124,7 +124,7 @@ def _bytes(state: str) -> int:
 
 
 def _bare(folder: str, size: int) -> float:
-    """Seconds to write as many bytes as a commit does in as many files, and to sync them and their folders."""
+    """Return seconds to write a commit's bytes in as many files, and to sync the files and their folder."""
     took = []
     for i in range(30):
         data, begun = os.urandom(max(size // 3, 1)), time.perf_counter()

@@ -1,9 +1,10 @@
-"""Footprint: what a key takes in memory after a workload, by two accounts.
+"""Measure the memory per key after a workload, by the engine's and by the system's account.
 
-Invariant: the engine's own account (``stats()``: index and batches) and the system's (private pages, RssAnon, after
-less before) are taken of one engine at one moment and divided by the keys it then holds. The first leaves out scratch,
-allocators' leftovers and whatever was forgotten. The second has them all, and the smaller the state the more of it
-belongs to no key. Limits: updates are dropped as they come.
+Both are taken from one engine at the same moment and divided by its keys. The engine's ``stats()`` counts index and
+batches, without scratch and allocator leftovers. The system's account is the growth of private pages (RssAnon) and
+includes all of these. The smaller the state, the larger their share.
+
+Limits: updates are dropped when they arrive.
 
 >>> found = BENCH.measure("tiny")
 >>> found["keys"], found["bytes_per_key"] > 16
@@ -26,7 +27,7 @@ DEFAULT = ("w1", "w3", "wide")
 
 
 class Footprint(Bench):
-    """The jobs: a workload each."""
+    """The bench with one job for each workload."""
 
     name = "footprint"
     about = "Footprint: memory held after a workload, steps of 100 k."
@@ -41,7 +42,7 @@ class Footprint(Bench):
         return [Job({"workload": name}, named=() if name in DEFAULT else ("workload",)) for name in workloads.SHAPES]
 
     def measure(self, workload: str) -> dict[str, Any]:
-        """Take a workload in steps and say what is held before the engine is closed."""
+        """Run a workload in steps and measure its memory before the engine closes."""
         ours.warm()
         events = workloads.load(workload)
         memory.settled()
@@ -63,7 +64,7 @@ class Footprint(Bench):
         }
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Bytes a key after W1, by the engine's account."""
+        """Yield the bar: bytes a key after W1, by the engine's account."""
         for row in result["results"]:
             if row["workload"] == "w1":
                 held = row["bytes_per_key"]

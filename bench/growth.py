@@ -1,11 +1,11 @@
-"""Growth: what an event costs as the state grows from ten thousand keys to ten million.
+"""Measure the cost of an event as the state grows from 10^4 to 10^7 keys.
 
-Invariant: at every size all keys are loaded first, then events of existing keys come in steps of 10 k until merging has
-come round more than once, and only those are counted; verdicts and the number of updates are checked against the
-events. Merges come seldom and are dear, so the cost is the mean over all steps. It may grow by the logarithm of the
-state and no faster: that is the merges' share, and what the processor's caches no longer hold comes on top. Write
-amplification is that of the counted steps too: versions written and copied for each one written. Limits: one run a
-size, in memory, and once more through a budget of a tenth of the state.
+Each size loads all keys first. Then events of existing keys arrive in steps of 10 k, until merging has completed more
+than one cycle; only these steps count. The cost is the mean, because merges are rare and expensive. It may grow with
+the logarithm of the state, the merges' share, plus cache misses. Write amplification is (rows written + rows copied) /
+rows written. Verdicts and the number of updates are checked.
+
+Limits: one run a size in memory, and one with a budget of a tenth of the state.
 
 >>> row = BENCH.measure(2_000, None, 10_000)
 >>> row["ns_per_event"] > 0, row["write_amplification"] >= 1
@@ -30,13 +30,13 @@ from report import Bar, Row, within
 from runner import Bench, Job
 
 SIZES = (10**4, 10**5, 10**6, 10**7)
-SPILLED = {10**6: "16MB", 10**7: "128MB"}  # keys -> budget, about a tenth of what they take
+SPILLED = {10**6: "16MB", 10**7: "128MB"}  # keys -> budget, about a tenth of their memory
 STEP, PER_TIME = 10_000, 1_000
-LEAST = 1_000_000  # events that are counted, or as many as there are keys
+LEAST = 1_000_000  # least number of counted events; else as many as keys
 
 
 class Growth(Bench):
-    """The jobs: a number of keys each, with a budget or without."""
+    """The bench with one job for each number of keys, with or without a budget."""
 
     name = "growth"
     about = f"Growth: updates of existing keys in steps of {STEP:,}."
@@ -53,11 +53,14 @@ class Growth(Bench):
         return [Job({"keys": keys, "budget": budget}) for keys, budget in budgets]
 
     def measure(self, keys: int, budget: str | None, least: int = LEAST) -> dict[str, Any]:
-        """Load the keys, take as many events or ``least`` (at most 100 a key); AssertionError for missing updates."""
+        """Load the keys, then time as many events, or ``least`` (at most 100 a key).
+
+        Raises AssertionError if updates are missing.
+        """
         events = -(-max(keys, min(least, 100 * keys)) // STEP) * STEP
         ours.warm()
         rng = np.random.default_rng(keys)
-        values = np.full(keys, -1, np.int16)  # what each key holds, to know how many updates there must be
+        values = np.full(keys, -1, np.int16)  # the value of each key, to count the expected updates
         expected = updates = at = 0
         nanoseconds, loaded = list[int](), None
         flow = ours.plan(_table(np.zeros(1, np.int64), np.zeros(1), np.zeros(1, np.int64)).schema, "upsert")
@@ -95,7 +98,7 @@ class Growth(Bench):
         }
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """No faster than the logarithm of the keys, in memory."""
+        """Yield the bar: growth in memory at most with the logarithm of the keys."""
         rows = [row for row in result["results"] if not row["spilled"]]
         if len(rows) > 1:
             least, most = (pick(rows, key=lambda row: row["keys"]) for pick in (min, max))
@@ -106,7 +109,7 @@ class Growth(Bench):
             yield within(line, said, f"{allowed:.2f} times", grown <= allowed, "the logarithm")
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
-        """Cost, write amplification and batches over the number of keys."""
+        """Draw cost, write amplification and batches over the number of keys."""
         shown = {"ns_per_event": "ns an event", "write_amplification": "write amplification", "batches": "batches"}
         return [
             lambda axis, name=name, label=label: self._draw(axis, result["results"], name, label)
@@ -127,13 +130,13 @@ class Growth(Bench):
 
 
 def _rows_written(engine: Any) -> tuple[int, int]:
-    """Versions that steps have written so far, and that merges have copied."""
+    """Return the numbers of versions written by steps and copied by merges."""
     each = engine.stats()["arrangements"].values()
     return sum(held["written"] for held in each), sum(held["copied"] for held in each)
 
 
 def _steps(rng: Any, keys: int, events: int) -> Iterator[tuple[Any, bool]]:
-    """The keys of each step, and whether it counts."""
+    """Yield the keys of each step, and whether the step counts."""
     everyone = rng.permutation(keys)
     for start in range(0, keys, ours.STEP):
         yield everyone[start : start + ours.STEP], False

@@ -1,14 +1,10 @@
-"""State on disk: ten times the budget, ddflow beside RocksDB and DuckDB, every update checked.
+"""Measure state on disk of ten times the budget: ddflow beside RocksDB and DuckDB, every update checked.
 
-Invariant: all contenders take the same upserts in the same steps inside the same budget, in one run, and at every mark
-their updates must have the count and checksum of the reference. A peer may need an hour for what ddflow does in a
-minute: so everybody takes a prefix (``--events``), ddflow takes all of it too, and rates are compared over a *late
-window*, the last fifth of the prefix, where the state has been loaded. A peer that runs out of the budget or its time
-is reported as such; ddflow may not. Only what a contender does is timed: making a piece and checking updates stand
-outside, even where pieces are made while the contender reads them. Memory is sampled all the while, as private bytes
-over those of the same contender opened and idle, with mapped and shared bytes beside it. What the bench takes must not
-show: a piece is some megabytes and gone before the next, and updates are looked at 64 k rows at a time. Limits: two
-cores for everybody.
+All contenders take the same upserts, steps and budget. At each mark, count and checksum of the updates must equal the
+reference's. Slow peers take only a prefix (``--events``), so rates are compared over its *late window*, the last fifth.
+A peer may run out of budget or time; ddflow may not. Making pieces and checking updates is not timed. Memory counts
+private bytes over the same contender idle, with mapped and shared bytes beside it. Limits: two cores for each
+contender.
 
 >>> sample = BENCH.measure("tinyl", "duckdb", 20_000, 60_000, "128MB")
 >>> sample["marks"][-1] == list(reference(LARGE["tinyl"], 60_000, 10_000)[0][-1]), sample["late_events"]
@@ -34,15 +30,15 @@ from pieces import KNOWN, LARGE, Large, Marks, pieces, reference, schema
 from report import Bar, Row, at_least, within
 from runner import Bench, Job
 
-PREFIX = {"w1l": 20_000_000, "w3l": 10_000_000}  # upserts that everybody takes; other workloads are taken whole
+PREFIX = {"w1l": 20_000_000, "w3l": 10_000_000}  # upserts that all take; other workloads run whole
 STEPS = (100_000, 1_000_000, 0)
 LATE = 5  # the late window is the last one of so many parts
-OVER_BUDGET = 1.15  # times the budget that private memory may take, over an idle engine
-NEEDS = {"rocksdict": 3.0, "rocksdict-mapped": 1.0, "duckdb": 1.0}  # times a peer's late rate
+OVER_BUDGET = 1.15  # limit of private memory over an idle engine, in budgets
+NEEDS = {"rocksdict": 3.0, "rocksdict-mapped": 1.0, "duckdb": 1.0}  # required multiple of a peer's late rate
 
 
 class Feed:
-    """Upserts [start, stop) in pieces; counts the time that making them takes, so that it can be left out."""
+    """Upserts [start, stop) in pieces; measures the time to make them, so that it can be subtracted."""
 
     def __init__(self, shape: Large, start: int, stop: int) -> None:
         self.rows, self.schema = stop - start, schema(shape)
@@ -61,7 +57,7 @@ class Feed:
 
 
 class Ours:
-    """ddflow with a budget and a spill folder; several pieces are handed over as a reader, which it may stream."""
+    """The contender ddflow with a budget and a spill folder; it may stream several pieces, which come as a reader."""
 
     def __init__(self, given: pa.Schema, memory: str, folder: str, epoch: bool = False) -> None:
         self._epoch, self._events = epoch, 0
@@ -80,7 +76,7 @@ class Ours:
         return self._engine.advance_to(dd.CLOSED if frontier is None else frontier)["out"]
 
     def stats(self) -> dict[str, Any]:
-        """Its figures, when every upsert has its verdict."""
+        """Return ddflow's figures after checking that every upsert has its verdict."""
         ours.check_verdicts(self._engine, self._events)
         stats = self._engine.stats()
         wanted = ("keys", "batches", "bytes_resident", "bytes_mapped", "bytes_pending", "write_amplification")
@@ -91,7 +87,7 @@ class Ours:
 
 
 class Theirs:
-    """A peer that takes a table a step."""
+    """A peer that takes a table per step."""
 
     def __init__(self, kind: Callable[..., Any], given: pa.Schema, memory: str, folder: str, **options: Any) -> None:
         self._peer = kind(folder, budget(memory), given, **options)
@@ -100,15 +96,15 @@ class Theirs:
         return self._peer.take(pa.Table.from_batches(list(events), events.schema))
 
     def stats(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return no figures."""
         return {}
 
     def close(self) -> None:
         self._peer.close()
 
 
-# By name, how one is opened; `take` gives the updates of a step, up to a frontier below which no time comes any more
-# (None: none comes at all), `stats` its own figures.
+# Constructors by name. `take` returns the updates of a step up to a frontier; no earlier time follows (None: the input
+# ends). `stats` returns the contender's figures.
 CONTENDERS: dict[str, Callable[..., Any]] = {
     "ddflow": Ours,
     "ddflow-epoch": lambda *where: Ours(*where, epoch=True),
@@ -119,21 +115,21 @@ CONTENDERS: dict[str, Callable[..., Any]] = {
 
 
 def budget(size: str) -> int:
-    """Bytes of a size like ``128MB``, read as ddflow reads it."""
+    """Return the bytes of a size like ``128MB``, parsed as ddflow does."""
     from ddflow.dataflow.budget import parse_size
 
     return parse_size(size) or 0
 
 
 def said_step(step: int) -> str:
-    """How a step is called in a table."""
+    """Format the size of a step for a table."""
     if step == 0:
         return "in one step"
     return f"in steps of {step // 10**6} M" if step % 10**6 == 0 else f"in steps of {step // 1000} k"
 
 
 class LargeState(Bench):
-    """The jobs: every contender in steps of 100 k and of 1 M; ddflow also in one step, in both modes."""
+    """The bench of every contender in steps of 100 k and 1 M; ddflow also in one step, in both modes."""
 
     name = "large"
     about = "State on disk: ten times the budget, ddflow beside RocksDB and DuckDB."
@@ -151,7 +147,7 @@ class LargeState(Bench):
             named, prefix = () if name in PREFIX else ("workload",), PREFIX.get(name, shape.n)
             for step, contender in product(STEPS, CONTENDERS):
                 mine = contender.startswith("ddflow")
-                # At once is what ddflow must be able to do: all of it, far more than the budget, in both modes.
+                # In one step ddflow must take all events, far more than the budget, in both modes.
                 sizes = [None] if mine and (step == 0 or prefix < shape.n) else []
                 sizes = [prefix, *sizes] if step else sizes
                 if step == 0 or contender != "ddflow-epoch":
@@ -161,7 +157,7 @@ class LargeState(Bench):
         return jobs
 
     def measure(self, workload: str, contender: str, step: int, events: int | None, memory: str) -> dict[str, Any]:
-        """Warm up, open, watch the memory, take every step, check and drop its updates; ``events`` None takes all."""
+        """Warm up, open, watch the memory, then take, check and drop every step; ``events`` None takes all."""
         shape = LARGE[workload]
         if step % shape.piece:
             raise ValueError(f"a step of {step} cuts the pieces of {workload}: give a multiple of {shape.piece}")
@@ -175,7 +171,7 @@ class LargeState(Bench):
         return {"workload": job.what["workload"], "events": _events(job)}
 
     def expected(self, workload: str, events: int) -> Any:
-        """The marks that every contender must give, and the answer for one epoch."""
+        """Return the marks that every contender must give, and the answer for one epoch."""
         marks, epoch = reference(LARGE[workload], events, _every(LARGE[workload]))
         known = KNOWN.get((workload, events))
         if known is not None and tuple(marks[-1][1:]) != tuple(known):
@@ -183,7 +179,7 @@ class LargeState(Bench):
         return [[list(mark) for mark in marks], list(epoch)]
 
     def wrong(self, job: Job, sample: dict[str, Any], expected: Any) -> str | None:
-        """Every mark must be the reference's; after one epoch the live rows."""
+        """Compare every mark with the reference's, or the live rows after one epoch."""
         (marks, epoch), last = expected, sample["marks"][-1]
         if last[0] != _events(job):
             return f"it took {last[0]:,} of {_events(job):,} upserts"
@@ -207,18 +203,18 @@ class LargeState(Bench):
         return row
 
     def tables(self, result: Row) -> Iterator[tuple[str, Sequence[Row]]]:
-        """A table a workload and step."""
+        """Yield a table per workload and step."""
         done = [row for row in result["results"] if row["failed"] is None]
         for (workload, steps, size), rows in report.grouped(done, "workload", "steps", "memory"):
             yield f"{workload} {steps}, {size}", rows
 
     def notes(self, result: Row) -> list[str]:
-        """Who failed, and why."""
+        """List the failed contenders and the reasons."""
         failed = [row for row in result["results"] if row["failed"] is not None]
         return [f"{row['contender']} {row['workload']} {row['steps']} failed: {row['failed']}" for row in failed]
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Late rates over the peers' on the same upserts, and private memory."""
+        """Yield the bars: late rates over the peers' on the same upserts, and private memory."""
         rows = [row for row in result["results"] if row["failed"] is None]
         asked = ("workload", "steps", "events")
         for mine in (row for row in rows if row["contender"].startswith("ddflow")):
@@ -239,12 +235,12 @@ def _events(job: Job) -> int:
 
 
 def _every(shape: Large) -> int:
-    """How many upserts lie between two marks."""
+    """Return the number of upserts between two marks."""
     return max(shape.piece, shape.n // 50)
 
 
 def _warm(workload: str, contender: str, memory: str) -> None:
-    """Compile or load what the contender compiles, and have one small piece made, taken and checked."""
+    """Compile or load the contender's code, then make, take and check one small piece."""
     if contender.startswith("ddflow"):
         ours.warm()
     shape = LARGE[workload]
@@ -255,7 +251,7 @@ def _warm(workload: str, contender: str, memory: str) -> None:
 
 
 def _measured(shape: Large, state: Any, step: int, events: int, folder: str) -> dict[str, Any]:
-    """Take every step; seconds, bytes, and for each mark what the updates came to so far."""
+    """Take every step; return seconds, bytes, and each mark of the updates."""
     marks, pace = Marks(_every(shape)), [[0.0, 0.0]]
     seconds = late = cpu = 0.0
     window = max(step, events // LATE // step * step)
@@ -280,13 +276,13 @@ def _measured(shape: Large, state: Any, step: int, events: int, folder: str) -> 
         marks.seen.append(marks.mark)
     return {
         "seconds": seconds,
-        "late_seconds": late,  # of those, for the last `late_events`
+        "late_seconds": late,  # of the last `late_events`
         "cpu_seconds": cpu,
         "late_events": window,
         "marks": [list(mark) for mark in marks.seen],
         "pace": pace,  # events and seconds so far, about a hundred times
         "idle": list(idle),  # private, mapped, shared bytes before the first step
-        "peak": list(watch.peak),  # the most of each
+        "peak": list(watch.peak),  # the maximum of each
         "disk": disk,
         "stats": stats,
     }

@@ -1,9 +1,10 @@
-"""Latency: how long one small step takes when a million keys are loaded, merges and all.
+"""Measure the latency of one small step on a million loaded keys, merges included.
 
-Invariant: a step is one ``push`` and one ``advance_to`` in hold-back mode, timed together, its updates in hand. No step
-is left out, and after the last the engine's rows are compared with those that the events leave. A median hides what a
-merge costs, so the 99th percentile and the longest step stand beside it. The table that goes in is made before, because
-making it would be most of a small step. Limits: the figures of the Rust original were published for another machine.
+A step is one ``push`` and one ``advance_to`` in hold-back mode, timed together until the updates are available. All
+steps count. Medians hide merges, so the table also has the 99th percentile and the longest step. Input tables are made
+before, because that would dominate a small step. At the end, the engine's rows are compared with the events.
+
+Limits: the figures of the Rust original were published for another machine.
 
 >>> sample = BENCH.measure(events=10, steps=20, keys=500)
 >>> len(sample["us"]), sample["median_us"] <= sample["p99_us"]
@@ -27,13 +28,13 @@ from report import Bar, Row, within
 from runner import Bench, Job
 
 KEYS, PER_TIME = 1_000_000, 1_000
-STEPS = {1: 3_000, 10: 3_000, 100: 2_000, 1_000: 1_000, 10_000: 300}  # events a step -> how many such steps
+STEPS = {1: 3_000, 10: 3_000, 100: 2_000, 1_000: 1_000, 10_000: 300}  # events a step -> number of steps
 WANTED_US = {1: 100, 10: 110, 100: 150, 1_000: 400, 10_000: 2_000}
-RUST_US = {1: 8, 10: 35, 100: 182, 1_000: 1_556, 10_000: 7_953}  # published for differential-dataflow elsewhere
+RUST_US = {1: 8, 10: 35, 100: 182, 1_000: 1_556, 10_000: 7_953}  # published for differential-dataflow, other machine
 
 
 class Latency(Bench):
-    """The jobs: a number of events a step each."""
+    """The bench with one job for each number of events a step."""
 
     name = "latency"
     about = "Latency: one push and one advance with a million keys loaded."
@@ -48,7 +49,7 @@ class Latency(Bench):
         return [Job({"events": events, "steps": steps, "keys": KEYS}) for events, steps in STEPS.items()]
 
     def measure(self, events: int, steps: int, keys: int) -> dict[str, Any]:
-        """Load the keys, then take the steps; AssertionError when the rows come out wrong."""
+        """Load the keys and time the steps; raise AssertionError if the final rows are wrong."""
         import ddflow as dd
 
         ours.warm()
@@ -83,7 +84,7 @@ class Latency(Bench):
         }
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Medians, in microseconds."""
+        """Yield the bars: medians in microseconds."""
         for row in result["results"]:
             events, found = row["events"], row["median_us"]
             said = f"{found:,.0f} us; p99 {row['p99_us']:,.0f}, max {row['max_us']:,.0f}"
@@ -91,7 +92,7 @@ class Latency(Bench):
             yield within(f"latency, {events:,} events", said, wanted, found <= WANTED_US[events], peer)
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
-        """Time and rate over the events of a step."""
+        """Draw time and rate over the events of a step."""
         rows = result["results"]
         times = {"median": "median_us", "99th percentile": "p99_us"}
         events = [row["events"] for row in rows]
@@ -111,7 +112,7 @@ class Latency(Bench):
 
 
 def _events(rng: Any, key: Any, at: int) -> pa.Table:
-    """Upserts of these keys from time ``at`` on, a thousand a time; 5 % delete, but for the first of all."""
+    """Make upserts of these keys from time ``at``, a thousand a time; 5 % delete, none in the first table."""
     n = len(key)
     gone = rng.random(n) < (0.05 if at else 0.0)
     val = pa.array(rng.integers(0, 1000, n), mask=gone)
@@ -119,7 +120,7 @@ def _events(rng: Any, key: Any, at: int) -> pa.Table:
 
 
 def check(held: pa.Table, given: Sequence[pa.Table]) -> None:
-    """AssertionError unless the rows held are the last of each key."""
+    """Raise AssertionError unless the rows are the last of each key."""
     whole = pa.concat_tables(given)
     key, val = whole["key"].to_numpy(), whole["val"].fill_null(-1).to_numpy()
     last = np.full(key.max() + 1, -1)

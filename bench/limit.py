@@ -1,12 +1,9 @@
-"""The yardstick: a bare loop, compiled, that keeps int64 -> int64 in open addressing and writes the updates.
+"""Give an upper limit: compiled loops that keep int64 -> int64 in open addressing and write the updates.
 
-Invariant: it keeps the contract of ``peers.py`` and nothing beyond it: what an engine could at most reach is only worth
-knowing when nobody can say the loop was slow. So there are two: ``limit``, the fastest we found, and ``limit_plain``,
-which takes events strictly one after another. ``limit`` first finds the last event of each key of a time in a table
-small enough for the first-level cache, then looks at all their places in the big table before it needs any (the
-processor waits for memory once and not a thousand times), then writes. Both grow by doubling, at most half full, and
-take steps of 100 k rows. Limits: no other types, no history, no verdicts, no events out of time order; the least int64
-is its mark for *nothing here*.
+They keep the contract of `peers` and nothing else. ``limit``, the fastest loop we found, finds the last event of each
+key of a time in a table that fits the first-level cache. Then it touches these keys' places in the big table, so the
+processor waits for memory once instead of a thousand times, and writes. ``limit_plain`` takes one event after another.
+Limits: int64 only, no history, no verdicts, events in time order; the least int64 marks an empty slot.
 
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
 >>> for loop in (limit, limit_plain):
@@ -32,15 +29,15 @@ STEP = 100_000
 NOTHING = np.int64(-(2**63))
 FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 
-# Tuples, not objects: reading a field inside a loop counts references each time, which halves the speed.
-# table: int64[width * capacity] slots, a shift that leaves the bits of a hash that say where, and how many are used.
-# events: key, val, the validity bits of val with the place of the first, time.  out: key, val, time, diff, int64[2n].
-# scratch: a small table of rows, -1 where free; int64[n] rows, int64[n] slots.
+# Tuples, not objects: reading a field in a loop counts references, which halves the speed. `table`: int64[width *
+# capacity] slots, the shift from hash to slot, and the number of used slots. `events`: key, val, validity bits of val
+# with the offset of the first, time. `out`: key, val, time, diff, int64[2n]. `scratch`: a small table of rows, -1 if
+# free; int64[n] rows, int64[n] slots.
 
 
 @compiled
 def _grown(slots: Any, shift: Any, width: int) -> Any:
-    """Slots and shift with twice the capacity."""
+    """Return slots and shift with twice the capacity."""
     old, slots, shift = slots, np.full(slots.size * 2, NOTHING), shift - np.uint64(1)
     mask = slots.size // width - 1
     for at in range(0, old.size, width):
@@ -55,7 +52,7 @@ def _grown(slots: Any, shift: Any, width: int) -> Any:
 
 @compiled
 def _winners(key: Any, begin: int, end: int, scratch: Any) -> int:
-    """Put the last row of each key among [begin, end) into the scratch rows, the latest first; returns how many."""
+    """Write the last row of each key in [begin, end) to the scratch rows, latest first; return their number."""
     small, rows, slots = scratch
     size, shift = 1, np.uint64(64)
     while size < 2 * (end - begin):
@@ -78,7 +75,7 @@ def _winners(key: Any, begin: int, end: int, scratch: Any) -> int:
 
 @compiled
 def _in_groups(table: Any, events: Any, out: Any, scratch: Any) -> Any:
-    """`limit`: slots of (key, value)."""
+    """Implement `limit`: slots of (key, value)."""
     keys, vals, bits, offset, times = events
     out_key, out_val, out_time, out_diff = out
     _, rows, places = scratch
@@ -117,13 +114,13 @@ def _in_groups(table: Any, events: Any, out: Any, scratch: Any) -> Any:
                 out_key[written], out_val[written], out_time[written], out_diff[written] = key, new, time, 1
                 written += 1
         begin = end
-    places[0] = seen  # so that the look ahead is not taken for useless
+    places[0] = seen  # keeps the compiler from removing the look-ahead
     return (slots, shift, used), written
 
 
 @compiled
 def _one_by_one(table: Any, events: Any, out: Any, scratch: Any) -> Any:
-    """`limit_plain`: slots of (key, value, value before this time, time last seen)."""
+    """Implement `limit_plain`: slots of (key, value, value before this time, time last seen)."""
     keys, vals, bits, offset, times = events
     out_key, out_val, out_time, out_diff = out
     _, _, places = scratch
@@ -165,12 +162,12 @@ def _one_by_one(table: Any, events: Any, out: Any, scratch: Any) -> Any:
 
 
 def limit(events: pa.Table) -> list[pa.Table]:
-    """The fastest loop.  O(n) expected time; ValueError for the least int64."""
+    """Run the fastest loop.  O(n) expected time; ValueError for the least int64."""
     return _run(events, _in_groups, 2)
 
 
 def limit_plain(events: pa.Table) -> list[pa.Table]:
-    """The plain loop, events one after another.  O(n) expected time; ValueError for the least int64."""
+    """Run the plain loop, one event after another.  O(n) expected time; ValueError for the least int64."""
     return _run(events, _one_by_one, 4)
 
 
@@ -179,7 +176,7 @@ def _run(events: pa.Table, loop: Callable[..., Any], width: int) -> list[pa.Tabl
     size = 1 << (4 * STEP).bit_length()
     scratch = (np.full(size, -1, np.int64), np.empty(STEP, np.int64), np.empty(STEP, np.int64))
     tables = []
-    # A time that two steps share is cut in two; the events of these workloads come in steps of whole times.
+    # A time on both sides of a step boundary is cut in two; these workloads have steps of whole times.
     for piece in slices(events, STEP):
         out = tuple(np.empty(2 * piece.num_rows, np.int64) for _ in range(4))
         table, written = loop(table, _columns(piece), out, scratch)

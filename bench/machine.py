@@ -1,9 +1,9 @@
-"""Whose figures these are: the machine, the versions, the commit, and how fast the machine is at this moment.
+"""Describe the machine, versions and commit of a result, and calibrate the machine's speed.
 
-Invariant: a result names what it was measured on, with a calibration that has nothing to do with ddflow: a bare numba
-loop (processor), a copy of 256 MB (memory) and syncs of 4 KB (disk), before the run and after it. Where the two differ,
-or those of two results, the seconds are not comparable and only ratios are. Limits: it says nothing about noise within
-the run; the minimum and the maximum of each line do.
+The calibration does not use ddflow. It times a bare numba loop (processor), a copy of 256 MB (memory) and syncs of 4 KB
+(disk), before and after the run. If these differ within a run or between two results, compare only ratios, not seconds.
+
+Limits: the calibration does not show noise within the run; the minimum and maximum of each line do.
 
 >>> sorted(calibration(loops=1000, megabytes=1, syncs=1))
 ['copy_gb_per_s', 'fsync_ms', 'loop_ns']
@@ -27,12 +27,12 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("ddflow", "numpy", "numba", "pyarrow", "duckdb", "polars", "rocksdict", "pyspark")
-MEASURED = ("ddflow", "spark_bridge", "bench", "pyproject.toml", "requirements.lock")  # what results depend on
+MEASURED = ("ddflow", "spark_bridge", "bench", "pyproject.toml", "requirements.lock")  # code that results depend on
 IGNORED = (":!bench/results", ":!*.md")
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, versions, commit, date, and how busy the machine is."""
+    """Return processor, cores, memory, versions, commit, date and load of the machine."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -47,18 +47,18 @@ def machine() -> dict[str, Any]:
 
 
 def uncommitted() -> list[str]:
-    """The files of the measured code that differ from the commit; untracked files count, results and texts do not."""
+    """Return the measured files that differ from the commit; untracked files count, results and Markdown do not."""
     if not _output("git", "rev-parse", "HEAD"):
         return ["no commit is known here"]
     return _output("git", "status", "--porcelain", "--", *MEASURED, *IGNORED).splitlines()
 
 
 def calibration(loops: int = 100_000_000, megabytes: int = 256, syncs: int = 20) -> dict[str, float]:
-    """Nanoseconds of a turn of a bare loop, GB/s of a copy (bytes read and written), milliseconds of a sync."""
+    """Return nanoseconds per turn of a bare loop, GB/s of a copy (bytes read and written) and milliseconds per sync."""
     from numba import njit
 
     @njit
-    def xorshift(turns: int) -> int:  # each turn needs the one before: neither vectors nor a shortcut help
+    def xorshift(turns: int) -> int:  # a turn needs the one before: no vectors, no shortcut
         word = np.uint64(88172645463325252)
         for _ in range(turns):
             word ^= word << np.uint64(13)
@@ -87,7 +87,7 @@ def calibration(loops: int = 100_000_000, megabytes: int = 256, syncs: int = 20)
 
 
 def line(about: dict[str, Any]) -> str:
-    """Whose figures these are, in one line; the calibration as before and after the run."""
+    """Format the machine as one line, with the calibration before and after the run."""
     runs = about.get("calibration", [])
     speeds = {name: " to ".join(f"{run[name]:g}" for run in runs) for name in (runs[0] if runs else ())}
     plain = {name: value for name, value in about.items() if name != "calibration"}

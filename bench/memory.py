@@ -1,10 +1,9 @@
-"""What processes hold of the machine's memory: now, at the highest, and by what kind of page.
+"""Measure the memory of processes: current and peak, by kind of page.
 
-Invariant: nothing here adds to what it looks at but one small thread. *Resident* counts what lies in the page cache
-anyway, so a mapped file looks like memory that was taken. So pages are told apart: *private* ones (RssAnon), which
-nothing but the process can give back, and *mapped* ones, of files and of shared memory, which the system drops when it
-needs the room. Limits: a watch does not see what comes and goes between two samples; elsewhere than on Linux all pages
-count as private, and a peak is that of the whole process.
+*Resident* memory includes mapped files that the page cache holds anyway. So the functions separate *private* pages
+(RssAnon) from *mapped* ones. Only the process can free private pages; the system drops mapped ones under memory
+pressure. Limits: a watch misses peaks between two samples. Outside Linux, all pages count as private, and a peak covers
+the whole life of the process.
 
 >>> import time
 >>> with Watch(every=0.001) as watch:
@@ -38,10 +37,10 @@ class Pages(NamedTuple):
 
 
 def pages(tree: bool = False) -> Pages:
-    """The pages of this process, or of all under it, too (pages that two share count for both)."""
+    """Count the pages of this process, with ``tree`` also of its children; a page that two share counts twice."""
     me, private, mapped = psutil.Process(), 0, 0
     for process in (me, *me.children(recursive=True)) if tree else (me,):
-        with suppress(psutil.Error):  # one that has ended holds nothing
+        with suppress(psutil.Error):  # an ended process holds nothing
             held = process.memory_info()
             shared = getattr(held, "shared", 0)
             private, mapped = private + held.rss - shared, mapped + shared
@@ -49,9 +48,9 @@ def pages(tree: bool = False) -> Pages:
 
 
 class Watch:
-    """Samples `pages` every ``every`` seconds from a thread while entered; ``peak`` is the most of each kind.
+    """A context manager that samples `pages` every ``every`` seconds; ``peak`` has the maximum of each kind.
 
-    ``resident``: the most of both kinds together.
+    ``resident``: the maximum of both kinds together.
     """
 
     def __init__(self, every: float = 0.02, tree: bool = False) -> None:
@@ -79,9 +78,9 @@ class Watch:
 
 
 def settled() -> int:
-    """Give back what nobody holds any more; returns the resident bytes that are left.
+    """Free unused memory; return the resident bytes that are left.
 
-    Also what the C library keeps for later: what is taken from there would not show as memory that was taken.
+    It also trims the C library's free lists. Memory reused from there would not show up as growth.
     """
     gc.collect()
     pa.default_memory_pool().release_unused()
@@ -92,21 +91,21 @@ def settled() -> int:
 
 
 def peak() -> int:
-    """The most resident bytes there ever were, or were since `forget_peak`."""
-    if sys.platform == "linux":  # getrusage would also count what the parent held when it forked this process
+    """Return the maximum resident bytes since the start of the process or since `forget_peak`."""
+    if sys.platform == "linux":  # getrusage would include the parent's memory at the fork
         text = Path("/proc/self/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("VmHWM:"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def forget_peak() -> None:
-    """Let the peak start from now; where the system cannot do that, loading the input is part of it."""
+    """Reset the peak; if the system cannot, the peak includes loading the input."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def on_disk(folder: str) -> int:
-    """Bytes of the files in a folder, as allocated; one that goes while it is counted counts nothing."""
+    """Count the allocated bytes of the files in a folder; skip a file that disappears meanwhile."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:

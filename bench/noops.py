@@ -1,11 +1,9 @@
-"""No-ops: what of a real feed changes nothing, on a git history read as a log and as full contents.
+"""Count events that change nothing, on a git history as a log and as full contents.
 
-Invariant: every figure is of the same commits. As a *log* each path that a commit changed is an event; as *full files*
-the whole tree stands at each commit, all paths, and goes through ``engine.replace``, as a nightly export would; as
-*ddflow replace* the same tables lie in a folder and go through the command line, and the time is that of the command.
-Rows carry the commit's number, as feeds carry their "updated at"; it is ignored, or it is not. Every reading must end
-in the tree that git shows. A log of changes has next to no no-ops, a feed of contents has little else. Limits: the
-commits along the first parents, without renames.
+All feeds read the same commits. In a *log*, each path that a commit changed is an event. In *full files*, each commit's
+whole tree goes through ``engine.replace``, like a nightly export. *ddflow replace* runs the command on the same tables
+in a folder and times the command. Rows carry the commit's number, like an "updated at", which is ignored or not. Every
+feed must end in the tree that git shows. Limits: commits along first parents, without renames.
 
 >>> first, second = list(readings(machine.ROOT, 2, "log"))
 >>> second.num_rows < first.num_rows == next(iter(readings(machine.ROOT, 2, "full files"))).num_rows
@@ -35,13 +33,13 @@ FILES = pa.schema([("path", pa.string()), ("blob", pa.string()), ("gone", pa.boo
 
 
 def git(repository: Path | str, *arguments: str) -> list[bytes]:
-    """The parts of what a git command gives, which end with a null."""
+    """Run a git command and return the parts of its output, which end with a null."""
     done = subprocess.run(["git", "-C", str(repository), *arguments, "-z"], capture_output=True, check=True)
     return done.stdout.split(b"\0")[:-1]
 
 
 def readings(repository: Path | str, commits: int, feed: str) -> Iterator[pa.Table]:
-    """A table for each of the last commits: what it changed, or all it holds; the first holds all in both."""
+    """Yield a table for each of the last commits: its changes, or all its files; the first always has all files."""
     listed = git(repository, "log", "--first-parent", "--format=%H", "-n", str(commits), "--reverse")
     hashes = [line.decode() for line in listed]
     for number, commit in enumerate(hashes):
@@ -55,7 +53,7 @@ def readings(repository: Path | str, commits: int, feed: str) -> Iterator[pa.Tab
 
 
 def tree(repository: Path | str, commit: str, number: int) -> pa.Table:
-    """All files of a commit."""
+    """Return all files of a commit."""
     split = [line.split(b"\t", 1) for line in git(repository, "ls-tree", "-r", commit)]
     return _table([(path, " ".join(head.decode().split()[::2]), False) for head, path in split], number)
 
@@ -67,7 +65,7 @@ def _table(rows: list[tuple[bytes, str, bool]], number: int) -> pa.Table:
 
 
 def digest(paths: Any, blobs: Any) -> str:
-    """A checksum of files in any order."""
+    """Return a checksum of files in any order."""
     import xxhash
 
     lines = sorted(f"{path}\0{blob}" for path, blob in zip(paths, blobs, strict=True))
@@ -75,7 +73,7 @@ def digest(paths: Any, blobs: Any) -> str:
 
 
 class Noops(Bench):
-    """The jobs: a feed each, with the commit's number ignored and not."""
+    """The bench of each feed, with the commit's number ignored and not."""
 
     name = "noops"
     about = "No-ops: updates of the last commits of a git history, with and without noop_ignore."
@@ -93,12 +91,12 @@ class Noops(Bench):
         return {"repository": job.what["repository"]}
 
     def expected(self, repository: str) -> str:
-        """The checksum of the tree that git shows."""
+        """Return the checksum of the tree that git shows."""
         files = tree(repository, "HEAD", 0)
         return digest(files["path"].to_pylist(), files["blob"].to_pylist())
 
     def measure(self, feed: str, ignored: bool, repository: str, commits: int) -> dict[str, Any]:
-        """Feed all tables, one a step; what came out."""
+        """Feed all tables, one a step; return the figures."""
         tables = list(readings(repository, commits, feed))
         found = (_command if feed == "ddflow replace" else _engine)(tables, ignored, feed)
         rows = sum(table.num_rows for table in tables)

@@ -1,10 +1,9 @@
-"""Operators: aggregates, extremes, tops, joins, and queries that others compute again, each beside a base of its run.
+"""Measure aggregates, extremes, tops and joins beside a base line, and beside engines that compute again.
 
-Invariant: a line takes its steps on a state that is there, in a process of its own, and what its updates leave is what
-numpy finds from the same events. Lines over W1 start from nothing, as `upsert` does, and their base is the line
-``count``; joins begin with all orders and customers held, and their base is W1's ``upsert``. Who computes again has
-tables that are up to date before its clock starts. Updates are added up between the steps, outside of the time that
-counts. Limits: ddflow has one thread, who recomputes two.
+Each line runs in its own process, and its updates must add up to the rows that numpy finds. Lines over W1 start empty
+like `upsert`, with the base ``count``. Joins start with all orders and customers loaded, with W1's ``upsert`` as base.
+The tables of recomputing peers are up to date before the clock starts. Checks between steps are not timed. Limits: one
+thread for ddflow, two for peers that recompute.
 
 >>> sample = BENCH.measure("revenue", "ddflow", keys=200, rows=400, step=100)
 >>> sample["rows"], sample["checksum"] == BENCH.expected("revenue", keys=200, rows=400, step=100)
@@ -53,8 +52,8 @@ FEWER, LARGE, ENTRIES = JOIN._replace(rows=1_300_000), Size(8_000_000, 1_200_000
 BUDGET, BUDGET_BYTES = "128MB", 128_000_000
 INDEX = "index"
 PIECE = 500_000
-"""Orders that are loaded together, where a line loads them in steps that are not counted."""
-# The part of its base's rate that a line must have; times that we must be as fast as a peer.
+"""Orders in one load step, if the load is not counted."""
+# The required share of the base's rate; the required multiple of a peer's rate.
 PARTS = {"aggregates": 0.8, "extremes": 0.5, "top-10": 0.4, "top-1": 0.5, "floats": 0.6, "join": 0.35}
 TIMES = {("revenue-few", "duckdb"): 50.0, ("revenue-few", "polars"): 1.0, ("revenue", "pathway"): 1.0}
 OF_MEMORY, OVER_BUDGET = 0.3, 10
@@ -76,7 +75,7 @@ SAID = {
 
 
 class Operators(Bench):
-    """The jobs: a line each, and those who recompute on the lines that have them."""
+    """The bench of every line, with recomputing peers on the lines that have them."""
 
     name = "operators"
     about = "Operators: aggregates, tops and joins beside a count, an upsert, and those who compute again."
@@ -99,7 +98,7 @@ class Operators(Bench):
         for contender in CONTENDERS:
             threads = 1 if contender == "ddflow" else THREADS
             jobs.append(job("revenue", contender, FEWER, threads))
-            if contender != "polars-upkeep":  # three seconds a step
+            if contender != "polars-upkeep":  # it takes three seconds a step
                 jobs.append(job("revenue-few", contender, few, threads, 1))
         if operators_pathway.INTERPRETER:
             jobs.append(job("revenue", "pathway", FEWER, THREADS, 1))
@@ -107,7 +106,7 @@ class Operators(Bench):
         return [*jobs, job(INDEX, "ddflow", Size(ENTRIES, ENTRIES, 100_000))]
 
     def measure(self, line: str, contender: str, budget: str | None = None, **size: int) -> dict[str, Any]:
-        """Warm up, take the steps, add up what came out."""
+        """Warm up, take the steps, and add up the results."""
         of = Size(**size)
         pa.set_cpu_count(1 if contender == "ddflow" else THREADS)
         if contender == "ddflow":
@@ -123,7 +122,7 @@ class Operators(Bench):
         return {name: value for name, value in job.what.items() if name not in ("contender", "budget")}
 
     def expected(self, line: str, **size: int) -> Any:
-        """The checksum of the rows that are left."""
+        """Return the checksum of the final rows."""
         of = Size(**size)
         if line == INDEX:
             return f"{of.keys:016x}"
@@ -137,7 +136,7 @@ class Operators(Bench):
         return about | row
 
     def compared(self, rows: list[Row]) -> list[Row]:
-        """``over_base``: the rate over that of the line's base in this run, and of CPU time."""
+        """Add ``over_base``: the rate over the base line's rate in this run; also by CPU time."""
         mine = {row["line"]: row for row in rows if row["contender"] == "ddflow" and row["budget"] is None}
         for row in rows:
             base = mine.get(base_of(row))
@@ -146,14 +145,14 @@ class Operators(Bench):
         return rows
 
     def tables(self, result: Row) -> Iterator[tuple[str, Sequence[Row]]]:
-        """A table of lines over W1, of the others, and none of the index."""
+        """Yield one table of the lines over W1 and one of the others, without the index."""
         rows = [row for row in result["results"] if row["line"] != INDEX]
         for over, title in ((True, "Over W1, from nothing"), (False, "Orders and customers")):
             if found := [row for row in rows if (row["line"] in LEFT) is over]:
                 yield title, found
 
     def notes(self, result: Row) -> list[str]:
-        """What the lines are, and the figures of the index."""
+        """Describe the lines and give the figures of the index."""
         lines = dict.fromkeys(row["line"] for row in result["results"])
         said = "; ".join(f"*{line}* is {SAID[line]}" for line in lines)
         index = [
@@ -166,7 +165,7 @@ class Operators(Bench):
         return [f"{said}.", *index]
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """The part of the base's rate, or the times of a peer's."""
+        """Yield the bars: the share of the base's rate, or the multiple of a peer's."""
         rows = {(row["line"], row["contender"], row["budget"]): row for row in result["results"]}
         for line, part in PARTS.items():
             row = rows.get((line, "ddflow", None))
@@ -187,7 +186,7 @@ class Operators(Bench):
 
 
 def base_of(row: Row) -> str:
-    """The line that a row is compared with; an empty text where there is none."""
+    """Return the line to compare a row with, or an empty text."""
     if row["contender"] != "ddflow":
         return row["line"]
     if row["budget"] is not None:
@@ -196,7 +195,7 @@ def base_of(row: Row) -> str:
 
 
 def plan(line: str, schema: pa.Schema) -> dd.Flow:
-    """A line over W1."""
+    """Return the flow of a line over W1."""
     flow = ours.plan(schema, "count" if line == "count" else "upsert")
     del flow.outputs["out"]
     rows: Any = flow.inputs["events"]
@@ -216,13 +215,13 @@ def plan(line: str, schema: pa.Schema) -> dd.Flow:
 
 
 class Clock:
-    """Seconds of what is called by `timed`, by the wall and of the processor, and milliseconds of each call."""
+    """A clock of `timed` calls: wall and CPU seconds in total, milliseconds of each call."""
 
     def __init__(self) -> None:
         self.wall, self.cpu, self.each = 0.0, 0.0, list[float]()
 
     def timed(self, call: Callable[[], Any], counts: bool = True) -> Any:
-        """What a call gives."""
+        """Time a call and return its result."""
         wall, cpu = time.perf_counter(), time.process_time()
         out = call()
         if counts:
@@ -231,13 +230,13 @@ class Clock:
         return out
 
     def sample(self, rows: int, checksum: str) -> dict[str, Any]:
-        """The figures of a run."""
+        """Return the figures of a run."""
         figures = {"rows": rows, "seconds": self.wall, "cpu_seconds": self.cpu, "checksum": checksum}
         return {**figures, "step_ms": median(self.each)}
 
 
 def _upserts(line: str, contender: str, of: Size, budget: str | None) -> dict[str, Any]:
-    """W1 in steps, from nothing, twice; memory is that of the first run, time that of the second."""
+    """Run W1 in steps twice, from empty: the first run gives the memory, the second the time."""
     table = events(of)
     memory.settled()
     before = memory.pages().private
@@ -259,7 +258,7 @@ def _upserted(line: str, table: pa.Table, of: Size) -> dict[str, Any]:
 
 
 def _orders(line: str, contender: str, of: Size, budget: str | None) -> dict[str, Any]:
-    """Load orders and customers, then take the steps; where loading does not count, the first steps do not either."""
+    """Load orders and customers, then take the steps; if the load is not counted, neither are the first steps."""
     whole, clock, counted = load(of), Clock(), line == "join-large"
     memory.settled()
     before, rows = memory.pages().private, 0
@@ -277,7 +276,7 @@ def _orders(line: str, contender: str, of: Size, budget: str | None) -> dict[str
 
 
 def _pieces(tables: Tables, step: int) -> list[Tables]:
-    """All customers with the first orders, then the other orders."""
+    """Split the load: all customers with the first orders, then the other orders."""
     orders = [tables[ORDERS].slice(begin, step) for begin in range(0, tables[ORDERS].num_rows, step)]
     nothing = tables[CUSTOMERS].slice(0, 0)
     return [{ORDERS: each, CUSTOMERS: nothing if place else tables[CUSTOMERS]} for place, each in enumerate(orders)]

@@ -1,7 +1,7 @@
-"""The index of ordered arrangements by itself: nanoseconds a look-up and a write, bytes an entry.
+"""Measure the index of ordered arrangements: nanoseconds a look-up and a write, bytes an entry.
 
-Invariant: only calls of `OrderedIndex` are timed, of sorted identities of three words (those of the group, and one of
-an order), as operators make them; what is written is found again, and groups have the rows that were written to them.
+Only calls of `OrderedIndex` are timed. Like in operators, identities are sorted and have three words: two for the group
+and one for an order. Written entries must be found again, and groups must have the rows written to them.
 
 >>> found = measured(entries=4000, step=1000)
 >>> sorted(found)
@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 
 GROUP = 1000
-"""Entries a group, in the end."""
+"""Final entries in a group."""
 FIRST = 10
-"""Entries that are asked for of a group."""
+"""Entries to find in a group."""
 
 
 def measured(entries: int, step: int) -> dict[str, Any]:
-    """Write entries in sorted steps, each looked for before and found after; then the first ten of every group.
+    """Write entries in sorted steps and look each up before and after; then find the first ten of every group.
 
-    Times are of the last half of the steps.  AssertionError where one is not found.
+    Times cover the last half of the steps. Raises AssertionError if an entry is not found.
     """
     from ddflow.trace.index import IndexWrite
     from ddflow.trace.ordered_index import OrderedIndex

@@ -1,9 +1,9 @@
-"""Pathway on the join and the sums of the operators bench, in an interpreter that has it.
+"""Run Pathway on the join and sums of the operators bench, in a separate interpreter.
 
-Invariant: it is given differences that were found before, at a time for the load and one for each step, and its answer
-is what they leave. It is not in the locked versions, so ``DDFLOW_BENCH_PATHWAY`` names an interpreter that has it
-(``python -m venv there; there/bin/pip install pathway``); without one, the contender is left out. Its run is timed from
-start to end, the load with it; reading files and making its tables is not. Limits: a program of its own.
+Pathway is not in the locked versions, so ``DDFLOW_BENCH_PATHWAY`` names an interpreter that has it. Install it with
+``python -m venv there; there/bin/pip install pathway``. Without the variable the contender is left out. Pathway gets
+precomputed differences, with one time for the load and one for each step. The timing covers the whole run, load
+included, but not reading files and making tables.
 
 >>> from operators_work import Size
 >>> [sum(table["__diff__"].to_pylist()) for table in differences(Size(keys=50, rows=20, step=10)).values()]
@@ -33,7 +33,7 @@ INTERPRETER = os.environ.get("DDFLOW_BENCH_PATHWAY")
 
 
 def measured(size: Size) -> dict[str, Any]:
-    """What the program below says, on so many rows; AssertionError where it fails."""
+    """Run the program below on so many rows; raise AssertionError if it fails."""
     from operators_work import contents
 
     with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
@@ -48,7 +48,7 @@ def measured(size: Size) -> dict[str, Any]:
 
 
 def differences(size: Size) -> dict[str, pa.Table]:
-    """By input, the differences of load and steps, with ``__time__`` and ``__diff__``."""
+    """Return the differences of load and steps by input, with ``__time__`` and ``__diff__``."""
     from operators_work import CUSTOMERS, ORDERS, changes, loaded
 
     steps = [loaded(size), *(changes(size, number) for number in range(size.steps))]
@@ -75,7 +75,7 @@ def _differences(steps: Iterable[pa.Table], key: str, keys: int) -> pa.Table:
 
 
 def program(folder: Path) -> None:
-    """Run the query over the differences in a folder; its seconds to standard output, its answer to a file."""
+    """Run the query over the differences in a folder; print its seconds and write its answer to a file."""
     import pathway as pw
 
     def table(name: str, key: str, *columns: str) -> Any:

@@ -1,8 +1,4 @@
-"""Who runs the lines of the operators bench on orders and customers: ddflow, and those who recompute or are engines.
-
-Invariant: a contender is told of a step twice: `ready` before the clock, `step` on it. Those who recompute bring their
-tables up to date in `ready`, so that only the query itself is timed, which flatters them; ``polars-upkeep`` does that
-on the clock. ddflow has nothing to get ready. What it puts out are differences, what the others do is the answer.
+"""Run ddflow and the recomputing peers DuckDB and Polars on orders and customers.
 
 >>> from operators_work import changes, loaded, revenue
 >>> size = Size(keys=100, rows=40, step=20)
@@ -32,12 +28,12 @@ if TYPE_CHECKING:
     import ddflow as dd
 
 THREADS = 2
-"""Of those who recompute."""
+"""Threads of peers that recompute."""
 QUERY = f"select city, count(*) n, sum(amount) s from {ORDERS} join {CUSTOMERS} on customer = of group by city"
 
 
 def plan(line: str, clock: bool) -> dd.Flow:
-    """Orders with their customers' city; behind that, for ``revenue``, how many by city and what they come to."""
+    """Return the flow of orders with their customers' city, and for ``revenue`` count and sum of amounts by city."""
     import ddflow as dd
 
     flow, time = dd.Flow(), {"time": "time"} if clock else {}
@@ -51,7 +47,10 @@ def plan(line: str, clock: bool) -> dd.Flow:
 
 
 class Incremental:
-    """ddflow: a step is an epoch; on the line ``join`` the rows of a hundred times, as in W1."""
+    """The contender ddflow: a step is an epoch.
+
+    A step of the line ``join`` has the rows of a hundred times, as in W1.
+    """
 
     def __init__(self, line: str, size: Size, memory: str | None) -> None:
         self._clock, self._size = line == "join", size
@@ -60,10 +59,10 @@ class Incremental:
         self._engine, self._sum = plan(line, self._clock).open(threads=1, **options), 0
 
     def ready(self, tables: Tables) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def step(self, tables: Tables, number: int) -> pa.Table:
-        """The updates."""
+        """Run a step and return its updates."""
         if not self._clock:
             bare = {name: table.drop_columns("time") for name, table in tables.items()}
             return self._engine.step(bare, time=number)["out"]
@@ -71,24 +70,29 @@ class Incremental:
         return self._engine.advance_to(times_of(self._size, number)[0])["out"]
 
     def take(self, out: pa.Table) -> None:
-        """Add updates up."""
+        """Add the updates to the sum."""
         self._sum += int(contents([out]), 16)
 
     def answer(self) -> str:
-        """The checksum of the rows that are left.  AssertionError where customers are arranged more than once."""
+        """Return the checksum of the final rows; raise AssertionError if customers are arranged more than once."""
         held = list(self._engine.stats()["arrangements"])
         if sum(name == CUSTOMERS or "'of'" in name for name in held) != 1:
             raise AssertionError(f"customers are not arranged once: {held}")
         return f"{self._sum % 2**64:016x}"
 
     def bytes(self) -> int:
-        """What the engine holds, in memory and in mapped files."""
+        """Return the engine's bytes, in memory and in mapped files."""
         stats = self._engine.stats()
         return int(stats["bytes_resident"] + stats["bytes_mapped"])
 
 
 class Recomputed:
-    """The answer of the last step is all there is."""
+    """A peer that recomputes the query at each step and keeps only the last answer.
+
+    A step has two calls: `ready` before the clock, `step` on the clock. Most peers update their tables in `ready`. So
+    only their query is timed, which flatters them. ``polars-upkeep`` updates them on the clock; ddflow has nothing to
+    do in `ready`.
+    """
 
     def __init__(self, line: str, size: Size, memory: str | None) -> None:
         self._last = pa.table({})
@@ -98,23 +102,23 @@ class Recomputed:
         self._last = out
 
     def answer(self) -> str:
-        """Its checksum."""
+        """Return the answer's checksum."""
         return contents([self._last.select(["city", "n", "s"])])
 
     def bytes(self) -> int:
-        """Not counted."""
+        """Return 0: bytes are not counted."""
         return 0
 
 
 class Duck(Recomputed):
-    """DuckDB on two threads: tables of its own, merged into; then the query."""
+    """DuckDB on two threads: it merges into its own tables, then queries them."""
 
     def __init__(self, line: str, size: Size, memory: str | None) -> None:
         super().__init__(line, size, memory)
         self._connection, self._first = connect(THREADS), True
 
     def ready(self, tables: Tables) -> None:
-        """The last row of each key into the tables."""
+        """Merge the last row of each key into the tables."""
         for (name, table), key in zip(tables.items(), ("id", "of"), strict=True):
             self._connection.register("events", _last(table, key))
             self._connection.execute(
@@ -126,19 +130,19 @@ class Duck(Recomputed):
         self._first = False
 
     def step(self, tables: Tables, number: int) -> pa.Table:
-        """The answer."""
+        """Return the query's answer."""
         return self._connection.sql(QUERY).to_arrow_table()
 
 
 class Polars(Recomputed):
-    """Polars: the rows of a step in the place of those with their keys; then the query."""
+    """Polars: a step's rows replace those with the same keys; then it queries the frames."""
 
     def __init__(self, line: str, size: Size, memory: str | None) -> None:
         super().__init__(line, size, memory)
         self._frames = dict[str, Any]()
 
     def ready(self, tables: Tables) -> None:
-        """Into the frames."""
+        """Replace rows in the frames."""
         import polars as pl
 
         for (name, table), key in zip(tables.items(), ("id", "of"), strict=True):
@@ -147,7 +151,7 @@ class Polars(Recomputed):
             self._frames[name] = pl.concat([held.join(last, on=key, how="anti"), last])
 
     def step(self, tables: Tables, number: int) -> pa.Table:
-        """The answer."""
+        """Return the query's answer."""
         import polars as pl
 
         orders, customers = (self._frames[name].lazy() for name in (ORDERS, CUSTOMERS))
@@ -157,19 +161,19 @@ class Polars(Recomputed):
 
 
 class PolarsUpkeep(Polars):
-    """The same, and its frames are brought up to date on the clock."""
+    """Polars that also updates its frames on the clock."""
 
     def ready(self, tables: Tables) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def step(self, tables: Tables, number: int) -> pa.Table:
-        """The answer."""
+        """Update the frames and return the query's answer."""
         super().ready(tables)
         return super().step(tables, number)
 
 
 def _last(table: pa.Table, key: str) -> pa.Table:
-    """The last row of each key, without its time.  O(n log n)."""
+    """Return the last row of each key, without its time.  O(n log n)."""
     keys = table[key].to_numpy()
     _, at = np.unique(keys[::-1], return_index=True)
     return table.drop_columns("time").take(pa.array(len(keys) - 1 - at))

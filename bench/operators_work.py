@@ -1,9 +1,9 @@
-"""The work of the operators bench: orders and customers that change, and what each line must hold in the end.
+"""Make the orders and customers of the operators bench, and each line's known final rows.
 
-Invariant: tables follow from sizes and a seed, whoever takes them, and what is left follows from scatters of numpy (the
-last of equal places stays), without an operator. Orders are (id, customer, amount), ten a customer, customers are (of,
-city), of which there are a thousand. Of the events of a step nine in ten are of orders and one is of a customer, on
-random keys; a time has a thousand of them. Nothing here runs a contender.
+Tables depend only on sizes and a seed. Final rows come from numpy scatters, where the last of equal places stays,
+without an operator. Orders are (id, customer, amount), ten a customer. Customers are (of, city), with a thousand
+cities. Nine in ten events of a step are orders and one is a customer, on random keys, a thousand a time. Nothing here
+runs a contender.
 
 >>> size = Size(keys=1000, rows=4000, step=2000)
 >>> [(table.num_rows, table.column_names) for table in changes(size, 0).values()]
@@ -29,7 +29,7 @@ WARM: Final = 3
 
 
 class Size(NamedTuple):
-    """``keys`` orders with a tenth of the customers, then ``rows`` events, ``step`` a step."""
+    """A size: ``keys`` orders and a tenth as many customers, then ``rows`` events in steps of ``step``."""
 
     keys: int
     rows: int
@@ -37,12 +37,12 @@ class Size(NamedTuple):
 
     @property
     def customers(self) -> int:
-        """How many customers there are."""
+        """Number of customers."""
         return max(self.keys // 10, 1)
 
     @property
     def steps(self) -> int:
-        """How many steps there are, those that warm up included."""
+        """Number of steps, warm-up included."""
         return self.rows // self.step
 
 
@@ -50,7 +50,7 @@ Tables = dict[str, pa.Table]
 
 
 def loaded(size: Size) -> Tables:
-    """All orders, in random order, and all customers, before the first time."""
+    """Return all orders in random order and all customers, before the first time."""
     chance = np.random.default_rng([7, size.keys])
     orders = {"id": chance.permutation(size.keys), **_order(chance, size, size.keys)}
     customers = {"of": chance.permutation(size.customers), "city": chance.integers(0, CITIES, size.customers)}
@@ -58,7 +58,7 @@ def loaded(size: Size) -> Tables:
 
 
 def changes(size: Size, number: int) -> Tables:
-    """The events of a step, by input."""
+    """Return the events of a step by input."""
     chance, of_customers = np.random.default_rng([8, size.keys, size.step, number]), max(size.step // 10, 1)
     n = size.step - of_customers
     orders = {"id": chance.integers(0, size.keys, n), **_order(chance, size, n)}
@@ -70,7 +70,7 @@ def changes(size: Size, number: int) -> Tables:
 
 
 def times_of(size: Size, number: int) -> tuple[int, int]:
-    """The first time of a step, and how many it has."""
+    """Return the first time of a step and its number of times."""
     times = max(size.step // A_TIME, 1)
     return 1 + number * times, times
 
@@ -80,13 +80,13 @@ def _order(chance: Any, size: Size, n: int) -> dict[str, Any]:
 
 
 def _table(columns: dict[str, Any], first: int, times: int) -> pa.Table:
-    """Columns with a time, which goes up from ``first``, for as many as there are."""
+    """Make a table with a time column that ascends from ``first`` over ``times`` times."""
     n = len(next(iter(columns.values())))
     return pa.table({**columns, "time": first + np.arange(n) * times // n if first else np.zeros(n, np.int64)})
 
 
 def arrays(size: Size) -> tuple[Any, Any, Any]:
-    """What is left after all steps: customer and amount by order, city by customer."""
+    """Return the final arrays: customer and amount by order, city by customer."""
     customer, amount, city = np.empty(size.keys, np.int64), np.empty(size.keys, np.int64), np.empty(0, np.int64)
     city = np.empty(size.customers, np.int64)
     for tables in (loaded(size), *(changes(size, number) for number in range(size.steps))):
@@ -95,7 +95,7 @@ def arrays(size: Size) -> tuple[Any, Any, Any]:
 
 
 def scatter(tables: Tables, customer: Any, amount: Any, city: Any) -> None:
-    """Bring the arrays of orders and customers up to date."""
+    """Update the arrays of orders and customers."""
     orders, customers = tables[ORDERS], tables[CUSTOMERS]
     at = orders["id"].to_numpy()
     customer[at], amount[at] = orders["customer"].to_numpy(), orders["amount"].to_numpy()
@@ -103,13 +103,13 @@ def scatter(tables: Tables, customer: Any, amount: Any, city: Any) -> None:
 
 
 def joined(size: Size) -> pa.Table:
-    """The rows of orders with the city of their customer."""
+    """Return the orders with the city of their customer."""
     customer, amount, city = arrays(size)
     return pa.table({"id": np.arange(size.keys), "customer": customer, "amount": amount, "city": city[customer]})
 
 
 def revenue(size: Size) -> pa.Table:
-    """By city, how many orders and what they come to."""
+    """Return the number of orders and the sum of amounts by city."""
     customer, amount, city = arrays(size)
     of = city[customer]
     n, s = np.bincount(of, minlength=CITIES), np.bincount(of, amount, CITIES).astype(np.int64)
@@ -117,11 +117,11 @@ def revenue(size: Size) -> pa.Table:
     return pa.table({"city": there, "n": n[there], "s": s[there]})
 
 
-# The lines over the upserts of ``workloads``: what is left of (key, val), as columns in the order of `grouped`.
+# Lines over the upserts of `workloads`: the final (key, val), as columns in the order of `grouped`.
 
 
 def events(size: Size) -> pa.Table:
-    """The upserts of W1, or of a shape like it."""
+    """Return the upserts of W1 or of a similar shape."""
     return workloads.load("w1") if size[:2] == (1_000_000, 10_000_000) else workloads.build(_shape(size))
 
 
@@ -130,7 +130,7 @@ def _shape(size: Size) -> workloads.Shape:
 
 
 def grouped(line: str, size: Size) -> pa.Table:
-    """What a line holds after all events."""
+    """Return the rows of a line after all events."""
     table = events(size)
     held = np.full(size.keys, -1, np.int64)
     held[table["key"].to_numpy()] = table["val"].fill_null(-1).to_numpy()
@@ -139,7 +139,7 @@ def grouped(line: str, size: Size) -> pa.Table:
 
 
 def _groups(key: Any, val: Any) -> Iterator[tuple[int, Any]]:
-    """The keys of each value, ascending."""
+    """Yield each value with its keys, ascending."""
     order = np.lexsort((key, val))
     key, val = key[order], val[order]
     edges = np.flatnonzero(np.diff(val)) + 1
@@ -177,7 +177,7 @@ LEFT: dict[str, Callable[[Any, Any], pa.Table]] = {
 
 
 def contents(tables: Any) -> str:
-    """The checksum of rows at no time in particular: updates add up to it when what they leave is the same."""
+    """Return the checksum of rows without times; updates have the same checksum as the rows they add up to."""
     total = 0
     for table in tables:
         names = [name for name in table.column_names if name not in ("_time", "_diff")]

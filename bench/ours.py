@@ -1,9 +1,8 @@
-"""ddflow as a contender: steps of 100 k rows through ``push`` and ``advance_to``, or everything in one step.
+"""Run ddflow as a contender: steps of 100 k rows through ``push`` and ``advance_to``, or one single step.
 
-Invariant: the engine sees what a feed would give it and nothing else: slices in order of arrival, and after each a
-frontier at the first time of the next, so that no time is closed that could still receive events. Peers with the whole
-input sort once; this keeps state between 100 steps. It ends with ``advance_to(CLOSED)`` and checks that every event
-got its verdict. Limits: nothing here measures.
+The engine gets slices in order of arrival, and after each a frontier at the first time of the next, so no time closes
+too early. Peers with the whole input sort once; the engine keeps state between 100 steps. A run ends with
+``advance_to(CLOSED)`` and checks that every event got its verdict. This module does not measure.
 
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
 >>> for line in ("upsert", "backfill"):
@@ -29,14 +28,14 @@ STEP = 100_000
 
 
 def warm() -> None:
-    """Load or compile every kernel, so that no compilation is measured."""
+    """Load or compile every kernel, so that timings exclude compilation."""
     from ddflow.tools.warmup import compile_all_kernels
 
     compile_all_kernels(None)
 
 
 def plan(schema: pa.Schema, line: str) -> dd.Flow:
-    """The flow of a line: upserts, then what ``line`` names, into an output called ``out``; null in ``val`` deletes."""
+    """Return the flow of a line: upserts and the operators in ``line``, with output ``out``; a null ``val`` deletes."""
     import ddflow as dd
 
     flow = dd.Flow()
@@ -51,7 +50,7 @@ def plan(schema: pa.Schema, line: str) -> dd.Flow:
 
 
 def in_steps(engine: dd.Engine, events: pa.Table, step: int = STEP) -> Iterator[pa.Table]:
-    """Push the events a step at a time, advance to where the next step begins, and give each step's updates."""
+    """Push the events one step at a time, advance to the start of the next step, and yield each step's updates."""
     import ddflow as dd
 
     for start, piece in zip(range(0, events.num_rows, step), slices(events, step), strict=True):
@@ -61,7 +60,7 @@ def in_steps(engine: dd.Engine, events: pa.Table, step: int = STEP) -> Iterator[
 
 
 def ddflow_steps(events: pa.Table, line: str = "upsert", step: int = STEP, threads: int = 1) -> list[pa.Table]:
-    """Run ``line`` over the events in steps and return one table of updates a step; all of them stay alive."""
+    """Run ``line`` over the events; return one table of updates per step, all in memory."""
     if line == "epoch":
         events = events.drop_columns("time")
     with plan(events.schema, line).open(threads=threads) as engine:
@@ -74,7 +73,7 @@ def ddflow_steps(events: pa.Table, line: str = "upsert", step: int = STEP, threa
 
 
 def check_verdicts(engine: dd.Engine, events: int) -> None:
-    """AssertionError unless every one of the events has its verdict."""
+    """Raise AssertionError unless every event has its verdict."""
     resolved, pending = engine.verdicts.total, engine.verdicts.pending
     if resolved != events or pending:
         raise AssertionError(f"{events} events in, {resolved} with a verdict and {pending} pending: verdicts are lost")

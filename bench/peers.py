@@ -1,10 +1,9 @@
-"""The peers that need nothing but Python and numpy: a dict loop, and two ways to write it as whole-array numpy.
+"""Run the peers in Python and numpy: a dict loop and two whole-array programs.
 
-Invariant: every peer keeps the contract the engine keeps. In: an Arrow table of (key, val or null, time) in memory,
-rows arriving in time order. Out: Arrow tables of (key, val, ``_time``, ``_diff``), ordered by ``_time``, a key's
-retraction before its assertion; of several events of a key at a time the last wins, a null deletes, and what changes
-nothing is silent. The cost of a peer hides in what it may leave out, so what each *assumes* and whether it orders its
-output is said beside its figure. Nothing here measures.
+Every peer keeps the engine's contract. Input: an Arrow table of (key, val or null, time), in time order. Output: Arrow
+tables of (key, val, ``_time``, ``_diff``), ordered by ``_time``, with a key's retraction before its assertion. The last
+event of a key at a time wins. A null deletes, and an event without a change gives no update. Each contender states what
+it *assumes* and whether it orders its output. Nothing here measures.
 
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
 >>> for peer in (dict_loop, numpy_lexsort, numpy_arrival):
@@ -24,14 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from workloads import whole
 
-FLUSH = 200_000  # updates a dict loop gathers before they become an Arrow table
+FLUSH = 200_000  # updates that a dict loop collects before it makes an Arrow table
 
 
 def dict_loop(events: pa.Table, line: str = "upsert") -> list[pa.Table]:
-    """One Python dict from key to value, a loop over the events; the only peer that runs every line.
+    """Loop over the events with one dict from key to value; the only peer that runs every line.
 
-    Within a time ``dict(zip(...))`` lets the last event of a key win at the speed of C.  Updates go one behind another
-    into a flat list: as tuples they kept the garbage collector busy for three times as long as the loop.  O(n) time.
+    Within a time, ``dict(zip(...))`` picks the last event of a key at C speed. Updates go into a flat list, because
+    tuples cost garbage collection three times the loop's time. O(n) time.
     """
     keys, vals, times = (events[name].to_pylist() for name in ("key", "val", "time"))
     sink = _Sink(events.schema, line)
@@ -57,13 +56,13 @@ def dict_loop(events: pa.Table, line: str = "upsert") -> list[pa.Table]:
 
 
 def _ends(events: pa.Table) -> list[int]:
-    """The row after the last one of each time."""
+    """Return the end row of each time."""
     times = events["time"].to_numpy()
     return [*(np.flatnonzero(np.diff(times)) + 1).tolist(), len(times)] if len(times) else []
 
 
 class _Sink:
-    """Where the dict loop's updates go: through the line's operators, then into Arrow tables of some size."""
+    """A sink of the dict loop's updates: it applies the line's operators and fills Arrow tables."""
 
     def __init__(self, schema: pa.Schema, line: str) -> None:
         self.flat: list[Any] = []  # key, val, time, diff, key, val, time, diff, ...
@@ -77,7 +76,7 @@ class _Sink:
         self._schema = pa.schema(columns)
 
     def close_time(self, time: int, last: bool) -> None:
-        """Apply the operators to the updates of one time, which were put into ``flat``."""
+        """Apply the operators to the updates of one time in ``flat``."""
         flat = self.flat
         if self._filter:
             flat = [x for at in range(0, len(flat), 4) if flat[at + 1] < 100 for x in flat[at : at + 4]]
@@ -93,7 +92,7 @@ class _Sink:
             flat.clear()
 
     def _counted(self, flat: list[Any], time: int) -> list[Any]:
-        """The updates of the counts that the updates of one time change."""
+        """Return the changes of the counts for the updates of one time."""
         net: Counter[Any] = Counter()
         for val, diff in zip(flat[1::4], flat[3::4], strict=True):
             net[val] += diff
@@ -109,18 +108,18 @@ class _Sink:
 
 
 class Columns(NamedTuple):
-    """A workload as plain arrays: text by its dictionary code, so that numpy sees integers only."""
+    """A workload as plain arrays, with text as dictionary codes, so that numpy sees integers only."""
 
     key: Any  # int64[n]
-    val: Any  # int64[n], 0 where dead
-    live: Any  # bool[n], false where the event deletes
+    val: Any  # int64[n], 0 if dead
+    live: Any  # bool[n], false if the event deletes
     time: Any  # int64[n]
-    keys: pa.Array | None  # what the codes of `key` stand for, None when they are the keys
+    keys: pa.Array | None  # texts of the codes of `key`, None for integer keys
     vals: pa.Array | None
 
 
 def columns_of(events: pa.Table) -> Columns:
-    """The plain arrays of a workload.  O(n)."""
+    """Convert a workload to plain arrays.  O(n)."""
     key, val, time = (whole(events[name]) for name in ("key", "val", "time"))
     keys = vals = None
     live = val.is_valid().to_numpy(zero_copy_only=False)
@@ -142,7 +141,7 @@ def _updates(columns: Columns, key: Any, val: Any, time: Any, diff: Any) -> list
 
 
 def heads(values: Any) -> Any:
-    """bool[n]: where a run of equal values begins."""
+    """Return bool[n]: true at the start of each run of equal values."""
     head = np.empty(len(values), bool)
     head[:1] = True
     np.not_equal(values[1:], values[:-1], out=head[1:])
@@ -150,12 +149,12 @@ def heads(values: Any) -> Any:
 
 
 def numpy_lexsort(events: pa.Table) -> list[pa.Table]:
-    """The plain way, for events in any order of time: sort by (key, time), compare neighbours, sort updates by time.
+    """Sort by (key, time), compare neighbours, and sort updates by time; events may be in any order.
 
     O(n log n) time, about twelve arrays of n rows at once.
     """
     columns = columns_of(events)
-    order = np.lexsort((columns.time, columns.key))  # stable, so the last event of a (key, time) comes last
+    order = np.lexsort((columns.time, columns.key))  # stable: the last event of a (key, time) stays last
     key, val, live, time = (array[order] for array in columns[:4])
     last = np.append((heads(key) | heads(time))[1:], True)
     key, val, live, time = key[last], val[last], live[last], time[last]
@@ -165,15 +164,15 @@ def numpy_lexsort(events: pa.Table) -> list[pa.Table]:
     out, into = np.flatnonzero(changed & had), np.flatnonzero(changed & live)
     keys, vals = np.concatenate((key[out], key[into])), np.concatenate((old[out], val[into]))
     times, diffs = np.concatenate((time[out], time[into])), np.repeat((-1, 1), (len(out), len(into)))
-    by_time = np.argsort(times, kind="stable")  # retractions were put first, and stay first within a time
+    by_time = np.argsort(times, kind="stable")  # retractions come first, and stay first within a time
     return _updates(columns, keys[by_time], vals[by_time], times[by_time], diffs[by_time])
 
 
 def numpy_arrival(events: pa.Table) -> list[pa.Table]:
-    """The best numpy we could write, for events that arrive in time order: nothing but one sort by key.
+    """Run the fastest numpy program we found, for events in time order: a single sort by key.
 
-    Key and row number are packed into one uint64 where they fit, which numpy sorts with vector instructions; the old
-    values are scattered back to the rows they were found at, so the output needs no sort.  O(n log n) time.
+    If key and row number fit into one uint64, they are packed and sorted with vector instructions. Old values are
+    scattered back to their rows, so the output needs no sort. O(n log n) time.
     """
     columns = columns_of(events)
     order = by_key(columns.key)
@@ -189,9 +188,10 @@ def numpy_arrival(events: pa.Table) -> list[pa.Table]:
 
 
 def in_arrival_order(columns: Columns, rows: Any, old: Any, retracts: Any, asserts: Any) -> list[pa.Table]:
-    """The updates of some winners in the order of their rows, each retraction before its assertion.  O(n).
+    """Return the updates of the winners in the order of their rows, each retraction before its assertion.  O(n).
 
-    ``rows``: of the winners; for each its ``old`` value, whether that is retracted and whether its own is asserted.
+    ``rows`` are the winners' rows. Each has its ``old`` value, whether to retract that, and whether to assert its own
+    value.
     """
     n = len(columns.key)
     before, out, into = np.empty(n, np.int64), np.zeros(n, bool), np.zeros(n, bool)
@@ -212,7 +212,7 @@ def in_arrival_order(columns: Columns, rows: Any, old: Any, retracts: Any, asser
 
 
 def by_key(key: Any) -> Any:
-    """The rows ordered by (key, row)."""
+    """Return the rows ordered by (key, row)."""
     bits = max(len(key) - 1, 1).bit_length()
     least = key.min(initial=0)
     if int(key.max(initial=0)) - int(least) >= 1 << (64 - bits):

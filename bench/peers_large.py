@@ -1,9 +1,7 @@
-"""The peers that keep their state on disk: RocksDB by way of rocksdict, and DuckDB on a file, both inside a budget.
+"""Run the peers with state on disk, inside a budget: RocksDB through rocksdict, and DuckDB on a file.
 
-Invariant: the contract of ``peers.py``, step by step, and each gets the settings we found fastest for it (README.md
-names those that lost). Neither keeps a log or syncs, because what ddflow spills is not durable either. With one
-Python call for each event RocksDB would measure Python; so all that can be done on whole arrays is, keys are asked for
-in one call a step, integers in order, and writes go in one batch. Nothing here measures.
+They keep the contract of `peers`, step by step, without log or sync, because ddflow's spill is not durable either. Each
+has the fastest settings we found; bench/README.md names the slower ones.
 
 >>> import tempfile
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 0, 1]})
@@ -28,14 +26,15 @@ from peers_sql import connect, one_step
 from workloads import whole
 
 __all__ = ["Duck", "Rocks", "closing"]
-ABSENT = -1  # a value that is not there; those of the workloads are not negative, and neither are dictionary codes
+ABSENT = -1  # a missing value; values and codes are never negative
 
 
 class Rocks:
-    """RocksDB in raw mode; half of ``memory`` is memtables and half block cache, or with ``mapped`` all are memtables.
+    """RocksDB in raw mode; ``memory`` is half memtables, half block cache, or all memtables with ``mapped``.
 
-    With ``mapped`` blocks are read where they lie in mapped files, as ddflow reads its own.  Indexes and filters are
-    left outside the budget (about 1.4 bytes a key): inside it they pushed one another out, and it was slower.
+    One Python call per event would measure Python, so each step has one sorted multi-get and one write batch. With
+    ``mapped``, blocks are read from mapped files, as ddflow reads its own. Indexes and filters are outside the budget
+    (about 1.4 bytes a key): inside it they evicted each other, which was slower.
     """
 
     def __init__(self, folder: str, memory: int, schema: pa.Schema, mapped: bool = False) -> None:
@@ -57,11 +56,11 @@ class Rocks:
         self._batch, self._texts = rocksdict.WriteBatch, not pa.types.is_integer(schema.field("key").type)
 
     def take(self, events: pa.Table) -> pa.Table:
-        """The updates of a step; the state is brought up to date.  O(n log n) beside what RocksDB does."""
+        """Return the updates of a step and update the state.  O(n log n), plus the work of RocksDB."""
         columns = columns_of(events)
         order = by_key(columns.key)
         ends = np.append((heads(columns.key[order]) | heads(columns.time[order]))[1:], True)
-        rows = order[ends]  # the winners, by key and then in order of arrival
+        rows = order[ends]  # the winners, by key and then by arrival
         head = heads(columns.key[rows])
         names = _names(columns.key[rows[head]], columns.keys)
         held = self._db.get(names)
@@ -76,7 +75,7 @@ class Rocks:
         return updates
 
     def _with_old(self, columns: Columns, events: pa.Table, held: list[bytes | None]) -> tuple[Columns, Any]:
-        """The columns and the values held, in the same codes."""
+        """Return the columns and the stored values, in the same codes."""
         if not self._texts:
             absent = np.int64(ABSENT).tobytes()
             return columns, np.frombuffer(b"".join([absent if one is None else one for one in held]), np.int64)
@@ -86,7 +85,7 @@ class Rocks:
         return columns._replace(val=codes[: len(val)], vals=coded.dictionary), codes[len(val) :]
 
     def _write(self, names: list[bytes], new: Any, old: Any, words: pa.Array | None) -> None:
-        """Put what the keys hold now, where that is not what they held."""
+        """Write the new values of the keys that changed."""
         batch = self._batch(raw_mode=True)
         put, gone = np.flatnonzero((new != old) & (new >= 0)), np.flatnonzero((new < 0) & (old >= 0))
         values = _values(new[put], words)
@@ -102,7 +101,7 @@ class Rocks:
 
 
 def _names(keys: Any, words: pa.Array | None) -> list[bytes]:
-    """Keys as bytes that sort as they do; texts in the order they are given."""
+    """Return keys as bytes in the same sort order; texts keep their order."""
     return keys.astype(">i8").view("V8").tolist() if words is None else _texts(keys, words)
 
 
@@ -116,7 +115,7 @@ def _texts(codes: Any, words: pa.Array) -> list[bytes]:
 
 
 class Duck:
-    """DuckDB with its state table in a file, two threads and ``memory`` as its limit; the key has no index.
+    """DuckDB with its state table in a file, two threads and ``memory`` as its limit, without a key index.
 
     A primary key was no faster in steps of 100 k over 18 million keys, and ran out of memory in steps of a million.
     """
@@ -132,7 +131,7 @@ class Duck:
             self._connection.execute(statement)
 
     def take(self, events: pa.Table) -> pa.Table:
-        """The updates of a step; the state is brought up to date.  O(state) time: it is scanned."""
+        """Return the updates of a step and update the state.  O(state) time, because it scans the state."""
         return one_step(self._connection, events)
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
-"""The peers that are engines of their own: DuckDB over the whole input or in steps against a state table, and Polars.
+"""Run the peers DuckDB, over the whole input or in steps against a state table, and Polars.
 
-Invariant: the contract is that of ``peers.py``, and each engine gets the fastest query we found for it (the ones that
-lost are named in README.md); inputs are handed over as Arrow and results taken as Arrow, by each engine's own door.
-Neither engine promises an order it was not asked for, so arrival is numbered inside the query, and what an ordered
-output costs is shown by a second contender that leaves it out. Nothing here measures.
+They keep the contract of `peers`. Each engine gets the fastest query we found; bench/README.md names the slower ones.
+Inputs and results are Arrow, through the engine's own API. Neither engine keeps an unrequested order, so the query
+numbers the arrivals. A second contender without ordered output shows the cost of the order. Nothing here measures.
 
 >>> import pyarrow as pa
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
@@ -24,13 +23,13 @@ from workloads import slices
 if TYPE_CHECKING:
     import duckdb
 
-# The last event of each (key, time), with the next time of its key (null when there is none).
+# The last event of each (key, time), with the next time of its key (null for the last time).
 WINNERS = """
     numbered as (select key, val, time, row_number() over () as seq from events),
     followed as (select *, lead(time) over (partition by key order by seq) as later from numbered),
     winners as (select * from followed where later is distinct from time)"""
 
-# What the winners change, given their old values: retractions and assertions.
+# The retractions and assertions of the winners, from their old values.
 UPDATES = """
     select key, old as val, time as _time, (-1)::bigint as _diff from resolved
     where old is not null and old is distinct from val
@@ -40,7 +39,7 @@ UPDATES = """
 
 
 def connect(threads: int, path: str = ":memory:") -> duckdb.DuckDBPyConnection:
-    """A connection that takes ``threads`` threads, to a file or to memory."""
+    """Open a file or memory with ``threads`` threads."""
     import duckdb
 
     connection = duckdb.connect(path)
@@ -49,7 +48,7 @@ def connect(threads: int, path: str = ":memory:") -> duckdb.DuckDBPyConnection:
 
 
 def duckdb_whole(events: pa.Table, threads: int, ordered: bool = True) -> list[pa.Table]:
-    """One query over all events: the old value of a winner is the value of the winner before it, by ``lag``."""
+    """Run one query over all events; ``lag`` gives a winner the value of the winner before it."""
     with connect(threads) as connection:
         connection.register("events", events)
         query = f"""with {WINNERS},
@@ -60,7 +59,7 @@ def duckdb_whole(events: pa.Table, threads: int, ordered: bool = True) -> list[p
 
 
 def duckdb_steps(events: pa.Table, threads: int, step: int = 100_000) -> list[pa.Table]:
-    """What the engine does, in SQL: per step, old values come from a state table, which is then merged into."""
+    """Do the engine's work in SQL: each step reads old values from a state table and merges into it."""
     first = events.schema.field("key").type
     with connect(threads) as connection:
         name = "bigint" if pa.types.is_integer(first) else "varchar"
@@ -69,7 +68,7 @@ def duckdb_steps(events: pa.Table, threads: int, step: int = 100_000) -> list[pa
 
 
 def one_step(connection: duckdb.DuckDBPyConnection, events: pa.Table) -> pa.Table:
-    """Resolve some events against the table ``state (key, val)``, bring it up to date, and return their updates."""
+    """Resolve events against the table ``state (key, val)``, update it, and return the updates."""
     connection.register("events", events)
     connection.execute(f"""create or replace temp table resolved as with {WINNERS}
         select winners.key, winners.val, time, later,
@@ -77,7 +76,7 @@ def one_step(connection: duckdb.DuckDBPyConnection, events: pa.Table) -> pa.Tabl
         from winners left join state using (key)
         window of_key as (partition by winners.key order by seq)""")
     updates = connection.sql(f"{UPDATES} order by _time, _diff").to_arrow_table()
-    # A deleted key stays as a null, which reads as absent: removing its row made every later step slower.
+    # A deleted key stays as a null, which reads as absent: deleting its row made later steps slower.
     connection.execute("""merge into state using (select key, val from resolved where later is null) as new
         on state.key = new.key
         when matched then update set val = new.val
@@ -86,9 +85,9 @@ def one_step(connection: duckdb.DuckDBPyConnection, events: pa.Table) -> pa.Tabl
 
 
 def polars_whole(events: pa.Table, ordered: bool = True) -> list[pa.Table]:
-    """One lazy query: sort by key, stably, and compare neighbours; two halves in order of arrival are then merged.
+    """Run one lazy query: sort by key, stably, compare neighbours, then merge two halves in order of arrival.
 
-    It takes as many threads as ``POLARS_MAX_THREADS`` said when polars was first imported.
+    The number of threads is ``POLARS_MAX_THREADS`` when polars is first imported.
     """
     import polars as pl
 
@@ -122,10 +121,10 @@ WIDE_WINNERS = """create or replace temp table winners as
 
 
 def duckdb_wide_steps(events: pa.Table, threads: int, step: int = 100_000) -> list[pa.Table]:
-    """The same for rows of any columns between ``key`` and ``time`` that are never deleted.
+    """Do the same for rows with any columns between ``key`` and ``time``, without deletes.
 
-    Window functions carry every column of every row along, so only row numbers go through them, and the old row is
-    joined back in (structs and a ``lag`` of every column were slower).
+    Window functions carry every column along. So only row numbers pass through them, and a join brings back the old
+    row. Structs, and a ``lag`` of every column, were slower.
     """
     sql = _statements([name for name in events.column_names if name != "time"])
     tables = []
@@ -142,7 +141,7 @@ def duckdb_wide_steps(events: pa.Table, threads: int, step: int = 100_000) -> li
 
 
 def _statements(names: list[str]) -> dict[str, str]:
-    """The statements of a step for a row of these columns, ``key`` among them."""
+    """Return the statements of a step for a row of these columns, ``key`` included."""
     quoted = [f'"{name}"' for name in names]
     rest = [name for name in quoted if name != '"key"']
 

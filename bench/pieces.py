@@ -1,10 +1,6 @@
-"""The large workloads: upserts that are made a piece at a time, so that they are nowhere whole, not even on disk.
+"""Generate large workloads in pieces, which never exist as a whole, not even on disk.
 
-Invariant: piece ``i`` of a workload is drawn from a generator of its own, seeded by the workload and ``i``, so any
-prefix is the same upserts whoever asks, in whatever steps. Inputs and updates of this size do not fit the memory that
-is being measured, so both are made, checked and dropped piece by piece, and the known answer is kept as *marks*: count
-and checksum of the updates after so many upserts. They come from ``reference``, which knows that keys are small
-integers and keeps their values in one flat array. Columns as in ``workloads``.
+Piece ``i`` has its own generator, so prefixes are reproducible; a *mark* is count and checksum after so many upserts.
 
 >>> shape = LARGE["tinyl"]
 >>> batch = piece(shape, 1)
@@ -26,11 +22,11 @@ import numpy as np
 import pyarrow as pa
 from workloads import Answer, checksum, columns
 
-CHECKED = 65_536  # rows of updates looked at together, so that checking takes no memory to speak of
+CHECKED = 65_536  # rows of updates in one check, so that checks take little memory
 
 
 class Large(NamedTuple):
-    """``n`` upserts over ``keys`` keys in pieces of ``piece`` rows; the rest as in ``workloads.Shape``."""
+    """A workload of ``n`` upserts over ``keys`` keys in pieces of ``piece`` rows, otherwise like `workloads.Shape`."""
 
     n: int
     keys: int
@@ -43,7 +39,7 @@ class Large(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What all updates come to after the first ``events`` upserts."""
+    """The count and checksum of all updates after the first ``events`` upserts."""
 
     events: int
     updates: int
@@ -57,7 +53,7 @@ LARGE = {
     "tinyl3": Large(60_000, 24_000, strings=True, piece=10_000),
 }
 
-# What the updates of the first so many upserts come to; `reference` must find it again.
+# Updates of the first so many upserts; `reference` must find the same.
 KNOWN = {
     ("w1l", 20_000_000): Answer(25_975_231, "fbf77ff292e847d7"),
     ("w1l", 50_000_000): Answer(77_499_281, "2e9a38e47099916a"),
@@ -68,14 +64,14 @@ KNOWN = {
 
 
 class Marks:
-    """Adds up updates as they come, and notes a `Mark` after every ``every`` upserts.  O(updates), little memory."""
+    """A running sum of updates that notes a `Mark` after every ``every`` upserts.  O(updates), little memory."""
 
     def __init__(self, every: int) -> None:
         self.every, self.seen = every, list[Mark]()
         self._events = self._updates = self._sum = 0
 
     def add(self, tables: Iterable[pa.Table], events: int) -> None:
-        """Take in the updates of the next ``events`` upserts."""
+        """Add the updates of the next ``events`` upserts."""
         for table in tables:
             self._updates += table.num_rows
             self._sum = (self._sum + checksum([table], CHECKED)) % 2**64
@@ -85,24 +81,24 @@ class Marks:
 
     @property
     def mark(self) -> Mark:
-        """What it comes to so far."""
+        """The mark of all updates so far."""
         return Mark(self._events, self._updates, f"{self._sum:016x}")
 
 
 def piece(shape: Large, number: int) -> pa.RecordBatch:
-    """Piece ``number``, counted from 0."""
+    """Return piece ``number``, counted from 0."""
     key, val, gone = _numbers(shape, number)
     time = np.arange(number * shape.piece, (number + 1) * shape.piece) // shape.per_time
     return pa.record_batch([*columns(key, val, gone, shape.strings), time], names=["key", "val", "time"])
 
 
 def schema(shape: Large) -> pa.Schema:
-    """The schema of its pieces."""
+    """Return the schema of the pieces."""
     return piece(shape._replace(piece=1), 0).schema
 
 
 def pieces(shape: Large, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-    """Upserts [start, stop), in pieces; ``start`` is where a piece begins."""
+    """Yield upserts [start, stop) in pieces; a piece must begin at ``start``."""
     for number in _covering(shape, start, stop):
         batch = piece(shape, number)
         yield batch.slice(0, stop - number * shape.piece)
@@ -115,9 +111,10 @@ def _numbers(shape: Large, number: int) -> tuple[Any, Any, Any]:
 
 
 def reference(shape: Large, events: int, every: int) -> tuple[list[Mark], Answer]:
-    """The marks of the first ``events`` upserts, and the answer when they are one epoch (time 0): the live rows.
+    """Return the marks of the first ``events`` upserts, and the answer as one epoch (time 0): the live rows.
 
-    Independent of every contender: values live in a flat array by key, ``-1`` where there is none.
+    It does not use any contender. Keys are small integers, so values are in one flat array by key, with ``-1`` for no
+    value.
     """
     state: Any = np.full(shape.keys, -1, np.int16 if shape.values < 2**15 else np.int64)
     marks = Marks(every)
@@ -141,11 +138,11 @@ def _covering(shape: Large, start: int, stop: int) -> range:
 
 
 def updates(state: Any, key: Any, val: Any, time: Any) -> pa.Table:
-    """The updates of some upserts in order of arrival, -1 deletes; ``state`` (val[key]) is brought up to date."""
+    """Return the updates of upserts in order of arrival, where -1 deletes, and update ``state`` (val[key])."""
     order = np.argsort(key, kind="stable")
     key, val, time = key[order], val[order], time[order]
     same = key[1:] == key[:-1]
-    last = np.append(~same | (time[1:] != time[:-1]), True)  # of its (key, time)
+    last = np.append(~same | (time[1:] != time[:-1]), True)  # last of its (key, time)
     key, val, time = key[last], val[last], time[last]
     first = np.insert(key[1:] != key[:-1], 0, True)
     old = np.where(first, state[key], np.roll(val, 1))

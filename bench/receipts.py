@@ -1,9 +1,10 @@
-"""Receipts: what the driver does of an epoch, begin and finish, from ten partitions to a thousand.
+"""Measure the driver's part of an epoch, begin and finish, from 10 to 1,000 partitions.
 
-Invariant: the receipts are those of real tasks that took real rows and wrote real files, in both stages of a plan that
-counts behind a projection; after the last commit the state is read, and must hold what was given. The tasks run here
-one after the other, and only `EpochDriver.begin` and `EpochDriver.finish` are timed. Limits: these look whether every
-file is there, by name and length; its content is compared when somebody opens it.
+Real tasks on real rows write real files and make the receipts, in both stages of a plan that counts after a projection.
+The tasks run one after the other; only `EpochDriver.begin` and `EpochDriver.finish` are timed. After the last commit
+the state must hold the input rows.
+
+Limits: `finish` checks each file's name and length; the content is checked when the file is opened.
 
 >>> row = BENCH.measure(3, 2)
 >>> row["receipts"], row["files"] > 6, row["finish_ms"][0] > 0
@@ -26,12 +27,12 @@ from report import Bar, Row, within
 from runner import Bench, Job
 
 SIZES = (10, 100, 1000)
-ROWS = 20  # of each partition, in each epoch
-BAR_OF, BAR_MS = 1000, 1000  # partitions, whose receipts must be committed in so many milliseconds
+ROWS = 20  # per partition and epoch
+BAR_OF, BAR_MS = 1000, 1000  # milliseconds allowed to commit the receipts of so many partitions
 
 
 class Receipts(Bench):
-    """The jobs: a number of partitions each."""
+    """The bench with one job for each number of partitions."""
 
     name = "receipts"
     about = "Receipts: what the driver does of an epoch, begin, and finish with all receipts."
@@ -46,7 +47,7 @@ class Receipts(Bench):
         return [Job({"partitions": partitions, "epochs": 8}) for partitions in SIZES]
 
     def measure(self, partitions: int, epochs: int) -> dict[str, Any]:
-        """Commit ``epochs`` epochs; the driver's part of all but the first is timed."""
+        """Commit ``epochs`` epochs and time the driver's part of all but the first."""
         import ddflow as dd
         from ddflow.partitions.commit import DriverOptions, EpochDriver
         from ddflow.partitions.step import StagePartition
@@ -86,7 +87,7 @@ class Receipts(Bench):
         }
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Milliseconds to commit the receipts of a thousand partitions."""
+        """Yield the bar: milliseconds to commit the receipts of a thousand partitions."""
         for row in result["results"]:
             if row["partitions"] == BAR_OF:
                 took = median(row["finish_ms"])
@@ -109,7 +110,7 @@ def rows_of(n: int, rng: Any) -> pa.Table:
 
 
 def epoch_of(cut: Any, start: Any, parts: dict[tuple[int, int], Any], rows: pa.Table) -> list[Any]:
-    """All tasks of an epoch, one after the other; their receipts."""
+    """Run all tasks of an epoch one after the other; return their receipts."""
     from ddflow.partitions.step import StagePartition
 
     receipts, came = [], dict[int, list[pa.Table]]()

@@ -1,11 +1,9 @@
-"""The report: a result as JSON becomes tables on the terminal, in Markdown, and a picture where the bench draws one.
+"""Render a JSON result as tables on the terminal, in Markdown, and as a picture.
 
-Invariant: the JSON holds every sample of every round and the machine they come from, and tables, bars and pictures are
-computed from it alone; so a figure in a table can be traced, and a stored result can be rendered again. A bar is what
-a line must reach: where it was set as a rate beside a peer's rate (8 M/s where numpy does 1.55), the ratio decides (5.2
-times numpy), so that it holds on any machine; figures published for another machine are never required. There is one
-current file a bench, ``results/<bench>.json`` with the ``.md`` and ``.png`` beside it; git keeps the older ones.
-Limits: nothing here measures.
+The JSON holds every sample and the machine; tables, bars and pictures are computed from it alone, so stored results can
+be rendered again. `results/<bench>.json` is the current result; git keeps older ones. A bar is a target. A target that
+was set as a rate beside a peer's rate is tested as a ratio, so it holds on any machine. Figures published for another
+machine are never required.
 
 >>> print(table("keys {keys:,} | MB {bytes!M:.1f} | s {s!m}", [{"keys": 10_000, "bytes": 2_500_000, "s": [1, 2, 9]}]))
 | keys | MB | s |
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 RESULTS = machine.ROOT / "bench" / "results"
-OURS, THEIRS, ALSO = "#c44e52", "#8c9bb0", "#4c72b0"  # colours of pictures
+OURS, THEIRS, ALSO = "#c44e52", "#8c9bb0", "#4c72b0"  # colours in pictures
 
 
 BARS = "line {line} | ours {ours} | wanted {wanted} | peer in the same run {peer} | ratio {ratio:.2f} | "
@@ -40,7 +38,7 @@ BARS += "needed {needed:.2f} | met {met!y}"
 
 
 class Bar(NamedTuple):
-    """One bar: figures as text, ``ratio`` and ``needed`` as numbers where there are any."""
+    """A bar: figures as text, and ``ratio`` and ``needed`` as numbers if a ratio decides."""
 
     line: str
     ours: str
@@ -54,19 +52,19 @@ class Bar(NamedTuple):
 def at_least(
     line: str, ours: float, peer: str, theirs: float, times: float, wanted: str = "", digits: tuple[int, int] = (1, 1)
 ) -> Bar:
-    """Our rate must be ``times`` that of the peer in the same run; ``digits``: of the two rates, as shown."""
+    """Require our rate to be ``times`` the peer's in the same run; ``digits`` are the decimals of the two rates."""
     ratio = ours / theirs
     said = f"{ours:.{digits[0]}f} M/s", wanted, f"{peer} {theirs:.{digits[1]}f}"
     return Bar(line, *said, ratio, times, ratio >= times)
 
 
 def within(line: str, said: str, wanted: str, met: bool, peer: str = "") -> Bar:
-    """A figure must keep a limit; no ratio decides."""
+    """Require a figure to keep its limit, without a ratio."""
     return Bar(line, said, wanted, peer, None, None, met)
 
 
 class _Cells(string.Formatter):
-    """Formats the fields of a row; one that is None or missing is empty."""
+    """A formatter of row fields; a field that is None or missing becomes empty text."""
 
     def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
         return kwargs.get(key)
@@ -75,37 +73,37 @@ class _Cells(string.Formatter):
         return "" if value is None else str(format(value, spec))
 
     def convert_field(self, value: Any, conversion: str | None) -> Any:
-        """``!m`` median, ``!l`` least and ``!g`` greatest of the rounds; ``!M`` bytes as MB, ``!y`` yes or no."""
+        """Convert by ``!m`` median, ``!l`` least, ``!g`` greatest of the rounds, ``!M`` bytes as MB, ``!y`` yes/no."""
         ways = {"m": median, "l": min, "g": max, "M": lambda size: size / 1e6, "y": lambda yes: "yes" if yes else "no"}
         return value if conversion is None or value is None else ways[conversion](value)
 
 
 def read(path: Path) -> list[Row]:
-    """The results in a file: one, or those of a suite."""
+    """Read the results of a file: one bench, or all of a suite."""
     found = json.loads(path.read_text())
     return found if isinstance(found, list) else [found]
 
 
 def columns(spec: str) -> list[tuple[str, str]]:
-    """Headings and formats of ``heading {field} | ...``."""
+    """Split ``heading {field} | ...`` into headings and formats."""
     split = (column.strip().partition("{") for column in spec.split("|"))
     return [(heading.strip(), brace + form) for heading, brace, form in split]
 
 
 def cells(spec: str, row: Row) -> list[str]:
-    """A row as text."""
+    """Format a row as text cells."""
     return [_Cells().vformat(form, (), row) for _, form in columns(spec)]
 
 
 def table(spec: str, rows: Iterable[Row]) -> str:
-    """A Markdown table, the first column to the left and the others to the right."""
+    """Format a Markdown table: first column left-aligned, the others right-aligned."""
     lines = [[heading for heading, _ in columns(spec)], ["---", *["---:"] * spec.count("|")]]
     lines += [cells(spec, row) for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def grouped(rows: Iterable[Row], *names: str) -> Iterator[tuple[tuple[Any, ...], list[Row]]]:
-    """The rows by the values of some fields, in the order these first occur."""
+    """Group rows by the values of some fields, in order of first occurrence."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
@@ -113,7 +111,7 @@ def grouped(rows: Iterable[Row], *names: str) -> Iterator[tuple[tuple[Any, ...],
 
 
 def print_table(console: Console, title: str, spec: str, rows: Iterable[Row]) -> None:
-    """The same on a terminal."""
+    """Print the same table on a terminal."""
     shown = Table(title=title, title_justify="left")
     for place, (heading, _) in enumerate(columns(spec)):
         shown.add_column(heading, justify="right" if place else "left", no_wrap=True)
@@ -124,14 +122,14 @@ def print_table(console: Console, title: str, spec: str, rows: Iterable[Row]) ->
 
 
 def print_bars(console: Console, bars: Sequence[Bar]) -> None:
-    """Print the bars, if there are any."""
+    """Print the bars, if any."""
     if bars:
         title = "What must be reached (where there is a ratio, it decides)"
         print_table(console, title, BARS, [bar._asdict() for bar in bars])
 
 
 def show(console: Console, bench: Bench, result: Row) -> None:
-    """Print a result: the machine, its tables, what there is to say, and the bars."""
+    """Print a result: the machine, the tables, the notes and the bars."""
     console.print(machine.line(result["machine"]), style="dim")
     for title, rows in bench.tables(result):
         print_table(console, title, bench.columns, rows)
@@ -141,7 +139,7 @@ def show(console: Console, bench: Bench, result: Row) -> None:
 
 
 def markdown(bench: Bench, result: Row, head: bool = True) -> str:
-    """The same in Markdown; the machine only with a ``head``."""
+    """Format a result as Markdown; include the machine only with ``head``."""
     parts = [f"# {bench.name.capitalize()} bench", *([machine.line(result["machine"])] if head else [])]
     for title, rows in bench.tables(result):
         parts += [f"## {title}", table(bench.columns, rows).rstrip()]
@@ -152,7 +150,7 @@ def markdown(bench: Bench, result: Row, head: bool = True) -> str:
 
 
 def keep(folder: Path, bench: Bench, result: Row, suffix: str = "") -> Path:
-    """Write a result as JSON and its tables as Markdown, and draw its picture; returns the path of the JSON."""
+    """Write a result as JSON and Markdown, and draw its picture; return the path of the JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{bench.name}{suffix}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
@@ -164,7 +162,7 @@ def keep(folder: Path, bench: Bench, result: Row, suffix: str = "") -> Path:
 
 
 def draw(panels: Sequence[Callable[[Any], None]], path: Path) -> None:
-    """Save a picture of panels one below the other, each drawn by a function of its axes."""
+    """Save panels below each other in one picture; each function draws on its axes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -179,7 +177,7 @@ def draw(panels: Sequence[Callable[[Any], None]], path: Path) -> None:
 
 
 def draw_bars(axis: Any, title: str, names: Sequence[str], values: Sequence[float]) -> None:
-    """Rates as horizontal bars with their figures, the first on top; ours in our colour."""
+    """Draw rates as horizontal bars with their figures, the first on top and ours in our colour."""
     colours = [OURS if name.startswith("ddflow") else THEIRS for name in names]
     bars = axis.barh(names[::-1], values[::-1], color=colours[::-1])
     axis.bar_label(bars, labels=[f"{value:.3g}" for value in values[::-1]], padding=3)

@@ -1,15 +1,11 @@
-"""The runner: every measurement in a child process, all of them in interleaved rounds, every answer checked.
+"""Run jobs in interleaved rounds, each in a fresh process, and check every answer.
 
-Invariant: nothing is reported that is not right. A contender whose count, checksum or order is not the known one, or
-that does not finish, fails the whole run with exit code 1 and without a result: the easiest way to be fast is to be
-wrong where nobody looks. A child has run nothing before, imports the ddflow of this checkout, and holds every library
-to the threads it was given, because libraries read that number once, when they are imported, and a process that has run
-one contender gives the next its allocator's warm pages and its peak memory. Rounds begin at different jobs, so that a
-busy minute of the machine does not fall on the same contender twice. Results are stored of committed code only.
-Limits: one child at a time.
+A `Bench` lists its jobs as data. It also says how to take and check a sample, and which columns and bars to show.
+``--only`` chooses jobs by field and ``--set`` changes fields, so all benches share one set of options.
 
-A bench is a `Bench`: its jobs are data, of which ``--only`` chooses and in which ``--set`` changes fields, so that
-every bench has the same options; it says how a sample is taken and checked, and has columns and bars.
+Guarantees: a wrong count, checksum or order, or a job that does not finish, fails the run: exit code 1 and no result. A
+fresh process starts without warm allocator pages and with its own thread limits. Rounds start at different jobs, so a
+busy minute does not hit one contender twice. Results are stored only for committed code.
 
 >>> [job.what["n"] for _, job in turns([(Bench(), Job({"n": n}, rounds=2)) for n in range(4)], 1, 2)]
 [2, 3, 0, 1]
@@ -40,14 +36,14 @@ THREADS = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL
 
 
 class ChildFailed(RuntimeError):
-    """A child did not finish; the message is what it printed to its standard error."""
+    """A failure of a child process; the message is its standard error."""
 
 
 class Job(NamedTuple):
-    """One measurement, as data: ``what`` has the arguments of `Bench.measure`, and the first fields of its row.
+    """A measurement as data: ``what`` holds the arguments of `Bench.measure` and the first fields of the row.
 
-    ``may_fail``: a peer that runs out of its budget or its time is a row, and not a failure of the run.
-    ``named``: fields that ``--only`` must name for the job to run at all.
+    ``may_fail``: report a peer that exceeds its budget or time as a row instead of failing the run. ``named``: fields
+    that ``--only`` must name before the job runs.
     """
 
     what: dict[str, Any]
@@ -62,40 +58,43 @@ class Job(NamedTuple):
 
 
 class Bench:
-    """A bench; what a subclass does not say is as here.  `measure` and `expected` run in a child, the rest does not."""
+    """A bench with its defaults.
+
+    `measure` and `expected` run in a child process, everything else in the parent.
+    """
 
     name: ClassVar[str]
     about: ClassVar[str]
     columns: ClassVar[str]  # see `report.columns`
-    sampled: ClassVar[tuple[str, ...]] = ()  # fields of which a row keeps every round's
-    figures: ClassVar[tuple[str, ...]] = ("seconds",)  # fields of a sample by which two commits are compared
-    rate: ClassVar[str] = "m_per_s"  # what million rows a second are called, where `seconds` are sampled
+    sampled: ClassVar[tuple[str, ...]] = ()  # fields that keep the sample of every round
+    figures: ClassVar[tuple[str, ...]] = ("seconds",)  # fields of a sample that `compare` compares
+    rate: ClassVar[str] = "m_per_s"  # the name for million rows a second, if `seconds` are sampled
     quick: ClassVar[tuple[dict[str, str], dict[str, str]]] = ({}, {})  # what ``--quick`` chooses and sets
 
     def jobs(self) -> list[Job]:
-        """The jobs of a round."""
+        """Return the jobs of a round."""
         raise NotImplementedError
 
     def measure(self, **what: Any) -> dict[str, Any]:
-        """One sample; AssertionError for an answer that this can see to be wrong."""
+        """Take one sample; raise AssertionError if the answer is visibly wrong."""
         raise NotImplementedError
 
     def question(self, job: Job) -> dict[str, Any] | None:
-        """The arguments of `expected` for a job, None where `measure` checks by itself."""
+        """Return the arguments of `expected` for a job, or None if `measure` checks its own answer."""
         return None
 
     def expected(self, **what: Any) -> Any:
-        """What a sample is compared with, found without the contender."""
+        """Compute the known answer without the contender."""
         raise NotImplementedError
 
     def wrong(self, job: Job, sample: dict[str, Any], expected: Any) -> str | None:
-        """What is wrong with a sample, None when nothing."""
+        """Describe the error of a sample; return None if it is correct."""
         if expected is None or sample["checksum"] == expected:
             return None
         return f"the rows add up to {sample['checksum']}, expected {expected}"
 
     def row(self, job: Job, samples: Sequence[dict[str, Any]]) -> Row:
-        """A row of the result: the job, the first sample, and every sample of what is `sampled`."""
+        """Build a result row from the job, the first sample, and all samples of the `sampled` fields."""
         row = {**job.what, **samples[0], **{name: [each[name] for each in samples] for name in self.sampled}}
         if "seconds" in self.sampled:
             row["median_seconds"] = median(row["seconds"])
@@ -103,34 +102,34 @@ class Bench:
         return row
 
     def compared(self, rows: list[Row]) -> list[Row]:
-        """The rows, with what a row says of others."""
+        """Add fields that compare rows with each other."""
         return rows
 
     def tables(self, result: Row) -> Iterable[tuple[str, Sequence[Row]]]:
-        """Title and rows of each table."""
+        """Yield title and rows of each table."""
         yield self.about, result["results"]
 
     def notes(self, result: Row) -> list[str]:
-        """Sentences below the tables."""
+        """Return sentences to print below the tables."""
         return []
 
     def bars(self, result: Row) -> Iterable[Bar]:
-        """The bars that a result says something about; those that were not run are left out."""
+        """Yield the bars that the result has figures for."""
         return ()
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
-        """The panels of its picture."""
+        """Return the panels of the bench's picture."""
         return []
 
 
 def load(name: str) -> Bench:
-    """The bench of a name: ``BENCH`` of the module so called."""
+    """Import the module `name` and return its ``BENCH``."""
     bench: Bench = import_module(name).BENCH
     return bench
 
 
 def environment(threads: int, root: Path = machine.ROOT) -> dict[str, str]:
-    """The variables of a child: every library held to ``threads``, and a checkout first on the path."""
+    """Return a child's environment: all libraries limited to ``threads``, and ``root`` first on the Python path."""
     path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
     return {**os.environ, **dict.fromkeys(THREADS, str(threads)), "PYTHONPATH": path}
 
@@ -143,9 +142,9 @@ def ask(
     timeout: float = 3600,
     root: Path = machine.ROOT,
 ) -> Any:
-    """The answer of a method of the bench in a fresh process; ChildFailed when it fails or takes too long.
+    """Call a method of the bench in a fresh process; raise ChildFailed if it fails or exceeds ``timeout``.
 
-    ``root``: the checkout whose ddflow is measured.
+    ``root``: the checkout of the ddflow to measure.
     """
     command = [sys.executable, str(Path(__file__).parent), "child", bench.name, method, json.dumps(question)]
     try:
@@ -158,7 +157,7 @@ def ask(
 
 
 def child(name: str, method: str, question: str) -> None:
-    """The child's side of `ask`: call the method and print its answer."""
+    """Run in the child process of `ask`: call the method and print its answer."""
     print(json.dumps(getattr(load(name), method)(**json.loads(question))))
 
 
@@ -166,15 +165,15 @@ Timed = tuple[Bench, Job]
 
 
 def turns(jobs: Sequence[Timed], number: int, rounds: int) -> Iterator[Timed]:
-    """The jobs of a round in the order they run; the beginnings of all rounds are spread over the jobs."""
+    """Return the jobs of a round in their order; the rounds start at evenly spaced jobs."""
     start = number * len(jobs) // rounds
     return (each for each in (*jobs[start:], *jobs[:start]) if number < each[1].rounds)
 
 
 class Checked:
-    """Takes samples, and compares each with the known answer, which is asked for once.
+    """A sampler that checks each sample against its known answer; it computes an answer only once.
 
-    ``failures``: what was wrong, or did not finish.
+    ``failures``: wrong answers and jobs that did not finish.
     """
 
     def __init__(self) -> None:
@@ -182,7 +181,10 @@ class Checked:
         self._known = dict[str, Any]()
 
     def sample(self, bench: Bench, job: Job, root: Path = machine.ROOT) -> dict[str, Any] | None:
-        """A sample of a job, None where it failed and may not.  ChildFailed when the known answer is not found."""
+        """Take a sample; return None if the job failed without `may_fail`.
+
+        Raises ChildFailed if the known answer cannot be computed.
+        """
         question = bench.question(job)
         key = json.dumps([bench.name, question])
         if key not in self._known:
@@ -199,7 +201,10 @@ class Checked:
 
 
 def run(jobs: Sequence[Timed], progress: Console) -> tuple[dict[str, list[Row]], list[str]]:
-    """Measure all rounds of all jobs; the rows of each bench, and what failed.  ChildFailed as `Checked.sample`."""
+    """Measure all rounds of all jobs; return the rows of each bench and the failures.
+
+    Raises ChildFailed as `Checked.sample` does.
+    """
     samples: dict[str, list[dict[str, Any]]] = {f"{bench.name} {job}": [] for bench, job in jobs}
     checked, rounds = Checked(), max(job.rounds for _, job in jobs)
     for number in range(rounds):
@@ -216,7 +221,7 @@ def run(jobs: Sequence[Timed], progress: Console) -> tuple[dict[str, list[Row]],
 
 
 def parser(bench: Bench) -> argparse.ArgumentParser:
-    """The command line, the same for every bench."""
+    """Build the command line, which is the same for every bench."""
     fields: dict[str, set[str]] = {}
     for job in bench.jobs():
         for name, value in job.what.items():
@@ -238,7 +243,10 @@ def parser(bench: Bench) -> argparse.ArgumentParser:
 
 
 def choose(bench: Bench, options: argparse.Namespace) -> list[Job]:
-    """The jobs that the options leave, with what they set; SystemExit for a field or a value that no job has."""
+    """Return the jobs that the options choose, with the fields they set; raise SystemExit for an unknown field.
+
+    A value of ``--only`` that no job has also raises SystemExit.
+    """
     only, given = (dict(pair.split("=", 1) for pair in pairs) for pairs in (options.only, options.set))
     if options.quick:
         only, given = bench.quick[0] | only, bench.quick[1] | given
@@ -251,7 +259,7 @@ def choose(bench: Bench, options: argparse.Namespace) -> list[Job]:
     chosen = dict[str, Job]()
     for job in jobs:
         if set(job.named) <= only.keys():
-            # A field that is None is one that the job has no use for.
+            # A field is None if the job does not use it.
             changes = {
                 name: type(old)(given[name]) for name, old in job.what.items() if name in given and old is not None
             }
@@ -264,7 +272,7 @@ def choose(bench: Bench, options: argparse.Namespace) -> list[Job]:
 
 
 def suffix(options: argparse.Namespace) -> str:
-    """What is added to the name of a result: nothing for a whole run, else ``-partial`` and the chosen workloads."""
+    """Return the suffix of a result's name: empty for a whole run, else ``-partial`` and the chosen workloads."""
     if not (options.only or options.set or options.quick or options.rounds):
         return ""
     workloads = (pair.split("=")[1].split(",") for pair in options.only if pair.startswith("workload="))
@@ -272,12 +280,15 @@ def suffix(options: argparse.Namespace) -> str:
 
 
 def measured(jobs: Sequence[Timed], progress: Console) -> tuple[Row, dict[str, list[Row]], list[str]] | None:
-    """What `run` gives, with the machine before it, calibrated before and after; None where no answer is known."""
+    """Run the jobs between two calibrations of the machine; return the machine and the results of `run`.
+
+    Returns None if a known answer cannot be computed.
+    """
     about = machine.machine()
     if about["load_at_start"] > 0.5:
         progress.print(f"[yellow]the machine is busy (load {about['load_at_start']}); trust ratios, not seconds")
     before = machine.calibration()
-    ask(load("startup"), "compile_kernels", {})  # by a process that measures nothing: compilers leave memory behind
+    ask(load("startup"), "compile_kernels", {})  # in a process that measures nothing: compilers leave memory behind
     try:
         rows, failures = run(jobs, progress)
     except ChildFailed as failed:
@@ -290,7 +301,7 @@ def measured(jobs: Sequence[Timed], progress: Console) -> tuple[Row, dict[str, l
 
 
 def may_store(progress: Console) -> bool:
-    """Whether results may be stored: the measured code is committed.  Says why not."""
+    """Return whether the measured code is committed, and print the reason if not: only then may results be stored."""
     changed = machine.uncommitted()
     if changed:
         progress.print(
@@ -304,11 +315,11 @@ def may_store(progress: Console) -> bool:
 
 
 def main(bench: Bench, arguments: Sequence[str]) -> int:
-    """Run a bench; returns the exit code: 1 when an answer was wrong, or a contender did not finish."""
+    """Run a bench; return exit code 1 if an answer was wrong or a contender did not finish."""
     options = parser(bench).parse_args(arguments)
     jobs = choose(bench, options)
     out, progress = Console(), Console(stderr=True)
-    out.width = max(out.width, 150)  # figures cut short by a narrow pipe help nobody
+    out.width = max(out.width, 150)  # a narrow pipe would cut figures short
     may = options.no_save or may_store(progress)
     done = measured([(bench, job) for job in jobs], progress)
     if done is None:

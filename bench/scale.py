@@ -1,13 +1,9 @@
-"""Scale: constants of one engine and of one driver, and what they say of 10^10 keys on 10^4 partitions.
+"""Measure constants of an engine and a driver, and predict 10^10 keys on 10^4 partitions.
 
-Invariant: the constants are measured in this run, on real states: an engine whose steps are commits, and a driver that
-commits the receipts of tasks that took rows. The two smaller sizes of each give the constants; every larger one that
-was run is a check, which fails when a prediction is off by more than 30 %. So what the model says of sizes that do not
-fit here stands on predictions that held where they could be looked at. Requests are counted where a store is called,
-and are what a bucket would be asked (`scale_model` has the assumptions). Of an engine processor time is taken, which
-other load changes less; bytes are taken after a compaction, because between two they are up to twice as many. Limits:
-files are in the page cache when a state is opened again; 10^8 keys and 2,000 partitions are run when they are named
-(``--only size=...``), and in a run without them the checks are ten times smaller.
+Each step of the engine is a commit; the driver commits receipts of real tasks. The two smaller sizes give the
+constants. Each larger size is a check, and fails if a prediction is off by more than 30 %. `scale_model` has the
+assumptions. Requests are counted at the store's interface. An engine's time is CPU time; its bytes are taken after a
+compaction.
 
 >>> found = BENCH.measure("engine", 20_000, 3)
 >>> found["state_bytes"] > 20_000 * 16, found["written"] > 0, found["reopen_seconds"] > 0
@@ -52,7 +48,7 @@ ASKS = {
     "delete": {"delete": 1},
     "expire": {"delete": 1},
 }
-"""What a bucket is asked when a store is; files that a writer maps were in its cache."""
+"""Requests to a bucket for each call of a store; files that a writer maps were in its cache."""
 MODEL = (
     "keys {keys:.0e} | partitions {partitions:,} | M events/s {rate_m:g} | place {place} | tasks s {tasks_s:.1f} | "
     "commit s {commit_s:.2f} | files {files:,.0f} | M requests a day {requests_m:.1f} | USD a day {cost:,.0f} | "
@@ -62,7 +58,11 @@ MODEL = (
 
 
 class Scale(Bench):
-    """The jobs: sizes of an engine, in keys, and of a driver, in partitions; in order, so the last ones are checks."""
+    """The bench of sizes of an engine (keys) and of a driver (partitions), in order: the last ones are checks.
+
+    10^8 keys and 2,000 partitions run only if named (``--only size=...``); without them the checks are ten times
+    smaller. Reopened states find their files in the page cache.
+    """
 
     name = "scale"
     about = "Scale: constants, what they predict, and what they say of sizes that do not fit here."
@@ -87,14 +87,14 @@ class Scale(Bench):
         return out
 
     def measure(self, part: str, size: int, epochs: int) -> dict[str, Any]:
-        """The constants of one size; AssertionError when the state then holds other rows."""
+        """Measure the constants of one size; raise AssertionError if the final state has other rows."""
         ours.warm()
         with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
             state = os.path.join(folder, "state")
             return _engine(state, size, epochs) if part == "engine" else _driver(state, size, epochs)
 
     def compared(self, rows: list[Row]) -> list[Row]:
-        """The rows, those of checks with what was predicted, and those of the model."""
+        """Return the rows, with predictions for the checks, and the rows of the model."""
         known = scale_model.Constants.of(rows)
         if known is None:
             return rows
@@ -108,16 +108,16 @@ class Scale(Bench):
         return [*rows, *scale_model.table(known)]
 
     def tables(self, result: Row) -> Iterable[tuple[str, Sequence[Row]]]:
-        """What was measured; the model has columns of its own."""
+        """Yield the measured rows; the model has its own columns."""
         yield self.about, [row for row in result["results"] if row["part"] != "model"]
 
     def notes(self, result: Row) -> list[str]:
-        """The model: a table with columns of its own, and what it assumes."""
+        """Return the model as a table and its assumptions."""
         model = [row for row in result["results"] if row["part"] == "model"]
         return ["## Model", table(MODEL, model).rstrip(), scale_model.ASSUMED] if model else []
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Every prediction beside what was measured."""
+        """Yield every prediction beside its measurement."""
         for row in result["results"]:
             for figure, predicted in row.get("predicted", {}).items():
                 off = predicted / row[figure] - 1
@@ -127,7 +127,7 @@ class Scale(Bench):
 
 
 def _engine(state: str, keys: int, epochs: int) -> dict[str, Any]:
-    """Load and go on: each step of 10 k events is a commit."""
+    """Load the keys, then commit each step of 10 k events."""
     import ddflow as dd
 
     rng, flow = np.random.default_rng(keys), dd.Flow()
@@ -136,7 +136,7 @@ def _engine(state: str, keys: int, epochs: int) -> dict[str, Any]:
     with flow.open(state, grace=0.0) as engine:
         for start in range(0, keys, ours.STEP):
             engine.step({"events": _table(everyone[start : start + ours.STEP], rng)}, at := at + 1)
-        for _ in range(40):  # an inventory that is new is cut into sections over the first commits
+        for _ in range(40):  # the first commits cut a new inventory into sections
             engine.step({"events": _table(rng.integers(0, keys, STEP), rng)}, at := at + 1)
         with _Putting() as putting:
             for _ in range(epochs):
@@ -144,7 +144,7 @@ def _engine(state: str, keys: int, epochs: int) -> dict[str, Any]:
                 engine.step({"events": events}, at := at + 1)
                 took.append(time.process_time() - begun)
         files = _live(engine)[0]
-        engine.compact()  # between two merges of all there may be twice as much
+        engine.compact()  # between two full merges there may be twice as many bytes
         total, held, answer = _live(engine), engine.stats(), _sums(engine, keys)
     opens = list[float]()
     for _ in range(3 if keys <= CHECKED_KEYS else 1):
@@ -169,7 +169,7 @@ def _engine(state: str, keys: int, epochs: int) -> dict[str, Any]:
 
 
 def _driver(state: str, partitions: int, epochs: int) -> dict[str, Any]:
-    """Commit epochs of receipts of real tasks, as the bench of receipts does; then open the driver again."""
+    """Commit epochs of receipts of real tasks, as `receipts` does; then reopen the driver."""
     from ddflow.partitions.commit import EpochDriver
     from ddflow.partitions.receipt import Receipt
     from ddflow.storage.memory import MemoryStore
@@ -210,7 +210,7 @@ def _driver(state: str, partitions: int, epochs: int) -> dict[str, Any]:
 
 
 def _epochs(store: Any, partitions: int, epochs: int, asking: _Asking | None) -> tuple[list[float], list[Any], Any]:
-    """Milliseconds of the driver's part of epochs, the receipts of the last, and what a bucket would be asked."""
+    """Return milliseconds of the driver's part of the epochs, the last receipts, and the requests to a bucket."""
     from ddflow.partitions.commit import DriverOptions, EpochDriver
 
     rng, finishes, told = np.random.default_rng(partitions), list[float](), list[Any]()
@@ -238,7 +238,7 @@ def _epochs(store: Any, partitions: int, epochs: int, asking: _Asking | None) ->
 
 
 class _Putting:
-    """Counts what stores of folders put while entered, by ending."""
+    """A counter of the bytes and files that folder stores put, by ending."""
 
     def __init__(self) -> None:
         self.bytes, self.puts = Counter[str](), Counter[str]()
@@ -265,7 +265,7 @@ class _Putting:
 
 
 class _Asking:
-    """Counts what a bucket would be asked while entered, in ``counts``."""
+    """A counter of the requests to a bucket, in ``counts``."""
 
     def __init__(self) -> None:
         self.counts = Counter[str]()
@@ -297,7 +297,7 @@ def _table(key: Any, rng: Any) -> pa.Table:
 
 
 def _sums(engine: Any, keys: int) -> tuple[int, ...]:
-    """The rows that an engine holds, added up; where they are too many for that, only their number."""
+    """Return the sums of the engine's rows, or only their number if there are too many."""
     if keys > CHECKED_KEYS:
         return (int(engine.stats()["keys"]),)
     rows = engine.read("out")
@@ -305,7 +305,7 @@ def _sums(engine: Any, keys: int) -> tuple[int, ...]:
 
 
 def _live(engine: Any) -> tuple[int, int]:
-    """How many files the newest version of an engine's state has, and their bytes."""
+    """Return the number of files in the newest version of the state, and their bytes."""
     from ddflow.engine.garbage import list_version_blobs
 
     log = engine.durable.log.manifest_log
@@ -314,7 +314,7 @@ def _live(engine: Any) -> tuple[int, int]:
 
 
 def _sync_ms(folder: str) -> float:
-    """Milliseconds to write 4 KB and sync them."""
+    """Return milliseconds to write and sync 4 KB."""
     took = []
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(30):

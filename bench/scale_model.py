@@ -1,10 +1,9 @@
-"""The model of scale: what a state of many partitions costs, from constants that were measured, and where it breaks.
+"""Model the cost of a state on many partitions from measured constants, and find its first bottleneck.
 
-Invariant: a prediction is arithmetic on constants of one run and on the assumptions below, which are printed with it.
-What grows with the logarithm of keys (bytes and time of a commit, because merges do) is a line through two measured
-sizes; what grows with keys, files or receipts is in proportion to the larger of the two, or a line where there is a
-part that does not grow. *Where it breaks first* is the resource with the greatest share of its limit in use. Limits: it
-knows of no stragglers, no other load, no skew of keys, and no time that Spark itself takes (0.4 s a batch).
+A prediction is arithmetic on one run's constants and the assumptions below, which are printed with it. Bytes and time
+of a commit follow a line over the logarithm of the keys, because merges do. Figures that grow with keys, files or
+receipts are proportional to the larger size, or a line if a part is fixed. The bottleneck has the largest used share of
+its limit. Limits: no stragglers, other load, skew of keys, or time of Spark itself (0.4 s a batch).
 
 >>> line((10, 1.0), (1000, 3.0), 100, log=True), line((10, 1.0), (20, 2.0), 40)
 (2.0, 4.0)
@@ -25,28 +24,28 @@ RATES: Final = (10**6, 10**7)
 PLACES: Final = ("folder", "bucket")
 
 EPOCH: Final = 10.0
-"""Seconds of events that an epoch has."""
+"""Seconds of events in an epoch."""
 TASKS: Final = 1000
-"""Cores that run tasks, at most; a partition takes one."""
+"""Maximum number of cores for tasks; a partition takes one."""
 MEMORY: Final = 16e9
-"""Bytes that the driver may hold, and each core's tasks."""
+"""Memory limit in bytes of the driver, and of each core's tasks."""
 ANSWER: Final = 0.03
-"""Seconds that a bucket takes for a request; many go on at a time where they do not wait for each other."""
+"""Seconds that a bucket takes for a request; independent requests overlap."""
 AT_A_TIME: Final = 64
 LISTED: Final = 1000
-"""Names in one answer to a list."""
+"""Names in one list answer."""
 PUTS: Final = 3500
-"""Requests a second that a prefix of a bucket takes, of those that write."""
+"""Write requests a second that a bucket's prefix accepts."""
 FETCHED: Final = 100e6
-"""Bytes a second that a core fetches from a bucket whose cache is lost."""
+"""Bytes a second that a core fetches from a bucket after it lost its cache."""
 NAME_BYTES: Final = 43
-"""Bytes of a name's place in the set of a version; the name itself is shared by versions."""
+"""Bytes of a name's entry in the set of a version; versions share the name itself."""
 PRICES: Final = {"put": 5e-6, "list": 5e-6, "get": 4e-7, "delete": 0.0}
 """US dollars a request (list prices of 2025, one region, no traffic)."""
 VERSIONS: Final = 7
-"""Versions that are kept with epochs of ten seconds and a grace of a minute."""
+"""Number of versions kept, with epochs of ten seconds and a grace of a minute."""
 MANIFEST: Final = 1 << 28
-"""Bytes of a manifest, at most."""
+"""Maximum bytes of a manifest."""
 
 ASSUMED: Final = (
     f"Assumed: epochs of {EPOCH:g} s; {TASKS:,} cores for tasks; {MEMORY / 1e9:g} GB for the driver and for each core; "
@@ -59,14 +58,14 @@ Sample = Mapping[str, Any]
 
 
 class Constants(NamedTuple):
-    """The measured samples, by what they are of and size, ascending.  ``last``: the larger of the two that count."""
+    """Measured samples of engine and driver, by ascending size.  ``last``: the larger of the two that count."""
 
     engine: list[Sample]
     driver: list[Sample]
 
     @classmethod
     def of(cls, rows: list[Sample]) -> Constants | None:
-        """Those of a result: the two smallest sizes of either; None where there are fewer."""
+        """Take the two smallest sizes of each part of a result; return None if one has fewer."""
         engine, driver = (sorted((r for r in rows if r["part"] == p), key=lambda r: r["size"])[:2] for p in PARTS)
         return cls(engine, driver) if len(engine) == len(driver) == 2 else None
 
@@ -88,18 +87,18 @@ GROWTH: Final = {
         "open_seconds": "line",
     },
 }
-"""How the figures of a part grow with its size: keys, or partitions."""
+"""Growth of each part's figures with its size: keys or partitions."""
 
 
 def line(one: tuple[float, float], other: tuple[float, float], at: float, log: bool = False) -> float:
-    """The value at a place of the line through two points, whose places may be taken by their logarithm."""
+    """Return the value at ``at`` on the line through two points, with places as logarithms if ``log``."""
     (a, low), (b, high) = one, other
     x, a, b = (log10(at), log10(a), log10(b)) if log else (at, a, b)
     return low + (high - low) * (x - a) / (b - a)
 
 
 def predicted(samples: list[Sample], part: str, figure: str, size: float) -> float:
-    """A figure at another size, from the samples at two; below both in proportion, where it is no logarithm."""
+    """Predict a figure at another size from two samples; below both, a linear figure is proportional."""
     one, other = ((each["size"], each[figure]) for each in samples)
     if size < one[0] and GROWTH[part][figure] == "line":
         return one[1] * size / one[0]
@@ -107,12 +106,12 @@ def predicted(samples: list[Sample], part: str, figure: str, size: float) -> flo
 
 
 def worst(shares: Mapping[str, float]) -> tuple[float, str]:
-    """The greatest share of a limit, and whose it is."""
+    """Return the largest used share of a limit, and its name."""
     return max((share, what) for what, share in shares.items())
 
 
 def table(known: Constants) -> Iterator[dict[str, Any]]:
-    """A row for each size, number of partitions, rate and place."""
+    """Yield a row for each size, number of partitions, rate and place."""
     for keys in SIZES:
         for partitions in PARTITIONS:
             for rate in RATES:
@@ -121,15 +120,15 @@ def table(known: Constants) -> Iterator[dict[str, Any]]:
 
 
 def row(known: Constants, keys: int, partitions: int, rate: int, place: str) -> dict[str, Any]:
-    """What one of them costs."""
+    """Compute the cost of one combination."""
     engine, driver = known.engine[-1], known.driver[-1]
     bucket, cores, parts = place == "bucket", min(TASKS, partitions), 2 * partitions
     part_keys, turns = keys / partitions, parts / cores
     asks = {name: driver["task_requests"][name] * parts + driver["driver_requests"][name] for name in PRICES}
     files = parts * (driver["live_files"] / driver["receipts"] + file_growth(known, part_keys))
-    # The driver looks whether new files are there: name by name in a folder, in a bucket by lists of all that are.
+    # The driver checks new files by name in a folder, and in a bucket by listing all files.
     lists = (files + asks["put"] * VERSIONS) / LISTED if bucket else 0.0
-    # What a task does: its rows, its files.  Then the driver: its receipts, its manifest.
+    # The work of a task: its rows and files. Then the driver: its receipts and manifest.
     compute = engine["epoch_cpu_ms"] / 1e3 / engine["rows"] * rate * EPOCH / partitions
     wait = ANSWER if bucket else engine["sync_ms"] / 1e3
     write = driver["task_requests"]["put"] * wait
@@ -174,6 +173,6 @@ def row(known: Constants, keys: int, partitions: int, rate: int, place: str) -> 
 
 
 def file_growth(known: Constants, keys: float) -> float:
-    """Files of a partition of so many keys beyond those of the small parts that the driver was measured with."""
+    """Return the files of a partition with so many keys, beyond the driver's small measured partitions."""
     one, other = ((each["size"], each["files"]) for each in known.engine)
     return max(line(one, other, keys, log=True), 0.0)

@@ -1,9 +1,10 @@
-"""Scaling: what more threads gain, beside what bare loops gain by them in the same minutes.
+"""Measure the gain of more threads, beside the gain of bare loops in the same minutes.
 
-Invariant: one process takes turns: a bare loop alone and as many of them as there are threads, each over events of its
-own; then ddflow with one thread and with several, in turns. So a busy machine, or cores that share a cache, slow both
-down. ``of_bare`` is the quotient of the two gains, and what a bar can be about. Updates are compared: they are the same
-bits for any number of threads. Limits: bare loops share nothing, so they gain what the machine has, and no engine more.
+One process takes turns: one bare loop alone, then one bare loop per thread, each on its own events; then ddflow with
+one thread and with several. So a busy machine or a shared cache slows both alike. ``of_bare`` divides ddflow's gain by
+the bare loops' gain, and bars use it. The updates must be the same bits for any number of threads.
+
+Limits: bare loops share nothing, so they gain as much as the machine allows. No engine gains more.
 
 >>> sample = BENCH.measure(line="upsert", step=1000, n=20_000, budget=None, threads=2, turns=1)
 >>> sample["gain"] > 0, len(sample["rates"]), len(sample["gains"])
@@ -41,7 +42,7 @@ LINES = [
 
 
 class Scaling(Bench):
-    """The jobs: a line and a size of steps each."""
+    """The bench with one job for each line and size of steps."""
 
     name = "scaling"
     about = "Scaling: several threads beside one, and bare loops beside one of them, in the same minutes."
@@ -57,7 +58,7 @@ class Scaling(Bench):
         return [Job(dict(zip(keys, each, strict=True)) | {"threads": 2, "turns": 5}) for each in LINES]
 
     def measure(self, line: str, step: int, n: int, budget: str | None, threads: int, turns: int) -> dict[str, Any]:
-        """Take turns, the first of which is not counted; AssertionError where the updates of two turns differ."""
+        """Take turns, without counting the first; raise AssertionError if the updates of two turns differ."""
         ours.warm()
         events = workloads.build(workloads.Shape(n, max(n // 10, 1000)))
         bare = [workloads.build(workloads.Shape(min(BARE, n), 100_000, seed=i)) for i in range(threads)]
@@ -83,7 +84,7 @@ class Scaling(Bench):
         }
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Of what bare loops gain; and nothing may be slower than with one thread."""
+        """Yield the bars: the share of the bare loops' gain, and never slower than one thread."""
         for row in result["results"]:
             name = f"{row['line']}, {row['step']:,} a step{', ' + row['budget'] if row['budget'] else ''}"
             said = f"{row['gain']:.2f}, bare loops {row['bare_gain']:.2f}"
@@ -93,7 +94,7 @@ class Scaling(Bench):
             yield within(f"not slower: {name}", f"{row['gain']:.2f}", f"{LEAST}", row["gain"] >= LEAST)
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
-        """What each line gains, beside bare loops."""
+        """Draw the gain of each line, beside bare loops."""
 
         def gains(axis: Any) -> None:
             rows = result["results"][::-1]
@@ -114,7 +115,7 @@ class Scaling(Bench):
 
 
 def _bare(events: list[pa.Table]) -> float:
-    """Seconds that bare loops take, a thread each."""
+    """Return the seconds of bare loops, one thread each."""
     with ThreadPoolExecutor(len(events)) as pool:
         begun = time.perf_counter()
         list(pool.map(limit, events))
@@ -122,7 +123,7 @@ def _bare(events: list[pa.Table]) -> float:
 
 
 def _taken(events: pa.Table, line: str, step: int, budget: str | None, threads: int) -> tuple[float, int]:
-    """Seconds of the steps, and the checksum of their updates."""
+    """Return the seconds of the steps and the checksum of their updates."""
     with tempfile.TemporaryDirectory() as folder:
         options = {} if budget is None else {"memory": budget, "spill": folder}
         with ours.plan(events.schema, line).open(threads=threads, **options) as engine:

@@ -1,9 +1,11 @@
-"""Semantics: merges, groups, cells, lists, machines, tombstones and whole contents beside full rows, and peers.
+"""Measure merges, groups, cells, lists, machines, tombstones and whole contents beside full rows, and peers.
 
-Invariant: a line is timed on a state that holds all keys, in steps, each contender in a fresh process, and the rows
-that are left have the checksum that numpy or a dict found from the same events. The cost of a line only means something
-beside full rows *of the same table*, in the same run, so a line names its base. Updates are checked and dropped between
-the steps, outside of the time that counts. Limits: one thread, epoch mode.
+A line is timed in steps on a state that holds all keys, each contender in a fresh process. The final rows must have the
+checksum that numpy or a dict found from the same events. A line names its base, because its cost only has a meaning
+beside full rows *of the same table* in the same run. Between steps, updates are checked and dropped outside of the
+timing.
+
+Limits: one thread, epoch mode.
 
 >>> size = {"keys": 500, "step": 100, "warm": 1, "steps": 4}
 >>> found = BENCH.measure("overwrite", "ddflow", **size)
@@ -26,15 +28,15 @@ from report import Bar, Row, at_least, within
 from runner import Bench, Job
 from semantics_work import LINES, Size, expected, loaded, tables
 
-DICT_STEPS = 2  # steps that the dict takes: it is slow, and as slow in each
-# The part of its base's rate that a line must have, and the rate in million a second.
+DICT_STEPS = 2  # the dict is slow, and equally slow in each step
+# The required share of the base's rate, and the required rate in million a second.
 PARTS = {"overwrite": 1 / 2, "ignore": 1 / 2, "max": 1 / 2, "sum": 1 / 2, "cell": 1 / 3, "groups": 1 / 3}
 PARTS |= {"tombstones-stay": 0.97, "contents-replace": 1.0}
 RATES = {"append": 0.5, "union": 0.5, "to_upserts": 5.0, "dfa-arrival": 5.0}
 
 
 class Semantics(Bench):
-    """The jobs: every line by ddflow, and those that the peers take by them."""
+    """The bench of every line with ddflow, and with peers if they take it."""
 
     name = "semantics"
     about = "Semantics: what each way to upsert costs beside full rows; peers beside ddflow on the same line."
@@ -55,7 +57,7 @@ class Semantics(Bench):
         return jobs
 
     def measure(self, line: str, contender: str, **size: int) -> dict[str, Any]:
-        """Load the keys, take the steps, add up what came out."""
+        """Load the keys, take the steps, and add up the results."""
         pa.set_cpu_count(1)
         of, mine = Size(**size), contender == "ddflow"
         if mine:
@@ -81,7 +83,7 @@ class Semantics(Bench):
         return {name: value for name, value in job.what.items() if name != "contender"}
 
     def expected(self, line: str, **size: int) -> str:
-        """The checksum of the rows that are left."""
+        """Return the checksum of the final rows."""
         return expected(line, Size(**size))
 
     def row(self, job: Job, samples: Sequence[dict[str, Any]]) -> Row:
@@ -90,7 +92,7 @@ class Semantics(Bench):
         return {**row, "base": line.base, "what": line.what, "cpu_m_per_s": row["rows"] / cpu / 1e6}
 
     def compared(self, rows: list[Row]) -> list[Row]:
-        """``over_base``: our rate over the base's of this run, a peer's over ours on its line; and of CPU time."""
+        """Add ``over_base``: our rate over the base's in this run, and a peer's over ours; also by CPU time."""
         mine = {row["line"]: row for row in rows if row["contender"] == "ddflow"}
         for row in rows:
             base = mine.get(row["base"] if row["contender"] == "ddflow" else row["line"])
@@ -99,7 +101,7 @@ class Semantics(Bench):
         return rows
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """The part of the base's rate, or the rate."""
+        """Yield the bars: the share of the base's rate, or the rate."""
         mine = {row["line"]: row for row in result["results"] if row["contender"] == "ddflow"}
         for line, row in mine.items():
             rate, base = row["m_per_s"], mine.get(row["base"])

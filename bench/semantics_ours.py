@@ -1,8 +1,7 @@
-"""ddflow in the semantics bench: the flow of each line, a step of it, and what its rows add up to.
+"""Run ddflow in the semantics bench: the flow of each line, its steps and the checksum of its rows.
 
-Invariant: a step takes one table and gives Arrow. Beside the rows that are read at the end, the updates of all steps
-must add up to the same, so that differences are checked and not only states; updates are added up as they come, outside
-of the time that counts, and dropped. Limits: nothing here measures.
+A step takes one table and returns Arrow. The updates of all steps must add up to the final rows, so the bench checks
+differences as well as states. Updates are added up outside of the timing and dropped. Nothing here measures.
 
 >>> import semantics_work as work
 >>> size = work.Size(50, 20, 1, 3)
@@ -34,7 +33,7 @@ MERGES = {
 
 
 def spec(name: str, size: Size) -> dd.Upsert:
-    """The upsert of a line."""
+    """Return the upsert of a line."""
     line, given = LINES[name], dict[str, Any]()
     if line.kind in ("deletes", "lists"):
         given["delete"] = dd.tombstone("gone")
@@ -52,7 +51,7 @@ def spec(name: str, size: Size) -> dd.Upsert:
 
 
 def plan(name: str, size: Size, schema: pa.Schema) -> dd.Flow:
-    """A line's flow, its output called ``out``."""
+    """Return a line's flow with output ``out``."""
     flow, line = dd.Flow(), LINES[name]
     declared = pa.schema([field.with_nullable(field.name.startswith(("c", "t"))) for field in schema])
     if line.rule == "dfa":
@@ -66,31 +65,31 @@ def plan(name: str, size: Size, schema: pa.Schema) -> dd.Flow:
 
 
 class Stepping:
-    """An engine that takes a table as a step, or as the whole contents."""
+    """An engine that takes a table as a step or as the whole contents."""
 
     def __init__(self, name: str, size: Size, schema: pa.Schema) -> None:
         self.engine, self.time, self.sum = plan(name, size, schema).open(threads=1), 0, 0
         self.whole = size.keys if name == "contents-replace" else None
 
     def step(self, table: pa.Table) -> pa.Table:
-        """One step; its updates."""
+        """Run one step; return its updates."""
         self.time += 1
         if table.num_rows == self.whole:
             return self.engine.replace("s", table, time=self.time)["out"]
         return self.engine.step({"s": table}, time=self.time)["out"]
 
     def take(self, updates: pa.Table) -> None:
-        """Add them up."""
+        """Add the updates to the sum."""
         self.sum += digest(updates.drop_columns(["_time", "_diff"]), updates["_diff"])
 
     def held(self) -> pa.Table:
-        """The rows that are held; the engine is closed."""
+        """Return the engine's rows and close the engine."""
         rows = self.engine.read("out")
         self.engine.close()
         return rows.select([name for name in rows.column_names if not name.startswith("_")])
 
     def answer(self) -> str:
-        """The checksum of the rows held; AssertionError when the updates add up to others."""
+        """Return the checksum of the rows; raise AssertionError if the updates add up to other rows."""
         held = digest(self.held())
         if held != self.sum % 2**64:
             raise AssertionError("the updates do not add up to the rows that are held")
@@ -98,21 +97,21 @@ class Stepping:
 
 
 class Shown:
-    """The last upsert of each key, in arrays: what upserts add up to."""
+    """The last upsert of each key, in arrays: the sum of upserts."""
 
     def __init__(self, key: str, names: tuple[str, ...], keys: int) -> None:
         self.key, self.live = key, np.zeros(keys, bool)
         self.columns = {name: np.full(keys, -1) for name in names}
 
     def take(self, upserts: pa.Table) -> None:
-        """Take in the upserts of a step."""
+        """Apply the upserts of a step."""
         at = upserts[self.key].to_numpy()
         self.live[at] = ~upserts["_deleted"].to_numpy()
         for name, column in self.columns.items():
             column[at] = upserts[name].fill_null(-1).to_numpy()
 
     def answer(self) -> str:
-        """The checksum of the rows that are shown."""
+        """Return the checksum of the visible rows."""
         rows = {name: pa.array(column, mask=column < 0) for name, column in self.columns.items()}
         table = pa.table({self.key: np.arange(self.live.size), **rows})
         return f"{digest(table.filter(pa.array(self.live))):016x}"
@@ -127,7 +126,7 @@ class Operator(Stepping):
         self.take = self.shown.take
 
     def answer(self) -> str:
-        """The checksum of the rows that are shown; AssertionError when the engine reads others."""
+        """Return the checksum of the visible rows; raise AssertionError if the engine reads others."""
         shown = self.shown.answer()
         if f"{digest(self.held().select(['id', 'at', *CELLS])):016x}" != shown:
             raise AssertionError("the upserts do not add up to what the engine reads")
@@ -135,7 +134,7 @@ class Operator(Stepping):
 
 
 class Back:
-    """`dd.ToUpserts` on its own, by the rule "error"."""
+    """`dd.ToUpserts` by itself, with the rule "error"."""
 
     def __init__(self, keys: int) -> None:
         shown, self.step = Shown("key", ("val",), keys), dd.ToUpserts("key").step
@@ -143,7 +142,7 @@ class Back:
 
 
 def opened(name: str, size: Size, made: list[pa.Table]) -> Stepping | Back:
-    """What runs a line."""
+    """Return the runner of a line."""
     if LINES[name].rule == "updates":
         return Back(size.keys)
     return (Operator if name == "operator" else Stepping)(name, size, made[0].schema)

@@ -1,9 +1,6 @@
-"""The peers of the semantics bench: DuckDB with a primary key or by ``merge into``, Polars, and a loop over a dict.
+"""Run the peers of the semantics bench: DuckDB by primary key or ``merge into``, Polars, and a dict loop.
 
-Invariant: they end with the same rows after the same steps, and that is all they do: none gives differences, keeps a
-deleted key's order, or looks at the orders of what it holds (events come in order). SQL refuses a statement that
-touches a row twice, so the events of a step are first folded among themselves. Polars joins each step to a frame and
-makes it anew, which costs what the state is, and not what the step is. Limits: nothing here measures.
+They end with the same rows and do nothing else: no differences, no order of deleted keys, no check of stored orders.
 
 >>> import semantics_work as work
 >>> size = work.Size(60, 20, 1, 3)
@@ -26,7 +23,7 @@ from peers_sql import connect
 from semantics_work import CELLS, digest
 
 NAMES = ("id", "at", *CELLS)
-# By line: how the events of a step are folded, and what becomes of a cell that is held and one that is given.
+# By line: the fold of a step's events, and the update of a stored cell by a new one.
 SQL = {
     "full": ('arg_max_null({0}, "at")', "{1}"),
     "overwrite": ('arg_max({0}, "at")', "coalesce({1}, {0})"),
@@ -35,24 +32,27 @@ SQL = {
     "sum": ("sum({0})::bigint", "coalesce({0} + {1}, {0}, {1})"),
 }
 TAKES = tuple(SQL)
-"""The lines that the peers run."""
+"""Lines that the peers run."""
 
 
 class Peer:
-    """A way to hold rows; ``step`` takes a table, ``rows`` gives what is held."""
+    """A way to hold rows; ``step`` takes a table, ``rows`` returns the contents."""
 
     rows: Callable[[], pa.Table]
 
     def take(self, nothing: None) -> None:
-        """There are no differences to add up."""
+        """Do nothing: there are no differences."""
 
     def answer(self) -> str:
-        """The checksum of the rows held."""
+        """Return the checksum of the rows."""
         return f"{digest(self.rows()):016x}"
 
 
 class Duck(Peer):
-    """DuckDB with a table of what is held."""
+    """A DuckDB table with the current rows.
+
+    SQL rejects a statement that touches a row twice, so a step's events are folded first.
+    """
 
     def __init__(self, name: str, merges: bool) -> None:
         self.connection, (among, over) = connect(1), SQL[name]
@@ -71,17 +71,20 @@ class Duck(Peer):
                 when matched then update set {sets} when not matched then insert values ({given})"""
 
     def step(self, table: pa.Table) -> None:
-        """One statement."""
+        """Run one statement."""
         self.connection.register("events", table)
         self.connection.execute(self.sql)
 
     def rows(self) -> pa.Table:
-        """The table."""
+        """Return the table."""
         return self.connection.sql("select * from state").to_arrow_table()
 
 
 class Polars(Peer):
-    """Polars: the events of a step, grouped, joined to what is held."""
+    """A Polars frame: each step groups its events and joins them to the frame.
+
+    The join makes a new frame, so a step costs O(state).
+    """
 
     def __init__(self, name: str) -> None:
         import polars as pl
@@ -106,7 +109,7 @@ class Polars(Peer):
         self.over += [over(*pair).alias(cell) for cell, pair in zip(CELLS, both[1:], strict=True)]
 
     def step(self, table: pa.Table) -> None:
-        """One join of all that is held with what is given."""
+        """Join the whole frame with the step's events."""
         import polars as pl
 
         given: Any = pl.from_arrow(table)
@@ -117,7 +120,7 @@ class Polars(Peer):
         self.frame = folded
 
     def rows(self) -> pa.Table:
-        """The frame."""
+        """Return the frame."""
         return self.frame.select(NAMES).to_arrow()
 
 
@@ -126,7 +129,7 @@ def _added(held: Any, given: Any) -> list[Any]:
     return [given[0], *(old if new is None else new if old is None else old + new for old, new in pairs)]
 
 
-# What becomes of a row that is held and one that is given, order first.
+# The new row from a stored and a given one, order first.
 FOLDS: dict[str, Callable[[Any, Any], Any]] = {
     "full": lambda held, given: given,
     "overwrite": lambda held, given: [o if n is None else n for o, n in zip(held, given, strict=True)],
@@ -142,20 +145,20 @@ FOLDS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Dict(Peer):
-    """A dict of rows, event after event."""
+    """A dict of rows, updated event by event."""
 
     def __init__(self, name: str) -> None:
         self.held, self.fold = dict[int, Any](), FOLDS[name]
 
     def step(self, table: pa.Table) -> None:
-        """A loop over the rows, made into Python's numbers first."""
+        """Loop over the rows, converted to Python numbers first."""
         held, fold = self.held, self.fold
         for key, *given in zip(*(table[name].to_pylist() for name in NAMES), strict=True):
             row = held.get(key)
             held[key] = given if row is None else fold(row, given)
 
     def rows(self) -> pa.Table:
-        """The rows as a table."""
+        """Return the rows as a table."""
         cells = zip(*self.held.values(), strict=True)
         columns = [pa.array(column, pa.int64()) for column in (list(self.held), *cells)]
         return pa.table(columns, names=list(NAMES))

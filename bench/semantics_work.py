@@ -1,14 +1,8 @@
-"""What the semantics bench is run on: tables made from a seed, the lines over them, and what each must end with.
+"""Make the tables of the semantics bench from a seed, its lines, and their known answers.
 
-Invariant: a line is a spec, a kind of table and an answer: the checksum of the rows that are left, found by numpy or a
-dict from the same events, without the engine. The rows of one line must be those of all its contenders, and a ratio
-must be to full rows *of the same table*; so lines name their base. Orders ascend with arrival but where a line is
-about late events, so a dict needs no orders; drawn values are never negative, so -1 is null.
-
-Kinds of table, all with ``id``: *plain* (``at``, six int64 columns, 30 % nulls), *late* (the same, orders shuffled
-within a window), *groups* (three order columns instead, two of them late and 30 % null), *deletes* (plain, 5 % delete),
-*lists* (``tags`` of 1 to 3 elements, 5 % delete), *symbols* (one of four), *contents* (plain, all keys in each table,
-one in ten changed), *updates* (what ddflow gives for upserts like W1's).
+A line is a spec, a kind of table, a base and an answer: the checksum of the final rows, found by numpy or a dict
+without the engine. All contenders of a line end with the same rows. Orders ascend with arrival, except for lines about
+late events, so a dict needs no orders. Drawn values are never negative, so -1 is null.
 
 >>> made = tables("plain", Size(4, 2, 1, 2))
 >>> [table.num_rows for table in made], made[0].column_names[:3]
@@ -36,7 +30,7 @@ NULLS, DELETES, CHANGED = 0.3, 0.05, 0.1
 
 
 class Size(NamedTuple):
-    """``keys`` are loaded in steps of ``step`` rows; then come ``warm`` steps that do not count, and ``steps``."""
+    """A size: ``keys`` are loaded in steps of ``step`` rows; then ``warm`` steps do not count, and ``steps`` do."""
 
     keys: int = 1_000_000
     step: int = 100_000
@@ -45,7 +39,7 @@ class Size(NamedTuple):
 
 
 class Line(NamedTuple):
-    """``kind`` of table; ``rule``: what becomes of a cell; ``base``: the line whose rate it is compared with."""
+    """A line: ``kind`` of table, ``rule`` for a cell, and ``base``, the line to compare its rate with."""
 
     kind: str
     rule: str
@@ -80,17 +74,29 @@ LINES = {
 
 
 def window(size: Size) -> int:
-    """How far an order may be late, and how long a tombstone stays where tombstones go."""
+    """Return how late an order may be; tombstones that expire live as long."""
     return size.step * size.steps // 4
 
 
 def loaded(kind: str, size: Size) -> int:
-    """How many tables of a kind do not count: those that load the keys, and those after them to warm up."""
+    """Return the number of uncounted tables of a kind: the load and the warm-up."""
     return -(-size.keys // size.step) + (1 if kind == "contents" else size.warm)
 
 
 def tables(kind: str, size: Size) -> list[pa.Table]:
-    """The tables of a kind: first all keys, each once in random order, then random ones.  O(events)."""
+    """Make the tables of a kind: first all keys once in random order, then random ones.  O(events).
+
+    All kinds have ``id``:
+
+    - *plain*: ``at`` and six int64 columns with 30 % nulls.
+    - *late*: the same, with orders shuffled within a window.
+    - *groups*: three order columns instead, two of them late and 30 % null.
+    - *deletes*: plain, 5 % delete.
+    - *lists*: ``tags`` of 1 to 3 elements, 5 % delete.
+    - *symbols*: one of four symbols.
+    - *contents*: plain, all keys in each table, one in ten changed.
+    - *updates*: ddflow's updates for upserts like W1's.
+    """
     rng = np.random.default_rng(5)
     if kind == "contents":
         return _contents(rng, size)
@@ -124,7 +130,7 @@ def _columns(rng: Any, kind: str, key: Any, size: Size) -> pa.Table:
 
 
 def _contents(rng: Any, size: Size) -> list[pa.Table]:
-    """All keys in steps, then whole contents: one table with all keys for every five steps, and one before."""
+    """Make all keys in steps, then whole contents: one table with all keys for every five steps, and one before."""
     key, at = rng.permutation(size.keys), np.zeros(size.keys, np.int64)
     cells = [rng.integers(-400, 1000, size.keys) for _ in CELLS]
     out: list[pa.Table] = []
@@ -138,13 +144,16 @@ def _contents(rng: Any, size: Size) -> list[pa.Table]:
 
 
 def _updates(rng: Any, key: Any, size: Size) -> list[pa.Table]:
-    """What hold-back mode gives for upserts like W1's (``key``, ``val``, a thousand a time, 5 % deletes), by step."""
+    """Return the updates of hold-back mode for upserts like W1's, by step.
+
+    The upserts have ``key`` and ``val``, a thousand a time, 5 % deletes.
+    """
     val = pa.array(rng.integers(0, 1000, key.size), mask=(rng.random(key.size) < DELETES))
     return ours.ddflow_steps(pa.table({"key": key, "val": val, "time": np.arange(key.size) // 1000}), step=size.step)
 
 
 def digest(rows: pa.Table, diffs: pa.Array | None = None) -> int:
-    """A checksum of rows in any order; with ``diffs`` of updates, whose times are left aside.  O(cells)."""
+    """Return a checksum of rows in any order, or with ``diffs`` of updates, ignoring their times.  O(cells)."""
     one = np.ones(rows.num_rows, np.int64)
     columns = [_hashed(column) if pa.types.is_list(column.type) else column for column in rows.columns]
     named = [f"f{i}" for i in range(len(columns))]
@@ -153,7 +162,7 @@ def digest(rows: pa.Table, diffs: pa.Array | None = None) -> int:
 
 
 def _hashed(column: pa.ChunkedArray) -> pa.Array:
-    """Lists as int64: a sum over their elements and places, -1 for null."""
+    """Convert lists to int64: a sum over elements and places, -1 for null."""
     lists = column.combine_chunks()
     ends, values = lists.offsets.to_numpy().astype(np.int64), lists.values.to_numpy()
     words = np.zeros(values.size + 1, np.uint64)
@@ -167,7 +176,7 @@ def _hashed(column: pa.ChunkedArray) -> pa.Array:
 
 
 def expected(name: str, size: Size) -> str:
-    """The checksum of the rows that a line must end with, in hexadecimal.  O(events)."""
+    """Return the checksum of the rows that a line must end with, in hexadecimal.  O(events)."""
     line = LINES[name]
     made = tables(line.kind, size)
     whole = pa.concat_tables(made).combine_chunks()
@@ -179,7 +188,7 @@ def expected(name: str, size: Size) -> str:
 
 
 def _by_numpy(line: Line, whole: pa.Table, keys: int) -> pa.Table:
-    """The rows that are left: numpy keeps the last of equal places, so events are assigned in the order that counts."""
+    """Compute the final rows with numpy: events are assigned in order, and the last one in a place stays."""
     numbers = {name: whole[name].fill_null(-1).to_numpy() for name in whole.column_names if name != "gone"}
     key, columns = numbers["id"], {"id": np.arange(keys)}
     order = np.argsort(numbers["at"], kind="stable") if line.kind in ("late", "contents") else np.arange(key.size)
@@ -210,7 +219,7 @@ def _by_numpy(line: Line, whole: pa.Table, keys: int) -> pa.Table:
 
 
 def _by_dict(rule: str, whole: pa.Table) -> pa.Table:
-    """The rows that are left, by a loop."""
+    """Compute the final rows with a loop."""
     held: dict[int, Any] = {}
     if rule == "dfa":
         for key, symbol in zip(whole["id"].to_pylist(), whole["symbol"].to_pylist(), strict=True):

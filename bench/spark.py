@@ -1,12 +1,11 @@
-"""Spark: ddflow on Spark beside what Spark has of its own, on the same files and with the same answers.
+"""Measure ddflow on Spark beside Spark's own ways, on the same files and with the same answers.
 
-Invariant: everybody gets a process and a session on two cores. A batch job runs over a few rows, then twice at full
-size, and the second counts. A stream runs once, its first batches do not count, and each batch is timed by Spark itself
-(``triggerExecution``: from planning to the commit of its offsets, alike for all): a JVM compiles what it runs often,
-workers are started by the first job. State and updates are committed before the clock stops, and answers are read back
-after. Most of a streaming batch is Spark's own planning and book-keeping, so a rate says little without its neighbours
-``ceiling`` and ``floor``, which do nothing but the shuffle. What is slow takes a part of a workload, in one round.
-Limits: one machine; memory is that of the process, the JVM, the daemon and its workers, added up.
+Each contender gets its own process and a session on two cores. A batch job runs on few rows, then twice in full; the
+second counts. A stream runs once without its first batches, because the JVM compiles hot code and the first job starts
+workers. Spark times each batch (``triggerExecution``: planning to the commit of offsets). State and updates are
+committed before the clock stops. Most of a streaming batch is Spark's planning, so ``ceiling`` and ``floor`` only
+shuffle. Slow peers run part of a workload once. Limits: one machine; memory is the process, the JVM, the daemon and its
+workers, added up.
 
 >>> progress = [{"numInputRows": 5, "durationMs": {"triggerExecution": 70}}, {"numInputRows": 0, "durationMs": {}}]
 >>> batches(progress * 3, 1)
@@ -46,14 +45,14 @@ LINES = {
 SLOW = {"rows": 300_000, "apply-pandas": 300_000, "transform-pandas": 200_000}  # rows they take, in one round
 PART = 1_000_000  # rows that the join takes
 ROWS = {"w1s": 1_000_000, "w1": 10_000_000, "w3": 2_000_000}
-SKEWED = "w1z"  # Zipf keys: one of them has a good part of all events
+SKEWED = "w1z"  # Zipf keys: one key has a large share of all events
 SMALL, SMALL_BATCHES = 1000, 30
-IDLE = ("ceiling", "floor")  # these do no work, so they have no updates
-PROTOBUF = ("rows", "transform-pandas")  # these need protobuf, which PySpark does not bring
-WARM_ROWS, JVM, CORES, TIMEOUT = 50_000, "3g", 2, 3 * 3600  # seconds; the slow ones are very slow
+IDLE = ("ceiling", "floor")  # they do no work, so they have no updates
+PROTOBUF = ("rows", "transform-pandas")  # they need protobuf, which PySpark does not install
+WARM_ROWS, JVM, CORES, TIMEOUT = 50_000, "3g", 2, 3 * 3600  # TIMEOUT in seconds: slow peers are very slow
 EVENTS, CITIES = "events", "cities"
 
-# Line, workload, contender, query of ours and of the peer, and how many times its rate we must have.
+# Line, workload, contender and query, ours and the peer's, and the required multiple of its rate.
 NEEDS = (
     (("batch", "w1", "ddflow", "upsert"), ("batch", "w1", "ceiling", "upsert"), 0.4),
     (("batch", "w1", "ddflow", "upsert"), ("batch", "w1", "lag", "upsert"), 1.2),
@@ -68,24 +67,24 @@ NEEDS = (
     (("stream-1m", "w1", "ddflow", "count"), ("stream-1m", "w1", "ddflow", "upsert"), 0.5),
 )
 LARGE_BATCHES = 0.7  # million rows a second in batches of a million
-SMALL_OVER_MS = 150.0  # that a small batch may take over the floor's
-STATE_PART = 0.5  # of what RocksDB takes for the same rows
+SMALL_OVER_MS = 150.0  # allowed extra time of a small batch over the floor's
+STATE_PART = 0.5  # allowed share of RocksDB's bytes for the same rows
 
 
 def able(contender: str) -> bool:
-    """Whether what a contender needs is installed."""
+    """Return whether a contender's libraries are installed."""
     return contender not in PROTOBUF or (find_spec("google") is not None and find_spec("google.protobuf") is not None)
 
 
 def batches(progress: Sequence[Any], skip: int) -> tuple[list[int], int, float]:
-    """Milliseconds of each batch that had rows; rows and seconds of those that count: all but the first ``skip``."""
+    """Return milliseconds of each batch with rows, and rows and seconds of all but the first ``skip`` batches."""
     full = [each for each in progress if each["numInputRows"]]
     times = [int(each["durationMs"]["triggerExecution"]) for each in full]
     return times, sum(int(each["numInputRows"]) for each in full[skip:]), sum(times[skip:]) / 1e3
 
 
 def tasks() -> Iterator[Task]:
-    """Everything that is measured, line by line."""
+    """Yield all tasks, line by line."""
     upsert_and_count = (("floor", "upsert"), ("ddflow", "upsert"), ("ddflow", "count"))
     for name, rows in (*ROWS.items(), ("tiny", 20_000)):
         for contender, query in (("ceiling", "upsert"), ("lag", "upsert"), ("ddflow", "upsert"), ("ddflow", "count")):
@@ -98,7 +97,7 @@ def tasks() -> Iterator[Task]:
         yield Task("stream-100k", name, "join", min(rows, PART), 100_000, skip=2)
         if workloads.kind(name) == "ints":
             yield Task("stream-100k", name, "ddflow", rows, 100_000, "revenue", skip=5 if name == "w1" else 2)
-    # ddflow takes the same part as the slow ones, too, so that the state on disk can be compared.
+    # ddflow also takes the slow ones' part, so that the state on disk can be compared.
     for contender, rows in (("ddflow", max(SLOW.values())), *SLOW.items()):
         yield Task("stream-100k", "w1s", contender, rows, 100_000, skip=1)
     for contender in ("floor", "join", *SLOW, "ddflow"):
@@ -113,7 +112,7 @@ def tasks() -> Iterator[Task]:
 
 
 class Spark(Bench):
-    """The jobs: `tasks`; the slow ones in one round, those on ``tiny`` only when it is named."""
+    """The bench of all `tasks`; slow peers run one round, and ``tiny`` only runs if named."""
 
     name = "spark"
     about = "Spark: ddflow on Spark beside Spark's own ways, state and updates committed."
@@ -128,7 +127,7 @@ class Spark(Bench):
     )
 
     def jobs(self) -> list[Job]:
-        """Contenders whose libraries are missing are left out."""
+        """Return the jobs, without contenders whose libraries are missing."""
         return [
             Job(
                 task._asdict(),
@@ -141,7 +140,7 @@ class Spark(Bench):
         ]
 
     def measure(self, **what: Any) -> dict[str, Any]:
-        """A session, the task in it, and the memory of all its processes."""
+        """Start a session, run the task in it, and measure the memory of all its processes."""
         task = Task(**what)
         spark_files.files(task)
         if task.contender == "ddflow":
@@ -159,7 +158,7 @@ class Spark(Bench):
         return {**job.what, "contender": "", "skip": 0, "line": ""}
 
     def expected(self, **what: Any) -> list[Any]:
-        """Number of updates and checksum."""
+        """Return the number of updates and their checksum."""
         return list(spark_files.expected(Task(**what)))
 
     def wrong(self, job: Job, sample: dict[str, Any], expected: Any) -> str | None:
@@ -175,12 +174,12 @@ class Spark(Bench):
         return {**row, **sizes, "median_batch_ms": median(times) if times else None}
 
     def tables(self, result: Row) -> Iterator[tuple[str, Sequence[Row]]]:
-        """A table a line and workload."""
+        """Yield a table per line and workload."""
         for (line, workload), rows in report.grouped(result["results"], "line", "workload"):
             yield f"{line}, {workload}: {LINES[line]}", rows
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
-        """The rates of everybody who makes differences as bars, on the workload of each line that most of them took."""
+        """Draw the rates of contenders with updates as bars, on each line's workload that most of them ran."""
         panels = list[Callable[[Any], None]]()
         for (line,), found in report.grouped(result["results"], "line"):
             plain = [row for row in found if row["query"] == "upsert"]
@@ -192,13 +191,13 @@ class Spark(Bench):
         return panels
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Rates beside the peers', small batches over the floor, and the state on disk after the same rows.
+        """Yield the bars: rates beside the peers', small batches over the floor, and state on disk after the same rows.
 
-        The slow peers took a part of the workload that ddflow took whole, so their rate flatters them.
+        The slow peers ran only a part of ddflow's workload, so their rate flatters them.
         """
         rows: dict[tuple[str, ...], Row] = {}
         for row in sorted(result["results"], key=lambda row: row["rows"]):
-            rows[row["line"], row["workload"], row["contender"], row["query"]] = row  # the one of most rows
+            rows[row["line"], row["workload"], row["contender"], row["query"]] = row  # the one with most rows
         for mine, theirs, times in NEEDS:
             if mine in rows and theirs in rows:
                 line, workload, _, query = mine
@@ -229,7 +228,7 @@ def _states(rows: Sequence[Row]) -> Iterator[Bar]:
 
 
 def measured(task: Task, spark: Any) -> dict[str, Any]:
-    """Run a task in a session, in folders of its own that are gone afterwards."""
+    """Run a task in a session, in temporary folders."""
     import spark_peers
 
     spark_peers.configure(spark)
@@ -246,7 +245,7 @@ def measured(task: Task, spark: Any) -> dict[str, Any]:
 
 
 def _batch(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, str]:
-    """Over a few rows, then twice in full; figures, the folder of the last run and that of its state."""
+    """Run on a few rows, then twice in full; return figures, and the folders of the last run and its state."""
     import spark_peers
 
     (path,) = spark_files.files(task)
@@ -270,7 +269,7 @@ def _batch(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, st
 
 
 def _stream(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, str]:
-    """A file a batch, in order; figures, the folder of the updates and that of the state."""
+    """Stream a file per batch, in order; return figures, and the folders of updates and state."""
     import spark_peers
 
     import spark_bridge
@@ -308,16 +307,16 @@ def _stream(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, s
 
 
 def check_rows(task: Task, found: int) -> None:
-    """AssertionError unless a contender read every row."""
+    """Raise AssertionError unless a contender read every row."""
     if found != task.rows:
         raise AssertionError(f"{task.contender} read {found:,} rows of {task.rows:,}")
 
 
 def flow(query: str, schema: Any) -> Any:
-    """Upserts by key, with ``time`` as the clock; behind them, for ``count``, a projection and a count, for ``revenue``
-    a join with cities by value, and count and sum of keys by city.
+    """Return the flow of a query: upserts by key, with ``time`` as the clock, and the operators below.
 
-    With ``lateness=0`` a batch's own times close in the next one, so the input is closed at the end.
+    ``count`` adds a projection and a count. ``revenue`` joins with cities by value, and counts and sums the keys by
+    city. With ``lateness=0``, a batch's last time closes in the next batch, so the input is closed at the end.
     """
     import ddflow as dd
 
@@ -334,7 +333,7 @@ def flow(query: str, schema: Any) -> Any:
 
 
 def _cities(spark: Any, folder: str) -> Any:
-    """The frame of the cities, in a folder of its own."""
+    """Write the cities to their own folder and return their frame."""
     place = os.path.join(folder, CITIES)
     os.makedirs(place)
     pq.write_table(spark_files.cities(), os.path.join(place, "0.parquet"))
@@ -342,12 +341,12 @@ def _cities(spark: Any, folder: str) -> Any:
 
 
 def more_rows(task: Task) -> int:
-    """The rows that come beside a task's own."""
+    """Return the number of rows besides the task's own."""
     return spark_files.cities().num_rows if task.query == "revenue" else 0
 
 
 def _run(frame: Any, folder: str, query: str) -> dict[str, int]:
-    """Everything in one epoch, closed; its figures.  AssertionError where a row has no verdict."""
+    """Run everything in one closed epoch; return its figures. Raises AssertionError if a row has no verdict."""
     import spark_peers
 
     import spark_bridge
@@ -362,7 +361,7 @@ def _run(frame: Any, folder: str, query: str) -> dict[str, int]:
 
 
 def _figures(query: Any, rows: int) -> dict[str, int]:
-    """The medians of what a query's epochs took, once it has ended; AssertionError where a row has no verdict."""
+    """Return the median figures of a finished query's epochs; raise AssertionError if a row has no verdict."""
     epochs = query.ddflow.stats()
     resolved = sum(sum(epoch.counts.values()) for epoch in epochs)
     came = sum(sum(epoch.rows.values()) for epoch in epochs)
@@ -373,7 +372,7 @@ def _figures(query: Any, rows: int) -> dict[str, int]:
 
 
 def _settings() -> str:
-    """What ``spark_bridge.configure`` gives a session, for the environment of the process that starts one."""
+    """Return the settings of ``spark_bridge.configure`` as PYSPARK_SUBMIT_ARGS for the process of a session."""
     import spark_bridge
 
     class Builder(dict[str, str]):

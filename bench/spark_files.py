@@ -1,11 +1,4 @@
-"""The files of the Spark bench: the input as Parquet, the updates that were written, and the newest version of a state.
-
-Invariant: every contender reads the same files (a workload whole in one, or cut into one a batch), and what it wrote is
-read back from its own files and added up. A file stream orders files by the time they were changed, so these are set.
-Batches end with a time (1000 rows a time), so a contender that keeps nothing waiting gives the same updates as one that
-does. What a state needs are bytes of files, each once: of ddflow's those that the newest manifest names, of Spark's
-RocksDB store those that the newest checkpoint of every partition names, of folders of Parquet the newest. All of them
-keep older versions for a while, and a bench is over before anything is swept. Limits: nothing here starts a session.
+"""Make the input files of the Spark bench, and read back updates and the newest state.
 
 >>> events("small", 8, step=2, keys=6)["key"].to_pylist()  # each key once, then others at random
 [2, 3, 0, 5, 4, 1, 5, 1]
@@ -38,17 +31,17 @@ import workloads
 CITIES = 100
 FOREVER = 1 << 40  # no event is so late
 REVENUE = ["city", "n", "s", "_time", "_diff"]
-KEYS = 1_000_000  # of state, before the small batches come
+KEYS = 1_000_000  # keys in the state before the small batches
 ROW_GROUP = 250_000
-FIRST_CHANGED = 1_700_000_000  # seconds; file number n of a stream was changed n seconds later
+FIRST_CHANGED = 1_700_000_000  # seconds; file n of a stream has a modification time n seconds later
 
 
 class Task(NamedTuple):
-    """What to measure: ``contender`` on the first ``rows`` of a workload, in batches of ``step`` (0: all at once).
+    """A measurement of ``contender`` on the first ``rows`` of a workload, in batches of ``step`` (0: all at once).
 
-    ``query``: ``upsert``, ``count`` (behind a projection) or ``revenue`` (a join with cities by value, sums by city).
-    ``loaded``: rows of the first batch, where it loads keys; 0: it is as large as the others.  ``skip``: how many
-    batches come before the counted ones.
+    ``query``: ``upsert``, ``count`` (after a projection) or ``revenue`` (a join with cities by value, sums by city).
+    ``loaded``: rows of the first batch if it loads keys, else 0.  ``skip``: the number of batches before the counted
+    ones.
     """
 
     line: str
@@ -62,10 +55,13 @@ class Task(NamedTuple):
 
 
 def events(workload: str, rows: int, step: int = 1000, keys: int = KEYS) -> pa.Table:
-    """The first ``rows`` upserts; of ``small`` every key once in random order, then random ones, ``step`` a time."""
+    """Return the first ``rows`` upserts; *small* has every key once in random order, then random ones.
+
+    *small* has ``step`` random keys a time.
+    """
     if workload != "small":
         return workloads.load(workload).slice(0, rows)
-    # A generator for each column, so that fewer rows are the first of more.
+    # A generator per column, so that fewer rows are a prefix of more rows.
     by_key, by_val, by_gone = (np.random.default_rng([keys, number]) for number in range(3))
     key = np.concatenate([by_key.permutation(keys), by_key.integers(0, keys, max(rows - keys, 0))])[:rows]
     val = pa.array(by_val.integers(0, 1000, len(key)), mask=by_gone.random(len(key)) < 0.05)
@@ -73,7 +69,12 @@ def events(workload: str, rows: int, step: int = 1000, keys: int = KEYS) -> pa.T
 
 
 def files(task: Task) -> list[Path]:
-    """The input as Parquet files, one for each batch, made on first use and kept with the workloads."""
+    """Return the input as Parquet files, one per batch; the first use makes them beside the workloads.
+
+    Every contender reads the same files. A file stream orders files by modification time, so the files have set times.
+    Batches end with a time (1000 rows a time). So a contender that holds nothing back gives the same updates as one
+    that does.
+    """
     cut = "whole" if not task.step else f"{task.step}" + (f"-{task.loaded}" if task.loaded else "")
     folder = workloads.folder() / f"spark-{task.workload}-{cut}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +96,7 @@ def files(task: Task) -> list[Path]:
 
 
 def expected(task: Task) -> workloads.Answer:
-    """What the updates must come to: known where the workload is whole, else from numpy or, for counts, a dict."""
+    """Return the expected answer: known for whole workloads, else from numpy, or from a dict for counts."""
     shape = workloads.SHAPES.get(task.workload)
     known = workloads.answer(task.workload, task.query) if shape is not None and shape.n == task.rows else None
     if known is not None:
@@ -109,13 +110,13 @@ def expected(task: Task) -> workloads.Answer:
 
 
 def cities(values: int = 1000) -> pa.Table:
-    """The city of each value, from the first time on; one that nobody asks for keeps no time from being closed."""
+    """Return the city of each value, valid from the first time; an extra row far in the future lets all times close."""
     of = np.arange(-1, values)
     return pa.table({"of": of, "city": of % CITIES, "time": np.where(of < 0, FOREVER, 0)})
 
 
 def revenue(updates: pa.Table) -> pa.Table:
-    """The updates of count and sum of keys by city, of those of (key, val).  O(n log n)."""
+    """Compute the updates of count and sum of keys by city from updates of (key, val).  O(n log n)."""
     key, val, time, diff = (updates[name].to_numpy() for name in ("key", "val", "_time", "_diff"))
     order = np.lexsort((time, val % CITIES))
     city, time = (val % CITIES)[order], time[order]
@@ -124,7 +125,7 @@ def revenue(updates: pa.Table) -> pa.Table:
     city, time, counts, sums = (each[last] for each in (city, time, counts, sums))
     first = np.insert(city[1:] != city[:-1], 0, True)
     before = [np.insert(each[:-1], 0, 0) for each in (counts, sums)]
-    start = np.maximum.accumulate(np.where(first, np.arange(len(city)), 0))  # what was counted in cities before
+    start = np.maximum.accumulate(np.where(first, np.arange(len(city)), 0))  # first row of each city
     n, s = counts - before[0][start], sums - before[1][start]
     old = [np.where(first, 0, np.insert(each[:-1], 0, 0)) for each in (n, s)]
     changed = (n != old[0]) | (s != old[1])
@@ -137,7 +138,7 @@ def revenue(updates: pa.Table) -> pa.Table:
 
 
 def answer(folder: str) -> workloads.Answer:
-    """What the Parquet files in a folder and those under it come to: rows' columns, ``_time``, ``_diff``."""
+    """Digest the Parquet files in a folder tree: the row's columns, ``_time``, ``_diff``."""
     shown = sorted(path for path in Path(folder).rglob("*.parquet") if not path.name.startswith((".", "_")))
     found = dataset.dataset(shown, format="parquet")
     every = ("key", "val", "count", *REVENUE)
@@ -147,7 +148,10 @@ def answer(folder: str) -> workloads.Answer:
 
 
 def newest(contender: str, folder: str) -> int:
-    """Bytes that the newest version of a contender's state takes; 0 where it has none."""
+    """Return the bytes of the newest version of a contender's state, or 0 without one; each file counts once.
+
+    All contenders keep older versions for a while, and a bench ends before they are swept.
+    """
     if contender == "ddflow":
         return _ddflow(folder)
     if contender != "join":
@@ -158,7 +162,7 @@ def newest(contender: str, folder: str) -> int:
 
 
 def _ddflow(folder: str) -> int:
-    """Of a state whose outputs are elsewhere."""
+    """Return the bytes of the files in the newest manifest of a state with outputs elsewhere."""
     from ddflow.engine.garbage import list_version_blobs
     from ddflow.storage.inventory_text import is_state_file
     from ddflow.storage.manifest import load_newest_manifest as newest_manifest
@@ -174,7 +178,7 @@ def _ddflow(folder: str) -> int:
 
 
 def rocksdb(folder: str) -> int:
-    """Of a checkpoint's state folder: for each partition the last archive, and the tables that it lists."""
+    """Return the bytes of a checkpoint's state folder: each partition's newest archive and the tables it lists."""
     archives = sorted(Path(folder).rglob("*.zip"), key=lambda path: int(path.stem))
     total = 0
     for path in {path.parent: path for path in archives}.values():

@@ -1,12 +1,11 @@
-"""What Spark has of its own for upserts in, updates out: a window over the whole, a join, and its stateful operators.
+"""Run Spark's own ways from upserts to updates: a window over the input, a join, and stateful operators.
 
-Invariant: a peer reads the files the others read, brings keys together by one shuffle into ``PARTITIONS`` partitions,
-and leaves its updates as Parquet: the last event of each key and time counts, and one that changes nothing gives
-nothing. ``ceiling`` and ``floor`` do no work at all: the same shuffle and an identity ``mapInArrow``, on everything at
-once and in an empty ``foreachBatch``; they say what is left to gain. Arrival decides between events of one time, and a
-shuffle loses it, so ``seq`` is attached before. The slow peers are slow by their operator, so around it they get what
-is fastest. Limits: the stateful operators take int64 only; workers import this file by name, so its folder must be on
-their path.
+A peer shuffles once by key into ``PARTITIONS`` partitions and writes its updates as Parquet. The last event of each key
+and time counts, and an event without a change gives no update. ``ceiling`` and ``floor`` only shuffle, so they show
+what is left to gain. A shuffle loses the order of arrival, so ``seq`` is added before. Slow peers are slow by their
+operator; the code around it is the fastest we found.
+
+Limits: stateful operators take int64 only. Workers import this file by name from their path.
 
 >>> updates(7, None, [(2, 1, None), (0, 0, 5), (1, 1, 6), (3, 2, None)])  # key, value held; seq, time, val
 (None, [(7, 5, 0, 1), (7, 5, 1, -1)])
@@ -34,7 +33,7 @@ NAMES = ["key", "val", "_time", "_diff"]
 
 
 def identity(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give back what came."""
+    """Return the input."""
     yield from batches
 
 
@@ -45,33 +44,33 @@ def ceiling(frame: DataFrame, folder: str = "") -> None:
 
 
 def lag(frame: DataFrame, folder: str) -> None:
-    """The last event of each key and time, and by a window over the whole the value before it."""
+    """Take the last event of each key and time, and its old value by a window over the whole input."""
     by_key = Window.partitionBy("key").orderBy("time")
     _updates(_last(frame).withColumn("old", F.lag("val").over(by_key))).write.parquet(os.path.join(folder, "out"))
 
 
 def _last(frame: DataFrame) -> DataFrame:
-    """The last event of each key and time: one shuffle, by key; grouping is quicker than a second window."""
+    """Take the last event of each key and time with one shuffle by key; grouping is faster than a second window."""
     arrived = frame.withColumn("seq", F.monotonically_increasing_id()).repartition(PARTITIONS, "key")
     return arrived.groupBy("key", "time").agg(F.max_by("val", "seq").alias("val"))
 
 
 def _updates(last: DataFrame) -> DataFrame:
-    """Rows of key, old, val and time as updates: a retraction of what was, an assertion of what is."""
+    """Convert rows of key, old, val and time to updates: retract ``old`` and assert ``val``."""
     changed = last.where("not (old <=> val)")
     both = changed.selectExpr("key", "time as _time", "stack(2, old, -1L, val, 1L) as (val, _diff)")
     return both.where("val is not null").select(*NAMES)
 
 
 def floor(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
-    """A ``foreachBatch`` that does nothing but `ceiling`."""
+    """Run only `ceiling` in a ``foreachBatch``."""
     return _for_each(frame, checkpoint, lambda batch, epoch: ceiling(batch))
 
 
 def join(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
-    """A ``foreachBatch`` that joins each batch to the state of the one before, in Parquet, and writes the next.
+    """Join each batch to the last batch's state in a ``foreachBatch``, and write the next state as Parquet.
 
-    The batch is read, shuffled and windowed once, and kept; the state is read twice and written once.
+    The batch is read, shuffled and windowed once, and cached; the state is read twice and written once.
     """
     store = os.path.join(checkpoint, "state")
     by_key = Window.partitionBy("key").orderBy("time")
@@ -99,7 +98,7 @@ Change = tuple[Any, Any, int, int]
 
 
 def updates(key: Any, last: Any, rows: Iterable[tuple[int, int, Any]]) -> tuple[Any, list[Change]]:
-    """The value that is left of a key which had ``last`` (None: not there), and its updates; O(rows log rows)."""
+    """Return the new value of a key that had ``last`` (None: absent), and its updates; O(rows log rows)."""
     final = {time: val for _, time, val in sorted(rows)}
     out: list[Change] = []
     for time, val in final.items():
@@ -113,14 +112,14 @@ def updates(key: Any, last: Any, rows: Iterable[tuple[int, int, Any]]) -> tuple[
 
 
 class ByRows(StatefulProcessor):
-    """For ``transformWithState``: rows in, rows out."""
+    """A processor for ``transformWithState``: rows in, rows out."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Name the state."""
         self.last = handle.getValueState("last", STATE)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """A key's rows of a batch, of which there may be several pandas frames."""
+        """Process a key's rows of a batch, which may be several pandas frames."""
         before = self.last.get()
         old = None if before is None else before[0]
         new, out = updates(key[0], old, self.read(rows))
@@ -131,33 +130,33 @@ class ByRows(StatefulProcessor):
         yield from self.given(out)
 
     def read(self, rows: Iterator[Any]) -> Iterator[tuple[int, int, Any]]:
-        """Rows as Python numbers."""
+        """Return rows as Python numbers."""
         return ((row.seq, row.time, row.val) for row in rows)
 
     def given(self, out: list[Change]) -> Iterator[Any]:
-        """Updates as rows."""
+        """Return updates as rows."""
         return (Row(**dict(zip(NAMES, update, strict=True))) for update in out)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Close nothing."""
 
 
 class ByFrames(ByRows):
-    """For ``transformWithStateInPandas``: pandas frames in, pandas frames out."""
+    """A processor for ``transformWithStateInPandas``: pandas frames in, pandas frames out."""
 
     def read(self, rows: Iterator[Any]) -> Iterator[tuple[int, int, Any]]:
-        """Rows as Python numbers; pandas holds a column with nulls as floats."""
+        """Yield rows as Python numbers; pandas stores a column with nulls as floats."""
         for frame in rows:
             for seq, time, val in zip(*(frame[name].tolist() for name in ("seq", "time", "val")), strict=True):
                 yield seq, time, None if val is None or val != val else int(val)
 
     def given(self, out: list[Change]) -> Iterator[Any]:
-        """Updates as a frame."""
+        """Return updates as a frame."""
         return iter([pd.DataFrame(out, columns=NAMES)] if out else [])
 
 
 def by_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    """For ``applyInPandasWithState``: the same with its older kind of state."""
+    """Process a key for ``applyInPandasWithState``, with its older kind of state."""
     ways = ByFrames()
     new, out = updates(key[0], state.get[0] if state.exists else None, ways.read(frames))
     if new is not None:
@@ -168,24 +167,24 @@ def by_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[p
 
 
 def rows(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
-    """``transformWithState``, the row-based one."""
+    """Start ``transformWithState``, the row-based operator."""
     return _to_files(_by_key(frame).transformWithState(ByRows(), UPDATES, "append", "none"), folder, checkpoint)
 
 
 def transform_pandas(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
-    """``transformWithStateInPandas``."""
+    """Start ``transformWithStateInPandas``."""
     made = _by_key(frame).transformWithStateInPandas(ByFrames(), UPDATES, "append", "none")
     return _to_files(made, folder, checkpoint)
 
 
 def apply_pandas(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
-    """``applyInPandasWithState``."""
+    """Start ``applyInPandasWithState``."""
     made = _by_key(frame).applyInPandasWithState(by_group, UPDATES, STATE, "append", "NoTimeout")
     return _to_files(made, folder, checkpoint)
 
 
 def _by_key(frame: DataFrame) -> Any:
-    # A stream refuses monotonically_increasing_id; with one file a batch, the row's number in it is the same.
+    # A stream rejects monotonically_increasing_id; with one file per batch, the row index in the file does the same.
     return frame.select("*", F.col("_metadata.row_index").alias("seq")).groupBy("key")
 
 
@@ -200,7 +199,7 @@ def _to_files(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
 
 
 def configure(spark: SparkSession) -> None:
-    """What everybody is run with: as many partitions, the peers' state in RocksDB, the progress of every batch."""
+    """Set the same for all: the number of partitions, RocksDB for the peers' state, and the progress of every batch."""
     spark.conf.set("spark.sql.shuffle.partitions", str(PARTITIONS))
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "10000")

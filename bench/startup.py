@@ -1,10 +1,10 @@
-"""Start-up: what a program pays before its first answer, each figure in a fresh process.
+"""Measure the cost before a program's first answer, each figure in a fresh process.
 
-Invariant: the kernel cache that a process finds is said: *warm* is filled, *cold* is an empty one made for the purpose.
-A lazy import looks free until the first step, so the time to the first answer stands beside it; and what a background
-process compiles meanwhile is CPU as well, so it has a column of its own. Limits: *import* and *first answer* do not
-count the interpreter's own start, *ddflow diff* does; of Spark the first batch is timed in a session that has run a
-query, beside the first ``mapInArrow`` that does nothing.
+Each row names the kernel cache: *warm* is filled, *cold* is empty. A lazy import looks free until the first step, so
+the table also has the time to the first answer. CPU of background compilation has its own column.
+
+Limits: *import* and *first answer* exclude the start of the interpreter; *ddflow diff* includes it. On Spark, the
+session has run a query before. Its first batch is compared with a first ``mapInArrow`` that does nothing.
 
 >>> figures("import json")["seconds"] < 5
 True
@@ -105,16 +105,16 @@ told["helper"] = spent(resource.RUSAGE_CHILDREN) - before
 print(json.dumps(told))
 """
 BARS: Final = {"first answer": ("cpu", 2.0), "ddflow diff of two rows": ("children", 3.0), "all kernels": ("cpu", 15.0)}
-"""What each may take of CPU, in seconds, with an empty cache."""
+"""Limits of CPU seconds with an empty cache."""
 OVER: Final = 5.0
-"""Seconds that the first batch on Spark may take over a ``mapInArrow`` that does nothing."""
+"""Limit in seconds of the first batch on Spark over a ``mapInArrow`` that does nothing."""
 
 
 def figures(program: str, cache: str | None = None) -> dict[str, float]:
-    """Seconds of a program in a fresh process whose interpreter is up, and its CPU seconds; CalledProcessError when it
-    fails.
+    """Return seconds and CPU seconds of a program in a fresh interpreter; raise CalledProcessError if it fails.
 
-    ``children``: CPU of processes that it ran and waited for.  ``helper``: CPU of the one that fills the cache.
+    The start of the interpreter is not included. ``children``: CPU of the processes it ran and waited for.  ``helper``:
+    CPU of the process that fills the cache.
     """
     variables = environment(threads=1) | ({} if cache is None else {"DDFLOW_CACHE_DIR": cache})
     variables.pop("DDFLOW_BACKGROUND", None)
@@ -126,7 +126,7 @@ def figures(program: str, cache: str | None = None) -> dict[str, float]:
 
 
 class Startup(Bench):
-    """The jobs: a program each, on a warm cache and on an empty one, several times."""
+    """The bench of each program, on a warm and on an empty cache."""
 
     name = "startup"
     about = "Start-up: import, the first answer in Python, on the shell and on Spark, every kernel compiled."
@@ -145,7 +145,7 @@ class Startup(Bench):
         ]
 
     def measure(self, program: str, cache: str) -> dict[str, Any]:
-        """Run a program, on an empty cache or, once before, on a warm one."""
+        """Run a program on an empty cache, or on a warm one after one untimed run."""
         if cache == "cold":
             with tempfile.TemporaryDirectory() as folder:
                 return {"rows": 1, **figures(PROGRAMS[program], str(Path(folder, "cache")))}
@@ -157,7 +157,10 @@ class Startup(Bench):
         ours.warm()
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """CPU of the first answers on an empty cache, and the first batch on Spark over doing nothing there."""
+        """Yield the bars: CPU of first answers with an empty cache, and the first batch on Spark.
+
+        The batch on Spark is compared with a ``mapInArrow`` that does nothing.
+        """
         cold = {row["program"]: row for row in result["results"] if row["cache"] == "cold"}
         for program, (figure, most) in BARS.items():
             if program in cold:

@@ -1,9 +1,11 @@
-"""The suite: a choice of lines of all benches, in rounds that go through all of them, and one report with a picture.
+"""Run a selection from all benches in a quarter of an hour and write one report with a picture.
 
-Invariant: nothing is measured here that a bench does not measure, and nothing is reported that a bench would not. The
-lines are words of its command line, so each can be run alone with more rounds. Rounds go through all benches, so that a
-busy minute of the machine falls on few samples of each. Limits: a quarter of an hour on two quiet cores, so peers run
-once or twice and the long benches (`large` at full length, `spark` with all its peers) are not in it.
+A line of `OURS` or `PEERS` holds the words of the bench command line, so each can be run alone with more rounds. The
+suite measures and reports only what the benches do. Every round goes through all benches, so a busy minute of the
+machine affects few samples of each.
+
+Limits: 15 minutes on two quiet cores. So peers run once or twice, and the long benches are left out: `large` at full
+length and `spark` with all its peers.
 
 >>> len({bench.name for bench, _ in lines()}) > 8, max(job.rounds for _, job in lines())
 (True, 3)
@@ -37,7 +39,7 @@ OURS: Final = (
     "operators --only line=upsert,count,aggregates,floats,top-10,join --rounds 1",
     "large --only workload=w1l contender=ddflow step=1000000 events=20000000 --set events=4000000 --rounds 1",
 )
-"""What two commits are compared by, too."""
+"""Lines for ddflow alone; `compare` runs the same lines on two commits."""
 PEERS: Final = (
     "upsert --only workload=w1 contender=limit line=upsert --rounds 3",
     "upsert --only workload=w1 contender=numpy,duckdb-steps-1t line=upsert --rounds 1",
@@ -50,7 +52,7 @@ PEERS: Final = (
 
 
 def lines(words: Sequence[str] = (*OURS, *PEERS)) -> list[Timed]:
-    """The jobs that lines of the command line choose; those of contenders that are not there are left out."""
+    """Return the jobs that these command lines choose."""
     found = list[Timed]()
     for line in words:
         name, *rest = line.split()
@@ -60,7 +62,7 @@ def lines(words: Sequence[str] = (*OURS, *PEERS)) -> list[Timed]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the suite and keep its report; 1 when an answer was wrong."""
+    """Run the suite and store its report; return 1 if an answer was wrong."""
     line = argparse.ArgumentParser(prog="python bench all", description="A quarter of an hour of all benches.")
     line.add_argument("--out", type=Path, default=report.RESULTS, metavar="DIR", help="where the report goes")
     line.add_argument("--no-save", action="store_true", help="write no files")
@@ -84,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def keep(folder: Path, results: Sequence[Row]) -> Path:
-    """Write the report: the results as JSON, their tables below one head, and the pictures of all in one."""
+    """Write the results as JSON, their tables as one Markdown page, and all panels as one picture."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.json"
     path.write_text(json.dumps(results, indent=1) + "\n")

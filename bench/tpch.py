@@ -1,10 +1,9 @@
-"""TPC-H: how long a step of a thousand changed rows takes for each query, beside DuckDB answering it again.
+"""Measure a step of a thousand changed rows for each TPC-H query, beside DuckDB answering again.
 
-Invariant: tables, steps and queries are those of the tests (``tests/plan/tpch_feed.py``), and after each step the rows
-that the engine reads are compared with DuckDB's answer over the same rows. A step inserts, changes and deletes rows of
-all tables of the query but nation and region, which TPC-H does not change either; a change of a nation is one of a
-twenty-fifth of everything. The engine has one thread and an engine a query, DuckDB two threads and its tables in
-memory; of DuckDB the query alone counts, and not the change of its tables. Limits: `tpchgen-cli` makes the tables.
+Tables, steps and queries come from the tests (`tests/plan/tpch_feed.py`). After each step the engine's rows must equal
+DuckDB's answer. A step inserts, changes and deletes rows of the query's tables, but not of nation and region, which
+TPC-H never changes. Each query has its own engine on one thread; DuckDB has two threads and tables in memory. Only
+DuckDB's query is timed, not the update of its tables. Limits: `tpchgen-cli` makes the tables.
 
 >>> sample = BENCH.measure(query=6, scale=0.01, rows=100, steps=3)
 >>> sample["step_ms"] > 0, sample["duckdb_ms"] > 0
@@ -25,16 +24,16 @@ import workloads
 from report import Bar, Row, within
 from runner import Bench, Job
 
-sys.path.append(str(machine.ROOT / "tests" / "plan"))  # their files import each other as such
+sys.path.append(str(machine.ROOT / "tests" / "plan"))  # these files import each other by name
 
 ROWS, STEPS, SCALES = 1_000, 20, (0.1, 1.0)
 FASTER, GROWS = 5.0, 1.5
-GLOBAL = (11, 15, 22)  # they compare rows with a scalar of all rows, whose change may concern each
+GLOBAL = (11, 15, 22)  # rows are compared with a global scalar, so its change may affect all
 FIXED = ("region", "nation")
 
 
 class Tpch(Bench):
-    """The jobs: a query and a scale each."""
+    """The bench of each query at each scale."""
 
     name = "tpch"
     about = f"TPC-H: a step of {ROWS:,} changed rows, beside DuckDB answering again on two threads."
@@ -53,7 +52,7 @@ class Tpch(Bench):
         return [Job({"query": number, **what}, threads=2) for what in scales for number in QUERIES]
 
     def measure(self, query: int, scale: float, rows: int, steps: int) -> dict[str, Any]:
-        """Load the tables, then take the steps; AssertionError when a step leaves another answer than DuckDB's."""
+        """Load the tables, then take the steps; raise AssertionError if an answer differs from DuckDB's."""
         from accumulated import Accumulated, duck, same
         from tpch_feed import Feed, files, flow_with
         from tpch_queries import KEYS, TYPES, text
@@ -89,7 +88,7 @@ class Tpch(Bench):
         }
 
     def notes(self, result: Row) -> list[str]:
-        """Medians over the queries of each scale."""
+        """Give the medians over the queries of each scale."""
         return [
             f"Scale {scale:g}, median of {len(rows)} queries: {_median(rows, 'step_ms'):.2f} ms a step, "
             f"DuckDB {_median(rows, 'duckdb_ms'):.2f} ms; of the ratios {_median(rows, 'times'):.1f}."
@@ -98,7 +97,7 @@ class Tpch(Bench):
         ]
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """The median step beside DuckDB's median, and how it grows with the scale."""
+        """Yield the bars: the median step beside DuckDB's median, and its growth with the scale."""
         large = _of(result, SCALES[1])
         if large:
             mine, theirs = _median(large, "step_ms"), _median(large, "duckdb_ms")

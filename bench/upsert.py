@@ -1,10 +1,11 @@
-"""Speed in memory: ddflow beside a dict loop, numpy, DuckDB and Polars on the same upserts.
+"""Measure speed in memory: ddflow beside a dict loop, numpy, DuckDB and Polars on the same upserts.
 
-Invariant: what is timed is Arrow in memory to Arrow in memory; imports, compilation, loading and the check stand
-outside. On a virtual machine the first to touch a page pays the host for it, more or less by chance, so a job runs
-twice at full size. Memory is that of the first run: its highest resident memory less what was resident before, so the
-updates themselves are in it (``output_mb`` says how many). Time is that of the second. Both must give the known count
-and checksum, in order where the contender promises one. Limits: everything is held in memory by everybody.
+Timing covers Arrow in memory to Arrow in memory, without imports, compilation, loading and checks. A job runs twice at
+full size, because on a virtual machine the first touch of a page costs extra. The first run gives the memory: its peak
+resident bytes minus those before, updates included (``output_mb``). The second run gives the time. Both must give the
+known count and checksum, in order if the contender promises order.
+
+Limits: every contender holds everything in memory.
 
 >>> sample = BENCH.measure("tiny", "dict", "upsert")
 >>> sample["updates"], sample["in_order"], BENCH.wrong(Job({"contender": "dict", "line": "upsert"}), sample, None)
@@ -29,14 +30,14 @@ from report import Bar, Row, at_least
 from runner import Bench, Job
 
 WARM_ROWS = 50_000
-BASE = "numpy"  # what every rate is compared with
+BASE = "numpy"  # the contender that every rate is compared with
 WORKLOADS = ("w1s", "w1", "w1z", "w3", "wide")
-ON_ZIPF = {"ddflow", "limit", "limit-plain", BASE}  # who takes part on w1z unless all are asked for
-NUMPY_THEN = 1.55  # million upserts a second of numpy where the rates below were set
+ON_ZIPF = {"ddflow", "limit", "limit-plain", BASE}  # contenders on w1z, unless --only names others
+NUMPY_THEN = 1.55  # numpy's million upserts a second when the rates below were set
 
 
 class Need(NamedTuple):
-    """``line`` must be ``times`` as fast as its ``peer``: both are (workload, line, contender) of one run."""
+    """A target: ``line`` must be ``times`` as fast as ``peer``; both are (workload, line, contender) of one run."""
 
     line: str
     ours: tuple[str, str, str]
@@ -62,7 +63,7 @@ NEEDS = (
 
 
 def in_order(tables: Iterable[pa.Table]) -> bool:
-    """Whether ``_time`` never decreases over the tables, one after the other."""
+    """Return whether ``_time`` never decreases over consecutive tables."""
     before = None
     for table in tables:
         times = table["_time"].to_numpy()
@@ -74,7 +75,7 @@ def in_order(tables: Iterable[pa.Table]) -> bool:
 
 
 class Upsert(Bench):
-    """The jobs: every contender on every line of every workload that it takes."""
+    """The bench of every contender on every line of every workload that it takes."""
 
     name = "upsert"
     about = "Speed in memory: ddflow and its peers on the same upserts, every answer checked."
@@ -88,7 +89,7 @@ class Upsert(Bench):
     )
 
     def jobs(self) -> list[Job]:
-        """Peers run the line ``upsert``; on the others ddflow runs, with the dict loop on w1s; more where named."""
+        """Return the jobs: peers run ``upsert``, ddflow all lines, the dict loop all lines of w1s, others if named."""
         jobs = []
         for name, contender in product(workloads.SHAPES, CONTENDERS.values()):
             for line in workloads.lines(name):
@@ -105,7 +106,7 @@ class Upsert(Bench):
         return sorted(jobs, key=lambda job: (list(workloads.SHAPES).index(job.what["workload"]), job.what["line"]))
 
     def measure(self, workload: str, contender: str, line: str) -> dict[str, Any]:
-        """Load, warm up, run for the memory, run for the time, check both."""
+        """Load, warm up, run once for memory and once for time, and check both answers."""
         chosen = CONTENDERS[contender]
         pa.set_cpu_count(chosen.threads)
         events = workloads.load(workload)
@@ -138,7 +139,7 @@ class Upsert(Bench):
         return {"workload": job.what["workload"]}
 
     def expected(self, workload: str) -> dict[str, Any]:
-        """The known answers of a workload by line; AssertionError where the input is not the one they are known for."""
+        """Return a workload's known answers by line; raise AssertionError if the input has another fingerprint."""
         found, known = workloads.fingerprint(workloads.load(workload)), workloads.KNOWN[workload, "input"].checksum
         if found != known:
             remedy = f"delete {workloads.folder()} and try again"
@@ -146,7 +147,7 @@ class Upsert(Bench):
         return {line: workloads.answer(workload, line) for line in workloads.lines(workload)}
 
     def wrong(self, job: Job, sample: dict[str, Any], expected: Any) -> str | None:
-        """Count and checksum must be the known ones, and what is promised in order must be."""
+        """Check count and checksum against the known ones, and the order if it is promised."""
         if expected is not None:
             known = workloads.Answer(*expected[job.what["line"]])
             found = workloads.Answer(sample["updates"], sample["checksum"])
@@ -158,7 +159,7 @@ class Upsert(Bench):
         return None
 
     def compared(self, rows: list[Row]) -> list[Row]:
-        """The rows with ``over_base``: how many times as fast as the base on the same line, None where it has none."""
+        """Add ``over_base``: the speed relative to the base on the same line, None without a base."""
         bases = {(row["workload"], row["line"]): row for row in rows if row["contender"] == BASE}
         for row in rows:
             base = bases.get((row["workload"], row["line"]))
@@ -166,7 +167,7 @@ class Upsert(Bench):
         return rows
 
     def tables(self, result: Row) -> Iterator[tuple[str, Sequence[Row]]]:
-        """A table a workload and line, the fastest first."""
+        """Yield a table per workload and line, fastest first."""
         for (workload, line), rows in report.grouped(result["results"], "workload", "line"):
             first = rows[0]
             size = f"{first['rows']:,} upserts, {first['updates']:,} updates of {first['output_mb']:,.0f} MB"
@@ -174,7 +175,7 @@ class Upsert(Bench):
             yield f"{workload}, {line}: {size}; medians of {len(first['seconds'])}", rows
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Our rate over a peer's, in one run."""
+        """Yield the bars: our rate over a peer's in one run."""
         rates = {(row["workload"], row["line"], row["contender"]): row[self.rate] for row in result["results"]}
         for need in NEEDS:
             if need.ours in rates and need.peer in rates:
@@ -183,7 +184,7 @@ class Upsert(Bench):
                 yield at_least(need.line, rates[need.ours], of, rates[need.peer], need.times, wanted)
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
-        """The rates of the line ``upsert`` as bars, a panel a workload."""
+        """Draw the rates of the line ``upsert`` as bars, a panel per workload."""
         shown = [(title, rows) for title, rows in self.tables(result) if rows[0]["line"] == "upsert"]
         return [
             partial(
@@ -203,7 +204,7 @@ def _timed(chosen: Any, events: pa.Table, line: str) -> tuple[float, float, list
 
 
 def _answer(tables: list[pa.Table]) -> dict[str, Any]:
-    """Number of updates, checksum, and whether they are in order."""
+    """Return the number of updates, the checksum, and whether the updates are in order."""
     return {**workloads.summed(tables)._asdict(), "in_order": in_order(tables)}
 
 

@@ -1,14 +1,10 @@
-"""The wide workload: rows of 20 columns, of which half the events change one and the other half nothing.
+"""Generate the wide workload: rows of 20 columns; half the events change one column, the other half nothing.
 
-Invariant: a row is a pure function of its key and its *version*, the number of changes its key has seen, and a change
-touches exactly one of the 19 columns after the key, in turn. So the events need no state to be made, and the updates
-they must give follow from versions alone, without comparing a single column.
+A row is a pure function of its key and *version*, the number of changes to the key. A change touches a single column of
+the 19 after the key, in turn. So the events need no state, and the versions alone give the expected updates.
 
-The first events bring every key once, in random order, at version 0.  Each event after them takes a key at random and,
-as often as not, changes it; else it repeats the row as it is, as feeds do.  There are no deletes.
-
-Columns: ``key``, ``i1``-``i7`` int64; ``f1``-``f4`` float64; ``s1``-``s6`` text of 6 to 17 bytes; ``at`` a timestamp;
-``flag``; behind these 20 the clock ``time``, never decreasing.  Nothing here runs a contender.
+The first events bring every key once, in random order, at version 0. A later event takes a random key and either
+changes it or repeats its row, as feeds do. There are no deletes.
 
 >>> rows(np.array([5]), np.array([0])).column_names[:3], len(rows(np.array([5]), np.array([0])).column_names)
 (['key', 'i1', 'i2'], 20)
@@ -25,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-DIGITS = {"s1": 1, "s2": 3, "s3": 5, "s4": 7, "s5": 9, "s6": 12}  # of a text column, at most (more by its changes)
+DIGITS = {"s1": 1, "s2": 3, "s3": 5, "s4": 7, "s5": 9, "s6": 12}  # maximum digits of a text column, before its changes
 CHANGING = (*(f"i{n}" for n in range(1, 8)), *(f"f{n}" for n in range(1, 5)), *DIGITS, "at", "flag")
 NAMES = ("key", *CHANGING)
 
 
 class Wide(NamedTuple):
-    """``n`` events over ``keys`` keys; the first ``keys`` events bring each once."""
+    """A size: ``n`` events over ``keys`` keys; the first ``keys`` events bring each key once."""
 
     n: int
     keys: int
@@ -40,13 +36,17 @@ class Wide(NamedTuple):
 
 
 def build(shape: Wide) -> pa.Table:
-    """Make the events in memory: O(n) time, one chunk a column."""
+    """Make the events in memory: O(n) time, one chunk a column.
+
+    Columns: ``key``, ``i1``-``i7`` int64, ``f1``-``f4`` float64, ``s1``-``s6`` text of 6 to 17 bytes, ``at`` a
+    timestamp, ``flag``; then the clock ``time``, which never decreases.
+    """
     key, version, time = events(shape)
     return rows(key, version).append_column("time", pa.array(time))
 
 
 def events(shape: Wide) -> tuple[Any, Any, Any]:
-    """Key, version and time of each event."""
+    """Return key, version and time of each event."""
     rng = np.random.default_rng(shape.seed)
     later = shape.n - shape.keys
     key = np.concatenate((rng.permutation(shape.keys), rng.integers(0, shape.keys, later)))
@@ -60,17 +60,17 @@ def events(shape: Wide) -> tuple[Any, Any, Any]:
 
 
 def rows(key: Any, version: Any) -> pa.Table:
-    """The rows of keys at versions.  O(n)."""
+    """Return the rows of keys at versions.  O(n)."""
     columns = [pa.array(key)]
     for place, name in enumerate(CHANGING):
-        first = (place - key - 1) % len(CHANGING) + 1  # the first change of the key that touches this column
+        first = (place - key - 1) % len(CHANGING) + 1  # the key's first change to this column
         changes = np.maximum(0, (version - first + len(CHANGING)) // len(CHANGING))
         columns.append(_column(name, _drawn(key, place), changes))
     return pa.table(columns, names=NAMES)
 
 
 def _column(name: str, drawn: Any, changes: Any) -> pa.Array:
-    """A column from a random number a row and how often it was changed; two changes in turn never give one value."""
+    """Make a column from a random number and a number of changes per row; each change gives a new value."""
     if name in DIGITS:
         digits = pc.cast(pa.array(drawn % 10 ** DIGITS[name] + changes), pa.string())
         return pc.binary_join_element_wise(pa.scalar("text-"), digits, "")
@@ -84,7 +84,7 @@ def _column(name: str, drawn: Any, changes: Any) -> pa.Array:
 
 
 def _drawn(key: Any, place: int) -> Any:
-    """A random number of 62 bits for each key, another one for every column."""
+    """Return a random number of 62 bits for each key, different for every column."""
     z = key.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64((place + 1) * 0xBF58476D1CE4E5B9 % 2**64)
     z ^= z >> np.uint64(31)
     z *= np.uint64(0x94D049BB133111EB)

@@ -1,9 +1,7 @@
-"""The benchmark's inputs: upsert workloads made from a seed, the answers they must give, and a checksum of updates.
+"""Generate the upsert workloads from seeds, and hold their known answers and the checksum of updates.
 
-Invariant: a workload is the same bytes on every machine, and its known answer was found by several unrelated programs;
-a contender that gives another count or checksum is wrong, not different. The generator belongs to numpy, so
-``fingerprint`` says whether the *input* changed before anybody doubts an answer. Columns: ``key``, ``val`` (null
-deletes), ``time`` (never decreasing, 1000 rows a time); the wide rows are in ``wide``. Nothing here runs a contender.
+Columns: ``key``, ``val`` (null deletes) and ``time`` (never decreasing, 1000 rows a time); `wide` makes the wide rows.
+Several unrelated programs found each known answer, so a contender with another answer is wrong.
 
 >>> table = build(SHAPES["tiny"])
 >>> table.num_rows, table.column_names, table["time"][-1].as_py()
@@ -32,7 +30,7 @@ from wide import Wide, build as build_wide
 
 
 class Shape(NamedTuple):
-    """What a workload is made of: ``n`` rows over ``keys`` keys, drawn with ``seed``."""
+    """A workload's parameters: ``n`` rows over ``keys`` keys, drawn with ``seed``."""
 
     n: int
     keys: int
@@ -45,7 +43,7 @@ class Shape(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The known answer of a line on a workload: how many updates, and their checksum in hexadecimal."""
+    """The known answer of a line on a workload: the number of updates and their checksum in hexadecimal."""
 
     updates: int
     checksum: str
@@ -64,13 +62,13 @@ SHAPES: dict[str, Shape | Wide] = {
     "tinyw": Wide(12_000, 4_000),
 }
 
-# What runs on a workload. `upsert` gives the updates of the rows, the next three put operators behind it; `backfill` is
-# `upsert` in a single step, and `epoch` one step in epoch mode, whose updates are the live rows.
+# The lines of a workload. `upsert` gives the updates of the rows, and the next three add operators. `backfill` is
+# `upsert` in a single step. `epoch` is one step in epoch mode, and its updates are the live rows.
 LINES = ("upsert", "filter", "count", "filter+count", "backfill", "epoch")
 
-# Found alike by the dict loop, by numpy and by SQL over numpy's updates; `epoch` by numpy in two ways; wide rows by
-# their versions alone and by DuckDB. Number of updates and checksum; `input` is the xxh3-64 of the input's columns, as
-# numpy 2.4's generator draws them.
+# Number of updates and checksum. The dict loop, numpy, and SQL over numpy's updates agree on them. Two numpy programs
+# gave `epoch`; versions alone and DuckDB gave wide rows. `input` is the xxh3-64 of the input's columns, drawn by numpy
+# 2.4.
 _TABLES = """
        upsert                     filter                    count                      filter+count
 w1     18023791 b10ff7993cdd8f69  1803420 a226ea80278695af  13460296 87449fc0160685cb  1345758 8b3e7b9eab2b3cbe
@@ -99,7 +97,7 @@ tinyw  4000 7ed27e20e902e0b0     - 900322c88b76bfab
 
 
 def _known() -> dict[tuple[str, str], Answer]:
-    """The tables above by workload and line."""
+    """Parse the tables above by workload and line."""
     known: dict[tuple[str, str], Answer] = {}
     for table in _TABLES.strip().split("\n\n"):
         heading, *rows = (row.split() for row in table.splitlines())
@@ -114,24 +112,27 @@ KNOWN = _known()
 
 
 def kind(name: str) -> str:
-    """What rows a workload has: ``ints``, ``texts`` or ``wide``.  KeyError for a name that is none."""
+    """Return the kind of a workload's rows: ``ints``, ``texts`` or ``wide``; raise KeyError for an unknown name."""
     shape = SHAPES[name]
     return "wide" if isinstance(shape, Wide) else "texts" if shape.strings else "ints"
 
 
 def lines(name: str) -> tuple[str, ...]:
-    """The lines that make sense on a workload."""
+    """Return the lines that make sense on a workload."""
     wide = ("upsert", "backfill", "epoch")
     return {"ints": LINES, "texts": ("count", *wide), "wide": wide}[kind(name)]
 
 
 def answer(name: str, line: str) -> Answer | None:
-    """The known answer, None where there is none: all at once or step by step, the updates are the same."""
+    """Return the known answer or None; it is the same in one step and in many."""
     return KNOWN.get((name, "upsert" if line == "backfill" else line))
 
 
 def build(shape: Shape | Wide) -> pa.Table:
-    """Make a workload in memory: O(n) time, one chunk a column."""
+    """Make a workload in memory: O(n) time, one chunk a column.
+
+    numpy draws the numbers, so `fingerprint` tells whether the *input* changed, before anybody doubts an answer.
+    """
     if isinstance(shape, Wide):
         return build_wide(shape)
     rng = np.random.default_rng(shape.seed)
@@ -146,7 +147,7 @@ def build(shape: Shape | Wide) -> pa.Table:
 
 
 def columns(key: Any, val: Any, gone: Any, strings: bool) -> tuple[pa.Array, pa.Array]:
-    """Key and value as Arrow: int64, or text of 14 and 9 bytes; null where ``gone``."""
+    """Return key and value as Arrow: int64, or text of 14 and 9 bytes; null where ``gone``."""
     if not strings:
         return pa.array(key.astype("int64")), pa.array(val.astype("int64"), mask=gone)
     vals = pc.if_else(pa.array(gone), pa.scalar(None, pa.string()), _text("city-", val, 4))
@@ -159,7 +160,7 @@ def _text(prefix: str, numbers: Any, width: int) -> pa.Array:
 
 
 def folder() -> Path:
-    """Where generated workloads are kept: ``$DDFLOW_BENCH_DATA``, else the user's cache directory."""
+    """Return the folder of generated workloads: ``$DDFLOW_BENCH_DATA``, else the user's cache directory."""
     if given := os.environ.get("DDFLOW_BENCH_DATA"):
         return Path(given)
     if sys.platform == "darwin":
@@ -168,9 +169,9 @@ def folder() -> Path:
 
 
 def load(name: str) -> pa.Table:
-    """The workload ``name`` as a table of one chunk in memory (read, not mapped, so that its pages are resident).
+    """Return the workload ``name`` as a table of one chunk, read and not mapped, so that its pages are resident.
 
-    It is made and stored on first use; KeyError for a name that is none.
+    The first use makes and stores it. Raises KeyError for an unknown name.
     """
     path = folder() / f"{name}-{SHAPES[name].seed}.arrow"
     if not path.exists():
@@ -180,13 +181,13 @@ def load(name: str) -> pa.Table:
         os.close(descriptor)
         with pa.OSFile(scratch, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
-        os.replace(scratch, path)  # so a run that is cut short leaves no half a workload behind
+        os.replace(scratch, path)  # an interrupted run leaves no partial workload
     with pa.OSFile(str(path), "rb") as source:
         return pa.ipc.open_file(source).read_all().combine_chunks()
 
 
 def fingerprint(table: pa.Table) -> str:
-    """xxh3-64 of a workload's values, column after column, nulls as -1: the same for the same rows on any machine."""
+    """Return xxh3-64 of the values, column after column, nulls as -1; equal rows give the same on any machine."""
     digest = xxhash.xxh3_64()
     for column in table.columns:
         for chunk in column.chunks:
@@ -195,10 +196,11 @@ def fingerprint(table: pa.Table) -> str:
 
 
 def checksum(updates: Iterable[pa.Table], rows: int = 1_000_000) -> int:
-    """Sum of ``diff * mix(a*A + b*B + ... + time*T)`` over the updates, wrapping in 64 bits: any order gives the same.
+    """Return the sum of ``diff * mix(a*A + b*B + ... + time*T)`` over the updates, modulo 2^64, in any order.
 
-    ``a``, ``b`` and so on are the row's columns (text counts as the digits in it, floats by their bits), ``_time`` and
-    ``_diff`` the last two; mix is splitmix64's finalizer.  O(n) time, a few arrays of ``rows`` rows at once.
+    ``a``, ``b`` and so on are the row's columns: text counts as its digits, floats as their bits. ``_time`` and
+    ``_diff`` are the last two columns. ``mix`` is splitmix64's finalizer. O(n) time, and a few arrays of ``rows`` rows
+    at once.
     """
     total = 0
     for table in updates:
@@ -208,7 +210,7 @@ def checksum(updates: Iterable[pa.Table], rows: int = 1_000_000) -> int:
 
 
 def summed(updates: Iterable[pa.Table]) -> Answer:
-    """How many updates there are, and what they add up to."""
+    """Return the number of updates and their checksum."""
     kept = list(updates)
     return Answer(sum(table.num_rows for table in kept), f"{checksum(kept):016x}")
 
@@ -222,7 +224,7 @@ def _mixed(batch: pa.RecordBatch) -> int:
 
 
 def _factor(place: int) -> int:
-    """The odd number that column ``place`` of the row is multiplied by."""
+    """Return the odd multiplier of the row's column ``place``."""
     given = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
     if place < len(given):
         return given[place]
@@ -230,7 +232,7 @@ def _factor(place: int) -> int:
 
 
 def _finalized(z: Any) -> Any:
-    """splitmix64's finalizer of uint64[n], in place."""
+    """Apply splitmix64's finalizer to uint64[n], in place."""
     z ^= z >> np.uint64(30)
     z *= np.uint64(0xBF58476D1CE4E5B9)
     z ^= z >> np.uint64(27)
@@ -240,7 +242,7 @@ def _finalized(z: Any) -> Any:
 
 
 def _numbers(column: pa.Array) -> Any:
-    """A column as int64: text by the digits after its ``name-``, floats by their bits, null as -1."""
+    """Convert a column to int64: text by the digits after its ``name-``, floats by their bits, null as -1."""
     if pa.types.is_floating(column.type):
         return pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False).view(np.int64)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -251,11 +253,11 @@ def _numbers(column: pa.Array) -> Any:
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array; ``combine_chunks`` would copy even a single chunk."""
+    """Return a column as one array; ``combine_chunks`` would copy even a single chunk."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def slices(table: pa.Table, step: int) -> Iterator[pa.Table]:
-    """The table in steps of ``step`` rows, copying nothing."""
+    """Yield the table in slices of ``step`` rows, without a copy."""
     for start in range(0, table.num_rows, step):
         yield table.slice(start, step)

@@ -1,7 +1,7 @@
-"""What every test shares: hypothesis' profile, the seed of the run, marks made by rule, and who runs what.
+"""Configure all tests: hypothesis' profile, the seed of the run, computed marks, and distribution to workers.
 
-Each run draws anew (``chance``), and says its seed, so that a red run can be repeated.  Examples that failed are kept
-in ``.hypothesis`` and tried first until they pass.  What a soak finds becomes a test of its own under ``tests/found``.
+Each run draws new examples (`chance`) and prints its seed, so a failing run can be repeated. Failing examples stay in
+``.hypothesis`` and run first until they pass. A failure in a soak becomes a test under `tests/found`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent.parent
 TESTS = Path(__file__).parent
-# Tests import each other and their helpers by name, here and in the processes that they start.
+# Tests import each other and their helpers by name, here and in the processes they start.
 FOLDERS = [
     str(each) for each in (TESTS, TESTS / "support", *sorted({path.parent for path in TESTS.glob("*/test_*.py")}))
 ]
@@ -45,19 +45,19 @@ settings.register_profile(
     "ours", deadline=None, derandomize=False, database=EXAMPLES, print_blob=True, suppress_health_check=SLOW_IS_FINE
 )
 settings.load_profile("ours")
-settings.register_profile("share", effort(50))  # of a property that names no number
+settings.register_profile("share", effort(50))  # for a property that names no number
 settings.load_profile("share")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has its jobs in the background, and what those start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in background jobs of a shell and their children
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("JDK_JAVA_OPTIONS", spark_classes.options())
-# Else processes that tests start would fill the cache of kernels in the background, each anew until it is full.
+# Otherwise each process that a test starts would fill the kernel cache in the background.
 os.environ.setdefault("DDFLOW_BACKGROUND", "0")
-# Or each of the processes that tests start would compile the package from its source, and pytest every test.
+# Otherwise each process that a test starts would compile the package from source, and pytest every test.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Half of a run was spent waiting for a disk, which no test is about; a soak uses it.
+# Half of a run waited for the disk, which no test needs; a soak uses the disk.
 MEMORY, ROOM = Path("/dev/shm"), 4 << 30
 if not SOAK and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
@@ -68,11 +68,11 @@ collect_ignore = list(LACKING)
 
 
 NUMBER = count()
-"""Of the tests of a process."""
+"""Counter of the process's tests."""
 
 
 def pytest_report_header() -> str:
-    """The seed, and how to repeat the run."""
+    """Print the seed and how to repeat the run."""
     left = "".join(f"without {each}: {remedy}\n" for each, remedy in LACKING.items())
     share = f"{SHARE:g} of the examples{', all of the samples' if SOAK else ''}"
     return f"{left}{share}; DDFLOW_SEED={SEED} draws the same again"
@@ -80,7 +80,7 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Seed what the test will draw, and let no collection of garbage walk again through what earlier tests left."""
+    """Seed the test's draws; collect and freeze garbage every 25 tests, so that later collections are short."""
     draw_for(item.nodeid)
     if next(NUMBER) % 25 == 0:
         gc.collect()
@@ -89,7 +89,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path) -> Any:
-    """No examples are looked for in files that have none: that took half of the time of collecting."""
+    """Skip doctest collection for files without examples: it took half of the collection time."""
     found = yield
     if file_path.suffix == ".py" and ">>>" not in file_path.read_text():
         return [each for each in found if not isinstance(each, DoctestModule)]
@@ -97,7 +97,7 @@ def pytest_collect_file(file_path: Path) -> Any:
 
 
 SPARK = re.compile("spark|notebook|test_java")
-"""What stands in the names of tests that need Spark; the notebooks have a session of their own."""
+"""Words in the names of tests that need Spark; notebooks have their own session."""
 SESSIONS = {"spark", "alone"}
 
 
@@ -105,7 +105,7 @@ SOAKS = re.compile(r"^pytestmark = pytest\.mark\.soak\b", re.MULTILINE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave files unread that have none of the tests asked for: each worker would import them all."""
+    """Ignore files without requested tests, because each worker would import them all."""
     wanted = config.option.markexpr
     if "not soak" not in wanted or collection_path.suffix not in (".py", ".md"):
         return None
@@ -121,7 +121,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what needs Spark: it says so in its name, or by a fixture."""
+    """Mark tests that need Spark, by their name or by a fixture."""
     if SESSIONS & set(getattr(item, "fixturenames", ())) or SPARK.search(item.nodeid):
         item.add_marker(pytest.mark.spark)
     if item.get_closest_marker("drawn"):
@@ -129,14 +129,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A soak ends with its minutes."""
+    """End a soak after its minutes."""
     if SOAK:
         config.pluginmanager.register(soaking.Soak(config), "soaking")
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    """The local Spark session that all such tests of a process share; a module leaves its settings as they were."""
+    """Share one local Spark session among the tests of a process; restore its settings after each module."""
     from spark_session import kept, shared
 
     with kept(shared()) as session:
@@ -145,7 +145,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def alone() -> None:
-    """No Spark session is active in this process: for those who start one of their own."""
+    """Stop the shared Spark session, for tests that start their own."""
     from spark_session import stop_shared
 
     stop_shared()
@@ -153,7 +153,7 @@ def alone() -> None:
 
 @pytest.fixture(scope="session")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Share one process that forks lives of ``ddflow run``: it takes three seconds of CPU to start."""
+    """Share one process that forks runs of ``ddflow run``: it takes three seconds of CPU to start."""
     from lives import Lives
 
     return Lives(tmp_path_factory.mktemp("lake"))
@@ -161,7 +161,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """Share one Postgres in each worker; a test that stops it starts it again."""
+    """Share one Postgres in each worker; a test that stops it also restarts it."""
     made = postgres_server.Server()
     yield made
     made.close()
@@ -169,14 +169,14 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def server(cluster: Any) -> Any:
-    """The Postgres of this worker, without slots and tables."""
+    """Return the worker's Postgres without slots and tables."""
     cluster.empty()
     return cluster
 
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[str]:
-    """Share one mock of a Kafka cluster in each worker, by its addresses; each test has topics of its own."""
+    """Share one mock Kafka cluster in each worker, by its addresses; each test has its own topics."""
     from kafka_cluster import Cluster
 
     with Cluster() as servers:
@@ -192,15 +192,21 @@ def _stopped_at_the_end() -> Iterator[None]:
 
 
 NO_KERNELS = ("cache", "store_s3", "store_local", "store_cache", "store_power", "store")
-"""Files that begin first of all but Spark's: meanwhile the other worker's first group, ``warmup``, compiles the kernels
-that are not kept yet.  Tests that call kernels would compile them a second time."""
+"""Files that start first after Spark's, because they need no kernels.
+
+Meanwhile the other worker's first group, ``warmup``, compiles missing kernels. Tests that call kernels would compile
+them a second time.
+"""
 
 LONGEST = ("spark_connect", "notebooks", "java", *NO_KERNELS, "durable_memory", "partitions_memory", "medium", "cli")
-"""Files that begin first: a test of a minute that begins last leaves a core idle for as long."""
+"""Files that start first: a long test at the end leaves the other core idle."""
 
 
 def left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of the cases of each test that is marked ``drawn(n)``, and of tests that have one ``of``, all but n."""
+    """Return the cases that the run leaves out: all but n cases of each test marked ``drawn(n)``.
+
+    Tests with the same ``of`` share their n cases.
+    """
     lists: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         for mark in () if item.get_closest_marker("soak") else item.iter_markers("drawn"):
@@ -210,8 +216,10 @@ def left_out(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest first, and of tests that draw their cases those that are drawn, unless cases are asked for by name.
-    Doctests of kernels are marked: the runs with bounds checks and without the compiler include them."""
+    """Put long files first and deselect cases that are not drawn, unless cases are requested by name.
+
+    Doctests of kernels get the mark ``kernels``: the runs with bounds checks and without the compiler include them.
+    """
     if not config.option.keyword and not RECORD and not any("[" in each for each in config.args):
         out = left_out(items)
         config.hook.pytest_deselected(items=list(out))
@@ -225,19 +233,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Thousands of tests are a million objects, which a test that collects its garbage need not walk through."""
+    """Freeze collected tests: they are a million objects, which later garbage collections need not visit."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
-    """Let the interpreter free at its exit what was frozen, so that no library takes it for a leak."""
+    """Unfreeze, so that the interpreter frees the objects at exit and no library reports a leak."""
     gc.unfreeze()
 
 
 class Together(LoadScopeScheduling):
-    """Tests go to workers one by one, largest groups first; those of modules that are marked ``together`` with one name
-    all to one worker: what such modules set up, a session of Spark or a cache of kernels, is then set up once."""
+    """A scheduler that sends tests to workers one by one, largest groups first.
+
+    All tests of modules with the same ``together`` name go to one worker. So they set up a Spark session or a kernel
+    cache once.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return group(nodeid.split("::")[0]) or nodeid
@@ -245,12 +256,12 @@ class Together(LoadScopeScheduling):
 
 @cache
 def group(path: str) -> str | None:
-    """What a module is marked with; whoever shares out tests has not imported it."""
+    """Return a module's ``together`` name from its source, because the scheduling process has not imported it."""
     found = re.search(r'^pytestmark = pytest.mark.together\("(\w+)"\)', (ROOT / path).read_text(), re.MULTILINE)
     return found and found[1]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
-    """Share out tests so."""
+    """Use `Together` as the scheduler."""
     return Together(config, log)

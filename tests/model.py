@@ -1,12 +1,4 @@
-"""The twin: what ddflow means, said once in dicts and lists, so that everything faster can be compared with it.
-
-Invariant: nothing here is clever. Every step resolves event by event, every output is computed from nothing out of the
-inputs' collections, and its updates are the difference of two neighbouring collections. So the twin cannot have the
-bugs an incremental engine has; where the two disagree, the twin is right or docs/semantics.md is unclear. It must
-still cover every option of a spec, and equality is canonical (one NaN, -0.0 == 0.0, null is a value of its own), which
-plain Python gives only to values that went through `canonical`. It reads no Arrow, parses no SQL (predicates are
-Python functions here) and forgets nothing, so any time can be read.
-
+"""Define ddflow's semantics in plain dicts and lists, as the reference that every fast path is compared with.
 >>> from ddflow.plan.inputs.spec import Upsert, tombstone
 >>> input = Input(("id", "at", "op", "city"), Upsert(key="id", order_by="at", delete=tombstone("op", "D")))
 >>> people = collection("people", input)
@@ -42,13 +34,13 @@ Updates = dict[tuple[Row, int], int]
 
 @dataclass(frozen=True)
 class Node:
-    """A collection derived from the inputs' collections, always from nothing: the same verbs as ``dd.Collection``."""
+    """A collection derived from the inputs' collections, computed from scratch, with the verbs of ``dd.Collection``."""
 
     columns: tuple[str, ...]
     of: Callable[[Mapping[str, Collection]], Collection]
 
     def filter(self, keeps: Condition) -> Node:
-        """Rows for which the predicate is true; null is not true."""
+        """Keep the rows with a true predicate; null is not true."""
 
         def of(state: Mapping[str, Collection]) -> Collection:
             return Counter({row: n for row, n in self.of(state).items() if keeps(self._named(row)) is True})
@@ -56,7 +48,7 @@ class Node:
         return Node(self.columns, of)
 
     def project(self, columns: Sequence[str] | Mapping[str, Callable[[Mapping[str, Any]], Any]]) -> Node:
-        """Other columns of the same rows; multiplicities add up."""
+        """Compute other columns of the same rows; multiplicities of equal rows add up."""
 
         def of(state: Mapping[str, Collection]) -> Collection:
             out: Collection = Counter()
@@ -71,14 +63,14 @@ class Node:
         return Node(tuple(columns), of)
 
     def count(self, by: Sequence[str] | None = None, name: str = "count") -> Node:
-        """A row per group with its multiplicity as a column; a group of zero is not there."""
+        """Give one row per group with its multiplicity as a column; a group with multiplicity zero is absent."""
         groups = self.project(list(self.columns if by is None else by))
         return Node(
             (*groups.columns, name), lambda state: Counter({(*group, n): 1 for group, n in groups.of(state).items()})
         )
 
     def agg(self, by: Sequence[str], **aggregates: Callable[[list[tuple[dict[str, Any], int]]], Any]) -> Node:
-        """What functions give of each group's rows with multiplicities, where these do not add up to zero."""
+        """Apply functions to each group's rows and multiplicities; a group with total multiplicity zero is absent."""
 
         def of(state: Mapping[str, Collection]) -> Collection:
             groups: dict[Row, list[tuple[dict[str, Any], int]]] = defaultdict(list)
@@ -96,7 +88,7 @@ class Node:
         return Node((*by, *aggregates), of)
 
     def join(self, right: Node, on: Mapping[str, str], how: str = "inner", condition: Condition | None = None) -> Node:
-        """Pairs of rows whose keys are equal and not null and whose condition is true; then what found no partner."""
+        """Pair rows with equal keys that are not null and a true condition; then add unmatched rows as ``how`` says."""
         alone = [name for name in right.columns if on.get(name) != name]
 
         def of(state: Mapping[str, Collection]) -> Collection:
@@ -131,11 +123,11 @@ class Node:
         return Node(self.columns if how in ("semi", "anti") else (*self.columns, *alone), of)
 
     def consolidate(self) -> Node:
-        """The same collection."""
+        """Return the same collection."""
         return self
 
     def concat(self, *others: Node) -> Node:
-        """Multiplicities add up."""
+        """Add up multiplicities."""
 
         def of(state: Mapping[str, Collection]) -> Collection:
             out: Collection = Counter()
@@ -147,11 +139,11 @@ class Node:
         return Node(self.columns, of)
 
     def negate(self) -> Node:
-        """Every multiplicity with the other sign."""
+        """Negate every multiplicity."""
         return Node(self.columns, lambda state: Counter({row: -n for row, n in self.of(state).items()}))
 
     def threshold(self, function: Callable[[int], int]) -> Node:
-        """Every multiplicity as the function says."""
+        """Apply the function to every multiplicity."""
 
         def of(state: Mapping[str, Collection]) -> Collection:
             return without_zeros(Counter({row: function(n) for row, n in self.of(state).items()}))
@@ -159,21 +151,21 @@ class Node:
         return Node(self.columns, of)
 
     def distinct(self) -> Node:
-        """What is there, once."""
+        """Keep each row with a positive multiplicity once."""
         return self.threshold(lambda n: int(n > 0))
 
     def union(self, *others: Node, all: bool = False) -> Node:
-        """What is in one of them: there, a multiplicity below zero is none."""
+        """Return rows of any collection; a negative multiplicity counts as zero."""
         return self._set(others, sum if all else lambda given: int(any(given)))
 
     def except_(self, *others: Node, all: bool = False) -> Node:
-        """What is in this one and in no other."""
+        """Return rows of this collection that no other has."""
         if all:
             return self._set(others, lambda given: max(given[0] - sum(given[1:]), 0))
         return self._set(others, lambda given: int(given[0] > 0 and not any(given[1:])))
 
     def intersect(self, *others: Node, all: bool = False) -> Node:
-        """What is in each of them."""
+        """Return rows that all collections have."""
         return self._set(others, min if all else lambda given: int(min(given) > 0))
 
     def _set(self, others: Sequence[Node], function: Callable[[list[int]], int]) -> Node:
@@ -187,7 +179,7 @@ class Node:
     def top(
         self, k: int, by: Sequence[str], partition_by: Sequence[str] = (), offset: int = 0, rank_name: str | None = None
     ) -> Node:
-        """The first rows of each group, each as often as it has places; with a rank, a row a place."""
+        """Return the first rows of each group, as often as they have ranks; with a rank, one row per rank."""
         ways = [ordering(text) for text in by]
         ways += [(name, False, True) for name in self.columns if name not in [each[0] for each in ways]]
 
@@ -219,9 +211,10 @@ class Node:
         valid_to: str = "valid_to",
         hidden: str | None = None,
     ) -> Node:
-        """Type-2 history: the greatest row of each key and order, a run of equal ones as its first.
+        """Return type-2 history: the greatest row of each key and order; of equal successive rows only the first.
 
-        ``hidden``: a column that is read by ``delete`` only.  Of several order columns the first says when."""
+        ``hidden``: a column that only ``delete`` reads.  The first order column gives the times of the versions.
+        """
         by = [order_by] if isinstance(order_by, str) else list(order_by)
         counting = [name for name in self.columns if name not in (*key, *ignore, *by, hidden)]
         shown = [name for name in self.columns if name != hidden]
@@ -240,7 +233,7 @@ class Node:
                     row = self._named(max(live, key=ranks)) if live else None
                     if open_version is not None:
                         before = dict(zip([*shown, valid_from], open_version, strict=True))
-                        # As lists, which take one NaN for itself.
+                        # Compare as lists, because a list finds NaN equal to the same NaN.
                         if row is not None and [row[name] for name in counting] == [before[name] for name in counting]:
                             continue
                         out[(*open_version, order[0])] += 1
@@ -257,7 +250,10 @@ class Node:
 
 @dataclass
 class LookedUp:
-    """What rows of the left were given: ``keys``, of a row of the left and of the right; ``shown``, of one found."""
+    """The matches already given to left rows.
+
+    ``keys`` extract the key of a left and of a right row.  ``shown`` extracts the columns of a match.
+    """
 
     keys: tuple[Callable[[Row], Row], Callable[[Row], Row]]
     shown: Callable[[Row], Row]
@@ -266,7 +262,7 @@ class LookedUp:
     given: dict[Row, Row | None] = field(default_factory=dict)
 
     def at(self, left: Collection, right: Collection) -> Collection:
-        """What there is at the next time at which both sides hold this."""
+        """Return the output at the next time, when both sides hold these rows."""
         given: dict[Row, Row | None] = {}
         for row, n in left.items():
             assert n > 0
@@ -285,7 +281,10 @@ class LookedUp:
 
 @dataclass
 class Feed:
-    """An input of differences: ``columns`` of its rows, how often one counts, and in hold-back mode its times."""
+    """An input of differences with its ``columns``, the multiplicity ``diff`` of a row, and the ``time`` column.
+
+    Only hold-back mode has a time column.
+    """
 
     columns: tuple[str, ...]
     diff: Callable[[Mapping[str, Any]], int]
@@ -298,12 +297,12 @@ class Feed:
     greatest: int | None = None
 
     def step(self, rows: Sequence[Mapping[str, Any]], time: int) -> None:
-        """Epoch mode: all rows count at ``time``."""
+        """Apply all rows at ``time`` (epoch mode)."""
         self.pending += [(time, tuple(row[name] for name in self.columns), self.diff(row)) for row in rows]
         self.advance(time + 1)
 
     def take(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Hold-back mode: rows wait for their time; one behind the frontier is dropped, or moved there."""
+        """Hold rows back until their time closes; drop a late row, or move it to the frontier."""
         before = self.frontier
         for row in rows:
             at = row[self.time or ""]
@@ -314,7 +313,7 @@ class Feed:
             self.greatest = max(at, at if self.greatest is None else self.greatest)
 
     def advance(self, frontier: int) -> list[tuple[int, Collection, Collection]]:
-        """Close the times below ``frontier``: each, with what was held before and after it."""
+        """Close the times below ``frontier``; return each with the collections before and after it."""
         out = []
         self.frontier = frontier
         due = [each for each in self.pending if each[0] < frontier]
@@ -331,35 +330,35 @@ class Feed:
 
 
 def ordering(text: str) -> tuple[str, bool, bool]:
-    """A column, whether it descends, whether its nulls are first; of a text such as ``"n desc nulls last"``."""
+    """Parse a text such as ``"n desc nulls last"`` into column, descending, and nulls first."""
     name, *said = text.split()
     return name, "desc" in said, "first" in said or not ("desc" in said or "last" in said)
 
 
 def collection(name: str, input: Input) -> Node:
-    """An input's own collection, where a plan starts."""
+    """Return an input's own collection, the start of a plan."""
     return Node(input.row, lambda collections: collections[name])
 
 
 def misordered(spec: Any, event: Mapping[str, Any]) -> bool:
-    """Whether an event is bad since it does not give exactly one group an order."""
+    """Return whether an event is bad because it does not give exactly one group an order."""
     given = [any(event[column] is not None for column in of) for of, _ in spec.groups]
     return bool(spec.exclusive) and sum(given) != 1
 
 
 def without_zeros(collection: Collection) -> Collection:
-    """The collection without rows of multiplicity zero."""
+    """Drop rows with multiplicity zero."""
     return Counter({row: n for row, n in collection.items() if n})
 
 
 def difference(before: Collection, after: Collection, time: int) -> Updates:
-    """The updates at ``time`` that lead from one collection to the next."""
+    """Return the updates at ``time`` that lead from ``before`` to ``after``."""
     return {(row, time): after[row] - before[row] for row in {*before, *after} if after[row] != before[row]}
 
 
 @dataclass
 class Out:
-    """What one call returned: updates by output, verdicts, and what became of every event that was resolved."""
+    """The result of one call: updates by output, and verdicts as counts and as rows."""
 
     updates: dict[str, Updates]
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -369,14 +368,14 @@ class Out:
     def tell(
         self, input: str, numbers: tuple[int, int | None], key: Row, verdict: str, time: int | None, winner: Row
     ) -> None:
-        """Note one verdict: counted, and as a row of (arrival, seq, *key, verdict, time, *winner's order)."""
+        """Add one verdict to the counts and as a row (arrival, seq, *key, verdict, time, *winner's order)."""
         self.verdicts[verdict] += 1
         self.rows[input].append((*numbers, *key, verdict, time, *winner))
 
 
 @dataclass
 class State:
-    """What a refused call must leave alone, beside the history."""
+    """The state that a refused call restores, besides the history."""
 
     held: dict[str, dict[Row, Held]]
     pending: list[Event] = field(default_factory=list)
@@ -387,11 +386,20 @@ class State:
     orders: dict[str, Any] = field(default_factory=dict)
     lapsed: defaultdict[str, dict[Row, Held]] = field(default_factory=lambda: defaultdict(dict))
     lost: defaultdict[str, Collection] = field(default_factory=lambda: defaultdict(Counter))
-    """Of expiry: the greatest order of each input, what the step forgets, and rows forgotten without a word."""
+    """The greatest order of each input, the rows that the step expires, and rows expired without a retraction."""
 
 
 class Twin:
-    """A plan, opened.  ``step`` in epoch mode, ``push`` and ``advance_to`` in hold-back mode, `read` in both."""
+    """An opened plan: ``step`` in epoch mode, ``push`` and ``advance_to`` in hold-back mode, `read` in both.
+
+    It resolves event by event and computes every output from scratch out of the inputs' collections. Updates are the
+    difference of two successive collections. So it cannot have the bugs of an incremental engine. If the two differ,
+    either the twin is right or docs/semantics.md is unclear.
+
+    The twin covers every option of a spec. Equality is canonical (one NaN, -0.0 == 0.0, null is a value), which holds
+    only for values after `canonical`. It reads no Arrow and parses no SQL: predicates are Python functions. It forgets
+    nothing, so any time can be read.
+    """
 
     def __init__(self, inputs: Mapping[str, Input], outputs: Mapping[str, Node]) -> None:
         self.inputs, self.outputs = dict(inputs), dict(outputs)
@@ -402,7 +410,7 @@ class Twin:
         self.put_out: list[dict[str, Collection]] = []
 
     def step(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]], time: int) -> Out:
-        """Epoch mode: resolve all events at ``time``, which must be above the last step's."""
+        """Resolve all events at ``time``, which must be above the last step's (epoch mode)."""
         if self.holds_back:
             raise Refused("WrongMode")
         if time < self.state.frontier or time == CLOSED:
@@ -426,10 +434,10 @@ class Twin:
         order: Mapping[str, Any] | None = None,
         once: bool = True,
     ) -> Out:
-        """Epoch mode: the input holds these rows at ``time`` and, within the scope, nothing else.
+        """Replace the input's rows within the scope by these rows at ``time`` (epoch mode).
 
-        ``order``: of the tombstones of absent keys, by column.  ``once``: a key may have one row only; else the rows
-        are a log, resolved as if nothing had been held (restate).
+        ``order``: the order of the tombstones of absent keys, by column.  ``once``: allow one row per key. Without it,
+        the rows are a log and resolve as on an empty input (restate).
         """
         if self.holds_back:
             raise Refused("WrongMode")
@@ -467,7 +475,7 @@ class Twin:
         return self._whole(act)
 
     def _misordered(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Collection:
-        """The rows, of those given, that are bad since they do not give one group an order: they name their keys."""
+        """Return the rows that are bad because they do not give one group an order; their keys count as present."""
         input, out = self.inputs[name], Counter[Row]()
         for incoming in rows:
             event = {column: canonical(incoming.get(column)) for column in input.columns}
@@ -476,7 +484,7 @@ class Twin:
         return +out
 
     def _tombstone_of(self, input: Input, its: Held, events: list[Event], order: Mapping[str, Any] | None) -> Held:
-        """The tombstone of a key that is absent from full contents; ``its``: what it held."""
+        """Return the tombstone of a key that full contents lack; ``its`` is its old state."""
         spec = input.spec
         if order is not None:
             given = tuple(order[column] for column in spec.order_by)
@@ -489,7 +497,7 @@ class Twin:
         return merged_tombstone(input, tomb, its) if spec.merges else tomb
 
     def push(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Out:
-        """Hold-back mode: take events in; what the lateness closes comes out."""
+        """Take events in and close the times that the lateness allows (hold-back mode)."""
         if not self.holds_back:
             raise Refused("WrongMode")
 
@@ -500,7 +508,7 @@ class Twin:
         return self._whole(act)
 
     def advance_to(self, frontier: int) -> Out:
-        """Hold-back mode: close every time below ``frontier``."""
+        """Close every time below ``frontier`` (hold-back mode)."""
         if not self.holds_back:
             raise Refused("WrongMode")
         if frontier < self.state.frontier:
@@ -508,9 +516,9 @@ class Twin:
         return self._whole(lambda out: self._close(frontier, out))
 
     def evolve(self, inputs: Mapping[str, Input], outputs: Mapping[str, Node]) -> None:
-        """Inputs have more columns at their end, null in all rows there are; outputs are made of those.
+        """Add columns at the end of inputs, null in all existing rows, and replace the outputs.
 
-        Wider types are no matter here: equal values are equal.
+        Wider types need no work, because equal values stay equal.
         """
         pads = {name: (None,) * (len(input.row) - len(self.inputs[name].row)) for name, input in inputs.items()}
 
@@ -530,7 +538,7 @@ class Twin:
         self.readable = {name: collection(name, input) for name, input in self.inputs.items()} | self.outputs
 
     def read(self, name: str, as_of: int | None = None) -> Collection:
-        """The collection at a time (or now): rows with their multiplicities, none of them zero."""
+        """Return the collection at a time, or now: rows with nonzero multiplicities."""
         state: dict[str, Collection] = {input: Counter() for input in self.inputs}
         for time, collections in self.history:
             if as_of is None or time <= as_of:
@@ -538,7 +546,7 @@ class Twin:
         return without_zeros(self.readable[name].of(state))
 
     def changes(self, name: str, after: int, upto: int) -> Updates:
-        """The updates with ``after < time <= upto``: read(after) plus these is read(upto)."""
+        """Return the updates with ``after < time <= upto``; added to read(after) they give read(upto)."""
         out: Updates = {}
         for time, _ in self.history:
             if after < time <= upto:
@@ -546,7 +554,10 @@ class Twin:
         return out
 
     def scd2(self, name: str, key: Sequence[str], since: int) -> Collection:
-        """Each row that a key held at ``since`` or later, with the times from and to which; None: before, and still."""
+        """Return each row of a key at ``since`` or later, with its first and last time.
+
+        None as the first time means "before ``since``", as the last time "still".
+        """
         columns, out = self.readable[name].columns, Counter[Row]()
         held: dict[Row, tuple[Row, int | None]] = {}
         for time in [since, *(time for time, _ in self.history if time > since), None]:
@@ -560,7 +571,7 @@ class Twin:
         return out
 
     def _whole(self, act: Callable[[Out], None]) -> Out:
-        """Do all of it or nothing."""
+        """Run a call completely or not at all."""
         before, times = copy.deepcopy(self.state), len(self.history)
         out = Out({name: {} for name in self.outputs}, rows={name: [] for name in self.inputs})
         out.updates |= {extra: {} for extra in map(self._extra, self.inputs) if extra}
@@ -574,11 +585,11 @@ class Twin:
         return out
 
     def _extra(self, name: str) -> str | None:
-        """The name of the output that tells of an input's stale events, if there is one."""
+        """Return the name of the output for an input's stale events, or None."""
         return {"drop": None, "mark": f"{name}.events", "side": f"{name}.stale"}[self.inputs[name].spec.stale]
 
     def _take(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]], stamp: int | None, out: Out) -> None:
-        """Number the events, resolve who is bad or late at once, and let the others wait.  ``stamp``: epoch mode's."""
+        """Number the events, resolve bad and late ones, and queue the others.  ``stamp``: the time in epoch mode."""
         reasons: list[str] = []
         frontier = self.state.frontier
         for name, given in inputs.items():
@@ -629,7 +640,7 @@ class Twin:
             raise Refused(*reasons)
 
     def _followed(self) -> int:
-        """Where the lateness lets the frontier be: behind the greatest times seen, by the slowest input."""
+        """Return the frontier that the lateness allows: behind the greatest times seen, by the slowest input."""
         lateness = {name: input.spec.lateness for name, input in self.inputs.items()}
         if all(less is None for less in lateness.values()):
             return NEVER
@@ -637,7 +648,7 @@ class Twin:
         return min(seen.get(name, NEVER) - less for name, less in lateness.items() if less is not None)
 
     def _close(self, frontier: int, out: Out) -> None:
-        """Resolve what waits before ``frontier``, one time after the other."""
+        """Resolve queued events before ``frontier``, one time after the other."""
         due = [event for event in self.state.pending if event.stamp < frontier]
         self.state.pending = [event for event in self.state.pending if event.stamp >= frontier]
         self.state.frontier = frontier
@@ -658,7 +669,7 @@ class Twin:
                 was, anew = held.pop(key, None) or lapsed.get(key), over or key in lapsed
                 now: Any = (fold if input.spec.merges else resolve)(input, was, its_events, anew)
                 if key in lapsed and now.row is None:
-                    # The row goes since it is forgotten: a delete finds nothing to do.
+                    # The row goes because it expired: a delete finds nothing to do.
                     for event in its_events:
                         event.verdict = "noop" if event.verdict == "applied" else event.verdict
                 if now.row is not None or input.keeps_order:
@@ -684,7 +695,7 @@ class Twin:
             out.updates[name] |= difference(before[name], self.shown(name), time)
 
     def _expire(self, name: str) -> dict[Row, Held]:
-        """Forget what is to be forgotten of an input; what a retraction is still owed for."""
+        """Expire rows of an input; return the keys that still need a retraction."""
         input, lapsed = self.inputs[name], self.state.lapsed[name]
         if input.spec.expiry:
             gone = expire(input.spec, self.state.held[name], self.state.orders.get(name))
@@ -695,12 +706,12 @@ class Twin:
         return lapsed
 
     def shown(self, name: str) -> Collection:
-        """What an output has put out so far, added up: with the rows that were forgotten without a word."""
+        """Return the sum of an output's updates so far, including rows that expired without a retraction."""
         state = self.put_out[-1] if self.put_out else {input: Counter() for input in self.inputs}
         return without_zeros(self.readable[name].of(state))
 
     def _tell_stale(self, name: str, events: list[Event], time: int, out: Out) -> None:
-        """The extra output: every event with a mark, or the stale ones with the winner's order."""
+        """Fill the extra output: every event with a mark, or stale events with the winner's order."""
         extra = self._extra(name)
         if extra is None:
             return
@@ -717,9 +728,10 @@ class Twin:
 def to_upserts(
     columns: Sequence[str], key: Sequence[str], updates: Sequence[tuple[Row, int, int]], on_conflict: str = "error"
 ) -> dict[tuple[Row, int], Any]:
-    """What each key shows after each time at which that changes; ``updates`` are (row, time, diff), in any order.
+    """Return the visible row of each key after each time that changes it.
 
-    A row, or None where the key is gone; under ``"all"`` a Counter of rows, empty where it is gone.
+    ``updates`` are (row, time, diff), in any order. A value is a row, or None after a delete. With ``"all"`` it is a
+    Counter of rows, empty after a delete.
     """
     held: dict[Row, Collection] = defaultdict(Counter)
     out: dict[tuple[Row, int], Any] = {}
@@ -727,7 +739,7 @@ def to_upserts(
     def shown(rows: Collection) -> Any:
         if on_conflict == "all":
             return dict(rows)
-        if on_conflict == "error":  # of several, which are refused below, none is greatest: structs have no order
+        if on_conflict == "error":  # several rows are refused below, and structs have no order
             return next(iter(rows), None)
         return max(rows, key=ranks, default=None)
 

@@ -1,22 +1,15 @@
-"""Random mutants of the code, and which tests kill them: ``make mutants``.
+"""Make random mutants of the code and record which tests kill them (``make mutants``).
 
-The table ``mutants.jsonl`` holds one row a mutant: file, line, the lines before and after, the tests that ran, and the
-outcome.  The first run draws the mutants from one seed: statements at random over all rooms, a quarter of them in the
-kernels.  A row with an outcome is not run again, so a run that was stopped goes on where it was.  The checkout is never
-edited: mutants live in a copy in a scratch folder, with a kernel cache of its own.
+``mutants.jsonl`` has one row per mutant: file, line, the lines before and after, the tests that ran, and the outcome.
+The first run draws the mutants from one seed: random statements of all packages, a quarter of them in kernels. A row
+with an outcome is not run again. Mutants live in a scratch copy with its own kernel cache; the checkout is never
+edited. The note at a survivor (``equivalent``) is written by hand.
 
-Which tests reach a mutant is measured: the copy gets a probe before each statement that will change, and one run of
-the suite notes which test reached which.  Compiled kernels cannot call a probe, so theirs are noted in a run of the
-kernel tests with the compiler off, and their mutants meet these tests first.  Then, for each mutant, the tests that
-reach it run, quick and near ones first, for as long as ``FIRST`` says; ``--rest`` gives survivors to the other tests
-that reach it, and mutants of kernels, whose reach is known in part, to every test that needs no Spark.  A run that
-hangs is a kill.  A sentence beside a survivor (``equivalent``) is written by hand.
-
-    make mutants                                   # draw, map and run what has no outcome yet
-    .venv/bin/python tests/mutants.py --rest       # survivors meet the other tests
-    .venv/bin/python tests/mutants.py --again 17   # run these again, after a test was added
-    .venv/bin/python tests/mutants.py --check      # whoever killed passes on the code as it is
-    .venv/bin/python tests/mutants.py --summary    # the table by room, for docs/testing.md
+    make mutants                                   # draw, map and run mutants without an outcome
+    .venv/bin/python tests/mutants.py --rest       # run the other tests on survivors
+    .venv/bin/python tests/mutants.py --again 17   # run these again, after a new test
+    .venv/bin/python tests/mutants.py --check      # check that the killing tests pass on unchanged code
+    .venv/bin/python tests/mutants.py --summary    # print the table by package, for docs/testing.md
 """
 
 from __future__ import annotations
@@ -46,7 +39,7 @@ TABLE = Path(__file__).with_name("mutants.jsonl")
 SCRATCH = Path(os.environ.get("DDFLOW_MUTANTS", Path(tempfile.gettempdir()) / "ddflow-mutants"))
 SEED, MUTANTS, OF_KERNELS = 14, 120, 30
 FIRST, REST = 15.0, 600.0
-"""Seconds that the tests of a mutant took when they were mapped, at most: those that run first, and the others."""
+"""Maximum seconds of a mutant's tests by their mapped times: the first tests, and the others."""
 
 FLIPS: dict[type, type] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
@@ -59,11 +52,11 @@ Row = dict[str, Any]
 _seen: set[tuple[int, str]] = set()
 
 
-# What may be changed, and into what
+# Changes of a node
 
 
 def changes(node: ast.AST, kernel: bool, often: frozenset[str]) -> Iterator[ast.AST]:
-    """What a node may become; ``often`` are the names that are bound more than once."""
+    """Yield the changes of a node; ``often`` are names that are bound more than once."""
     match node:
         case ast.Compare(ops=[one]) | ast.BoolOp(op=one) | ast.BinOp(op=one) if type(one) in FLIPS:
             if not any(isinstance(each, ast.JoinedStr | ast.Constant) and is_text(each) for each in ast.walk(node)):
@@ -96,13 +89,13 @@ def changes(node: ast.AST, kernel: bool, often: frozenset[str]) -> Iterator[ast.
         case ast.Break() | ast.Continue():
             yield ast.Continue() if isinstance(node, ast.Break) else ast.Break()
         case ast.Assign(targets=[ast.Name() | ast.Tuple() as target]) if not names(target) <= often:
-            pass  # without it the name would be unknown, which any test sees
+            pass  # without it the name would be unknown, which any test notices
         case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Assign():
             yield ast.Pass()
 
 
 def altered(node: Any, **fields: Any) -> Any:
-    """A copy of a node with other fields."""
+    """Copy a node and set some fields."""
     other = copy.copy(node)
     for name, value in fields.items():
         setattr(other, name, value)
@@ -110,7 +103,7 @@ def altered(node: Any, **fields: Any) -> Any:
 
 
 def names(node: ast.AST) -> set[str]:
-    """The names that are bound in a node."""
+    """Return the names that a node binds."""
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
 
 
@@ -119,7 +112,7 @@ def is_text(node: ast.AST) -> bool:
 
 
 def statements(body: list[ast.stmt], often: frozenset[str] | None = None) -> Iterator[tuple[ast.stmt, Any]]:
-    """Every statement that does something; in a function with the names that it binds more than once, else None."""
+    """Yield every statement with an effect, and the names that its function binds more than once (None outside)."""
     for node in body:
         checking = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         public = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
@@ -137,13 +130,13 @@ def statements(body: list[ast.stmt], often: frozenset[str] | None = None) -> Ite
 
 
 def names_of(node: ast.stmt) -> set[str]:
-    """The names that a statement binds itself."""
+    """Return the names that a statement itself binds."""
     targets = [*getattr(node, "targets", []), *([node.target] if hasattr(node, "target") else [])]
     return {name for target in targets for name in names(target)}
 
 
 def places(statement: ast.stmt, often: frozenset[str] | None, kernel: bool) -> list[tuple[ast.AST, ast.AST]]:
-    """Node and what it becomes, of one statement without those in its blocks, annotations and texts."""
+    """Return pairs of node and change in one statement, without its blocks, annotations and texts."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return []
     found: list[tuple[ast.AST, ast.AST]] = []
@@ -167,7 +160,7 @@ def is_log(node: ast.AST) -> bool:
 
 
 def replaced(text: str, node: Any, other: ast.AST) -> tuple[int, str, str]:
-    """The line, and the whole lines before and after a change of one node."""
+    """Return the line of a changed node, and its whole lines before and after the change."""
     lines = text.splitlines(keepends=True)
     first, last = node.lineno - 1, node.end_lineno
     before = "".join(lines[first:last]).encode()
@@ -181,7 +174,7 @@ def replaced(text: str, node: Any, other: ast.AST) -> tuple[int, str, str]:
 
 
 def draw() -> list[Row]:
-    """The mutants of the seed: statements at random, of each one change at random."""
+    """Draw the seed's mutants: random statements with one random change each."""
     random = Random(SEED)
     every: dict[bool, list[Any]] = {True: [], False: []}
     for path in sorted([*(ROOT / "ddflow").rglob("*.py"), *(ROOT / "spark_bridge").rglob("*.py")]):
@@ -210,11 +203,11 @@ def parses(text: str) -> bool:
     return True
 
 
-# The scratch copy
+# Scratch copy
 
 
 def fresh() -> Path:
-    """A copy of the tree as it is, with a repository of its own for the tests that ask git."""
+    """Copy the current tree, with its own git repository for tests that use git."""
     tree = SCRATCH / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     listed = subprocess.run(
@@ -235,7 +228,7 @@ def fresh() -> Path:
 
 
 def position(row: Row, text: str) -> int | None:
-    """Where the lines of a mutant are now: the place nearest to its line; None when they are gone."""
+    """Return the offset of a mutant's lines nearest to its line number, or None if the file lacks them."""
     found = [
         each.start() for each in re.finditer(re.escape(row["before"]), text) if text[: each.start()][-1:] in ("", "\n")
     ]
@@ -243,7 +236,7 @@ def position(row: Row, text: str) -> int | None:
 
 
 def run_tests(tree: Path, words: list[str], limit: float, **more: str) -> tuple[str, str]:
-    """``passed``, ``failed``, ``hung`` or ``nothing ran``, and what pytest said."""
+    """Run pytest; return ``passed``, ``failed``, ``hung`` or ``nothing ran``, and its output."""
     environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}", "DDFLOW_SEED": str(SEED), **more}
     environment["DDFLOW_CACHE_DIR"] = str(SCRATCH / "cache")
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -254,7 +247,7 @@ def run_tests(tree: Path, words: list[str], limit: float, **more: str) -> tuple[
             code = done.wait(limit)
         except subprocess.TimeoutExpired:
             code = -1
-        finally:  # whatever the tests have started
+        finally:  # also kills processes that tests started
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(done.pid, signal.SIGKILL)
             done.wait()
@@ -262,11 +255,11 @@ def run_tests(tree: Path, words: list[str], limit: float, **more: str) -> tuple[
         return {0: "passed", -1: "hung", 5: "nothing ran"}.get(code, "failed"), said.read()
 
 
-# The map: which test reaches which mutant
+# Map of tests to mutants
 
 
 def hit(number: int) -> None:
-    """What a probe calls: the test under way reached this mutant.  Processes that a test started count for it."""
+    """Record that the current test reached this mutant; processes that a test starts count for it."""
     folder = os.environ.get("DDFLOW_MUTANTS_MAP")
     if folder is None:
         return
@@ -280,19 +273,19 @@ def hit(number: int) -> None:
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """As a plugin of the mapping run: what is under way, for workers that other tests have started."""
+    """Write the current test to a file, for processes that other tests started."""
     (Path(os.environ["DDFLOW_MUTANTS_MAP"]) / "now").write_text(nodeid)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """And how long each test takes."""
+    """Record the duration of each test."""
     with open(Path(os.environ["DDFLOW_MUTANTS_MAP"]) / "times", "a") as times:
-        took = min(report.duration, 5) if report.failed else report.duration  # a probe upset it
+        took = min(report.duration, 5) if report.failed else report.duration  # a probe broke it
         times.write(f"{took:.4f} {report.nodeid}\n")
 
 
 def probed(rows: list[Row], tree: Path, compiled: bool) -> None:
-    """Put a probe before each statement that will change; into kernels where nothing is compiled."""
+    """Put a probe before each statement to change; into kernels only if nothing is compiled."""
     for name in {row["file"] for row in rows}:
         text = (tree / name).read_text()
         parsed, lines, probes = ast.parse(text), text.splitlines(keepends=True), []
@@ -303,7 +296,7 @@ def probed(rows: list[Row], tree: Path, compiled: bool) -> None:
                 n for n in ast.walk(parsed) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)
             ]
             kernel = any("kernel" in ast.unparse(d) for n in around for d in getattr(n, "decorator_list", []))
-            kernel |= "kernels/" in name and sum(isinstance(n, ast.FunctionDef) for n in around) > 1  # of a user's
+            kernel |= "kernels/" in name and sum(isinstance(n, ast.FunctionDef) for n in around) > 1  # inside a user's
             starts = [n for n in around if not lines[n.lineno - 1].lstrip().startswith(("elif", "@"))]
             if at is not None and starts and not (kernel and compiled):
                 start = max(starts, key=lambda n: (n.lineno, n.col_offset))
@@ -314,7 +307,11 @@ def probed(rows: list[Row], tree: Path, compiled: bool) -> None:
 
 
 def mapped(rows: list[Row]) -> tuple[dict[int, list[str]], dict[str, float]]:
-    """The tests that reach each mutant, and the seconds that each test took; measured once a scratch folder."""
+    """Return the tests that reach each mutant and the seconds of each test; measured once per scratch folder.
+
+    A probe before each changed statement notes the running test in one run of the suite. Compiled kernels cannot call a
+    probe. So a second run of the kernel tests without the compiler notes theirs.
+    """
     folder = SCRATCH / "map"
     if not (folder / "done").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -340,7 +337,7 @@ def mapped(rows: list[Row]) -> tuple[dict[int, list[str]], dict[str, float]]:
 
 
 def importing(row: Row, times: dict[str, float]) -> list[str]:
-    """For what only an import reaches, a constant or a field: the tests of files that name the module."""
+    """Return the tests of files that name the module: for constants and fields, only an import reaches the mutant."""
     *room, stem = Path(row["file"]).with_suffix("").parts
     named = re.compile(rf"{re.escape('.'.join(room))}(?:\.| import .*\b){stem}\b")
     files = {
@@ -355,25 +352,25 @@ def kernel_tests() -> list[str]:
     return ["-m", "kernels and not soak", *sorted(marked), "ddflow/kernels"]
 
 
-# One mutant
+# Run of one mutant
 
 
 def changed(path: Path, text: str) -> None:
-    """Write a file, and take its bytecode away: a change within a second and of the same length would not be seen."""
+    """Write a file and delete its bytecode: Python misses a change of equal length within a second."""
     path.write_text(text)
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         compiled.unlink()
 
 
 def order(row: Row, tests: list[str], times: dict[str, float]) -> list[str]:
-    """Quick ones first, those that are named like the file before all."""
+    """Sort the tests: first those with a name like the file's, then by duration."""
     words = set(Path(row["file"]).with_suffix("").parts[1:])
     near = {test: any(word in test.split("::")[0] for word in words) for test in tests}
     return sorted(tests, key=lambda test: (not near[test], times[test], test))
 
 
 def budgeted(tests: list[str], times: dict[str, float], seconds: float) -> list[str]:
-    """The first of them that take so long together; one at least."""
+    """Return the first tests that fit into so many seconds, at least one."""
     taken, total = [], 0.0
     for test in tests:
         if total + times[test] <= seconds or not taken:
@@ -383,7 +380,11 @@ def budgeted(tests: list[str], times: dict[str, float], seconds: float) -> list[
 
 
 def resolve(row: Row, tree: Path, tests: list[str], times: dict[str, float], rest: bool) -> None:
-    """Run the tests of one mutant; write what they said into its row."""
+    """Run the tests of one mutant and write the outcome into its row.
+
+    The tests that reach it run first for `FIRST` seconds. With ``rest``, the other tests that reach it run. For kernels
+    that is every test without Spark, because their map is incomplete. A run that hangs is a kill.
+    """
     path = tree / row["file"]
     text = path.read_text()
     at = position(row, text)
@@ -398,7 +399,7 @@ def resolve(row: Row, tree: Path, tests: list[str], times: dict[str, float], res
     try:
         seconds, outcome, said, began = sum(times[test] for test in chosen), "nothing ran", "", time.monotonic()
         switches = [{"NUMBA_DISABLE_JIT": "1", "DDFLOW_EXAMPLES": "0.15"}, {}] if kernel and not rest else [{}]
-        for switch in switches:  # the kernel tests without the compiler first: they start at once
+        for switch in switches:  # without the compiler first, because these tests start at once
             words = kernel_tests() if switch else ["-m", "not soak and not spark"] if kernel and rest else chosen
             if outcome in ("passed", "nothing ran") and words:
                 (SCRATCH / "words").write_text("\n".join(words))
@@ -413,7 +414,7 @@ def resolve(row: Row, tree: Path, tests: list[str], times: dict[str, float], res
         shutil.rmtree(tree / ".hypothesis", ignore_errors=True)
 
 
-# The table
+# Table of mutants
 
 
 def saved(rows: list[Row]) -> None:
@@ -421,7 +422,7 @@ def saved(rows: list[Row]) -> None:
 
 
 def summary(rows: list[Row]) -> str:
-    """By room: mutants, killed, survived, equivalent."""
+    """Format a table by package: mutants, killed, survived, equivalent."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         parts = Path(row["file"]).parts

@@ -171,11 +171,7 @@ def test_each_folder_has_a_readme_that_names_its_files_once() -> None:
         listed, _, after = rest.partition("\n## ")
         named = re.findall(r"^- `([\w.]+)/?`", listed, re.MULTILINE)
         files = {path.name for path in folder.glob("*.py") if not path.name.startswith(("__init__", "test_"))}
-        folders = {
-            each.name
-            for each in folder.iterdir()
-            if each.is_dir() and (any(each.rglob("*.py")) or each.name == "golden")
-        }
+        folders = {each.name for each in folder.iterdir() if each.is_dir() and each.name[0] not in "._"}
         wrong += [f"{name(page)}: {each}" for each in {*named} ^ (files | folders)]
         wrong += [f"{name(page)}: {each} twice" for each in {*named} if named.count(each) > 1]
         for path in re.findall(r"`([\w.]+(?:/[\w.]*)*(?:/|\.py|\.md|\.toml))`", head + after):

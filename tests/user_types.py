@@ -1,6 +1,7 @@
-"""What type checkers and editors know of a flow: mypy (in ``make lint``) and pyright (``test_user_types``) read this.
+"""Declare the types that checkers and editors infer for a flow.
 
-It is never run.  `assert_type` is an error for another type, and an ignored error that is none is one.
+mypy (``make lint``) and pyright (``test_user_types``) read the file; it is never run. `assert_type` fails for another
+type, and an ignore comment without an error fails too.
 """
 
 from __future__ import annotations

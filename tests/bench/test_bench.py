@@ -1,6 +1,6 @@
-"""The bench, on inputs small enough for a test: are its contenders right, and does it notice when one is not?
+"""Test the bench on small inputs: contenders are right, and wrong ones are detected.
 
-Time is never asserted here; counts, checksums, rows, exit codes and files are.
+The tests assert counts, checksums, rows, exit codes and files, never time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bench of connectors on few rows: what each line leaves is what numpy finds, and its bars are of its peers."""
+"""Test the connectors bench on few rows: each line's rows equal numpy's, and bars compare with their peers."""
 
 from __future__ import annotations
 

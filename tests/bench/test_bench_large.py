@@ -1,6 +1,6 @@
-"""The bench of state on disk, on inputs small enough for a test: is every contender right at every mark?
+"""Test the bench of state on disk on small inputs: every contender is right at every mark.
 
-Time is never asserted here.  Memory is, where what is taken is the test's own.
+The tests never assert time. They assert memory that the test itself allocates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The benches of latency, footprint and growth on small inputs, and the bars that are computed from all results.
+"""Test the benches latency, footprint and growth on small inputs, and the bars of all results.
 
-Time is never asserted here; what is measured must be whole, and a bar must say what its figures say.
+Time is never asserted. Measurements must be complete, and bars must follow from the figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The no-op bench: both readings of a history end in the same tree, and only full files have no-ops to suppress."""
+"""Test the no-op bench: both feeds of a history end in the same tree, and only full files have no-ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench of scale: its model is arithmetic that holds what it says, and its constants come of real states."""
+"""Test the scale bench: its model follows from its constants, and its constants come from real states."""
 
 from __future__ import annotations
 

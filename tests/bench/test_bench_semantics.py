@@ -1,6 +1,6 @@
-"""The bench of merges and the like on small inputs: is every contender right on every line, and would it be noticed?
+"""Test the semantics bench on small inputs: every contender is right on every line, and errors are detected.
 
-Time is never asserted here; what is measured must be whole, and a bar must say what its figures say.
+Time is never asserted. Measurements must be complete, and bars must follow from the figures.
 """
 
 from __future__ import annotations

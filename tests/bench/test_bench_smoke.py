@@ -1,6 +1,6 @@
-"""The bench in a few seconds: its files can be imported, its reference checks hold, and a wrong answer fails a run.
+"""Test the bench in a few seconds: imports, reference checks, and failure on a wrong answer.
 
-Its other tests run in a soak.
+A soak runs the other tests of the bench.
 """
 
 from __future__ import annotations

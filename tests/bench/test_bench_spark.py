@@ -1,7 +1,7 @@
-"""The Spark bench on small inputs: are its contenders right, would it be noticed, and does a run leave what it should?
+"""Test the Spark bench on small inputs: contenders are right, errors are detected, and results are complete.
 
-Time is never asserted here.  The contenders share one session; only the run of the program starts one of its own.
-All of it is a soak: the engine on disk has tests of its own, the peers are none of ours.
+Time is never asserted. The contenders share one session; only the run of the program starts its own. Everything here
+runs in soaks, because the engine on disk has other tests and the peers are not ours.
 """
 
 from __future__ import annotations

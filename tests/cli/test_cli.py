@@ -1,7 +1,7 @@
-"""The command line as its users meet it: most of it in real processes, with real files, pipes and terminals.
+"""Test the command line, mostly in real processes with real files, pipes and terminals.
 
-What a run writes is compared with rows worked out by hand, or with the Python door on the same rows; every refusal has
-its exit code, its message on stderr, and nothing left behind.
+Output is compared with rows worked out by hand, or with the Python API on the same rows. Every refusal has its exit
+code and its message on stderr, and leaves nothing behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line at files that are not as they should be: what is recognised, skipped, refused and held back."""
+"""Test the command line on irregular files: recognised, skipped, refused and held back."""
 
 from __future__ import annotations
 

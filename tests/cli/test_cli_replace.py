@@ -1,6 +1,6 @@
-"""``ddflow replace``: successive full files, alone and on a state, against what the files themselves differ by.
+"""Test ``ddflow replace``: successive full files, with and without a state, against the files' own differences.
 
-What the engine decides of full contents is tested in ``test_replace``; here, that the files are taken as such.
+``test_replace`` tests how the engine handles full contents; this file tests that files are passed as such.
 """
 
 from __future__ import annotations

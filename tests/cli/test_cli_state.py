@@ -1,6 +1,6 @@
-"""``diff`` and ``count`` with ``--state``: run after run is one run; after a crash the same line gives the same rows.
+"""Test ``diff`` and ``count`` with ``--state``: several runs equal one run, and a repeated run gives the same rows.
 
-What a run over all files at once writes, without a state, is what runs over some of them must write between them.
+Runs over parts of the files must together write what one run over all files writes without a state.
 """
 
 from __future__ import annotations

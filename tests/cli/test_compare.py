@@ -1,4 +1,4 @@
-"""The keyed diff of two tables: as two dicts give it, from every kind of rows, in Python and on the shell."""
+"""Test the keyed diff of two tables against two dicts, for every kind of rows, in Python and on the shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of errors: every class is in it, says what it means and what to do, and the shell prints it."""
+"""Test the index of errors: it has every class with meaning and fix, and the shell prints it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ddflow evolve``, and a log from before a change: what a user types when a column outgrows its type."""
+"""Test ``ddflow evolve`` and logs from before a change, for columns that outgrow their type."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every example of a verb's help runs as it stands, in a folder with the files and states that the examples name.
+"""Run every example in a verb's help, in a folder with the files and states that the examples name.
 
-They are read from the docstrings: a new verb or example is covered by itself, and fails where it has no example, or
-names something that the folder lacks.  Only an address of Postgres is replaced, by that of a server of the tests.
+Examples come from the docstrings, so a new verb or example is covered automatically. A verb without an example fails,
+and an example fails if the folder lacks its files. Only a Postgres address is replaced, by the tests' server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each exit code that the documentation lists is given, and no others are listed."""
+"""Test that each documented exit code occurs, and that the documentation lists no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``verify``, ``migrate`` and ``why`` on states that ``ddflow replace`` has fed, as their users meet them."""
+"""Test ``verify``, ``migrate`` and ``why`` on states that ``ddflow replace`` fed."""
 
 from __future__ import annotations
 

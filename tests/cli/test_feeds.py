@@ -1,7 +1,7 @@
-"""Feeds that change from day to day, through the shell: the same contents in the end as a dict gives.
+"""Test feeds that change from day to day, on the shell: the final contents equal a dict's.
 
-Each feed is generated from a seed: some days of rows, and one kind of change that real feeds go through.  It is read in
-one run, and cut into runs that continue a state, wherever those begin and end.
+A seed generates each feed: some days of rows, and one kind of change that real feeds have. The feed is read in one run,
+and in runs that continue a state from any point.
 """
 
 from __future__ import annotations

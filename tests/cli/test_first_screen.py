@@ -1,4 +1,4 @@
-"""The first minute on the shell: ``ddflow`` alone teaches, Tab completes, and a bare core says what it needs."""
+"""Test first contact on the shell: bare ``ddflow`` teaches, Tab completes, and a bare install names what it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--format debezium`` on the shell: files of messages, with columns as they show, or as a schema or the user says."""
+"""Test ``--format debezium`` on the shell: columns from the messages, from a schema, or declared by the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an analyst of nightly full files meets on the shell: counts, skipped files, states of flows, encodings."""
+"""Test nightly full files on the shell: counts, skipped files, states of flows, encodings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs that prove a state, as their users meet them: exit codes, what is said, JSON for machines."""
+"""Test the verbs that prove a state: exit codes, output, and JSON for programs."""
 
 from __future__ import annotations
 

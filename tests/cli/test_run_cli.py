@@ -1,4 +1,4 @@
-"""``ddflow run`` and ``ddflow sync``: a flow of a file, sources and sinks by their spelling."""
+"""Test ``ddflow run`` and ``ddflow sync``: a flow from a file, sources and sinks by address."""
 
 from __future__ import annotations
 

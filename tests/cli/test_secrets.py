@@ -1,4 +1,4 @@
-"""A password is shown nowhere: not by a verb, an error, a warning, a log, a declaration or the bytes of a state."""
+"""Test that no verb, error, warning, log, declaration or state byte shows a password."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ddflow sql``: the answer of a query over files, or the differences that lead there; and what is refused."""
+"""Test ``ddflow sql``: a query's answer over files, or the differences to it, and refusals."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A terminal gets no control sequence that came out of a file, a name, or another program's message.
+"""Test that a terminal gets no control sequence from a file, a name, or another program's message.
 
-Every verb runs on a real terminal over data whose values, columns, file and output names would move its cursor; what
-arrives holds Rich's own sequences and no others.
+Every verb runs on a real terminal. Values, columns, file names and output names would move its cursor. The output must
+contain only Rich's own sequences.
 """
 
 from __future__ import annotations

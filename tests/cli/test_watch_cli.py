@@ -1,4 +1,4 @@
-"""``ddflow watch``: what a state's output holds, on a pipe, as JSON, and drawn anew on a terminal."""
+"""Test ``ddflow watch``: a state's output on a pipe, as JSON, and redrawn on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An error names options and calls as its reader writes them: Python's in Python, the shell's on the shell."""
+"""Test that an error names options and calls in its user's notation: Python's in Python, the shell's on the shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays carved from an arena are as good as fresh ones, until it begins anew."""
+"""Test that arrays from an arena are as good as fresh ones until the arena restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A schema as people have one: Polars', a frame's, Spark's, or Python's types."""
+"""Test schemas declared with Polars, data frames, Spark, or Python types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identities and hashes agree exactly where values are equal, of every Arrow type, however the values are encoded."""
+"""Test that identities and hashes are equal exactly for equal values, for every Arrow type and encoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words compare as values do: every type with an order, in both directions, nulls at both ends, wherever values lie."""
+"""Test that order words compare like values, for every ordered type, both directions, and nulls first or last."""
 
 from __future__ import annotations
 

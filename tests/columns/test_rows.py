@@ -1,4 +1,4 @@
-"""Gathering returns the values that were put in, of every Arrow type, from any number of batches at any offset."""
+"""Test that gathering returns the stored values, for every Arrow type, any number of batches and any offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an input takes in: any producer's rows, by name, in any encoding, where nothing is lost; all else is refused."""
+"""Test the rows that an input accepts: any producer, matched by name, any encoding without loss; others are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that a type does not have, though Arrow takes them: no input lets one in, whichever way it comes."""
+"""Test that no input accepts values outside their type, although Arrow does."""
 
 from __future__ import annotations
 

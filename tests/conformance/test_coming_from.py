@@ -1,4 +1,4 @@
-"""The pages for those who come from elsewhere: every row has a test, and every test that it names is there."""
+"""Test the pages for users of other systems: every row has a test, and every named test exists."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What other systems' documents and tests state of upserts, run through the twin and through the engine.
+"""Run other systems' documented facts about upserts through the twin and the engine.
 
-Invariant: every fact under ``tests/conformance`` is either run or listed with the reason why it is not; the sum is 77.
-Each system says "time", "order" and "delete" in its own way; the files carry the facts over into our vocabulary, their
-README says how. Cases of our own rulings (``ours.json``) have the same form.
+Every fact in `tests/conformance` is either run or listed with a reason; the sum is 77. Each system has its own words
+for time, order and delete. The files translate the facts into ours, as the README there describes. Cases of our own
+rules (``ours.json``) have the same form.
 """
 
 from __future__ import annotations

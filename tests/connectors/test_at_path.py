@@ -1,4 +1,4 @@
-"""What is wrong with rows that a path gave names the path, and the row as the file's reader counts it."""
+"""Test that an error in rows from a path names the path, and the row as the file's reader counts it."""
 
 from __future__ import annotations
 

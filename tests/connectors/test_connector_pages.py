@@ -1,4 +1,4 @@
-"""The pages of connectors: each source and each sink has one, with an example, and the index names them all."""
+"""Test the pages of connectors: each source and sink has a page with an example, and the index names all."""
 
 from __future__ import annotations
 

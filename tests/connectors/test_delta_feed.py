@@ -1,4 +1,4 @@
-"""Delta Lake as a source: a copy of a version, then its change feed, by key and as differences; resumed; refused."""
+"""Test Delta Lake as a source: a version's copy, then its change feed, by key and as differences; resume; refusals."""
 
 from __future__ import annotations
 

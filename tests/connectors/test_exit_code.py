@@ -1,4 +1,4 @@
-"""A process that used a connector ends with exit code 0: no thread of a library still has a file of Python's then."""
+"""Test the exit code 0 after using a connector: no library thread still holds a Python file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dd.FilePath`: a path with how its text is written, by every door of Python that takes paths."""
+"""Test `dd.FilePath`, a path with its text format, in every Python call that takes paths."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Files in and out: every kind reads back what was written, streams, and agrees with the other kinds.
+"""Test reading and writing files: every kind reads back what was written, streams, and agrees with the others.
 
-What was written is also read by Arrow's and Python's own readers, and what is read was also written by theirs, so that
-a mistake made twice in the same way does not pass.
+Arrow's and Python's own readers also read the written files, and their writers write files to read. So a mistake in
+both directions does not pass.
 """
 
 from __future__ import annotations

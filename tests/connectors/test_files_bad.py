@@ -1,6 +1,6 @@
-"""Files that cannot be read, or do not fit: each is one error that names the file and the place.
+"""Test files that cannot be read or do not fit: one error each, with file and place.
 
-No input may crash, be read in part without a word, or raise an error of a library.
+No input may crash, be read partly without a message, or raise a library's error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Declared numbers in text files: one rule, from Python and on the shell."""
+"""Test declared numbers in text files: one rule in Python and on the shell."""
 
 from __future__ import annotations
 

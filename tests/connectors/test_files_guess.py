@@ -1,7 +1,7 @@
-"""Guessed types: nothing depends on which file comes first, and no later value is converted to what was guessed.
+"""Test guessed types: independent of the order of files, and no later value is converted to a guess.
 
-The patterns are held against others, written here for Python's `re` and `decimal`; Arrow's own grammar of dates and
-timestamps is among what is held.
+The patterns are compared with other patterns for Python's `re` and `decimal`, and with Arrow's grammar of dates and
+timestamps.
 """
 
 from __future__ import annotations

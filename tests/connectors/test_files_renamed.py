@@ -1,4 +1,4 @@
-"""``dd.FilePath(rename=)``: columns of files under names of one's own, whatever the files are."""
+"""Test ``dd.FilePath(rename=)``: columns of files of any kind under new names."""
 
 from __future__ import annotations
 

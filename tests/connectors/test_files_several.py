@@ -1,4 +1,4 @@
-"""Several patterns of files as one source, each with options of its own."""
+"""Test several patterns of files as one source, each with its own options."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Messages in: what an input with a format makes of them, and what it does with those that it cannot read.
+"""Test inputs with a message format: events from messages, and unreadable messages.
 
-The values are examples of the formats' own documentation, in our words: the same row bare, with Connect's schema, and
-flattened.  What a feed adds up to is said by a dict that takes one change after the other.
+The values are examples of the formats' documentation: the same row bare, with Connect's schema, and flattened. A dict
+that applies one change after the other gives the expected contents of a feed.
 """
 
 from __future__ import annotations

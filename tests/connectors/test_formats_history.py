@@ -1,6 +1,6 @@
-"""History from a topic: ``flow.updates(..., format=)``, and what ``versions`` makes of it, beside a twin.
+"""Test history from a topic: ``flow.updates(..., format=)`` and its ``versions``, beside a twin.
 
-The twin takes one change after the other and closes the version before; messages come split, in any order, and twice.
+The twin applies one change after the other and closes the version before. Messages come split, in any order, and twice.
 """
 
 from __future__ import annotations

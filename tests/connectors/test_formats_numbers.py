@@ -1,7 +1,7 @@
-"""Numbers of messages: each counts to its last digit, in every format, or its message is bad.
+"""Test numbers in messages: each format keeps every digit, or the message is bad.
 
-The outside witness is Python: ``json.loads`` with ``parse_float`` reads the numbers, and `decimal` says which of them a
-declared type holds.
+Python is the independent witness: ``json.loads`` with ``parse_float`` reads the numbers, and `decimal` decides which
+fit a declared type.
 """
 
 from __future__ import annotations

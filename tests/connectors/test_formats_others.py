@@ -1,4 +1,4 @@
-"""Formats beside Debezium's: by examples of their documentation in our words, and what they do with other things."""
+"""Test the formats besides Debezium's, with examples from their documentation and with other input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A feed that Debezium's own engine recorded of a real Postgres, against the tables that Postgres had at the end.
+"""Test a feed that Debezium's engine recorded from a real Postgres, against Postgres' final tables.
 
 `recordings/record_debezium.py` makes the recording: every type and every kind of change, under five sets of settings.
 """

@@ -1,4 +1,4 @@
-"""Whose messages an input takes: those of one table; others, and those that do not say whose they are, are bad."""
+"""Test that an input accepts only one table's messages: messages of other or unnamed tables are bad."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A declared column, or table, that no message has is told by its name, once, with the nearest that messages have."""
+"""Test the single warning for a declared column or table without messages, with the nearest existing name."""
 
 from __future__ import annotations
 

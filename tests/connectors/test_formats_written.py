@@ -1,7 +1,7 @@
-"""Outputs as messages and in the columns of each mode: what is written folds to what was held, and reads back exactly.
+"""Test outputs as messages and in each mode's columns: they fold to the contents and read back exactly.
 
-Updates are drawn; a dict says what they add up to.  Messages are read by ``dd.formats.debezium`` and, as an outside
-witness, by Python's JSON.
+Updates are drawn, and a dict adds them up. ``dd.formats.debezium`` and, as an independent witness, Python's JSON read
+the messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forms of numbers and dates that are not the usual ones: what each means, and what is in none of them."""
+"""Test unusual forms of numbers and dates: the meaning of each, and values that have none of the forms."""
 
 from __future__ import annotations
 

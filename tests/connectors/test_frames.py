@@ -1,4 +1,4 @@
-"""Rows as people have them: every kind is taken in as the same rows, and what would change on the way is refused."""
+"""Test rows of every kind of object: all give the same rows, and lossy conversions are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that change are updated where they are: what a user hangs on them sees an update as one."""
+"""Test in-place updates of changed rows: triggers and foreign keys see an update."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Kafka, as librdkafka's mock cluster plays it in a process of its own: a topic in, a topic out, and what dies between.
+"""Test Kafka with librdkafka's mock cluster in its own process: a topic as source and sink, and failures between.
 
-Not proven here, because the mock does not do it: that a second writer is fenced, that what an aborted transaction wrote
-is not read, and that a state begins at a time.
+The mock cannot show these: a second writer is fenced, an aborted transaction is not read, and a state starts at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Delta Lake and Iceberg as sinks, read back by their libraries, DuckDB and Polars; each epoch is one commit, once."""
+"""Test Delta Lake and Iceberg as sinks, read back by their libraries, DuckDB and Polars: an epoch is one commit."""
 
 from __future__ import annotations
 

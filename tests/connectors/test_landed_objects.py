@@ -1,4 +1,4 @@
-"""Objects of a bucket as a followed source, over moto: each is taken once, whatever fails in between."""
+"""Test objects of a bucket as a followed source, with moto: each is read once despite failures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A folder of outputs: whose it is, what it is called, what is seen of it, and what is told where it is damaged.
+"""Test a folder of outputs: owner, names, visible files, and errors after damage.
 
-What becomes of it when the power fails is `test_outputs_power`'s, at any system call `test_durable_kill`'s.
+`test_outputs_power` tests power failures, and `test_durable_kill` kills at every system call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sources and sinks of one's own: what is missing or misspelled is named, and the page's sink keeps its promise."""
+"""Test custom sources and sinks: errors name missing or misspelled methods, and the page's sink keeps its guarantee."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where input comes from: patterns, standard input, objects in S3; and text that is written otherwise than usual."""
+"""Test places of input: patterns, standard input, objects in S3; and text in unusual formats."""
 
 from __future__ import annotations
 

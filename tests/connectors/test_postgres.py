@@ -1,4 +1,4 @@
-"""Postgres as a sink, spoken to as it is: a server of the tests' own."""
+"""Test Postgres as a sink on the tests' own server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state whose tables, slot or server are not those that it was made of: an error, and nothing is passed over."""
+"""Test states whose tables, slot or server were replaced: the run raises an error and loses no change."""
 
 from __future__ import annotations
 

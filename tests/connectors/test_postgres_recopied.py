@@ -1,4 +1,4 @@
-"""Tables whose rows change without a change in the log are copied again, with a warning, and held as they are."""
+"""Test tables whose rows change without a change in the log: they are copied again with a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions with a real Postgres: settings of roles and databases change nothing, and nothing waits for ever."""
+"""Test sessions with a real Postgres: settings of roles and databases have no effect, and no wait is endless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Postgres as a source, of a real server: what is held is what its tables hold, whatever dies in between."""
+"""Test Postgres as a source on a real server: the state equals the tables, despite failures."""
 
 from __future__ import annotations
 

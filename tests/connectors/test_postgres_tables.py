@@ -1,4 +1,4 @@
-"""Tables of Postgres that are read and written whole, by any name, or refused: rights, children, long names."""
+"""Test that Postgres tables with any name are read and written completely or refused: rights, children, long names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of Postgres have one text in the first copy and in changes, whatever their type."""
+"""Test that a Postgres value of any type has the same text in the first copy and in changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One topic, or one dump, of several tables feeds an input for each; what is of no table that was named is an error."""
+"""Test a topic or dump of several tables that feeds one input each; a message of an unlisted table is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a lake table that many stage and one commits: nobody sees them before, and none counts twice."""
+"""Test lake files that many tasks stage and one commits: invisible before, and counted once."""
 
 from __future__ import annotations
 

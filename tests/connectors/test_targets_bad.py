@@ -1,6 +1,6 @@
-"""Targets that cannot be written, the same table for each kind of file: what is found, what to do, and nothing changed.
+"""Test targets that cannot be written, with one table per kind: the finding, the fix, and no change.
 
-Postgres and Kafka have theirs in ``test_postgres_faults`` and ``test_kafka_faults``.
+``test_postgres_faults`` and ``test_kafka_faults`` cover Postgres and Kafka.
 """
 
 from __future__ import annotations

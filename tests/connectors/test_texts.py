@@ -1,6 +1,6 @@
-"""Text wherever blocks end: every value of CSV and JSON comes out as the text that it is.
+"""Test text at the ends of blocks: every value of CSV and JSON is read unchanged.
 
-Blocks are made small here, so that their ends fall everywhere: within quotes, escapes, names and ends of lines.
+Blocks are small here, so that their ends fall everywhere: within quotes, escapes, names and ends of lines.
 """
 
 from __future__ import annotations

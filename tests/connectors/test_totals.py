@@ -1,4 +1,4 @@
-"""A total, one row of no key, as a table: it is replaced, it goes, and what others added to it goes too."""
+"""Test a total, one row without a key, as a table: replaced, deleted, and cleaned of rows that others added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values and names that are easily mistaken, written to tables of each kind of file, replaced by key, and read back."""
+"""Test values and names that are easily confused, in tables of each kind: replaced by key and read back."""
 
 from __future__ import annotations
 

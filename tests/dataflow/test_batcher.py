@@ -1,7 +1,7 @@
-"""Events that wait come out once, when their time closes, in the order of times and then of arrival; spilled or not.
+"""Test that waiting events are released once, when their time closes, by time and arrival, spilled or not.
 
-Sizes that decide when runs are merged, cut and spilled are megabytes; the properties make them bytes (``tiny``), so
-that a few events go every way that ten million would.
+The sizes that decide merges, cuts and spills are megabytes. ``tiny`` makes them bytes, so that a few events take every
+path of ten million.
 """
 
 from __future__ import annotations

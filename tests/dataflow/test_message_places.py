@@ -1,4 +1,4 @@
-"""An event that the engine refuses is called by the place of its message, wherever in a call it comes."""
+"""Test that the engine names a refused event by its message's place, anywhere in a call."""
 
 from __future__ import annotations
 

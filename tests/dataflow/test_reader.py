@@ -1,4 +1,4 @@
-"""What readers hold: the registry knows the least time at any moment, whoever lets go, when, and from where."""
+"""Test readers' holds: the registry knows the least held time, whichever thread releases a hold, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small step: its cost is Python's, so what can be known when a plan is opened is not asked again."""
+"""Test small steps, whose cost is Python's: facts known when a plan opens are not computed again."""
 
 from __future__ import annotations
 

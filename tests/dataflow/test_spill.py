@@ -1,4 +1,4 @@
-"""Spilling as a user meets it: what is refused and how it is worded, full disks, streams, outputs that outlive all."""
+"""Test spilling for users: refusals and their texts, full disks, streams, and outputs that outlive the engine."""
 
 from __future__ import annotations
 

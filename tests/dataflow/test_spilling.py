@@ -1,5 +1,6 @@
-"""Spilling at its edges: a disk that fills up at any point, what a killed process leaves, results that outlive all, and
-the memory that is really taken while ten times the budget streams in.
+"""Test edge cases of spilling: disks that fill at any point, files of a killed process, long-lived results.
+
+Memory is measured while ten times the budget streams in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A call happens whole or not at all, and what it returned stays as it was.
+"""Test that a call happens completely or not at all, and never changes its results later.
 
-The machine and the laws see refusals that specs bring about (ties, null keys, late events); these come from further
-down: an expression that fails in the middle of a step, a count that leaves int64, a caller that keeps old tables.
+The machine and the laws cover refusals by specs (ties, null keys, late events). This file covers deeper errors: an
+expression that fails within a step, a count outside int64, and a caller with old tables.
 """
 
 from __future__ import annotations

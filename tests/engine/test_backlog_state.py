@@ -1,4 +1,4 @@
-"""States whose sinks lag: what a commit writes, what goes when they catch up, and what other tools make of it."""
+"""Test states with lagging sinks: bytes of a commit, deletion after catching up, and other tools' results."""
 
 from __future__ import annotations
 

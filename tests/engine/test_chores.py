@@ -1,7 +1,7 @@
-"""Every chore knows every operator: what is done to whole states, done to the state of a plan with all of them.
+"""Run every chore for whole states on a state with every operator.
 
-The truth is an engine in memory that is fed with the same events and that nothing was done to.  An operator that the
-plan lacks fails here; see ``every_operator``.
+The expected result is an engine in memory with the same events and no chores. An operator that the plan lacks fails;
+see ``every_operator``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``commit_every=``: when calls become epochs, who waits, and what becomes of those that a commit does not reach."""
+"""Test ``commit_every=``: when calls become epochs, who waits, and calls without a commit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Collecting garbage: what goes, what stays, and that nobody who is at work meanwhile is ever robbed.
+"""Test garbage collection: deleted files, kept files, and safety for concurrent writers and readers.
 
-What must be left is known from outside of the collector: the files that each manifest names, listed after each commit.
+The expected files come from outside the collector: those named by each manifest, listed after each commit.
 """
 
 from __future__ import annotations

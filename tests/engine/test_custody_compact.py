@@ -1,6 +1,6 @@
-"""Compaction to the present, and what it must erase: every byte of rows that are gone, whatever their types.
+"""Test compaction to the present, which must erase every byte of deleted rows of any type.
 
-A state's folder is searched as bytes; what it must still answer is read before.  Copies of the folder are states, too.
+A state's folder is searched as bytes, and required answers are read before. Copies of the folder are states, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls as people write them: without a time, and with one input without its name."""
+"""Test short forms of calls: without a time, and with a single unnamed input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prompt and a notebook show: the plan as text, and pages that nothing from data can break."""
+"""Test displays in prompts and notebooks: the plan as text, and HTML that no data can break."""
 
 from __future__ import annotations
 

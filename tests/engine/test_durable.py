@@ -1,8 +1,8 @@
-"""The laws of state that survives: closed and opened again, an engine goes on as if it had never been closed.
+"""Test the laws of durable state: a reopened engine continues as if it had never been closed.
 
-Restart is drawn: any scenario, any calls, closed at any points, in memory or with everything in files, each call an
-epoch or committed by hand; an engine that never stops says what is right, as the twin says what that one must do
-(``test_laws``).  Below it: what is given again, what is refused, and what others may read meanwhile.
+Scenarios, calls and closing points are drawn, in memory or with everything in files, with automatic or manual commits.
+An engine that never stops gives the expected results; ``test_laws`` compares it with the twin. Other tests here cover
+repeated calls, refusals, and concurrent readers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is acknowledged can be read back, whatever the clock says and whichever numbers others put there."""
+"""Test that acknowledged epochs can be read back, with any clock and any foreign manifest number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan that has grown: what is added is there from then on, and the epochs before are still told."""
+"""Test plans that have grown: additions exist from then on, and earlier epochs can still be repeated."""
 
 from __future__ import annotations
 

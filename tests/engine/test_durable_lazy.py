@@ -1,4 +1,4 @@
-"""Files that are verified behind the caller's back: nothing is committed on top of what is not what was written."""
+"""Test files that are verified in the background: no commit builds on a damaged file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Memory that cannot be had: a typed error, an engine that is unchanged or goes no further, and the state whole.
+"""Test failing allocations: a typed error, an engine that is unchanged or stopped, and a complete state.
 
-Each array that a step asks numpy for is refused in turn; and in a child the system itself refuses, at limits that rise
-until the step succeeds.  Whatever became of the engine, whoever opens the state finds the last epoch and goes on.
+Each array that a step requests from numpy is refused in turn. In a child, the system refuses at rising limits until the
+step succeeds. In all cases a reopened state has the last epoch and continues.
 """
 
 from __future__ import annotations

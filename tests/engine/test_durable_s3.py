@@ -1,4 +1,4 @@
-"""An engine whose state is in a bucket: the same epochs, over HTTP and through a network that fails."""
+"""Test an engine with its state in a bucket: the same epochs, over HTTP and a failing network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States whose inventories are in sections: what a commit writes, what is collected, what is refused."""
+"""Test states with inventories in sections: bytes of a commit, collected files, and refusals."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Many writers of one state: one wins a round, the others are told at once, and one that slept changes nothing.
+"""Test many writers of one state: one wins a round, the others get an error, and a sleeping one changes nothing.
 
-Eight processes race for every epoch while two others read; what the parent was told by the winners is what must be
-there.  Then a writer is stopped at every call that changes something, others commit meanwhile and sweep what is old,
-and when it wakes every byte stays as it was.  Old versions are swept at once here, as nobody would do, so that numbers
-and names would come back if they could.
+Eight processes race for every epoch while two others read; the winners' reports are the expected state. Then a writer
+is stopped at every changing call, others commit and sweep, and when it wakes every byte stays the same. Old versions
+are swept at once, unlike in practice, so that reused numbers and names would show.
 """
 
 from __future__ import annotations

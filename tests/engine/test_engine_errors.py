@@ -1,4 +1,4 @@
-"""Bad input and bad use: each has its error, says what to do, and leaves the engine exactly as it was."""
+"""Test bad input and bad use: each has its error with a fix, and leaves the engine unchanged."""
 
 from __future__ import annotations
 

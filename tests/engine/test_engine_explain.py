@@ -1,4 +1,4 @@
-"""`engine.explain`: the plan with what is kept, who shares it, and what it took."""
+"""Test `engine.explain`: the plan with its arrangements, their users, and their cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole way of an upsert through every kernel, on small data: compiled, with bounds checks and as plain Python."""
+"""Test an upsert through every kernel on small data: compiled, with bounds checks, and as plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every Arrow type survives the whole way: taken in, kept, merged, compared, counted, retracted, read."""
+"""Test every Arrow type end to end: input, state, merge, comparison, count, retraction, read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors hold their data: what they are about, and what to type, which each surface writes in its own words."""
+"""Test the fields of errors: subject and fix as data, which Python and the shell format differently."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Columns that change: an engine that evolves between calls, or a state that is rewritten, goes on as one whose log was
-given in the new columns from the beginning, at all times that can be read.
+"""Test changing columns: an evolved engine or a rewritten state equals one with the new columns from the start.
 
-The twin is an engine of the evolved plan, fed with the rows cast.  Plans have every operator of the registry.
+This holds at all readable times. The twin is an engine of the evolved plan that gets the rows cast. Plans have every
+operator of the registry.
 """
 
 from __future__ import annotations

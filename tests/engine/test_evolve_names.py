@@ -1,4 +1,4 @@
-"""Names of columns that evolve: near ones are refused wherever they are typed, and advice names the input."""
+"""Test names of evolving columns: near names are refused everywhere, and advice names the input."""
 
 from __future__ import annotations
 

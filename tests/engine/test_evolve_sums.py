@@ -1,6 +1,7 @@
-"""Columns that change under aggregates: what is added up goes on exactly, in the unit of the wider column, and results
-are those of an engine whose log was given in the new columns from the beginning; what would be rounded otherwise, or
-is no longer exact, is refused.
+"""Test changing columns under aggregates: sums continue exactly in the wider column's unit.
+
+The results equal an engine's with the new columns from the start. A change with different rounding or inexact sums is
+refused.
 """
 
 from __future__ import annotations

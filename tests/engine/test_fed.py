@@ -1,6 +1,6 @@
-"""How an input was fed: random histories of steps, full contents and restatements, folded again as they were given.
+"""Test the record of how an input was fed: random histories of steps, full contents and restatements.
 
-Each is told three ways, by `verify`, `migrate` and `why`; and a log that is not what a state was fed is refused.
+`verify`, `migrate` and `why` each fold the history again. A log that differs from the state's input is refused.
 """
 
 from __future__ import annotations

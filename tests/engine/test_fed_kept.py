@@ -1,4 +1,4 @@
-"""What a manifest keeps of how its inputs were fed: with which version it goes, how much of it, in which words."""
+"""Test a manifest's record of how its inputs were fed: its version, its size and its encoding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Forgetting in states with sources and sinks: no byte of a deleted row is in any file, whatever was kept for whom.
+"""Test forgetting in states with sources and sinks: no file has a byte of a deleted row.
 
-Files are searched as bytes and, where they are compressed, buffer by buffer as Arrow reads them.  A number is also
-searched for as the hash from which the state's secret gives it back.
+Files are searched as bytes, and compressed files buffer by buffer as Arrow reads them. The tests also search for a
+number's hash, because the state's secret recovers the number from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""History: the net changes between two times, and readers that hold it back for as long as they live."""
+"""Test history: the net changes between two times, and readers that hold history back while they live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far behind a source is in seconds: by its own time while it has more, and 0 when it was read to its end."""
+"""Test a source's lag in seconds: by its own time while it has more, and 0 at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine tells of its calls: one record for each that took effect, and none that changes what the call does."""
+"""Test metrics of calls: one record for each call that took effect, and no influence on the call."""
 
 from __future__ import annotations
 

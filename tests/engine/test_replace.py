@@ -1,7 +1,7 @@
-"""Full contents in, differences out: `Engine.replace` and `Engine.restate` against the twin, and what they refuse.
+"""Test `Engine.replace` and `Engine.restate` against the twin: full contents in, differences out, and refusals.
 
-That a replace gives what it was given is asserted without the twin as well; so is that a state, a budget and another
-cut of the same rows change nothing.
+Without the twin, tests also assert that a replace holds exactly the given rows. A state, a budget and another cut of
+the rows change nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What fails for a while: what the log says of it, and when."""
+"""Test temporary failures: the log's text and its times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources and sinks of a run: epochs of what came, positions in the manifest, targets that have each epoch once."""
+"""Test sources and sinks of a run: epochs of arrived rows, positions in the manifest, each epoch once in its target."""
 
 from __future__ import annotations
 

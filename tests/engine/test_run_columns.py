@@ -1,4 +1,4 @@
-"""Columns that come, go and widen at a source of a run: state and targets go along, or the run says why."""
+"""Test columns that appear, disappear and widen at a run's source: state and targets follow, or the run says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run goes: epochs by time, rows and bytes, signals, a line for who looks and one for the log."""
+"""Test the pace of a run: epochs by time, rows and bytes, signals, the status line and the log line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with rows that a source of files brings names the file, and the row as the file's reader counts it."""
+"""Test that errors in rows of a file source name the file, and the row as the file's reader counts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slowly changing dimensions: the versions of each key are those of the twin's history, and a join by hand agrees."""
+"""Test slowly changing dimensions: each key's versions follow the twin's history and agree with a manual join."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run in a service: on a thread of its own, ended from others, beside readers, and under asyncio."""
+"""Test a run in a service: on its own thread, stopped from others, beside readers, and under asyncio."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""The figures of an engine: they add up, never change, and read well in a terminal, a notebook and JSON."""
+"""Test an engine's figures: they add up, never change, and format well in a terminal, a notebook and JSON."""
 
 from __future__ import annotations
 

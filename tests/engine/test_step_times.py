@@ -1,4 +1,4 @@
-"""Times of steps that are days or moments: the first step says it, the state keeps it."""
+"""Test step times that are days or moments: the first step sets the type and the state keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Engine.sync`: what it counts, and that no target is changed before all are seen to take theirs."""
+"""Test `Engine.sync`: its counts, and that it checks all targets before it changes one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of every kind on threads of their own, beside one writer: what each sees is the twin at some closed step."""
+"""Test readers of every kind on their own threads beside one writer: each sees the twin at a closed step."""
 
 import asyncio
 import random

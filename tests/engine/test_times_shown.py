@@ -1,4 +1,4 @@
-"""Times of a column of dates or timestamps: people read and write days and moments, data stays."""
+"""Test times of date or timestamp columns: users see and type days and moments, data stays unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state in which nothing was committed takes any plan: a first run that failed binds nobody to its flow."""
+"""Test that a state without a commit takes any plan: a failed first run does not bind the flow."""
 
 from __future__ import annotations
 

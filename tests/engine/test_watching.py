@@ -1,4 +1,4 @@
-"""A watch shows whole steps: what is there, what is new, and nothing that could disturb the engine."""
+"""Test watches: they show complete steps and new rows, and never disturb the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why of outputs: what is told of their rows, by example, and what is refused; the law is ``laws/test_why``."""
+"""Test `why` for rows of outputs, by example, and its refusals; ``laws/test_why`` has the law."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why tells which source feeds an input, and how far it was read, in the source's own words."""
+"""Test that `why` names the source of an input and its position, in the source's own notation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The demo from end to end: real input, the engine, the files it writes, what it says, and what its checks catch.
+"""Test the demo end to end: real input, the engine, its files and output, and the errors its checks find.
 
-Invariant: each kind of check is seen to fail here when what it looks at is wrong, by just the rows that are wrong.
-"all checks held" is worth as much as the checks, and nobody sees one that cannot fail.
+Each kind of check is shown to fail on wrong data, with exactly the wrong rows. Otherwise "all checks held" would prove
+nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo of a live Postgres: the view is right over a kill, its checks can fail, and the command works as written."""
+"""Test the demo of a live Postgres: the view is right across a kill, checks can fail, and the command works."""
 
 from __future__ import annotations
 

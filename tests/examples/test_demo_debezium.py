@@ -1,4 +1,4 @@
-"""The flow from Debezium's messages into Delta Lake: its command works as written, on landed files."""
+"""Test the flow from Debezium's messages into Delta Lake: its command works on landed files."""
 
 from __future__ import annotations
 

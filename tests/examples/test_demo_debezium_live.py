@@ -1,4 +1,4 @@
-"""Debezium's engine on a live Postgres, into Delta Lake, over a kill of both sides."""
+"""Test Debezium's engine on a live Postgres into Delta Lake, across a kill of both sides."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The demo's git feed: real repositories are made, read, folded by a dictionary, and resolved by what git itself says.
+"""Test the demo's git feed: real repositories are read, folded by a dict, and compared with git's own output.
 
-Invariant: every kind of change git can log is in some repository here. Renames, merges, shallow boundaries, odd names
-and the user's own configuration each change what git prints, though not what happened.
+Every kind of change in git's log occurs in some repository. Renames, merges, shallow boundaries, odd names and the
+user's configuration change git's output, but not the events.
 """
 
 from __future__ import annotations

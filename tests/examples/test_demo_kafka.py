@@ -1,4 +1,4 @@
-"""The demo of Kafka without a broker: the commands that it prints run, and what is typed arrives."""
+"""Test the Kafka demo without a broker: its printed commands run, and typed rows arrive."""
 
 from __future__ import annotations
 

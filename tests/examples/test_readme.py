@@ -1,7 +1,7 @@
-"""The README as a newcomer runs it: its Python prints what it says (a doctest), and every other block works.
+"""Test the README: its Python prints what it shows (a doctest), and every other block works.
 
-Lines that are indented by four spaces are blocks; those of the shell run with the files they name, the one of a feed
-runs as Python.  Spark's block runs in ``tests/spark/test_spark_readme.py``.
+Blocks are lines with an indent of four spaces. Shell blocks run with the files they name, and the feed's block runs as
+Python. `tests/spark/test_spark_readme.py` runs Spark's block.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The dashboard on a real Prometheus: each panel shows figures of a run, and ``promtool`` finds no fault."""
+"""Test the dashboard on a real Prometheus: each panel shows a run's figures, and ``promtool`` finds no error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exporters show what calls did: Prometheus's page as a scraper reads it, OpenTelemetry's points, and the dashboard."""
+"""Test exporters: Prometheus' page as a scraper reads it, OpenTelemetry's points, and the dashboard."""
 
 from __future__ import annotations
 

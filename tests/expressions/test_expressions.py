@@ -1,7 +1,7 @@
-"""What compiling an expression promises: columns, types, encodings, laziness, and other kinds than SQL.
+"""Test compiled expressions: columns, types, encodings, laziness, and kinds other than SQL.
 
-Results are compared with PySpark in ``test_expressions_spark`` and with a row-wise evaluator in
-``test_expressions_law``; messages are in ``test_expressions_errors``; here is what those cannot see.
+``test_expressions_spark`` compares results with PySpark, ``test_expressions_law`` with a row-wise evaluator. Messages
+are in ``test_expressions_errors``.
 """
 
 from __future__ import annotations

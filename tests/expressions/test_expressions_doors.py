@@ -1,4 +1,4 @@
-"""What people reach for in SQL beside DuckDB and Python, and what other libraries' expressions are told."""
+"""Test common SQL functions beside DuckDB and Python, and errors for other libraries' expressions."""
 
 from __future__ import annotations
 

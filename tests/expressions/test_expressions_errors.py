@@ -1,6 +1,6 @@
-"""What an expression is refused for, and what the message says: the place, what was found, what to do.
+"""Test refusals of expressions and their messages: the place, the finding, the fix.
 
-Each refusal here is one that a person meets; what Spark refuses too is compared in ``test_expressions_spark``.
+Each refusal here is one that a user meets; ``test_expressions_spark`` compares those that Spark shares.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Random boolean expressions beside a row-wise evaluator written with Python's own None, floats and strings.
+"""Test random boolean expressions beside a row-wise evaluator with Python's None, floats and strings.
 
-The evaluator knows three-valued logic and Spark's order of floats and nothing of Arrow; an expression is drawn as a
-pair (SQL text, function of a row), so what is compared is the compiled columns with the meaning, row by row.
+The evaluator knows three-valued logic and Spark's order of floats, but no Arrow. An expression is drawn as a pair (SQL
+text, function of a row). So the compiled columns are compared with the meaning, row by row.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What an expression may take: text that it makes, how long and how deep it is, and what a message repeats of it.
+"""Test limits of expressions: length of created text, length and depth of expressions, and quotes in messages.
 
-    found = refused("repeat('x', 2000000000)")        # nothing was made: the constant is weighed first
+    found = refused("repeat('x', 2000000000)")        # nothing was made: the size is checked first
 
-Limits are told as such, by name and number, and are the same wherever on the stack the caller is.  Every case here took
-gigabytes, minutes, or ended in an error of Arrow's or of Python's.
+Errors name the limit and its number, which do not depend on the caller's stack depth. Every case here took gigabytes or
+minutes, or ended in an error of Arrow or Python.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A disk that fails, and files that are not what was written: an error that says which, never another answer.
+"""Test failing disks and damaged files: an error that names the file, never a wrong answer.
 
-Every call of an engine's commits fails in turn, in every way it can: the error is typed, the last state stays readable,
-the engine goes no further where it cannot know, and whoever opens the state afterwards goes on rightly.  Then bytes are
-flipped, files cut, swapped, taken away and added: whatever is not as it was written is named.
+Every call of an engine's commits fails in turn, in every way: the error is typed, the last state stays readable, the
+engine stops if the result is unknown, and the next opener continues correctly. Then bytes are flipped and files cut,
+swapped, removed and added; an error names each damage.
 """
 
 from __future__ import annotations

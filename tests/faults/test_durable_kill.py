@@ -1,9 +1,9 @@
-"""Killed at any system call that changes something, a state reopens at the last epoch acknowledged or the next.
+"""Test kills at any changing system call: the state reopens at the last acknowledged epoch or the next.
 
-A forked child lives a whole story (commits, a spill, merges, sweeps, a restart, outputs in a folder) and kills itself
-with SIGKILL at the n-th call of ``os`` that writes, syncs, links, renames or removes; its parent knows through a pipe
-what was acknowledged, opens what is left, compares it with the twin, and goes on.  Nothing is lost but the process, so
-nothing needs to be synced here: what a power failure takes is `test_durable_power`'s.
+A forked child runs a scenario (commits, a spill, merges, sweeps, a restart, outputs in a folder) and kills itself with
+SIGKILL at the n-th call of ``os`` that writes, syncs, links, renames or removes. The parent learns acknowledged epochs
+from a pipe, opens the state, compares it with the twin, and continues. Only the process is lost, so syncs do not matter
+here; `test_durable_power` tests power failures.
 """
 
 from __future__ import annotations

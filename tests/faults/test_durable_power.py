@@ -1,8 +1,8 @@
-"""A power failure at any moment of an engine's life leaves an epoch that was acknowledged, or the next, and all of it.
+"""Test power failures at any moment of an engine's life: the last acknowledged epoch or the next remains, complete.
 
-Two stories of several processes (commits, a spill, merges, sweeps, one killed, one overtaken) run on a disk in memory;
-its crash images are opened, compared with what the twin says, told their last epoch again, and gone on with.  That the
-engine's own order of doing things is looked at is shown with planted bugs, each a line that could be wrong.
+Two scenarios of several processes (commits, a spill, merges, sweeps, one killed, one overtaken) run on a disk in
+memory. Crash images are opened, compared with the twin, given their last epoch again, and continued. Planted one-line
+bugs show that the tests check the engine's order of operations.
 """
 
 from __future__ import annotations

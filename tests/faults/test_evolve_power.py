@@ -1,8 +1,8 @@
-"""A power failure at any moment of a state's evolution leaves the version before it or the one after it, whole.
+"""Test power failures at any moment of a state's evolution: the version before or after remains, complete.
 
-The story has several processes: one that steps, one that is killed in the middle of a rewrite, one that rewrites, one
-that evolves between two calls. Each image of the disk is opened with the columns that it has, compared with an engine
-of those columns, told its last epoch again, brought to the last columns, and gone on with.
+The scenario has several processes: one steps, one is killed during a rewrite, one rewrites, one evolves between two
+calls. Each image of the disk is opened with its columns, compared with an engine of these columns, given its last epoch
+again, brought to the last columns, and continued.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Kafka goes away, forgets, delivers again, or is asked for what it has not: each with its end, and nothing lost.
+"""Test Kafka failures: lost brokers, lost or repeated messages, missing topics; each has its result, without loss.
 
-The mock cluster forgets all when its process dies. Positions are beyond its end then, or its topics are gone; what a
-broker keeps cannot be shown with it. It has no compaction either, but forgets the oldest messages of a large partition.
-A proxy gives the cluster one address for good; a cluster says its address in what it answers, so that is rewritten, and
-its id, which stays, too. The mock names no broker that can be asked for the ids of topics: the proxy does.
+The mock cluster forgets everything when its process dies. Then positions are beyond its end, or topics are missing. It
+has no compaction, but drops the oldest messages of a large partition. A proxy gives it a fixed address and rewrites the
+address and id in its answers. The mock has no broker for topic ids; the proxy answers for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Kill ``ddflow run`` anywhere between source and sink: it goes on, and source, state and targets agree.
+"""Kill ``ddflow run`` anywhere between source and sink: it continues, and source, state and targets agree.
 
-Each story of the table feeds a source and compares it with state and targets in the end; changelogs are followed epoch
-by epoch. A life ends at its n-th call, at a moment, or, in a soak, at many moments. A new source or target is a story
-in a file ``run_*.py`` and a row here.
+Each scenario of the table feeds a source and finally compares it with state and targets; changelogs are followed epoch
+by epoch. A process ends at its n-th call, at a moment, or, in a soak, at many moments. To add a source or target, write
+a file ``run_*.py`` and a row here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A power failure at any moment loses no committed epoch from a folder of outputs, and shows nothing else.
+"""Test power failures at any moment: a folder of outputs loses no committed epoch and shows nothing else.
 
-Several processes write one state, some with the folder and some without; they merge and forget, collect garbage, and
-are killed where a name comes or goes, on a disk in memory.  In every crash image, what a reader finds in the folder is
-of committed epochs and whole; once the state is opened, with the folder or without, it is all that was committed there,
-and stays so when receipts go and the power fails again.  Planted bugs show that this would find one.
+Several processes write one state, with or without the folder. They merge, forget, collect garbage, and are killed at
+changes of names, on a disk in memory. In every crash image, a reader finds only complete, committed epochs. After
+opening, the folder has all of them, and keeps them when receipts are deleted and the power fails again. Planted bugs
+show that the tests find errors.
 
     image -> look -> open -> look -> forget -> image of that -> look
 """

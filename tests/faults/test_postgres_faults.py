@@ -1,6 +1,6 @@
-"""Postgres dies, forgets, answers too late, or is asked for what it has not: each with its end, and nothing lost.
+"""Test Postgres failures: crashes, lost logs, late answers, missing objects; each has its result, without loss.
 
-There is no test of a publication: wal2json is given the names of tables, and needs none.
+Publications have no test: wal2json gets the names of tables and needs none.
 """
 
 from __future__ import annotations

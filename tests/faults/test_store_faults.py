@@ -1,8 +1,7 @@
-"""A disk that fails at any call, once or for good: the error says which, and what was published stays as it was.
+"""Test a disk that fails at any call, once or for good: the error names the call, and published data stays.
 
-Every call of a commit fails in turn, in every way a call can; then the disk is mended, the state is opened afresh and
-must hold the last manifest, or the next where that was said to be possible; and it must go on from there, and survive a
-power failure on top.
+Every call of a commit fails in turn, in every way. Then the disk works again, and the state is reopened. It must hold
+the last manifest, or the next if the error allowed it. It must also continue from there and survive a power failure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A power failure at any moment leaves the last state that was acknowledged, or the next, whole.
+"""Test power failures at any moment of a store: the last acknowledged state or the next remains, complete.
 
-A small commit protocol over `LocalStore`, by several writers of which some are killed, runs on a disk in memory; its
-crash images are opened and compared with what had been promised.  That this finds anything is shown with planted bugs:
-each is one line that a hurried programmer might leave out or put in the wrong place.
+Several writers, some of them killed, run a small commit protocol over `LocalStore` on a disk in memory. Crash images
+are opened and compared with the promises. Planted bugs show that the tests find errors. Each bug is one line, omitted
+or misplaced as by a hurried programmer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The kernel cache, in real processes: it saves compilations, notices every edit, and never stops a program.
+"""Test the kernel cache in real processes: it saves compilations, notices every edit, and never stops a program.
 
-Each test installs the real decorator and cache beside a few tiny kernels (one calls another, in another file), so that
-its sources may be edited, and runs them in processes that are forked from one whose compiler has compiled, so that one
-costs a fraction of a second.
+Each test installs the real decorator and cache beside a few tiny kernels (one calls another in another file), so that
+it can edit their sources. The processes are forked from one with a warm compiler, so each costs a fraction of a second.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A kernel that is not compiled yet is interpreted, and nobody can tell by what comes out.
+"""Test that kernels give the same results interpreted and compiled.
 
-What is compiled stays compiled in a process, so each run here is a process of its own.
+Compiled kernels stay compiled in a process, so each run here has its own process.
 """
 
 from __future__ import annotations

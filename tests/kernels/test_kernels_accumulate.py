@@ -1,4 +1,4 @@
-"""Consolidation and counting give what a Counter gives, and name a row instead of wrapping around."""
+"""Test that consolidation and counting give a Counter's results, and name a row instead of overflowing."""
 
 from __future__ import annotations
 

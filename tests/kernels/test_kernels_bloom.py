@@ -1,4 +1,4 @@
-"""A filter lets everything pass that was filled in, and little else."""
+"""Test Bloom filters: every added key passes, and few others do."""
 
 from __future__ import annotations
 

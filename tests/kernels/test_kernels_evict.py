@@ -1,4 +1,4 @@
-"""Evicting is deleting from a dict: the others are found as before, and writing goes on, however crowded the slots."""
+"""Test that evicting equals deleting from a dict: other keys are found and writes continue, however full the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of folds give what a loop over Python lists gives: choices, sums of each width, parts of lists, sets."""
+"""Test that fold kernels give the results of Python loops: choices, sums of each width, parts of lists, sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gathered values, bits and byte strings are those that the references name, from any batch at any offset."""
+"""Test that gathering copies the referenced values, bits and byte strings, from any batch at any offset."""
 
 from __future__ import annotations
 

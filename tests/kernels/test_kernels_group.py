@@ -1,4 +1,4 @@
-"""Groups are numbered as they come, by a table that however crowded tells identities apart."""
+"""Test group numbers: in order of arrival, with distinct identities in any crowded table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mix is a bijection, the hash is SipHash-1-3 as written in plain integers, and bits and floats are read right."""
+"""Test identity kernels: the mix is a bijection, the hash is SipHash-1-3, and bits and floats are read right."""
 
 from __future__ import annotations
 

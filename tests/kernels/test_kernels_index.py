@@ -1,4 +1,4 @@
-"""The index behaves as a dict does, in the order of identities, however crowded its slots are."""
+"""Test that the index behaves like a dict in the order of identities, however crowded its slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pruned versions read the same as all of them at every time from ``since`` on, and none could be spared."""
+"""Test pruning: pruned versions read the same as all versions from ``since`` on, and none is superfluous."""
 
 from __future__ import annotations
 

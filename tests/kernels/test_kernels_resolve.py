@@ -1,5 +1,4 @@
-"""Resolving gives what the rulings say, read off one event after the other: who wins, what changes, and every
-verdict."""
+"""Test that resolving follows the rules event by event: winners, changes, and every verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is searched for in a batch is its key's last row there, as scanning the batch would find it."""
+"""Test that a search in a batch finds a key's last row, as a scan would."""
 
 from __future__ import annotations
 

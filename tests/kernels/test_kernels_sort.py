@@ -1,4 +1,4 @@
-"""Sorting and counting sorts give what Python's stable ``sorted`` gives, however identities are spread."""
+"""Test that sorts and counting sorts equal Python's stable ``sorted``, for any spread of identities."""
 
 from __future__ import annotations
 

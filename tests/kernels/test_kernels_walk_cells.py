@@ -1,4 +1,4 @@
-"""The walk of cells that is made for the plain case writes what the general one does."""
+"""Test that the cell walk for the plain case writes the same as the general one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walk of rows that have one order beside the walk that does all: everything they write is the same."""
+"""Test that the row walk for a single order writes the same as the general one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads, stores, copies and products mean the same compiled, interpreted and as a plain Python call."""
+"""Test that loads, stores, copies and products agree compiled, interpreted and as plain Python."""
 
 from __future__ import annotations
 

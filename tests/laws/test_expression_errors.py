@@ -1,8 +1,8 @@
-"""Expressions that fail: a step succeeds exactly if every collection can be computed again from what its inputs hold.
+"""Test failing expressions: a step succeeds exactly if every collection can be computed from its inputs' rows.
 
-Plans are drawn of all operators that evaluate expressions, most of which fail for some rows. Inputs change in drawn
-steps, so that pairs, pads and old rows come and go within a step. The twin computes each collection from nothing, so it
-evaluates an expression for the rows that are there and for no others.
+Plans are drawn from all operators that evaluate expressions; most expressions fail for some rows. Inputs change in
+drawn steps, so that pairs, pads and old rows appear and disappear within a step. The twin computes each collection from
+scratch. So it evaluates an expression only for existing rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Every bug that was found and closed, as the smallest trace that showed it: ``tests/found/*.json``, replayed.
+"""Replay every fixed bug as its smallest trace, from `tests/found`.
 
-The twin says what is right; a trace may also state the updates it expects, in case the twin was what was wrong.
+The twin gives the expected result. A trace may also state its expected updates, in case the twin was wrong.
 """
 
 from __future__ import annotations

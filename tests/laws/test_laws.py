@@ -1,7 +1,7 @@
-"""The laws: one sentence and one property each, over drawn schemas, specs, plans, events and splits.
+"""Test the laws: one sentence and one property each, over drawn schemas, specs, plans, events and splits.
 
-What is promised, and where exactly, is in docs/semantics.md under "Laws"; a property here asserts a law exactly there.
-Restart, crash, medium and compaction join when state leaves memory; the Spark law has a file of its own.
+docs/semantics.md states the laws under "Laws"; each property asserts a law within exactly these limits. Other files
+test restart, crash, medium, compaction and Spark.
 """
 
 from __future__ import annotations

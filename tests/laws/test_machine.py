@@ -1,9 +1,8 @@
-"""The engine as a machine: any calls in any order, wrong ones among them, and the twin agrees after each.
+"""Test the engine as a state machine: any calls in any order, wrong ones too, and the twin agrees after each.
 
-What the laws ask of drawn traces, the machine asks of a live engine: hypothesis chooses the next call knowing where the
-frontier is, reads in between at any time, opens readers and lets go of them, breaks the rules on purpose, and shrinks
-what fails to the fewest calls.  A second machine does all that with everything ``tight``, so that state is on its way
-between memory and disk at every moment, merges go on by any effort, and the disk is full now and then.
+hypothesis chooses the next call with knowledge of the frontier. It reads at any time, opens and closes readers, breaks
+the rules on purpose, and shrinks failures to the fewest calls. A second machine does this with everything ``tight``:
+state moves between memory and disk, merges advance by any effort, and the disk is sometimes full.
 """
 
 from __future__ import annotations

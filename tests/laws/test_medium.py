@@ -1,8 +1,8 @@
-"""The laws of state that leaves memory: where it lies, when it is merged and how far it is compacted changes no answer.
+"""Test the laws of state outside memory: its place, its merges and its compaction change no answer.
 
-Each property runs drawn traces where everything is `tight.tiny`, so that a few events are flushed, merged on disk and
-taken in ranges; and each ends with a count of the ways that were gone, for a law about spilling that never spilled
-would hold of anything.  What is promised is in docs/semantics.md under "Laws".
+Each property runs drawn traces under `tight.tiny`, so that a few events are flushed, merged on disk and processed in
+ranges. Each ends with a count of these paths, because a law about spilling would hold without any spill.
+docs/semantics.md states the laws under "Laws".
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The laws of merging: the engine beside the twin, and what any split, any arrival and any restart may not change.
+"""Test the laws of merging: the engine beside the twin, and invariance under splits, arrival and restarts.
 
-What is promised is in docs/semantics.md, section 9; a property here asserts a law exactly there, and for each strategy
-that is not order-free it shows two orders of arrival that give different rows, so that the table is right both ways.
+docs/semantics.md, section 9, states the laws; a property asserts a law within exactly these limits. For each strategy
+that depends on order, a test shows two orders of arrival with different rows. So both directions of the table are
+tested.
 """
 
 from __future__ import annotations

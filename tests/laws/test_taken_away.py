@@ -1,5 +1,7 @@
-"""What came goes: after the last row of every input was deleted, and ``compact()``, no arrangement holds a row or a
-group, whatever stands in the plan; tombstones of upserts stay. And sums of floats were exactly 0 on the way."""
+"""Test that deleting every row of all inputs, then ``compact()``, leaves no rows or groups in any arrangement.
+
+This holds for every operator in the plan; tombstones of upserts stay. Sums of floats are exactly 0 in between.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ddflow.testing``: what keeps the law passes, what breaks it is shown with the fewest events."""
+"""Test ``ddflow.testing``: lawful code passes, and a violation is shown with the fewest events."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Why: the plan, applied to the rows that are named for rows of an output, gives these rows again, as often.
+"""Test the law of `why`: the plan, applied to the rows named for an output's rows, gives these rows again, as often.
 
-It is so wherever no operator is misled: where what is computed again holds nowhere a row that the plan does not hold.
-Filters, projections, unions, distinct rows and joins of what has no multiplicities below zero mislead none. A count
-of half a group does, where another operator goes by what is counted. A plan that is one chain, of operators that look
-at one row or at whole groups, gives those rows and no other. Whatever is drawn, each operator gives the rows that are
-wanted of it from what is wanted of its inputs and any more of their rows (``test_contributing_rows``): the law follows
-from that.
+It holds if the smaller computation has no row that the plan lacks. Filters, projections, unions, distinct rows, and
+joins without negative multiplicities preserve this. A count of half a group does not, if another operator depends on
+it. A chain of operators on single rows or whole groups gives exactly the rows. ``test_contributing_rows`` tests each
+operator with extra input rows, and the law follows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drawn plans beside DuckDB, which computes each output again from what the inputs hold, after every step."""
+"""Test drawn plans beside DuckDB, which computes each output from the inputs' rows after every step."""
 
 from __future__ import annotations
 

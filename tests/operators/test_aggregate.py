@@ -1,4 +1,4 @@
-"""Aggregates beside fractions: after every step, at every time of one, split in any way, and with negative rows."""
+"""Test aggregates beside exact fractions: at every time of every step, in any split, with negative rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants: there from the first event of one of their inputs on, on a state and after it; and what single refuses."""
+"""Test constants, which exist from an input's first event on, with and without a state; and refusals of `single`."""
 
 from __future__ import annotations
 

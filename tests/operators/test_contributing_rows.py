@@ -1,7 +1,7 @@
-"""Behind: what an operator makes of the rows that it names for one of its rows, and of any more, holds it, as often.
+"""Test contributing rows: an operator, applied to the rows it names for a row and any others, gives that row as often.
 
-"Any more" are rows that its inputs hold, each as often as they hold it. The law is of every operator
-of the registry, by its row of ``operator_table``, and of all that these are made of.
+The other rows come from its inputs, at most as often as they have them. The law covers every operator of the registry,
+with its row in ``operator_table``, and all verbs made of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inputs of differences: beside a twin in dicts in every way a flow can run, and every refusal with its words."""
+"""Test inputs of differences beside a twin in dicts, in every mode of a flow, and every refusal with its text."""
 
 from __future__ import annotations
 

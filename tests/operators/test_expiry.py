@@ -1,7 +1,7 @@
-"""Expiry: what is forgotten, when, and that nothing of it comes back; docs/semantics.md, section 10.
+"""Test expiry: which rows expire, when, and that they never return (docs/semantics.md, section 10).
 
-Invariant: over drawn specs and calls the engine equals the twin, in memory, under a budget of nothing, through restarts
-and merges at any moment; and a feed of ever new keys keeps a bounded number of keys, versions and bytes.
+Over drawn specs and calls the engine equals the twin: in memory, under an empty budget, and with restarts and merges at
+any moment. A feed of ever new keys keeps a bounded number of keys, versions and bytes.
 """
 
 from __future__ import annotations

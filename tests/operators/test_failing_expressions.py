@@ -1,4 +1,4 @@
-"""Expressions that fail for rows that are not there, example by example; `test_expression_errors` draws them."""
+"""Test expressions that fail for absent rows, example by example; `test_expression_errors` draws them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key that a plan proves of its rows, which sinks replace rows by: of joins and aggregates, and that it is one."""
+"""Test the key that a plan proves for its rows, for joins and aggregates; sinks replace rows by it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Joins: every kind beside DuckDB on two inputs, what they share, what a skewed key costs, and every refusal.
+"""Test joins: every kind beside DuckDB on two inputs, sharing, the cost of a skewed key, and every refusal.
 
-That they hold to the laws of operators is ``test_operators``'s; here both sides change at once, by inputs of upserts
-and of differences, and an outside witness says what SQL means by ON.
+``test_operators`` tests the laws of operators. Here both sides change at once, with inputs of upserts and of
+differences, and DuckDB is the independent witness for SQL's ON.
 """
 
 from __future__ import annotations

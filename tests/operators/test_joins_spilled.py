@@ -1,4 +1,4 @@
-"""Joins of steps larger than memory: both inputs are cut into the same ranges, and give what one piece gives."""
+"""Test joins of steps larger than memory: both inputs are cut into the same ranges, with the result of one piece."""
 
 from __future__ import annotations
 

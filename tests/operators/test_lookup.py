@@ -1,7 +1,6 @@
-"""Look-ups: beside the twin and DuckDB's ASOF join, where rows come, leave and come again, several times within a step;
-what is held and shared; and every refusal with its words.
+"""Test lookups beside the twin and DuckDB's ASOF join; their state and sharing; and every refusal with its text.
 
-That they hold to the laws of operators is ``test_operators``'s.
+Rows appear, disappear and return, several times within a step. ``test_operators`` tests the laws of operators.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""State machines beside an obvious one in Python: tables, functions of batches, compiled ones; splits, modes, restarts,
-plans, Spark, and every refusal with its words."""
+"""Test state machines beside an obvious one in Python, with tables, batch functions and compiled functions.
+
+Also tested: splits, modes, restarts, plans, Spark, and every refusal with its text.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mergers of one's own: beside the twin and beside each other, every way in which one can fail, plans, states."""
+"""Test custom mergers: beside the twin and each other, every way to fail, plans, states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folds give what a plain fold over Python lists gives: each strategy, each type, any walk; and errors name the key."""
+"""Test that folds equal a plain fold over Python lists, for each strategy, type and walk; errors name the key."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The laws of operators: every operator of the registry, by its row of ``operator_table``, is held to all of them.
+"""Test every operator of the registry against all laws, with its row of ``operator_table``.
 
-Its updates add up, after every step and at every time within one, to what its twin makes of what the input holds; its
-JSON makes the same plan; it reads no column that it does not name; on 1, 2 and 7 partitions, closed and opened between
-steps, or spilled, it gives the same. That Spark does is ``test_spark_operators``.
+After every step and at every time within it, its updates add up to its twin's rows. Its JSON makes the same plan, and
+it reads only the columns it names. It gives the same on 1, 2 and 7 partitions, reopened between steps, and spilled.
+``test_spark_operators`` tests Spark.
 """
 
 from __future__ import annotations

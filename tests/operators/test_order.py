@@ -1,4 +1,4 @@
-"""Order words compare as docs/semantics.md says that events do, for every type that may be an order."""
+"""Test that order words compare as docs/semantics.md defines for events, for every type of order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aggregates in an order, beside lists: extremes, first and last rows, lists, distinct values, and all beside sums."""
+"""Test ordered aggregates beside lists: extremes, first and last rows, lists, distinct values, and mixed with sums."""
 
 from __future__ import annotations
 

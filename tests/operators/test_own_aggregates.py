@@ -1,4 +1,4 @@
-"""Aggregates of the user's own: compiled, beside sums and extremes, on states, and held to their laws."""
+"""Test custom aggregates: compiled, beside sums and extremes, on states, and against their laws."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Thresholds and the verbs of sets: beside DuckDB, with what they share, and every refusal with its words.
+"""Test thresholds and set verbs beside DuckDB, with their sharing, and every refusal with its text.
 
-That they hold to the laws of operators is ``test_operators``'s and ``test_laws``'s; here an outside witness says what
-SQL means by UNION, EXCEPT and INTERSECT.
+``test_operators`` and ``test_laws`` test the laws. Here DuckDB is the independent witness for SQL's UNION, EXCEPT and
+INTERSECT.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Differences back to upserts: beside the twin, through the engine and back, and every refusal with its words."""
+"""Test differences to upserts: beside the twin, through the engine and back, and every refusal with its text."""
 
 from __future__ import annotations
 

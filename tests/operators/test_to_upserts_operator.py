@@ -1,7 +1,7 @@
-"""Upserts out of a flow: beside the twin at every call, across restarts and in files; and every refusal with its words.
+"""Test upserts out of a flow: beside the twin at every call, across restarts and in files, and every refusal.
 
-The twin has no such operator: what a flow's output must give as upserts is what `model.to_upserts` makes of all updates
-that the twin gave of the collection, and a call after which that is refused must be refused whole, as if never made.
+The twin has no such operator. The expected upserts are `model.to_upserts` of all updates that the twin gave for the
+collection. If that refuses a call, the engine must refuse the whole call without effect.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Tops: beside the twin and DuckDB, in groups that are large beside k, with ties, multiplicities, ranks and offsets;
-what a step reads of them; and every refusal with its words.
+"""Test tops beside the twin and DuckDB: large groups, ties, multiplicities, ranks and offsets.
 
-That they hold to the laws of operators is ``test_operators``'s; ``test_laws`` and ``test_machine`` draw them among
-other plans.
+Also tested: the rows that a step reads, and every refusal with its text. ``test_operators`` tests the laws of
+operators; ``test_laws`` and ``test_machine`` draw tops in other plans.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values computed from their hashes are those that would be gathered, whatever the columns and the way of a key."""
+"""Test that values computed from their hashes equal gathered values, for all columns and key layouts."""
 
 from __future__ import annotations
 

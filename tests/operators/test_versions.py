@@ -1,8 +1,7 @@
-"""Versions: beside the twin and DuckDB, with late versions, deletes, ties, runs of equal neighbours; how much a step
-reads; and every refusal with its words.
+"""Test versions beside the twin and DuckDB: late versions, deletes, ties, runs of equal neighbours.
 
-That they hold to the laws of operators is ``test_operators``'s; ``test_laws`` and ``test_machine`` draw them among
-other plans.
+Also tested: the rows that a step reads, and every refusal with its text. ``test_operators`` tests the laws of
+operators; ``test_laws`` and ``test_machine`` draw versions in other plans.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sinks of a state of several partitions: each epoch once, whoever dies; rolled back, rescaled, synced and detached."""
+"""Test sinks of a partitioned state: each epoch once despite failures; rollback, rescaling, sync and detach."""
 
 from __future__ import annotations
 

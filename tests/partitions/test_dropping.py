@@ -1,7 +1,7 @@
-"""An output that is taken out of a state: the others are and go on as if it had never been there, nothing is left of
-what only it needed.  Kills are with those of inputs.
+"""Test dropping an output: the others continue as if it had never existed, and its private state is deleted.
 
-The twin is a state of the smaller plan, fed with the same rows.  Plans have every operator of the registry.
+`test_dropping_inputs` tests kills. The twin is a state of the smaller plan with the same rows. Plans have every
+operator of the registry.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An input that is taken out of a state: the rest is and goes on as if it had never been there, nothing is left of what
-only it needed, and a kill leaves the state with it, or without; and so of an output.
+"""Test dropping an input: the rest continues as if it had never existed, and its private state is deleted.
 
-The twin is a state of the smaller plan, fed with the other rows.  Plans have every operator of the registry.
+A kill leaves the state either with it or without it; the same holds for an output. The twin is a state of the smaller
+plan with the other rows. Plans have every operator of the registry.
 """
 
 from __future__ import annotations

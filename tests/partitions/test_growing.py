@@ -1,8 +1,8 @@
-"""Outputs and inputs that are new on a state of several partitions: the next epoch gives all that one engine gives.
+"""Test new outputs and inputs on a partitioned state: the next epoch gives all that a single engine gives.
 
-The twin is one engine on a state of its own, opened with the same plans at the same times.  Plans have joins, counts,
-tops, aggregates and constants, before and after, so that operators move between stages and partitions.  Tasks run in
-this process (``parts_by_hand``); ``test_spark_state`` runs one such plan on Spark.
+The twin is one engine on its own state, opened with the same plans at the same times. Plans have joins, counts, tops,
+aggregates and constants, before and after, so that operators move between stages and partitions. Tasks run in this
+process (``parts_by_hand``); ``test_spark_state`` runs one such plan on Spark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every row goes to the partition of its key, in the order of arrival, however rows are cut, encoded and read."""
+"""Test that every row goes to its key's partition in order of arrival, for any chunks, encodings and readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator: epochs out of receipts.  Tasks are played by hand here (``Tasks``), or are real (``Hands``)."""
+"""Test the coordinator, which makes epochs of receipts; tasks are simulated (``Tasks``) or real (``Hands``)."""
 
 from __future__ import annotations
 

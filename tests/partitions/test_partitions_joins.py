@@ -1,8 +1,8 @@
-"""Joins on partitions: in any number of them, rescaled or not, each epoch gives what one engine gives.
+"""Test joins on any number of partitions, rescaled or not: each epoch gives a single engine's output.
 
-A join is computed where the last of its inputs comes together, and looks others up on earlier stages; plans are drawn
-of joins by keys, of one input with itself, of joins and of counts, so that all that happens.  Tasks run in this process
-(``parts_by_hand``); ``test_spark_joins`` runs some on Spark.
+A join runs on the stage of its last input and looks others up on earlier stages. Plans are drawn from joins by keys,
+self joins, joins of joins and of counts, so that all cases occur. Tasks run in this process (``parts_by_hand``);
+``test_spark_joins`` runs some on Spark.
 """
 
 from __future__ import annotations

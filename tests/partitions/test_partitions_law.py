@@ -1,8 +1,7 @@
-"""The law of partitions: a state cut into any number of them, whose tasks run warm, cold or twice, gives in every epoch
-what one engine gives, and holds what it holds.
+"""Test the law of partitions: any number of them, with warm, cold or repeated tasks, equals a single engine.
 
-Plans, specs and events are drawn as everywhere else; the engine that is compared with is held to the twin by the laws
-of ``test_laws``.  Tasks run in this process (``parts_by_hand``); on Spark they are run by ``test_spark_stream``.
+This holds for every epoch's output and for the state. Plans, specs and events are drawn; ``test_laws`` compares the
+single engine with the twin. Tasks run in this process (``parts_by_hand``); ``test_spark_stream`` runs them on Spark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A task's memory: a first batch of many times the budget stays within it, from the chunks that Spark hands over to the
-files that are written, Spark's own Arrow batches included.
+"""Test a task's memory: a first batch of many times the budget stays within it, Spark's Arrow batches included.
 
-Measured from outside, in a process of its own: private pages above those of a task that has run on little.
+This covers the way from Spark's chunks to the written files. A separate process measures private pages, minus the pages
+of a task with little input.
 """
 
 from __future__ import annotations

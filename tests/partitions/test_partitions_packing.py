@@ -1,4 +1,4 @@
-"""Rows of every type travel as chunks and come back as they were, wherever the bytes lie; digests are sums of rows'."""
+"""Test packing: rows of every type travel as chunks and return unchanged; digests are sums over rows."""
 
 from __future__ import annotations
 

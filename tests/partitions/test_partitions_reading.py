@@ -1,7 +1,7 @@
-"""A state of many partitions and stages is read, proved and kept as the state of one engine that was given the same.
+"""Test that a state with many partitions and stages reads, proves and maintains like a single engine's state.
 
-The partitioned one is written by hand (``parts_by_hand``), in partitions of which some get nothing for epochs on end;
-the engine beside it is held to the twin by the laws of ``test_laws``.
+The partitioned state is written without Spark (``parts_by_hand``); some partitions get no rows for several epochs.
+``test_laws`` compares the single engine with the twin.
 """
 
 from __future__ import annotations

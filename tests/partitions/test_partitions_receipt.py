@@ -1,4 +1,4 @@
-"""Receipts: what is written is read, and what somebody made who wishes us ill is an error with a name."""
+"""Test receipts: written ones read back, and malicious ones give a named error."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The law of rescaling: split or joined into any number of partitions, a state answers and goes on as it would have.
+"""Test the law of rescaling: a state split or joined into any number of partitions answers and continues the same.
 
-Scenarios are drawn: orders of all kinds, ties, merging, expiry, events that wait, counts by the key and by other
-columns, history kept or not, merges half done, in memory and in files.  An engine that nobody rescaled says what is
-right.  Below the laws: accounts of single partitions, what is refused, who wins, what a kill leaves.
+Scenarios are drawn: all kinds of orders, ties, merging, expiry, waiting events, counts by key and by other columns,
+history kept or not, half-done merges, in memory and in files. An engine without rescaling gives the expected results.
+Other tests cover figures of single partitions, refusals, races, and kills.
 """
 
 from __future__ import annotations

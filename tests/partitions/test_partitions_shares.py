@@ -1,4 +1,4 @@
-"""Shares of a state: all of them together are what one read gives, and each row is in the share that its key says."""
+"""Test shares of a state: together they equal one read, and each row is in its key's share."""
 
 from __future__ import annotations
 

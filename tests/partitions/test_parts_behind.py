@@ -1,7 +1,6 @@
-"""The law of parts that stayed behind: of several workers that keep a part open, any may take the next step, and what
-it gives and holds is what one engine gives and holds.
+"""Test the law of lagging parts: any worker with an open part may take the next step, with a single engine's results.
 
-A part is some epochs behind the state when its turn comes; meanwhile others merged its runs, and wrote new ones.
+A part may be some epochs behind the state, while others merged its runs and wrote new ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a task's shuffle brings comes back whole and in the order of arrival, in whatever order and room it came."""
+"""Test that a task's shuffle input is complete and in order of arrival, for any delivery order and memory."""
 
 from __future__ import annotations
 

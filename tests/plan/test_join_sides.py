@@ -1,4 +1,4 @@
-"""Sides of joins that queries share: held once, on states that hold them in any way, with the rows of DuckDB."""
+"""Test join sides that queries share: stored once, on any existing state, with DuckDB's rows."""
 
 from __future__ import annotations
 

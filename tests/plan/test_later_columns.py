@@ -1,4 +1,4 @@
-"""``t.*`` of a query: a column that the table gets later comes into it, and the state goes on as one that had it."""
+"""Test ``t.*`` in a query: it includes columns that the table gets later, as if the state always had them."""
 
 from __future__ import annotations
 

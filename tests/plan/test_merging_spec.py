@@ -1,4 +1,4 @@
-"""Specs that merge: what contradicts itself is refused and named, before any data; what is left has a JSON form."""
+"""Test specs that merge: contradictions are refused by name before any data, and valid specs have a JSON form."""
 
 from __future__ import annotations
 

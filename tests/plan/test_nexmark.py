@@ -1,4 +1,4 @@
-"""The queries of Nexmark beside DuckDB, after every step of events, changes and deletions."""
+"""Test the Nexmark queries beside DuckDB, after every step of events, changes and deletions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as a picture: what the text says, each collection once, and no box upon another."""
+"""Test the plan diagram: it shows the text's content, each collection once, without overlapping boxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as JSON: descriptions and ids that are equal for equal plans, flows made of them again, hostile ones."""
+"""Test plans as JSON: equal plans have equal descriptions and ids, flows can be rebuilt, malicious JSON is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a state with another plan: what is refused and with which words, what is allowed and named."""
+"""Test opening a state with another plan: refusals with their texts, and allowed changes by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dd.Upsert``: what it takes, what it refuses and how it says so, its JSON form and its fingerprint."""
+"""Test ``dd.Upsert``: valid options, refusals with their texts, its JSON form and its fingerprint."""
 
 from __future__ import annotations
 

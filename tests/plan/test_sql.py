@@ -1,4 +1,4 @@
-"""SQL over single tables beside DuckDB; what is refused, with its place; and that equal texts give equal plans."""
+"""Test SQL over single tables beside DuckDB, refusals with their place, and equal plans for equal texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQL with groups, joins, subqueries, set operations and tops beside DuckDB, and the queries of TPC-H lowered."""
+"""Test SQL with groups, joins, subqueries, set operations and tops beside DuckDB, and lowered TPC-H queries."""
 
 from __future__ import annotations
 

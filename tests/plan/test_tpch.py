@@ -1,4 +1,4 @@
-"""The 22 queries of TPC-H beside DuckDB, after every step of upserts and deletes, and their differences added up."""
+"""Test the 22 TPC-H queries beside DuckDB after every step of upserts and deletes, and their summed differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of other libraries, and calls that are nearly right: what to write instead."""
+"""Test names from other libraries and nearly right calls: the error says what to write instead."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Columns that change on Spark: a state of many partitions is rewritten by a job, and goes on as the local engine does;
-an epoch that is given again is compared by the columns that it was given with."""
+"""Test changing columns on Spark: a job rewrites a partitioned state, which continues like the local engine's.
+
+A repeated epoch is compared in the columns it had.
+"""
 
 from __future__ import annotations
 

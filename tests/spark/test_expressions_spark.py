@@ -1,11 +1,11 @@
-"""Every supported construct beside PySpark: the same expression over the same rows gives the same type and values.
+"""Test every supported construct beside PySpark: the same expression on the same rows gives the same type and values.
 
-The rows hold what is hard: nulls, NaN, infinities, both zeros, halves, the ends of ranges, letters whose case is
-longer, times before 1970.  Expressions that Spark fails at run time (overflow, division by zero, malformed text) must
-fail here too; those that Spark refuses to analyse must be refused.
+The rows have difficult values: nulls, NaN, infinities, both zeros, halves, ends of ranges, letters with longer case
+variants, times before 1970. Expressions that fail in Spark at run time (overflow, division by zero, malformed text)
+must fail here; those that Spark refuses to analyse must be refused.
 
-What Spark says is kept in ``golden/expressions.json``, and a test marked ``soak`` asks Spark again.  Run as a program,
-this file records it, which a new or changed case needs.
+``golden/expressions.json`` keeps Spark's answers, and a test marked ``soak`` asks Spark again. Run this file as a
+program to record them, which a new or changed case needs.
 """
 
 from __future__ import annotations

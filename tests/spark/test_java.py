@@ -1,4 +1,4 @@
-"""Spark gets a Java that fits, whatever the environment says; every runtime here is real, or a script around one."""
+"""Test that Spark gets a suitable Java in any environment; every runtime here is real, or a script around one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mergers of one's own and machines on real Spark beside the local engine: code that is sent by value."""
+"""Test custom mergers and machines on real Spark beside the local engine: their code is sent by value."""
 
 from __future__ import annotations
 

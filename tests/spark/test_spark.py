@@ -1,4 +1,4 @@
-"""Flows on real Spark beside the local engine: types, keys, ties, shuffles, settings, actions, and what is refused."""
+"""Test flows on real Spark beside the local engine: types, keys, ties, shuffles, settings, actions, and refusals."""
 
 from __future__ import annotations
 

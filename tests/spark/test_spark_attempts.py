@@ -1,4 +1,4 @@
-"""Task bodies called as Spark calls them when things go wrong: what attempts left behind never shows."""
+"""Test task bodies with failing attempts, called like Spark does: abandoned attempts have no effect."""
 
 from __future__ import annotations
 

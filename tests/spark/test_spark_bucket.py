@@ -1,6 +1,6 @@
-"""A state in a bucket: runs and a stream on Spark with ``s3://``, against moto's server.
+"""Test a state in a bucket: runs and a stream on Spark with ``s3://``, against moto's server.
 
-Python workers have the environment that the session says: here it names the server, and a cache of the test's own.
+Python workers get their environment from the session: here the server's address and the test's own cache.
 """
 
 from __future__ import annotations

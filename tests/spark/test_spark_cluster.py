@@ -1,6 +1,6 @@
-"""Executors of their own: tasks that fail, workers and executors that are killed, a state that executors cannot see.
+"""Test separate executors: failing tasks, killed workers and executors, and a state that executors cannot see.
 
-One session on two executors; one state, whose every epoch meets another fault, beside the local engine.
+One session has two executors. Every epoch of one state meets another fault, beside the local engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Spark Connect: the same runs and streams through a server, in a process of its own, since a session of the other kind
-cannot live beside it.
+"""Test Spark Connect: runs and streams through a server, in a separate process.
 
-What is looked at is what comes out, and that the batches of a stream are committed by the process that Spark calls
-``foreachBatch`` in, which is not this one.
+A session of the other kind cannot exist beside it. The tests compare the output. They also check that a stream's
+batches are committed by the process of ``foreachBatch``, not by this one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inputs of differences on Spark: lazily, into a state in several runs, and in hold-back mode, beside an engine."""
+"""Test inputs of differences on Spark beside an engine: lazily, into a state in several runs, and in hold-back mode."""
 
 from __future__ import annotations
 

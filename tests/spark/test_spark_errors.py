@@ -1,4 +1,4 @@
-"""Expressions that fail on Spark: equal rows of several partitions and stages are netted before an error counts."""
+"""Test failing expressions on Spark: equal rows of all partitions and stages are netted before an error counts."""
 
 from __future__ import annotations
 

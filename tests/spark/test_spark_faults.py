@@ -1,4 +1,4 @@
-"""States and queries on Spark that do not fit together, settings that must not matter, and what comes of an error."""
+"""Test mismatched states and queries on Spark, settings without effect, and the results of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages on Spark: tasks that read them decode them, and partitions get what an engine gets."""
+"""Test messages on Spark: the tasks that read them decode them, and partitions get an engine's rows."""
 
 from __future__ import annotations
 

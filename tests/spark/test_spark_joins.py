@@ -1,4 +1,4 @@
-"""Joins on real Spark, on a state: streamed by batches and run by epochs, they give what one engine gives."""
+"""Test joins on real Spark with a state: streams and runs give a single engine's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kafka on Spark without Spark's jar: topics read by tasks, and a topic as a sink."""
+"""Test Kafka on Spark without Spark's jar: tasks read topics, and a topic is a sink."""
 
 from __future__ import annotations
 

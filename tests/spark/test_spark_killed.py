@@ -1,7 +1,7 @@
-"""A driver killed at each of its points and started again: every diff is told, every epoch made once.
+"""Test a driver killed at each of its points and restarted: every diff is delivered, every epoch made once.
 
-Once by SIGKILL, in processes of their own, one after the other on one state; and once by an exception that ends the
-query, which leaves on disk what a kill does, and tries more ways to take outputs.
+One test uses SIGKILL, in consecutive processes on one state. Another ends the query with an exception, which leaves the
+same files as a kill, and tries more ways to take outputs.
 """
 
 from __future__ import annotations

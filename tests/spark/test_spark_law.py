@@ -1,8 +1,8 @@
-"""The Spark law: the same plan on Spark, whatever the number of partitions, gives the rows of the local engine.
+"""Test the Spark law: a plan on Spark, with any number of partitions, gives the rows of the local engine.
 
-Inputs, specs, plans and events are drawn as everywhere else (``strategies``), cut into partitions at random, and run.
-A Spark job costs a second or so, hence few examples there.  The many go by hand (``stages_by_hand``): the same stages
-and tasks, with shuffles that are lists in this process and deliver chunks in the worst order.
+Inputs, specs, plans and events are drawn (``strategies``), cut into random partitions, and run. A Spark job costs about
+a second, so it has few examples. Many more run without Spark (``stages_by_hand``): the same stages and tasks, with
+shuffles as lists in this process that deliver chunks in the worst order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The laws of operators, on Spark: each operator of the registry gives what its twin makes of what its input holds.
+"""Test the laws of operators on Spark: each operator of the registry gives its twin's rows.
 
-The examples are the rows of ``operator_table``; their other laws are in ``test_operators``.  A Spark job costs a second
-or so, hence one job of a few hundred rows in three partitions for each.
+The examples are the rows of ``operator_table``; ``test_operators`` tests their other laws. A Spark job costs about a
+second, so each operator has one job of a few hundred rows in three partitions.
 """
 
 from __future__ import annotations

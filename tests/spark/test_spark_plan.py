@@ -1,4 +1,4 @@
-"""Flows cut into stages, the types that cross the border, and tasks called by hand: all that needs no session."""
+"""Test flows cut into stages, type conversion to Spark and back, and direct task calls, all without a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table of Postgres as a sink on Spark, whose server goes away and comes back."""
+"""Test a Postgres table as a sink on Spark, with a server that stops and returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark's block of the README runs as it stands, on a session of the tests."""
+"""Run the README's Spark block unchanged on the tests' session."""
 
 from __future__ import annotations
 

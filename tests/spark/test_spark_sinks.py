@@ -1,4 +1,4 @@
-"""Sinks on real Spark: each epoch once, of runs and of streams, staged by tasks or written by the driver."""
+"""Test sinks on real Spark: each epoch once, for runs and streams, staged by tasks or written by the driver."""
 
 from __future__ import annotations
 

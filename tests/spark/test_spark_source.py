@@ -1,4 +1,4 @@
-"""A state read back on Spark: batches beside the local reads, and streams that follow its epochs, restarts included."""
+"""Test reading a state on Spark: batches beside local reads, and streams that follow its epochs across restarts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""SQL on Spark: queries beside Spark's own answers, step by step; `spark_bridge.sql`; a stream; what is refused.
+"""Test SQL on Spark: queries beside Spark's answers, step by step; `spark_bridge.sql`; a stream; refusals.
 
-Spark recomputes each query from the rows that are held. The queries are made by one flow, so that an epoch is one job.
+Spark recomputes each query from the current rows. One flow makes all queries, so that an epoch is one job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs into a state on real Spark: epochs beside the local engine, replays, refusals, rescaling, cached parts."""
+"""Test runs into a state on real Spark: epochs beside the local engine, replays, refusals, rescaling, cached parts."""
 
 from __future__ import annotations
 

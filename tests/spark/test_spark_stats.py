@@ -1,4 +1,4 @@
-"""What users see of a query: figures that add up, one line a batch, progress with ours, names on Spark's pages."""
+"""Test a query's displays: figures that add up, one line per batch, progress with our figures, Spark's pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams on real Spark: a batch is an epoch, once; batches killed, repeated, lost or mixed up; and their ends."""
+"""Test streams on real Spark: a batch is one epoch, once; batches killed, repeated, lost or mixed up; the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses: what has a scheme is never taken for a folder, at any door, and no error repeats a password."""
+"""Test addresses: no call takes a URL for a folder, and no error repeats a password."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backlog as a tree of files: what is kept, what a manifest names, what is told to be garbage, what is refused."""
+"""Test the backlog as a tree of files: kept files, names in the manifest, reported garbage, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed files: what they hold, how small they are, what a liar may say, what becomes of them under a budget."""
+"""Test compressed files: contents, size, false claims, and use under a budget."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Manifests and Arrow files made by somebody who wishes us ill, every checksum redone: an error or a value, no more.
+"""Test malicious manifests and Arrow files with valid checksums: each gives an error or a value, nothing else.
 
-Mutants are read in child processes, so that a signal is seen: a child tells the seed of each mutant before it reads it,
-has 128 MB of memory more than it has taken already, and 20 seconds a mutant.  What comes out is touched all over.  By
-hand: ``PYTHONPATH=tests:tests/support python tests/storage/test_hostile.py arrow 17 1`` reads mutant 17.
+Child processes read the mutants, so that a signal is seen. A child reports each mutant's seed before it reads it, and
+has 128 MB of extra memory and 20 seconds a mutant. All parts of the result are accessed. To read mutant 17 by hand:
+``PYTHONPATH=tests:tests/support python tests/storage/test_hostile.py arrow 17 1``.
 """
 
 from __future__ import annotations

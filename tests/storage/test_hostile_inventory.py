@@ -1,7 +1,7 @@
-"""Inventories that somebody made up, with every checksum right: refused by name, or read; never a signal, never a hang.
+"""Test forged inventories with valid checksums: refused by name, or read; never a signal, never a hang.
 
-Run as a program this is the child: it opens mutated golden states, one after the other, and says which seed it is at,
-so that a signal is told with its seed.
+Run as a program, this file is the child: it opens mutated golden states one after the other and reports each seed
+first, so that a signal can be traced to its seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sections of an inventory: any text comes back, wherever it was cut; only changes are written; lies are refused."""
+"""Test sections of an inventory: any text comes back from any cut, only changes are written, false ones are refused."""
 
 from __future__ import annotations
 

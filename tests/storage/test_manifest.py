@@ -1,4 +1,4 @@
-"""Manifests: what is written is read, what is not quite that is an error with a name, and nothing is lost quietly."""
+"""Test manifests: written ones read back, any deviation is a named error, and nothing is lost silently."""
 
 from __future__ import annotations
 

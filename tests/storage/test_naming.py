@@ -1,4 +1,4 @@
-"""A collection of garbage goes by the names in an inventory: its text and its record give the same ones."""
+"""Test the names that garbage collection uses: an inventory's text and its record name the same files."""
 
 from __future__ import annotations
 

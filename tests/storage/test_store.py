@@ -1,4 +1,4 @@
-"""What is spilled is read back as it was, or refused; nothing of an engine stays in its folder, however it ends."""
+"""Test spilled data: it reads back unchanged or is refused, and no file of an engine remains after any end."""
 
 from __future__ import annotations
 

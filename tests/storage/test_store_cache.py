@@ -1,4 +1,4 @@
-"""The cache of blobs: capped, private, shared by processes, and never wrong."""
+"""Test the cache of blobs: capped, private, shared by processes, and never wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store promises, on each of them: in memory, in a local folder, in S3 (moto over HTTP)."""
+"""Test the guarantees of every store: in memory, in a local folder, in S3 (moto over HTTP)."""
 
 from __future__ import annotations
 

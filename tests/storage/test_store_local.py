@@ -1,4 +1,4 @@
-"""A state in a folder: private, never littered, never trusted blindly; one writer wins a number; junk is left alone."""
+"""Test a state in a folder: private, clean, verified; one writer wins a number; foreign files are left alone."""
 
 from __future__ import annotations
 

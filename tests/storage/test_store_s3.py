@@ -1,4 +1,4 @@
-"""The S3 store over a faulty network, its proof of the conditional put, its refusals, its local cache."""
+"""Test the S3 store: a faulty network, its proof of the conditional put, its refusals, its local cache."""
 
 from __future__ import annotations
 

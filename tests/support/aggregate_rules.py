@@ -1,7 +1,7 @@
-"""Aggregates, said once in fractions: of values with multiplicities, nulls among them.
+"""Define the aggregates in exact fractions over values with multiplicities, nulls included.
 
-Nothing here is clever or fast: sums are fractions of all values that are there, rounded where they become a result. A
-root is found by halving.
+The rules are simple, not fast: a sum is a fraction over all values and is rounded only for the result. A root is found
+by bisection.
 
 >>> total([(0.1, 1), (0.2, 1), (None, 5)]), average([(1, 2), (4, 1)]), spread([(1, 1), (3, 1)], root=True)
 (0.30000000000000004, 2.0, 1.0)
@@ -21,22 +21,22 @@ INT64 = 2**63
 
 
 class Overflow(Exception):
-    """A value leaves its type."""
+    """A value outside its type."""
 
 
 def counted(values: Values) -> int:
-    """How many are not null."""
+    """Count the values that are not null."""
     return sum(n for value, n in values if value is not None)
 
 
 def truth(values: Values, every: bool) -> bool | None:
-    """Whether all, or some, are true."""
+    """Return whether all, or some, values are true."""
     true, false = (sum(n for value, n in values if value is which) > 0 for which in (True, False))
     return None if not (true or false) else not false if every else true
 
 
 def total(values: Values) -> Any:
-    """The sum: of integers an integer, of decimals a decimal, of floats the nearest float."""
+    """Return the sum: an integer for integers, a decimal for decimals, the nearest float for floats."""
     values = [(value, n) for value, n in values if value is not None]
     if counted(values) == 0:
         return None
@@ -51,7 +51,7 @@ def total(values: Values) -> Any:
 
 
 def average(values: Values, digits: int | None = None) -> Any:
-    """The sum by how many there are; of decimals with so many digits behind the point."""
+    """Return the sum divided by the count; for decimals with ``digits`` places."""
     values = [(value, n) for value, n in values if value is not None]
     count = counted(values)
     if count == 0:
@@ -65,7 +65,7 @@ def average(values: Values, digits: int | None = None) -> Any:
 
 
 def spread(values: Values, sample: bool = False, root: bool = False) -> float | None:
-    """The variance, or its root."""
+    """Return the variance, or its root."""
     values = [(value, n) for value, n in values if value is not None]
     count = counted(values)
     if count == 0 or (sample and count == 1):
@@ -106,7 +106,7 @@ def _nearest(exact: Fraction) -> float:
 def _root(exact: Fraction) -> float:
     if exact < 0:
         return math.nan
-    low, high = 0, 0x7FF << 52  # doubles above zero have the order of their bits
+    low, high = 0, 0x7FF << 52  # positive doubles sort like their bits
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if Fraction(_float(middle)) ** 2 <= exact else (low, middle)
@@ -120,7 +120,7 @@ def _float(bits: int) -> float:
 
 
 def _rank(value: Any) -> tuple[int, Any]:
-    """Where a value that is not null stands: NaN is greatest."""
+    """Return the sort key of a value that is not null: NaN is greatest."""
     return (1, 0) if isinstance(value, float) and math.isnan(value) else (0, value)
 
 
@@ -131,7 +131,7 @@ def _place(value: Any, descending: bool, nulls_first: bool) -> Any:
 
 
 class _Turned:
-    """The opposite order."""
+    """A sort key in reverse order."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
@@ -149,9 +149,10 @@ class _Turned:
 def in_order(
     rows: Sequence[tuple[Sequence[Any], Any, int]], ways: Sequence[tuple[bool, bool]], ignore_nulls: bool
 ) -> list[Any]:
-    """Values in an order, each as often as it is there: of (order, value, how often); equal ones by the value.
+    """Return values in order, each as often as it occurs, from (order, value, multiplicity); ties go by value.
 
-    ``ways``: whether an order is descending, and whether its nulls come first."""
+    ``ways``: whether an order is descending, and whether its nulls come first.
+    """
 
     def key(row: tuple[Sequence[Any], Any, int]) -> Any:
         order = [_place(value, *way) for value, way in zip(row[0], ways, strict=True)]
@@ -162,13 +163,13 @@ def in_order(
 
 
 def extreme(values: Values, greatest: bool) -> Any:
-    """The least or the greatest; NaN is greatest."""
+    """Return the least or greatest value; NaN is greatest."""
     there = in_order([((), value, n) for value, n in values], [], True)
     return None if not there else there[-1 if greatest else 0]
 
 
 def distinct(values: Values) -> int:
-    """How many different ones there are, but for nulls; of tuples, those without a null."""
+    """Count the distinct values without nulls; a tuple with a null does not count."""
     some = [value if isinstance(value, tuple) else (value,) for value, n in values if n]
     plain = [tuple("nan" if each != each else each for each in value) for value in some]
     return len({value for value in plain if None not in value})

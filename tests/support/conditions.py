@@ -1,8 +1,8 @@
-"""SQL conditions and computed columns that the tests use, each beside the Python function that means the same.
+"""Pair the tests' SQL conditions and computed columns with equivalent Python functions.
 
-Invariant: every function follows SQL's three-valued logic (None is unknown) and Spark's order of doubles (NaN equals
-NaN and is the greatest). ``not (n > 1)`` of a null is null, ``f > 0.5`` of a NaN is true. The twin uses the
-functions, the engine the SQL. No test of expressions as such: that is ``test_expressions``.
+The functions follow SQL's three-valued logic (None is unknown) and Spark's order of doubles: NaN equals NaN and is the
+greatest. ``not (n > 1)`` of a null is null, and ``f > 0.5`` of a NaN is true. The twin uses the functions, the engine
+the SQL. Expressions themselves are tested in ``test_expressions``.
 
 >>> CONDITIONS["n > 1"]({"n": None}) is None
 True
@@ -19,17 +19,17 @@ Event = Mapping[str, Any]
 
 
 def known(column: str, holds: Callable[[Any], Any]) -> Callable[[Event], Any]:
-    """A function of one column that is null where the column is."""
+    """Return a function of one column that is null if the column is null."""
     return lambda event: None if event[column] is None else holds(event[column])
 
 
 def both(a: bool | None, b: bool | None) -> bool | None:
-    """SQL's AND."""
+    """Compute SQL's AND."""
     return False if a is False or b is False else None if a is None or b is None else True
 
 
 def either(a: bool | None, b: bool | None) -> bool | None:
-    """SQL's OR."""
+    """Compute SQL's OR."""
     return True if a is True or b is True else None if a is None or b is None else False
 
 
@@ -53,7 +53,7 @@ CONDITIONS: dict[str, Callable[[Event], bool | None]] = {
     "v is null": lambda event: event["v"] is None,
     "a <> 'three'": known("a", lambda a: a != "three"),
 }
-"""SQL text -> what it means."""
+"""SQL text -> its meaning."""
 
 COMPUTED: dict[str, Callable[[Event], Any]] = {
     "n + 1": known("n", lambda n: n + 1),
@@ -67,10 +67,10 @@ COMPUTED: dict[str, Callable[[Event], Any]] = {
     "k": lambda event: event["k"],
     "v": lambda event: event["v"],
 }
-"""SQL text of a projected column -> how to compute it."""
+"""SQL text of a projected column -> its computation."""
 
 
 def columns_in(sql: str) -> set[str]:
-    """The columns that one of these SQL texts mentions; all have names of one letter."""
+    """Return the columns in one of these SQL texts; all names have one letter."""
     words = "".join(c if c.isalnum() or c == "'" else " " for c in sql).split()
     return {word for word in words if len(word) == 1 and word.isalpha()}

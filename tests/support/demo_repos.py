@@ -1,7 +1,7 @@
-"""Git repositories made for the tests of the demo, by git itself, with no configuration but what is given here.
+"""Make git repositories for the tests of the demo, with git itself and a fixed configuration.
 
-Invariant: two repositories made by the same calls have the same commits, since author, dates and branch are fixed. A
-commit hash covers its date and its author, which git takes from whoever runs it.
+Two repositories from the same calls have the same commits, because author, dates and branch are fixed. A commit hash
+covers its date and author, which git otherwise takes from the environment.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Repo:
 
     @classmethod
     def new(cls, path: Path, *options: str) -> Repo:
-        """An empty repository on branch ``main``."""
+        """Make an empty repository on branch ``main``."""
         path.mkdir(parents=True)
         repo = cls(path)
         repo.git("init", "--quiet", "--initial-branch=main", *options)
         return repo
 
     def git(self, *command: str | bytes, stdin: bytes = b"") -> bytes:
-        """What a git command prints; its failing fails the test."""
+        """Run a git command and return its output; a failure fails the test."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         env = clean | WHO | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         done = subprocess.run(["git", *command], cwd=self.path, env=env, input=stdin, capture_output=True, check=False)
@@ -42,7 +42,7 @@ class Repo:
         return done.stdout
 
     def write(self, path: str | bytes, text: str, mode: int = 0o644) -> None:
-        """A file in the work tree, its folders made."""
+        """Write a file in the work tree and make its folders."""
         whole = os.path.join(os.fsencode(self.path), os.fsencode(path))
         os.makedirs(os.path.dirname(whole), exist_ok=True)
         with open(whole, "w") as out:
@@ -50,28 +50,28 @@ class Repo:
         os.chmod(whole, mode)
 
     def commit(self, what: str = "work") -> str:
-        """Commit everything in the work tree, also where that is nothing new; the commit's hash."""
+        """Commit everything in the work tree, even without changes; return the commit's hash."""
         self.git("add", "--all")
         return self.commit_index(what)
 
     def commit_index(self, what: str = "work") -> str:
-        """Commit what is in the index; the commit's hash."""
+        """Commit the index; return the commit's hash."""
         self.git("commit", "--quiet", "--allow-empty", "--message", what)
         self.made += 1
         return self.head
 
     @property
     def head(self) -> str:
-        """The hash of the head commit."""
+        """Hash of the head commit."""
         return self.git("rev-parse", "HEAD").decode().strip()
 
     def hash(self, text: str) -> str:
-        """The blob name of a text."""
+        """Return the blob name of a text."""
         return self.git("hash-object", "--stdin", stdin=text.encode()).decode().strip()
 
 
 def lively(path: Path) -> Repo:
-    """A history with every kind of change git can log: one of each, in a known order."""
+    """Make a history with every kind of change in git's log: one of each, in a known order."""
     repo = Repo.new(path)
     repo.write("a.txt", "one\n")
     repo.write("src/main.py", "print()\n")

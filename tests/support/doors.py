@@ -1,9 +1,9 @@
-"""Two doors into the same plan: one opens the twin, the other the engine, and both speak plain Python values.
+"""Open the same plan with the twin or the engine, through one interface of plain Python values.
 
-Invariant: a scenario is JSON (inputs with columns and spec, outputs as nested lists, rows as lists), so whatever fails
-can be written down under ``tests/found`` and replayed; rows reach both sides through the same Arrow table, and what
-comes back is plain and canonical before anybody compares. Arrow's NaN, -0.0, decimals and timestamps each have a way
-to look different though they are equal. What is right is decided in ``model``, not here.
+A scenario is JSON: inputs with columns and spec, outputs as nested lists, rows as lists. So any failure can be stored
+under `tests/found` and replayed. Rows reach both sides through the same Arrow table. Results are plain and canonical
+before any comparison, because Arrow's NaN, -0.0, decimals and timestamps can look different although they are equal.
+`model` decides which result is right.
 
 >>> scenario = {"inputs": {"a": {"columns": {"k": "int64", "v": "string"}, "spec": {"key": ["k"]}}},
 ...             "outputs": {"vs": ["count", ["project", ["input", "a"], ["v"]], None, "count"]}}
@@ -43,13 +43,13 @@ from ddflow.plan.inputs.spec import Upsert
 Rows = Sequence[Sequence[Any]] | Mapping[str, Any]
 Shape = Callable[[pa.Table], Any]
 FOREVER = 2**62
-"""A ``retain=`` that keeps all history that the tests make."""
+"""A ``retain=`` that keeps all history of a test."""
 SECRET = Secret(0x0123456789ABCDEF, 0xFEDCBA9876543210)
-"""A fixed one, so that what fails once fails again; that it does not matter is a law of its own."""
+"""A fixed secret, so that a failure is reproducible; another law shows that results do not depend on it."""
 
 
 def as_table(table: pa.Table) -> pa.Table:
-    """The shape of input that is simply a table."""
+    """Return the table itself as the shape of an input."""
     return table
 
 
@@ -86,27 +86,27 @@ TYPES: dict[str, pa.DataType] = {
     "struct<x,s>": pa.struct({"x": pa.int64(), "s": pa.string()}),
 }
 FIELDS: dict[str, Any] = {"struct<x>": {"x": "int64"}, "struct<x,s>": {"x": "int64", "s": "string"}}
-"""Of a type of structs, the fields' types."""
+"""Field types of each struct type."""
 
 
 def schema_of(columns: Mapping[str, str]) -> pa.Schema:
-    """The Arrow schema that a scenario's ``{name: type}`` means."""
+    """Return the Arrow schema of a scenario's ``{name: type}``."""
     return pa.schema([(name, TYPES[kind]) for name, kind in columns.items()])
 
 
 def spec_of(given: Mapping[str, Any]) -> Upsert:
-    """The spec that a scenario's JSON form means; a merger of one's own is a name among ``MERGERS``."""
+    """Return the spec of a scenario's JSON form; a custom merger is a name among ``MERGERS``."""
     rest, merge = with_function(given)
-    # A first spec without its merger may be in want of it: what is derived, or merged, is put back together with it.
+    # The spec may be invalid without its merger, so derived columns and merger are put back together.
     derive = rest.pop("derive", ()) if merge else rest.get("derive", ())
     spec = Upsert.from_json(json.dumps(rest))
     return spec if merge is None else replace(spec, merge=merge, derive=derive)
 
 
 def to_arrow(columns: Mapping[str, str], rows: Rows) -> pa.Table:
-    """Rows as a table: times as integers of their unit, decimals as text, bytes as latin-1 text.
+    """Convert rows to a table: times are integers of their unit, decimals text, bytes latin-1 text.
 
-    ``{"without": columns, "rows": rows}`` are rows of a batch that lacks columns.
+    ``{"without": columns, "rows": rows}`` are rows of a batch without some columns.
     """
     if isinstance(rows, Mapping):
         columns = {name: kind for name, kind in columns.items() if name not in rows["without"]}
@@ -116,7 +116,7 @@ def to_arrow(columns: Mapping[str, str], rows: Rows) -> pa.Table:
 
 
 def row_table(columns: Mapping[str, str], row: Mapping[str, Any]) -> pa.Table:
-    """One row of some of the columns as a table."""
+    """Convert one row of some columns to a table."""
     return to_arrow({name: columns[name] for name in row}, [list(row.values())])
 
 
@@ -132,12 +132,12 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def is_temporal(kind: pa.DataType) -> bool:
-    """Whether values are kept as an integer of a unit of time."""
+    """Return whether values are stored as integers of a time unit."""
     return bool(pat.is_timestamp(kind) or pat.is_date(kind) or pat.is_time(kind) or pat.is_duration(kind))
 
 
 def plain(table: pa.Table) -> list[Row]:
-    """A table's rows as tuples of canonical Python values; times as integers."""
+    """Return a table's rows as tuples of canonical Python values, with times as integers."""
     columns = []
     for column in table.columns:
         if (whole := counted(column.type)) != column.type:
@@ -147,7 +147,7 @@ def plain(table: pa.Table) -> list[Row]:
 
 
 def counted(kind: pa.DataType) -> pa.DataType:
-    """The type with integers for times, also within lists and structs; Python has no date outside of its calendar."""
+    """Replace time types by integers, also in lists and structs, because Python has no dates outside its calendar."""
     if pat.is_list(kind):
         return pa.list_(kind.value_field.with_type(counted(kind.value_type)))
     if pat.is_struct(kind):
@@ -157,7 +157,7 @@ def counted(kind: pa.DataType) -> pa.DataType:
 
 @dataclass
 class Result:
-    """What a call returned, in plain values."""
+    """The result of a call in plain values."""
 
     updates: dict[str, Updates]
     verdicts: Counter[str]
@@ -167,7 +167,7 @@ class Result:
 
 
 def twin_input(given: Mapping[str, Any]) -> Input:
-    """A scenario's input as the twin knows it."""
+    """Convert a scenario's input for the twin."""
     spec = spec_of(given["spec"])
     delete = CONDITIONS[spec.delete] if isinstance(spec.delete, str) else None
     merge = given["spec"].get("merge")
@@ -208,9 +208,9 @@ AGGREGATES: dict[str, tuple[str, str, Callable[[list[tuple[dict[str, Any], int]]
     ),
     "count(distinct n)": ("n", "int64", lambda rows: rules.distinct(_of("n", rows))),
 }
-"""By SQL: columns that an aggregate needs, the type of its result, and what it gives of a group's rows."""
+"""By SQL: the columns an aggregate needs, the type of its result, and its value for a group's rows."""
 ORDERED = ("min", "max", "count(distinct")
-"""Beginnings of those that want no multiplicity below zero."""
+"""Prefixes of aggregates that reject negative multiplicities."""
 
 
 def _of(
@@ -220,7 +220,7 @@ def _of(
 
 
 def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> Any:
-    """An output's nested list, applied to twin nodes (``python``) or to ddflow collections."""
+    """Apply an output's nested list to twin nodes (``python``) or to ddflow collections."""
     verb, *rest = expression
     if verb == "input":
         return inputs[rest[0]]
@@ -249,7 +249,7 @@ def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> 
 
 
 def grouped(expression: Sequence[Any], inputs: Mapping[str, Node]) -> list[Any]:
-    """An output's nested list in which a count by all columns names them."""
+    """Return an output's nested list with explicit columns in each count by all columns."""
     verb, *rest = expression
     if verb == "input":
         return [verb, *rest]
@@ -261,14 +261,14 @@ def grouped(expression: Sequence[Any], inputs: Mapping[str, Node]) -> list[Any]:
 
 
 def projected(columns: Mapping[str, str], python: bool) -> dict[str, Any]:
-    """Computed columns for the twin (``python``) or for ddflow: a column, SQL, or a function of one's own, by name."""
+    """Return computed columns for the twin (``python``) or ddflow: a column, SQL, or a named custom function."""
     own = {name: pair[not python] for name, pair in PROJECTIONS.items()}
     known = own | COMPUTED if python else own
     return {name: known.get(said, itemgetter(said) if python else said) for name, said in columns.items()}
 
 
 def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str] | None:
-    """The columns of an output that determine its row, or None."""
+    """Return the columns of an output that determine its row, or None."""
     verb, *rest = expression
     if verb == "input":
         return keys[rest[0]]
@@ -288,7 +288,7 @@ def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str
 
 
 class TwinDoor:
-    """A scenario, opened by the twin."""
+    """A scenario opened by the twin."""
 
     def __init__(self, scenario: Mapping[str, Any]) -> None:
         self.scenario = scenario
@@ -299,13 +299,13 @@ class TwinDoor:
         self.twin = Twin(inputs, self.outputs)
 
     def restart(self, scenario: Mapping[str, Any] | None = None) -> TwinDoor:
-        """The same; another spec of a state is refused."""
+        """Return the twin itself; refuse another spec for the state."""
         if scenario is not None and scenario["inputs"] != self.scenario["inputs"]:
             raise Refused("PlanChanged")
         return self
 
     def evolve(self, scenario: Mapping[str, Any]) -> None:
-        """The inputs get the columns of another scenario, which are more at their end, or wider; groups do not grow."""
+        """Give the inputs the columns of another scenario: more at the end, or wider; groups do not grow."""
         before = {name: collection(name, input) for name, input in self.twin.inputs.items()}
         outputs = {name: grouped(each, before) for name, each in scenario["outputs"].items()}
         self.scenario = {**scenario, "outputs": outputs}
@@ -376,7 +376,7 @@ class TwinDoor:
 
 @dataclass
 class TwinReader:
-    """A reader of the twin, which forgets nothing: a name and a time are all there is to it."""
+    """A reader of the twin: only a name and a time, because the twin forgets nothing."""
 
     door: TwinDoor
     name: str
@@ -395,9 +395,9 @@ class TwinReader:
 
 
 class EngineDoor:
-    """A scenario, opened by the engine.  What it returns is checked against the output contract on the way.
+    """A scenario opened by the engine; it checks the results against the output contract.
 
-    ``medium``: what `tight.tighten` leaves an engine that spills to a folder of its own; None for one in memory.
+    ``medium``: the arguments of `tight.tighten` for an engine that spills to its own folder; None for one in memory.
     """
 
     def __init__(
@@ -430,7 +430,7 @@ class EngineDoor:
             tighten(self.engine, **medium)
 
     def restart(self, scenario: Mapping[str, Any] | None = None) -> EngineDoor:
-        """Close a state in a `MemoryStore` and open it again, with another plan where one is given."""
+        """Close a state in a `MemoryStore` and reopen it, with another plan if one is passed."""
         self.engine.close()
         options = self.options | {"state": self.options["state"].reopen()}
         try:
@@ -439,12 +439,12 @@ class EngineDoor:
             raise Refused(type(error).__name__) from error
 
     def close(self) -> None:
-        """Close the engine; of what it spilled nothing is left."""
+        """Close the engine; check that no spilled file is left."""
         self.engine.close()
         assert self.place is None or os.listdir(self.place) == []
 
     def evolve(self, scenario: Mapping[str, Any]) -> None:
-        """The inputs get the columns of another scenario.  Raises what the engine raises; nothing has changed then."""
+        """Give the inputs the columns of another scenario; if the engine raises, nothing has changed."""
         columns = {name: given["columns"] for name, given in scenario["inputs"].items()}
         self.engine.evolve({name: schema_of(each) for name, each in columns.items()})
         self.scenario, self.columns, self.flow = scenario, columns, self.engine.flow
@@ -484,7 +484,7 @@ class EngineDoor:
         return EngineReader(self, self.engine.reader(name, at))
 
     def collection(self, name: str, table: pa.Table) -> Collection:
-        """Rows with their multiplicities, or net changes; asserts the contract of both."""
+        """Return rows with multiplicities, or net changes; assert the contract of both."""
         assert table.column_names == [*self.columns_of(name), "_diff"]
         assert table.schema.types == [*(self.flow.outputs | self.inputs)[name].schema.types, pa.int64()]
         rows = plain(table)
@@ -518,7 +518,7 @@ class EngineDoor:
         return Result(updates, +Counter(verdicts.counts), rows, verdicts.pending, verdicts.absent)
 
     def _checked(self, name: str, table: pa.Table) -> Updates:
-        """An output's updates; asserts the contract.  What ``stale=`` adds tells of events: there a row may repeat."""
+        """Return an output's updates and assert the contract; in the outputs of ``stale=``, a row may repeat."""
         assert table.column_names[-2:] == ["_time", "_diff"], table.column_names
         assert table.schema.types[-2:] == [self.time_type, pa.int64()], table.schema
         rows = plain(table)
@@ -534,7 +534,10 @@ class EngineDoor:
         return dict(out)
 
     def _retracts_first(self, name: str, columns: list[str], rows: list[Row]) -> None:
-        """Within a time, no retraction of a key after its assertion; nothing is promised where there is no key."""
+        """Assert that within a time no retraction of a key follows its assertion.
+
+        Outputs without a key promise no order.
+        """
         whole = self.plans[name][0] == "count" and self.plans[name][2] is None
         key = columns[:-3] if whole else key_of(self.plans[name], self.keys)
         asserted = set()

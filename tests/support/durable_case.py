@@ -1,9 +1,8 @@
-"""Stories that durable state is tested with: calls, one an epoch, and what the twin says must be there after each.
+"""Define the cases for tests of durable state: calls, one per epoch, and the twin's state after each.
 
-Invariant: what is expected comes from the twin alone and is kept outside any store. Keys return, are deleted and come
-again, orders tie and fall behind, text repeats, and there is a side output; one story is in epoch mode, one holds
-events back. An engine that was reopened must also say again what an epoch gave, and go on as if nothing had been; so a
-`Case` tells both what may be read and what every later call must return.
+Expected states come only from the twin and are kept outside any store. Keys are deleted and return, orders tie and come
+late, texts repeat, and there is a side output. One case uses epoch mode, the other holds events back. A reopened engine
+must repeat an epoch's result and continue as before. So a `Case` has the readable state and the result of every call.
 
 >>> case = CASES["epochs"]
 >>> len(case.after) - 1 == len(case.calls), case.after[0].totals
@@ -37,11 +36,11 @@ OUTPUTS: dict[str, Any] = {
     "pairs": ["consolidate", ["project", POSITIVE, ["s", "n"]]],
 }
 TIGHT = {"share": 0, "rows": 2**40}
-"""Everything goes to files at once; steps are not taken in ranges."""
+"""Arguments of `tighten`: everything goes to files at once, and steps are not taken in ranges."""
 
 
 class After(NamedTuple):
-    """What is there after an epoch."""
+    """The state after an epoch."""
 
     reads: dict[str, Collection]
     totals: Counter[str]
@@ -50,7 +49,7 @@ class After(NamedTuple):
 
 
 class Case:
-    """``calls``: of epoch 1, 2, ...  ``after``: by epoch, from 0.  ``results``: by epoch; that of 0 is empty."""
+    """A case: ``calls`` of epoch 1, 2, ...; ``after`` by epoch from 0; ``results`` by epoch, empty for 0."""
 
     def __init__(self, scenario: Mapping[str, Any], calls: list[list[Any]]) -> None:
         self.scenario, self.calls = scenario, calls
@@ -71,32 +70,32 @@ class Case:
         return After(reads, twin.totals(), len(twin.twin.state.pending), twin.twin.state.frontier)
 
     def open(self, state: Any, medium: Mapping[str, int] | None = None, **options: Any) -> EngineDoor:
-        """An engine of this story on a state; its merges are small, and with ``medium`` it holds nothing in memory."""
+        """Open an engine on a state, with small merges; with ``medium`` it keeps nothing in memory."""
         return opened(self.scenario, state, medium, **options)
 
     def play(self, door: EngineDoor, epoch: int) -> Any:
-        """The call of an epoch, given by number; what the engine returned, or raised."""
+        """Make the call of an epoch, by number; return the engine's result."""
         return perform(door, self.calls[epoch - 1], epoch)
 
     def go(self, door: EngineDoor, epoch: int) -> None:
-        """The call of an epoch, which must return what the twin says."""
+        """Make the call of an epoch and compare its result with the twin's."""
         self.agrees(door, self.play(door, epoch), epoch)
 
     def agrees(self, door: EngineDoor, step: Any, epoch: int) -> None:
-        """Assert that a call returned what the twin says of that epoch."""
+        """Assert that a call returned the twin's result of that epoch."""
         found, expected = door._call(lambda: step), self.results[epoch]
         assert found.updates == expected.updates, f"epoch {epoch}: {found.updates}, not {expected.updates}"
         assert found.verdicts == expected.verdicts, f"epoch {epoch}: {found.verdicts}, not {expected.verdicts}"
 
     def holds(self, door: Any, epoch: int) -> None:
-        """Assert that an engine's state is that after an epoch."""
+        """Assert that an engine has the state after an epoch."""
         found, expected = held(door, self.names), self.after[epoch]
         assert found == expected, f"after epoch {epoch}: {found}, not {expected}"
 
     def recovered(self, state: Any, least: int, most: int, upto: int | None = None, **options: Any) -> int:
-        """Open a state and assert that it is that after an epoch within bounds, tells it again, and goes on rightly.
+        """Open a state, assert that its epoch is within bounds and repeats its result, and continue; return the epoch.
 
-        ``upto``: the last epoch that it goes on to; all by default.  The epoch it was found at.
+        ``upto``: the last epoch to continue to; all by default.
         """
         door = self.open(state, **options)
         try:
@@ -119,7 +118,7 @@ class Case:
 def opened(
     scenario: Mapping[str, Any], state: Any, medium: Mapping[str, int] | None = None, **options: Any
 ) -> EngineDoor:
-    """A scenario's engine on a state, with small merges.  ``medium``: see `tight.tighten`; None: without a budget."""
+    """Open a scenario's engine with small merges.  ``medium``: see `tight.tighten`; None means no budget."""
     if medium is not None:
         options |= {"memory": MEMORY}
     door = EngineDoor(scenario, state=state, **{"verdicts": "counts", "retain": 0} | options)
@@ -131,7 +130,7 @@ def opened(
 
 
 def perform(door: EngineDoor, call: list[Any], epoch: int | None = None) -> Any:
-    """A call of a trace, with its number, as the engine returns it."""
+    """Make a call of a trace with its number; return the engine's result."""
     verb, *arguments = call
     if verb == "advance":
         return door.engine.advance_to(arguments[0], epoch=epoch)
@@ -141,7 +140,7 @@ def perform(door: EngineDoor, call: list[Any], epoch: int | None = None) -> Any:
 
 
 def held(door: EngineDoor, names: list[str]) -> After:
-    """What an engine holds."""
+    """Return the state of an engine."""
     engine = door.engine
     return After(
         {name: door.read(name) for name in names}, door.totals(), engine.dataflow.pending_count, engine.frontier
@@ -180,10 +179,10 @@ def _event(chance: random.Random, time: int, keys: int) -> list[Any]:
 
 
 CASES = {"epochs": _epochs(6), "held back": _held_back(4)}
-"""Both modes; six epochs, and seven."""
+"""Cases in both modes, of six and seven epochs."""
 _FEW = {"by_s": OUTPUTS["by_s"]}
 SMALL = {
     "epochs": _epochs(3, seed=18, rows=5, keys=6, outputs=_FEW),
     "held back": _held_back(2, seed=0, rows=5, keys=6, outputs=_FEW),
 }
-"""A few events only, for what is tried at every byte or call."""
+"""Cases with few events, for tests that try every byte or call."""

@@ -1,6 +1,6 @@
-"""A plan in which every operator of the registry stands, shared by the tests of what is done to whole states.
+"""Build a plan with every operator of the registry, for tests of whole states.
 
-An operator is added in one place, ``operator_table``; `missing` names those that no node of the plan is made of.
+Add a new operator only to ``operator_table``. `missing` names operators that no node of the plan uses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.plan.verbs.family import load_operators
 
 NARROW: dict[str, Any] = {"city": pa.string(), "n": pa.int32(), "tags": pa.list_(pa.string()), "day": pa.date32()}
-"""Of the input, beside its key: those of the operator table, one narrower, and a date."""
+"""Columns of the input besides its key: the operator table's, one of them narrower, and a date."""
 MORE: dict[str, Any] = {
     "filtered": lambda c: c.filter("n is not null and n > 1"),
     "by_n": lambda c: c.count(["n", "day"]),
@@ -26,11 +26,11 @@ MORE: dict[str, Any] = {
     "sums": lambda c: c.group_by("city").agg(s="sum(n)", v="var_samp(n)", last="first(n order by id desc)"),
     "of sums": lambda c: c.group_by("city").agg(s="sum(n)").count("s"),
 }
-"""Beside the operator table: what is made of columns that change."""
+"""Outputs besides the operator table, made from columns that change."""
 
 
 def plan(columns: dict[str, Any], spec: dict[str, Any] | None = None) -> dd.Flow:
-    """A plan with every operator."""
+    """Build a plan with every operator."""
     flow = dd.Flow()
     rows = flow.upserts("a", {"id": pa.int64()} | columns, dd.Upsert(**({"key": "id"} | (spec or {}))))
     flow.output("rows", rows)
@@ -42,7 +42,7 @@ def plan(columns: dict[str, Any], spec: dict[str, Any] | None = None) -> dd.Flow
 
 
 def missing(flow: dd.Flow) -> set[str]:
-    """The operators of the registry that the plan has not."""
+    """Return the operators of the registry that the plan lacks."""
     return set(load_operators()) - {node.verb for node in flow.nodes}
 
 

@@ -1,9 +1,8 @@
-"""The twin's rules of expiry: which keys are forgotten when a step begins, and which events come too late for that.
+"""Define the twin's rules of expiry: the keys that a step forgets and the events that come too late.
 
-Invariant: reads as section 10 of docs/semantics.md does. Every key is looked at in every step, the horizon is computed
-from the orders themselves, and the collection that was put out is kept beside the one that is held: under
-``on_expire="forget"`` they part. Null is below everything, NaN and the infinities are no points in time, so they never
-move the horizon. Resolving is in ``rules`` and ``merging_rules``.
+The rules follow section 10 of docs/semantics.md. Each step examines every key and computes the horizon from the orders
+themselves. Null is below everything. NaN and infinities never move the horizon. `rules` and `merging_rules` resolve
+events.
 
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> from ddflow.plan.merge.expiry import Expiry
@@ -26,14 +25,14 @@ from ddflow.plan.inputs.spec import Upsert
 
 
 def order_of(held: Held) -> Any:
-    """The order of what a key holds; under versions of cells the greater of its row's and its latest delete's."""
+    """Return the order of a key's state; with cell versions the greater of the row's and its latest delete's."""
     marks = [getattr(held, name, None) for name in ("mark", "tombstone")]
     orders = [mark.order[0] for mark in marks if mark is not None] or [held.order[0]]
     return max(orders, key=rank)
 
 
 def too_old(spec: Upsert, greatest: Any, order: Any, live: bool) -> bool:
-    """Whether an order is below the horizon of live keys, or of deleted ones and of events."""
+    """Return whether an order is below the horizon: of live keys, or of deleted keys and of events."""
     assert spec.expiry is not None
     both = [spec.expiry.ttl] if live else [spec.expiry.ttl, spec.expiry.tombstone_ttl]
     ttls = [ttl for ttl in both if ttl is not None]
@@ -43,13 +42,13 @@ def too_old(spec: Upsert, greatest: Any, order: Any, live: bool) -> bool:
 
 
 def moved(greatest: Any, events: Sequence[Event]) -> Any:
-    """The greatest order seen, after some events: nulls, NaN and the infinities aside."""
+    """Return the greatest order after some events, ignoring nulls, NaN and infinities."""
     orders = [event.order[0] for event in events if event.order[0] is not None and math.isfinite(event.order[0])]
     return max([*orders, *([] if greatest is None else [greatest])], default=None)
 
 
 def expire(spec: Upsert, held: dict[Row, Any], greatest: Any) -> dict[Row, Held]:
-    """Take the keys out of ``held`` that are forgotten now; what they held."""
+    """Remove expired keys from ``held``; return their states."""
     out = {key: its for key, its in held.items() if too_old(spec, greatest, order_of(its), its.row is not None)}
     for key in out:
         del held[key]
@@ -57,7 +56,7 @@ def expire(spec: Upsert, held: dict[Row, Any], greatest: Any) -> dict[Row, Held]
 
 
 def refuse(spec: Upsert, held: dict[Row, Any], greatest: Any, events: Sequence[Event]) -> None:
-    """Give the events their verdict that come too late for a key that is not held."""
+    """Set the verdict of events that are too late for a key without state."""
     assert spec.expiry is not None
     for event in events if spec.expiry.on_forgotten == "refuse" else ():
         if event.key not in held and too_old(spec, greatest, event.order[0], live=False):

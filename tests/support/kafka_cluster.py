@@ -1,7 +1,7 @@
-"""librdkafka's mock of a Kafka cluster, that of the example, in a process of its own: ``with Cluster() as servers``.
+"""Run librdkafka's mock Kafka cluster of the example in its own process: ``with Cluster() as servers``.
 
-It keeps what is produced and committed; it does not fence producers, hides nothing of aborted transactions, and keeps
-no offsets of transactions.  Topics are made when they are first written to, with four partitions.
+The mock keeps produced and committed data. It does not fence producers, does not hide aborted transactions, and does
+not keep a transaction's offsets. The first write creates a topic, with four partitions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.stdin.read()
 
 
 class Cluster:
-    """A cluster that lives as long as this."""
+    """A cluster that runs while the context is open."""
 
     def __enter__(self) -> str:
         self.process = subprocess.Popen(

@@ -1,7 +1,7 @@
-"""One small array of every Arrow type: the values that make trouble, nulls and repetitions among them.
+"""Provide one small array of every Arrow type, with difficult values, nulls and repetitions.
 
-``PLAIN`` are types that a state keeps as they are; ``ENCODED`` are encodings that it takes in as another type.  Arrays
-are made without going through Python values where Arrow cannot build a type from those.
+A state keeps ``PLAIN`` types unchanged and converts ``ENCODED`` encodings to another type. If Arrow cannot build a type
+from Python values, the array is built from buffers or child arrays.
 
 >>> PLAIN["int64"].null_count, PLAIN["int64"].type
 (1, DataType(int64))
@@ -21,18 +21,18 @@ LONG = "ß" * 40
 
 
 def extension(kind: pa.BaseExtensionType, values: list[Any]) -> pa.Array:
-    """An array of an extension type from the values of its storage."""
+    """Build an array of an extension type from its storage values."""
     return pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))
 
 
 def decimals(kind: pa.DataType) -> pa.Array:
-    """Decimals of two digits after the point, the largest that fit among them."""
+    """Build decimals with two digits after the point, including the largest that fit."""
     most, least = (Decimal((sign, (9,) * kind.precision, -2)) for sign in (0, 1))
     return pa.array([Decimal("1.50"), None, Decimal("-2.00"), Decimal("0.00"), Decimal("1.50"), most, least], kind)
 
 
 def runs(values: pa.Array) -> pa.Array:
-    """The three values in runs of one, two and two, as a run-end encoded array."""
+    """Build a run-end encoded array of three values, in runs of one, two and two."""
     return pa.RunEndEncodedArray.from_arrays(pa.array([1, 3, 5], pa.int32()), values)
 
 
@@ -140,11 +140,11 @@ ENCODED: dict[str, tuple[pa.Array, pa.DataType]] = {
         pa.map_(TEXT, TEXT),
     ),
 }
-"""Encodings, and the type that a state keeps their values in."""
+"""Encodings, and the state's type for their values."""
 
 
 def pieces(array: pa.Array) -> pa.ChunkedArray:
-    """The same values in chunks that begin at odd offsets of longer arrays, with empty chunks between."""
+    """Return the same values in chunks at odd offsets of longer arrays, with empty chunks between."""
     parts = []
     for begin in range(0, len(array), 3):
         end = min(begin + 3, len(array))

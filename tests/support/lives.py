@@ -1,11 +1,8 @@
-"""Lives of ``ddflow run``: begun, and ended by SIGKILL at a moment, or at the n-th call of what a run is made of.
+"""Start ``ddflow run`` processes and kill them with SIGKILL at a moment or at the n-th call.
 
-`Lives` begins programs that are forked from a process in which all is imported and compiled (`programs.py`). Each runs
-the command line as the program does, so a life begins at once, and most of its time is spent in what a kill is to meet.
-A soak starts the real program for each life instead.
-
-A `Story` has a place, words for the command line, a writer that feeds its source, and a look at what source, state and
-target hold in the end.
+`Lives` forks processes from one with all imports and kernels loaded (`programs.py`). Each process runs the command
+line, so it starts at once and spends most time in the code to kill. A soak starts the real program instead. A `Story`
+has a folder, command-line arguments, a writer for its source, and a final comparison of source, state and target.
 """
 
 from __future__ import annotations
@@ -33,11 +30,11 @@ import ddflow.cli.run, ddflow.connectors.address
 from lives import warm
 warm()
 """
-"""What the process has done that forks lives."""
+"""Code that the forking process runs first."""
 
 
 class Deadly:
-    """Counts the calls of a run; the ``at``-th kills."""
+    """A counter of a run's calls; it kills the process at call ``at``."""
 
     def __init__(self, at: int) -> None:
         self.at, self.calls = at, 0
@@ -58,7 +55,7 @@ class Deadly:
 
 
 class Lives:
-    """Begins lives.  ``lake``: the folder of Iceberg's catalog and tables."""
+    """A starter of processes.  ``lake``: the folder of Iceberg's catalog and tables."""
 
     def __init__(self, lake: Path) -> None:
         name = "PYICEBERG_CATALOG__DEFAULT__"
@@ -66,8 +63,10 @@ class Lives:
         self._before = f"import os\nos.environ.update({self.catalog!r})\n{LIBRARIES}"
 
     def begin(self, words: Sequence[str], errors: Path, at: int = -2, torn: str = "") -> Program:
-        """Begin a life.  ``at``: the call at which it dies.  ``torn``: a file that is there within Kafka's
-        transactions."""
+        """Start a process.
+
+        ``at``: the number of the call that kills it.  ``torn``: a file that exists during Kafka transactions.
+        """
         with errors.open("ab") as file:
             return Program(
                 LIFE, calls_of(errors), at, torn, *words, of=self._before, env=os.environ | self.catalog, stderr=file
@@ -75,15 +74,15 @@ class Lives:
 
 
 def calls_of(errors: Path) -> Path:
-    """Name the file with the number of calls of a life that nothing ended."""
+    """Return the file for the number of calls of a process that was not killed."""
     return errors.with_suffix(".calls")
 
 
 class Story:
-    """What a test of kills has."""
+    """A scenario for a test of kills."""
 
     forked = False
-    """Whether a soak forks its lives, too."""
+    """Whether a soak also forks its processes."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.errors, self.torn = place, place / "errors", ""
@@ -93,16 +92,16 @@ class Story:
     flow: str
 
     def words(self, follow: bool) -> list[str]:
-        """Of a run; ``follow``: whether it goes on."""
+        """Return the arguments of a run; ``follow``: whether it keeps following its source."""
         way = ["--follow", "--interval", "10ms"] if follow else []
         return ["run", str(self.place / "flow.py"), "--state", str(self.place / "state"), *way, *self.attached()]
 
     def attached(self) -> list[str]:
-        """The words that attach."""
+        """Return the arguments that attach sources and sinks."""
         raise NotImplementedError
 
     def feed(self, draw: Random) -> None:
-        """Something new for the source."""
+        """Give the source new data."""
         raise NotImplementedError
 
     def look(self) -> None:
@@ -110,16 +109,16 @@ class Story:
         raise NotImplementedError
 
     def lived(self) -> None:
-        """A life ended."""
+        """Handle the end of a process."""
 
     def close(self) -> None:
-        """Leave the server, if there is one, as it was."""
+        """Restore the server, if there is one."""
 
 
 def replayed(rows: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:
-    """What a changelog comes to, epoch by epoch: none takes back what is not there, or adds what is.
+    """Replay a changelog epoch by epoch; no epoch may remove a missing row or add an existing one.
 
-    So an epoch that was written twice, or left out, is found.
+    So a duplicate or missing epoch is found.
     """
     held, epochs = set[tuple[Any, ...]](), dict[int, list[tuple[bool, tuple[Any, ...]]]]()
     for row in rows:
@@ -134,7 +133,7 @@ def replayed(rows: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:
 
 
 def _noted(torn: str) -> None:
-    """Leave a file there while a transaction of Kafka is under way."""
+    """Create a file during each Kafka transaction and delete it afterwards."""
     from contextlib import contextmanager
 
     from ddflow.connectors.kafka.sink import TopicWriter
@@ -152,7 +151,7 @@ def _noted(torn: str) -> None:
 
 
 def live(calls: str, at: str, torn: str, *words: str) -> None:
-    """Run a command line, and die at a call. Does not return."""
+    """Run a command line and die at a call. Does not return."""
     from ddflow.cli import app
 
     status, deadly = 1, Deadly(int(at))
@@ -170,7 +169,7 @@ def live(calls: str, at: str, torn: str, *words: str) -> None:
 
 
 def warm() -> None:
-    """A run of each kind of work, in a folder that goes."""
+    """Run each kind of work once in a temporary folder."""
     import tempfile
 
     import ddflow as dd

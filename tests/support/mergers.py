@@ -1,8 +1,8 @@
-"""Mergers and projections of one's own and derived columns, each beside the function of one row that means the same.
+"""Pair custom mergers, projections and derived columns with equivalent functions of one row.
 
-Invariant: both sides of a pair say the same of every row; the twin calls the one, the engine gets the other. The
-engine's works on whole columns, where a null is told apart by masks. Spec texts name a merger by ``{"function":
-name}`` here, since no JSON holds code; `with_function` puts it back.
+Both sides of a pair give the same for every row: the twin calls the row function, the engine the other. The engine's
+function works on whole columns and masks. JSON cannot hold code, so a spec names a merger by ``{"function": name}``,
+and `with_function` puts it back.
 
 >>> MERGERS["inc or reset"][0]({"n": 5, "s": "set"}, {"n": 3, "s": "inc"})["n"]
 8
@@ -24,7 +24,7 @@ Named = Mapping[str, Any]
 
 
 def inc_or_reset(held: Named, given: Named) -> dict[str, Any]:
-    """``s`` says what becomes of ``n``: "inc" adds, "reset" clears, all else is the default."""
+    """Merge ``n`` as ``s`` says: "inc" adds, "reset" clears, any other text is the default."""
     n, old = given["n"], held["n"]
     if given["s"] == "inc" and None not in (n, old):
         n = n + old
@@ -37,7 +37,7 @@ def inc_or_reset(held: Named, given: Named) -> dict[str, Any]:
 
 
 def inc_or_reset_columns(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
-    """The same for whole columns."""
+    """Merge whole columns by the same rule."""
     n, old, what = given["n"], held["n"], pc.fill_null(given["s"], "")
     both = pc.and_(pc.is_valid(n), pc.is_valid(old))
     merged = pc.if_else(pc.and_(pc.equal(what, "inc"), both), pc.add(n, old), pc.coalesce(n, old))
@@ -47,13 +47,13 @@ def inc_or_reset_columns(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.Reco
 
 
 def longer(held: Named, given: Named) -> dict[str, Any]:
-    """The longer text stays; all else is as given, null too."""
+    """Keep the longer text ``s``; take all other columns from ``given``, null too."""
     s = max((each for each in (held["s"], given["s"]) if each is not None), key=len, default=None)
     return {**given, "s": s}
 
 
 def longer_columns(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
-    """The same for whole columns."""
+    """Merge whole columns by the same rule."""
     lengths = [pc.fill_null(pc.utf8_length(each["s"]), -1) for each in (held, given)]
     s = pc.if_else(pc.greater(lengths[1], lengths[0]), given["s"], held["s"])
     at = given.schema.get_field_index("s")
@@ -61,7 +61,7 @@ def longer_columns(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatc
 
 
 def in_part(held: Named, given: Named) -> dict[str, Any]:
-    """Of ``n`` the sum, or null for nothing after more than one; of all else the last that is not null."""
+    """Sum ``n``, or null if null follows a value above one; take the last non-null value of other columns."""
     out = {name: held[name] if value is None else value for name, value in given.items()}
     if None not in (given["n"], held["n"]):
         out["n"] = held["n"] + given["n"]
@@ -69,16 +69,16 @@ def in_part(held: Named, given: Named) -> dict[str, Any]:
 
 
 def in_part_scalar(held: Any, given: Any, out: Any) -> None:
-    """The same for records: what is not written stays as it is when a call begins, and what is given is worn out."""
+    """Merge records by the same rule; unwritten columns keep their old value, and arguments may be overwritten."""
     if not given.n_null and not held.n_null:
         out.n = held.n + given.n
-    elif given.n == 0 and held.n > 1:  # under a null stands 0
+    elif given.n == 0 and held.n > 1:  # a null has the value 0
         out.n_null = True
     given.n, given.n_null, held.n = -5, True, -5
 
 
 def decoded(row: Named) -> str | None:
-    """``raw`` as JSON, written in one way; null where it is none."""
+    """Return ``raw`` as JSON in one format, or null if it is invalid."""
     try:
         return json.dumps(json.loads(row["raw"]))
     except ValueError:
@@ -86,17 +86,17 @@ def decoded(row: Named) -> str | None:
 
 
 def trouble(row: Named) -> str | None:
-    """What is wrong with ``raw``; null where it is JSON."""
+    """Return the error in ``raw``, or null if it is valid JSON."""
     return None if decoded(row) is not None else f"no JSON: {row['raw']}"
 
 
 def decoded_column(batch: pa.RecordBatch) -> pa.Array:
-    """The same for whole columns."""
+    """Decode whole columns by the same rule."""
     return pa.array([decoded({"raw": raw}) for raw in batch["raw"].to_pylist()], pa.string())
 
 
 def trouble_column(batch: pa.RecordBatch) -> pa.Array:
-    """The same for whole columns."""
+    """Find the errors of whole columns by the same rule."""
     there = pc.is_valid(decoded_column(batch))
     return pc.if_else(there, pa.scalar(None, pa.string()), pc.binary_join_element_wise("no JSON", batch["raw"], ": "))
 
@@ -105,14 +105,14 @@ PROJECTIONS: dict[str, tuple[Callable[[Named], Any], Callable[[pa.RecordBatch], 
     "the JSON of raw": (decoded, decoded_column),
     "what is wrong with raw": (trouble, trouble_column),
 }
-"""Name of a projected column's function -> of a row, and of a batch."""
+"""Name of a projected column's function -> functions of a row and of a batch."""
 
 MERGERS: dict[str, tuple[Callable[[Named, Named], Named], Merge]] = {
     "inc or reset": (inc_or_reset, Merge(function=inc_or_reset_columns)),
     "longer": (longer, Merge(function=longer_columns)),
     "in part": (in_part, Merge(function=in_part_scalar, scalar=True)),
 }
-"""Name -> of two rows, and of two batches or records."""
+"""Name -> functions of two rows, and of two batches or records."""
 
 DERIVED: dict[str, Callable[[Named], Any]] = COMPUTED | {
     "score + bonus": lambda row: None if None in (row["score"], row["bonus"]) else row["score"] + row["bonus"],
@@ -124,11 +124,11 @@ DERIVED: dict[str, Callable[[Named], Any]] = COMPUTED | {
     "total > 2": known("total", lambda total: total > 2),
     "coalesce(s, 'none')": lambda row: "none" if row["s"] is None else row["s"],
 }
-"""SQL text of a derived column -> what it means."""
+"""SQL text of a derived column -> its meaning."""
 
 
 def with_function(given: Mapping[str, Any]) -> tuple[dict[str, Any], Merge | None]:
-    """A spec's JSON form without its merger, and the merger that it named."""
+    """Split a spec's JSON form into the spec without its merger, and the merger."""
     merge = given.get("merge")
     if not isinstance(merge, Mapping) or "function" not in merge:
         return dict(given), None

@@ -1,10 +1,8 @@
-"""The twin's rules of merging: what a key holds, folded with its events one after the other, cell by cell.
+"""Define the twin's rules of merging: a key's state, folded with its events one by one, cell by cell.
 
-Invariant: `fold` reads as section 9 of docs/semantics.md does; all it knows when an event comes is what the events
-before it left, so no split into steps can matter. Who decided each thing (the row, a group of columns, a single cell)
-must be remembered with its order, its seq and, for ``tie="greatest"``, what it gave; and a verdict tells whether an
-event lost to what was held when the step began or to an event of the step. Nothing here knows of times or outputs:
-that is ``model``. Types are names ("int8"), structs a dict of them.
+`fold` follows section 9 of docs/semantics.md. An event sees only the result of earlier events, so splits into steps
+cannot matter. Each decision (row, column group, cell) keeps its order, seq and, for ``tie="greatest"``, its values.
+`model` handles times and outputs. Types are names ("int8"), structs a dict of them.
 
 >>> from ddflow.plan.merge.strategy import sum, union
 >>> cell(sum(), "int8", 3, 5), cell(union(), "", ("a", "b"), ("b", "c"))
@@ -33,11 +31,11 @@ FOLDED, OLDER, TIE = "folded", "older", "tie"
 EXACT = Context(prec=80)
 
 
-# What becomes of a cell
+# Cells
 
 
 def cell(strategy: Strategy, kind: Any, o: Any, n: Any, given: bool = True, new: bool = False) -> Any:
-    """The cell after an event.  ``given``: its batch had the column; ``new``: it makes the row."""
+    """Return the cell after an event.  ``given``: its batch had the column; ``new``: it creates the row."""
     name = strategy.name
     if name == "last":
         return n if given else o
@@ -79,7 +77,7 @@ def _struct(strategy: Strategy, kind: Mapping[str, Any], o: Any, n: Any) -> Row:
 
 
 def part_of(strategy: Strategy, name: str) -> Strategy:
-    """The strategy of a field of a struct."""
+    """Return the strategy of a struct's field."""
     return dict(strategy.parts or ()).get(name, strategy.default or last_non_null())
 
 
@@ -100,12 +98,12 @@ def _sum(kind: str, o: Any, n: Any) -> Any:
     return out
 
 
-# Who decides
+# Marks of decisions
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Whoever decided something: its order, comparable and plain, its seq, and its own row, or None for a delete."""
+    """The event that decided something: its comparable and plain order, its seq, and its row, or None for a delete."""
 
     base: tuple[tuple[Any, ...], ...]
     order: Row
@@ -115,10 +113,10 @@ class Mark:
 
 @dataclass
 class Merged(Held):
-    """What a key holds under merging; ``base`` and ``order`` are of ``mark``, or of the latest delete.
+    """A key's state under merging; ``base`` and ``order`` belong to ``mark`` or to the latest delete.
 
-    ``mark``: who set the order of the row; under versions of cells the greatest live event, and ``tombstone`` the
-    latest delete. ``groups``: who set the order of each. ``cells``: who set each cell, by column, fields nested.
+    ``mark`` set the row's order. With cell versions it is the greatest live event, and ``tombstone`` the latest delete.
+    ``groups`` has the mark of each group, ``cells`` the mark of each cell by column, with nested fields.
     """
 
     mark: Mark | None = None
@@ -128,7 +126,7 @@ class Merged(Held):
 
 
 def strategy_of(input: Input, column: str) -> Strategy:
-    """How a column is merged."""
+    """Return the merge strategy of a column."""
     spec = input.spec
     if spec.merge == "first_row":
         return first()
@@ -138,21 +136,21 @@ def strategy_of(input: Input, column: str) -> Strategy:
 
 
 def merged_columns(input: Input) -> list[str]:
-    """The row columns that are merged: not the key, no order, nothing derived."""
+    """Return the merged columns of a row: without key, order and derived columns."""
     spec = input.spec
     others = {*spec.key, *spec.order_by, *(name for name, _ in spec.derive), *(c for of, _ in spec.groups for c in of)}
     return [column for column in input.row if column not in others]
 
 
 def below(input: Input, new: Mark, old: Mark) -> bool:
-    """Whether it is older, by order, or by seq where that decides."""
+    """Return whether ``new`` is older, by order, or by seq if seq breaks ties."""
     if new.base != old.base:
         return new.base < old.base
     return input.spec.tie == "last" and input.spec.seq is not None and rank(new.seq) < rank(old.seq)
 
 
 def compare(input: Input, new: Mark, old: Mark, sizes: tuple[Any, Any] | None = None) -> str:
-    """Whether an event is folded on top of what came before it.  ``sizes``: of both under ``tie="greatest"``."""
+    """Return whether an event applies on top of earlier ones.  ``sizes``: of both with ``tie="greatest"``."""
     spec = input.spec
     if new.base != old.base or below(input, new, old):
         return OLDER if below(input, new, old) else FOLDED
@@ -166,11 +164,11 @@ def compare(input: Input, new: Mark, old: Mark, sizes: tuple[Any, Any] | None = 
     return FOLDED if mine >= its else TIE
 
 
-# The fold
+# Fold
 
 
 class Fold:
-    """One key at one time: ``take`` the events, then ``close``."""
+    """The fold of one key at one time: ``take`` the events, then ``close``."""
 
     def __init__(self, input: Input, held: Merged | None, over: bool) -> None:
         self.input, self.spec = input, input.spec
@@ -187,19 +185,22 @@ class Fold:
         self.ordered = not self.spec.groups or bool(self.spec.order_by) or self.spec.late == "advance"
 
     def take(self, event: Event) -> bool:
-        """Whether the event is folded; else ``refusals`` says why not."""
+        """Fold the event and return True, or set ``refusals`` to the reasons and return False."""
         self.refusals = set()
         mark = self.inherited(event)
         return self.cells(event, mark) if self.spec.versions == "cell" else self.row_and_groups(event, mark)
 
     def inherited(self, event: Event) -> Mark:
-        """Null order columns are those of the running order."""
+        """Return the event's mark; null order columns take the current order."""
         running = self.now.mark.order if self.now.mark else (None,) * len(event.order)
         order = tuple(old if new is None else new for new, old in zip(event.order, running, strict=True))
         return Mark(event.base[: len(event.base) - len(order)] + ranks(order), order, event.seq, event.row)
 
     def asked(self, new: Mark, old: Mark | None, began: Mark | None, sizes: tuple[Any, Any] | None = None) -> bool:
-        """Whether one who decides accepts it; notes why not.  ``sizes``: as `compare` takes them."""
+        """Return whether the current mark allows the event, and note the reason if not.  ``sizes``: see `compare`.
+
+        The verdict separates losses to the state before the step from losses to an event of the step.
+        """
         if old is None:
             return True
         found = compare(self.input, new, old, sizes)
@@ -210,7 +211,7 @@ class Fold:
         return found == FOLDED
 
     def sizes(self, new: Mark, old: Mark | None, columns: Sequence[str]) -> tuple[Any, Any] | None:
-        """What ``tie="greatest"`` compares: what both gave these columns, by those that count; a delete is least."""
+        """Return the values that ``tie="greatest"`` compares: tracked columns of both events; a delete is least."""
         if old is None:
             return None
         at = [i for i, column in enumerate(self.input.row) if column in columns and self.spec.counts(column)]
@@ -218,7 +219,7 @@ class Fold:
         return mine, its
 
     def row_and_groups(self, event: Event, mark: Mark) -> bool:
-        """Versions of rows: the row by its order, each group by its own."""
+        """Fold with row versions: the row by its order, each group by its own."""
         now, spec = self.now, self.spec
         accepted = not self.ordered or self.asked(
             mark, now.mark, self.began.mark, self.sizes(mark, now.mark, self.rest)
@@ -253,17 +254,17 @@ class Fold:
         return accepted or bool(open_to)
 
     def named(self) -> dict[str, Any]:
-        """The row by column; all null where there is none."""
+        """Return the row by column, all null if there is none."""
         return dict(zip(self.input.row, self.now.row or (None,) * len(self.input.row), strict=True))
 
     def merge(self, event: Event, columns: Sequence[str], mark: Mark) -> None:
-        """Fold these cells of an event into the row, or make it."""
+        """Fold these cells of an event into the row, or create the row."""
         new, held = self.now.row is None, self.named()
         given = dict(zip(self.input.row, event.payload, strict=True))
         given |= {c: o for c, o in zip(self.spec.order_by, mark.order, strict=True) if c in given}
         given |= dict.fromkeys((name for name, _ in self.spec.derive), None)
         out = held | {name: given[name] for name in self.spec.key} if new else held
-        if self.input.function is not None and columns:  # an event that is skipped is not shown to it
+        if self.input.function is not None and columns:  # a merger never sees a refused event
             merged = given if new else self.input.function(held, given)
             out |= {column: canonical(merged[column]) for column in self.merged}
         else:
@@ -274,10 +275,10 @@ class Fold:
             out |= {c: given[c] for c in self.spec.order_by if c in given}
         self.now.row = tuple(out.values())
 
-    # Versions of cells
+    # Cell versions
 
     def cells(self, event: Event, mark: Mark) -> bool:
-        """Versions of cells: each by the order of who set it, and all by that of the latest delete."""
+        """Fold with cell versions: each cell by its mark's order, and all cells by the latest delete's."""
         now = self.now
         if not self.asked(mark, now.tombstone, self.began.tombstone):
             return False
@@ -314,13 +315,13 @@ class Fold:
     def filled(
         self, strategy: Strategy, kind: Any, held: tuple[Any, Any], n: Any, given: bool, mark: Mark, began: Any
     ) -> Any:
-        """The cell, who set it, and whether the event did something to it; ``began``: who had set it."""
+        """Return the cell, its mark, and whether the event changed it; ``began``: its mark when the step began."""
         o, by = held
         name = strategy.name
         if (name == "last" and not given) or (name not in ("last", "first") and n is None):
             return o, by, False
         if name in ("last", "last_non_null"):
-            # What is equal fills nothing.
+            # An equal value changes nothing.
             took = self.asked(mark, by, began, (rank(n) > rank(o), True) if self.spec.tie == "greatest" else None)
         elif name in ("first", "first_non_null"):
             took = by is None or self.first_of(mark, by, began, self.spec.tie == "greatest" and rank(n) > rank(o))
@@ -329,7 +330,10 @@ class Fold:
         return (n, mark, True) if took else (o, by, False)
 
     def first_of(self, new: Mark, old: Mark, began: Mark | None, greater: bool) -> bool:
-        """Whether an event comes before the one that set a cell; notes why not.  ``greater``: its value is."""
+        """Return whether an event precedes the one that set a cell, and note the reason if not.
+
+        ``greater``: whether the event's value is greater.
+        """
         found = self.precedes(new, old, greater)
         if found == OLDER:
             late = began is not None and self.precedes(new, began, greater) == OLDER
@@ -339,7 +343,7 @@ class Fold:
         return found == FOLDED
 
     def precedes(self, new: Mark, old: Mark, greater: bool) -> str:
-        """As `compare`, where the least order is folded."""
+        """Compare like `compare`, but the least order wins."""
         if new.base != old.base:
             return FOLDED if new.base < old.base else OLDER
         if self.spec.tie == "error":
@@ -350,20 +354,20 @@ class Fold:
         return OLDER if mine > its else TIE
 
     def later(self, cells: Mapping[str, Mark | None], mark: Mark) -> dict[str, Mark | None]:
-        """Of cells, those that a delete leaves alone."""
+        """Return the cells that a delete keeps."""
         return {name: by for name, by in cells.items() if by and compare(self.input, mark, by) != FOLDED}
 
     def without(self, row: Row, cells: Mapping[str, Mark | None]) -> Row:
-        """The row with nothing in the cells that nobody set."""
+        """Return the row with null in cells without a mark."""
         return tuple(
             None if name in self.merged and name not in cells else value
             for name, value in zip(self.input.row, row, strict=True)
         )
 
-    # The end of a time
+    # End of a time
 
     def close(self, folded: Event | None) -> tuple[Merged, bool]:
-        """What the key holds now, and whether its row changed."""
+        """Return the key's new state, and whether its row changed."""
         now, spec, input = self.now, self.spec, self.input
         if now.row is not None:
             out = self.named()
@@ -382,7 +386,7 @@ class Fold:
 
 
 def fold(input: Input, held: Merged | None, events: list[Event], over: bool = False) -> Merged:
-    """Give every event of one key and time its verdict; return what the key holds then.  Refuses what must be."""
+    """Set the verdict of every event of one key and time; return the key's new state, or raise the refusals."""
     this, last_folded = Fold(input, held, over), None
     for event in sorted(events, key=lambda event: (event.base, rank(event.seq))) if input.spec.time else events:
         if this.take(event):
@@ -401,7 +405,7 @@ def fold(input: Input, held: Merged | None, events: list[Event], over: bool = Fa
 
 
 def merged_tombstone(input: Input, tomb: Held, its: Any) -> Merged:
-    """The tombstone of a key that is absent from full contents: its groups keep their orders, and are of the delete."""
+    """Return the tombstone of a key that full contents lack: its groups keep their orders, with the delete's seq."""
     mark, cells = Mark(tomb.base, tomb.order, tomb.seq, None), input.spec.versions == "cell"
     groups = [by and replace(by, seq=tomb.seq, own=None) for by in its.groups]
     return Merged(mark.base, mark.order, mark.seq, None, None if cells else mark, groups, mark if cells else None)

@@ -1,9 +1,8 @@
-"""What hypothesis draws of merging: specs with strategies, groups, versions of cells, and events that are partial.
+"""Draw merging scenarios with hypothesis: specs with strategies, groups and cell versions, and partial events.
 
-Invariant: a drawn scenario is valid JSON with a spec free of contradictions, as in ``strategies``. A strategy must fit
-its column's type, under versions of cells and deletes few are allowed, types without an order may not meet
-``tie="greatest"``, and what is interesting (nulls, absent columns, equal orders, older events, a delete between two
-lives) must come up in few events of few keys.
+A drawn scenario is valid JSON with a consistent spec. A strategy must fit its column's type. Cell versions with deletes
+allow few strategies. Types without an order cannot have ``tie="greatest"``. Few events of few keys must cover nulls,
+absent columns, equal orders, older events, and a delete between two lives.
 
 >>> fits("list<int64>")
 ['last', 'last_non_null', 'first', 'first_non_null', 'append', 'union']
@@ -40,17 +39,17 @@ MORE: dict[str, list[Any]] = {
     "decimal(9,2)": [*VALUES["decimal(9,2)"], "6000000.00"],
     "string": ["", "a", "b", "é"],
 }
-"""Values of payload columns, where they are others than those of ``strategies``."""
+"""Values of payload columns that differ from those in ``strategies``."""
 FREE = ["last", "last_non_null"]
-"""Strategies for which no order of arrival matters under versions of cells, whatever deletes."""
+"""Strategies independent of arrival order with cell versions, even with deletes."""
 NUMBERS = ("int64", "int8", "uint64", "float32", "float64", "decimal(9,2)", "duration[s]")
 DERIVED = {"n * 2": ("int64", {"n"}), "n > 1": ("bool", {"n"}), "coalesce(s, 'none')": ("string", {"s"})}
-"""SQL of derived columns, with the type and the columns that it names."""
+"""SQL of derived columns, with the result type and the columns in it."""
 NESTED = ("list", "struct")
 
 
 def fits(kind: str) -> list[str]:
-    """The strategies, by name, that work on a type; but `fields`, which has parts."""
+    """Return the names of strategies for a type, except `fields`, which has parts."""
     out = ["last", "last_non_null", "first", "first_non_null"]
     if kind.startswith("list"):
         return [*out, "append", "union"]
@@ -62,14 +61,14 @@ def fits(kind: str) -> list[str]:
 
 @st.composite
 def strategy(draw: st.DrawFn, kind: str, allowed: set[str] | None = None) -> Any:
-    """The JSON form of a strategy that works on a type; ``allowed``: under versions of cells."""
+    """Draw the JSON form of a strategy for a type; ``allowed``: the strategies that cell versions allow."""
     if kind == "struct<x,s>" and (allowed is None or "sum" in allowed) and draw(st.booleans()):
         counting = {"max", "min", "sum"} if allowed else None
         part = {
             name: draw(strategy(of, counting).filter(lambda each: named(each) != "collect"))
             for name, of in (("x", "int64"), ("s", "string"))
         }
-        # Under versions of cells a struct is one cell: all of its fields must be such that every event counts.
+        # With cell versions a struct is one cell, so every event must count for all its fields.
         return {
             "name": "fields",
             "fields": part if allowed else {name: part[name] for name in draw(some(list(part)))},
@@ -84,7 +83,7 @@ def strategy(draw: st.DrawFn, kind: str, allowed: set[str] | None = None) -> Any
 
 @st.composite
 def inputs(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
-    """One input that merges.  ``how``: "row", "groups", "cell", "first_row" or "function"; others as they are."""
+    """Draw one merging input.  ``how``: "row", "groups", "cell", "first_row" or "function"; other names fix options."""
     how = fixed.get("how", draw(st.sampled_from(["row", "row", "groups", "groups", "cell", "first_row", "function"])))
     merger = draw(st.sampled_from(["inc or reset", "longer", "in part"])) if how == "function" else None
     if merger == "in part":  # compiled for each type of record, so there are few
@@ -155,13 +154,13 @@ def inputs(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
 
 
 def named(each: Any) -> str:
-    """The name of a strategy's JSON form."""
+    """Return the name of a strategy's JSON form."""
     return str(each["name"]) if isinstance(each, dict) else str(each)
 
 
 @st.composite
 def grouped(draw: st.DrawFn, payload: list[str], among: list[str]) -> dict[str, tuple[dict[str, str], list[str]]]:
-    """One or two groups: order columns with their types, and the payload columns that they decide."""
+    """Draw one or two groups: order columns with their types, and the payload columns they decide."""
     kinds = st.sampled_from(among)
     out: dict[str, tuple[dict[str, str], list[str]]] = {}
     rest = list(payload)
@@ -175,7 +174,7 @@ def grouped(draw: st.DrawFn, payload: list[str], among: list[str]) -> dict[str, 
 
 @st.composite
 def merges(draw: st.DrawFn, how: str, payload: Mapping[str, str], dies: bool, only: Any = None) -> Any:
-    """The JSON form of ``merge=``, or None where it is implied."""
+    """Draw the JSON form of ``merge=``, or None if it is implied."""
     if how == "first_row":
         return "first_row"
     allowed = None
@@ -191,7 +190,7 @@ def merges(draw: st.DrawFn, how: str, payload: Mapping[str, str], dies: bool, on
 
 @st.composite
 def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> dict[str, Any]:
-    """An input that merges, and what it counts."""
+    """Draw a merging input and a count of its keys."""
     holds_back = draw(st.booleans()) if holds_back is None else holds_back
     input = draw(inputs(holds_back, **fixed))
     outputs = {"rows": ["input", "a"], "keys": ["count", ["project", ["input", "a"], ["k"]], ["k"], "count"]}
@@ -207,7 +206,7 @@ def events(
     times: tuple[int, int] = (0, 6),
     nulls: bool = True,
 ) -> list[list[Any]]:
-    """Rows of an input; ``nulls``: whether order columns may be null, else only those of groups."""
+    """Draw rows of an input; ``nulls``: whether order columns outside of groups may be null."""
     spec, kinds = input["spec"], []
     orders = [*spec.get("order_by", []), *(name for of, _ in spec.get("groups", []) for name in of)]
     for name, kind in input["columns"].items():
@@ -231,7 +230,7 @@ def events(
 
 @st.composite
 def batches(draw: st.DrawFn, input: Mapping[str, Any], rows: list[list[Any]]) -> Any:
-    """The rows as they are, or now and then as a batch that lacks some columns."""
+    """Return the rows unchanged, or sometimes as a batch without some columns."""
     needed = {"k", input["spec"].get("time")}
     lacks = draw(maybe(some([name for name in input["columns"] if name not in needed]), []))
     kept = [i for i, name in enumerate(input["columns"]) if name not in lacks]

@@ -1,8 +1,8 @@
-"""Expect an error of ddflow, with its fields, and with a text that a reviewer has read.
+"""Expect a ddflow error with its fields and a reviewed text.
 
-`raises` stands for `pytest.raises`. It compares the fields that a test names, and looks up the text of the error in
-``tests/golden/messages.txt``, among those of the test's file. What differs from run to run (paths, ports, digests) is
-named there instead. ``make messages`` records all texts anew; read the diff.
+`raises` replaces `pytest.raises`. It compares the named fields and looks the error's text up in
+`tests/golden/messages.txt`, under the test's file. Placeholders replace paths, ports, digests and other values that
+vary. ``make messages`` records all texts again; read the diff.
 
 >>> steady("read /tmp/pytest-of-me/pytest-1/popen-gw0/test_x0/a.csv in 3.5ms: PID 71")
 'read TMP/a.csv in TIME: PID N'
@@ -31,9 +31,9 @@ E = TypeVar("E", bound=DdflowError)
 ROOT: Final = Path(__file__).parents[2]
 GOLDEN: Final = ROOT / "tests" / "golden" / "messages.txt"
 RECORDED: Final = ROOT / "tests" / "golden" / ".messages"
-"""Where the processes of a recording run put what they see."""
+"""Folder for the texts that processes of a recording run write."""
 NOTHING: Final = 5
-"""What pytest ends with where it finds no test."""
+"""Exit code of pytest if it finds no test."""
 _seen: list[list[str]] = []
 HEAD: Final = "Texts of errors by test file.  make messages records them.\n"
 _VARYING: Final = (
@@ -66,7 +66,7 @@ _VARYING: Final = (
 
 @contextmanager
 def raises(kind: type[E] | tuple[type[E], ...], **fields: Any) -> Iterator[pytest.ExceptionInfo[E]]:
-    """Expect an error of a class, with some fields, and with a text of the golden file."""
+    """Expect an error of a class, with these fields and a text of the golden file."""
     with pytest.raises(kind) as caught:
         yield caught
     error = caught.value
@@ -76,7 +76,7 @@ def raises(kind: type[E] | tuple[type[E], ...], **fields: Any) -> Iterator[pytes
     text = f"{type(error).__name__}: {steady(str(error))}"
     if RECORD:
         _seen.append([test, text])
-        with suppress(OSError):  # where the test has filled the disk; the next error is written with this one
+        with suppress(OSError):  # a test may have filled the disk; the next error is written with this one
             RECORDED.mkdir(exist_ok=True)
             with (RECORDED / f"{os.getpid()}.jsonl").open("a") as file:
                 file.write("".join(json.dumps(each) + "\n" for each in _seen))
@@ -86,7 +86,7 @@ def raises(kind: type[E] | tuple[type[E], ...], **fields: Any) -> Iterator[pytes
 
 
 def steady(text: str) -> str:
-    """A text with names for what differs from run to run, on one line."""
+    """Return a text on one line, with placeholders for values that vary between runs."""
     for pattern, name in _VARYING:
         text = pattern.sub(name, text)
     return text.replace("\\", "\\\\").replace("\n", "\\n")
@@ -94,7 +94,7 @@ def steady(text: str) -> str:
 
 @cache
 def golden() -> dict[str, set[str]]:
-    """The recorded texts, by test file."""
+    """Return the recorded texts by test file."""
     texts, test = defaultdict[str, set[str]](set), ""
     for line in GOLDEN.read_text().splitlines() if GOLDEN.exists() else ():
         if line.startswith("  "):
@@ -105,7 +105,7 @@ def golden() -> dict[str, set[str]]:
 
 
 def collect(whole: bool) -> None:
-    """Put what was recorded into the golden file; where it is ``whole``, instead of what was there."""
+    """Write the recorded texts to the golden file; replace its contents if ``whole``, else add to them."""
     texts = defaultdict[str, set[str]](set) if whole else golden()
     for file in RECORDED.glob("*.jsonl"):
         for test, text in map(json.loads, file.read_text().splitlines()):

@@ -1,8 +1,8 @@
-"""The table of laws: for each operator of the registry, how a plan gets one, and what it gives, from scratch.
+"""Define the laws' table: for each operator of the registry an example and its result from scratch.
 
-A row is an example of the operator on a collection of `COLUMNS` whose rows may be there several times, and its twin: a
-function from the rows that the input holds, with multiplicities, to those that the output holds. ``test_operators``
-holds every row to all laws; an operator of the registry that has none fails there.
+A row has an example on a collection of `COLUMNS`, with repeated rows, and its twin: a function from the input's rows
+with multiplicities to the output's. ``test_operators`` checks all laws on each row, and fails for an operator without a
+row.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ddflow.plan.verbs.family import find_operator_class
 Row = tuple[Any, ...]
 Rows = Counter[Row]
 COLUMNS = {"city": pa.string(), "n": pa.int64(), "tags": pa.list_(pa.string())}
-"""Of the input: rows are tuples of these, lists as tuples."""
+"""Columns of the input: rows are tuples of these, with lists as tuples."""
 
 
 class Law(NamedTuple):
-    """``make``: an example on a collection.  ``scratch``: what it holds when its input holds some rows."""
+    """An operator's law: ``make`` builds the example, ``scratch`` computes its rows from the input's rows."""
 
     make: Callable[[dd.Collection], dd.Collection]
     scratch: Callable[[Rows], Rows]
     last: bool = False
-    """Whether no operator can be applied to it."""
+    """Whether no operator can follow it."""
 
 
 def each(function: Callable[[Row], list[Row]]) -> Callable[[Rows], Rows]:
-    """The twin of an operator that looks at one row at a time."""
+    """Return the twin of an operator that handles one row at a time."""
 
     def scratch(rows: Rows) -> Rows:
         out: Rows = Counter()
@@ -46,7 +46,7 @@ def each(function: Callable[[Row], list[Row]]) -> Callable[[Rows], Rows]:
 
 
 def groups(rows: Rows) -> Rows:
-    """How many rows each city has."""
+    """Count the rows of each city."""
     found: Counter[Any] = Counter()
     for (city, *_), times in rows.items():
         found[city] += times
@@ -54,7 +54,7 @@ def groups(rows: Rows) -> Rows:
 
 
 def aggregates(rows: Rows) -> Rows:
-    """Some aggregates of each city's numbers."""
+    """Compute some aggregates of each city's numbers."""
     found: dict[Any, list[tuple[Any, int]]] = {}
     for (city, n, _), times in rows.items():
         found.setdefault(city, []).append((n, times))
@@ -68,7 +68,7 @@ def aggregates(rows: Rows) -> Rows:
 
 
 def ends(rows: Rows) -> Rows:
-    """Aggregates in an order of each city's numbers."""
+    """Compute ordered aggregates of each city's numbers."""
     found: dict[Any, list[tuple[Any, Any, int]]] = {}
     for (city, n, tags), times in rows.items():
         found.setdefault(city, []).append((n, tags, times))
@@ -84,13 +84,13 @@ def ends(rows: Rows) -> Rows:
 
 
 def cities(c: dd.Collection) -> list[dd.Collection]:
-    """Two collections: the cities, those of two rows of ``n > 1`` taken away; and the cities of rows of ``n < 3``."""
+    """Return two collections: cities, minus two times those with ``n > 1``; and cities of rows with ``n < 3``."""
     many = c.filter("n > 1").project(["city"]).negate()
     return [c.project(["city"]).concat(many, many), c.filter("n < 3").project(["city"])]
 
 
 def by_city(function: Callable[[int, int], int]) -> Callable[[Rows], Rows]:
-    """The twin of an operator on these: of the two multiplicities of a city, the one that it gives."""
+    """Return the twin of an operator on these, from a function of a city's two multiplicities."""
 
     def scratch(rows: Rows) -> Rows:
         left, right = Counter[Any](), Counter[Any]()
@@ -103,7 +103,7 @@ def by_city(function: Callable[[int, int], int]) -> Callable[[Rows], Rows]:
 
 
 def best(rows: Rows) -> Rows:
-    """The second and the third row of each city, by ``n``."""
+    """Return the second and third row of each city, by ``n``."""
     left: Rows = Counter()
     for (city, n, _), times in rows.items():
         left[city, n] += times
@@ -115,7 +115,7 @@ def best(rows: Rows) -> Rows:
 
 
 def history(rows: Rows) -> Rows:
-    """Which numbers each city has, in runs of those that have tags and those that have none; 2 ends what was."""
+    """Return the runs of each city's numbers with and without tags; 2 ends a run."""
     events: dict[Any, dict[int, set[bool]]] = {}
     for (city, n, tags), times in rows.items():
         if n is not None and times:
@@ -135,7 +135,7 @@ def history(rows: Rows) -> Rows:
 
 
 def never(c: dd.Collection) -> dd.Collection:
-    """A constant, and nothing of it."""
+    """Return a constant minus itself."""
     made = find_operator_class("constant")([*c.inputs, c][:1], ["n"], [["1"], ["2"]])
     return made.concat(made.negate())  # type: ignore[no-any-return]
 
@@ -143,9 +143,10 @@ def never(c: dd.Collection) -> dd.Collection:
 def pairs(
     left: Callable[[Row], Row | None], right: Callable[[Row], Row | None], how: str = "inner", keys: int = 1
 ) -> Callable[[Rows], Rows]:
-    """The twin of a join of two collections of the same rows, made by functions: by their first values.
+    """Return the twin of a join of two collections that functions make from the same rows, by their first values.
 
-    ``how``: as of `Collection.join`, without a condition.  Keys are shown once."""
+    ``how``: as in `Collection.join`, without a condition.  Keys appear once.
+    """
 
     def scratch(rows: Rows) -> Rows:
         sides = [Counter[Row](), Counter[Row]()]
@@ -172,22 +173,22 @@ def pairs(
 
 
 def halves(c: dd.Collection) -> tuple[dd.Collection, dd.Collection]:
-    """Two collections by city: ``n`` where it is below 3, and ``m``, where it is there."""
+    """Return two collections by city: ``n`` below 3, and ``m``, if it is not null."""
     return c.filter("n < 3").project(["city", "n"]), c.filter("n is not null").project({"city": "city", "m": "n"})
 
 
 def half(row: Row) -> Row | None:
-    """The left of `halves`."""
+    """Return the left row of `halves`, or None."""
     return None if row[1] is None or row[1] >= 3 else row[:2]
 
 
 def other_half(row: Row) -> Row | None:
-    """The right of `halves`."""
+    """Return the right row of `halves`, or None."""
     return None if row[1] is None else row[:2]
 
 
 def below(rows: Rows) -> Rows:
-    """The left of `halves`, with its greater partners of the right, and null where there is none."""
+    """Return the left of `halves` with greater partners of the right, or with null without a partner."""
     every = pairs(half, other_half)(rows)
     out = Counter({row: times for row, times in every.items() if row[1] < row[2]})
     lone = Counter[Row]()
@@ -198,7 +199,7 @@ def below(rows: Rows) -> Rows:
 
 
 def counted(rows: Rows) -> Rows:
-    """The left of `halves`, beside how many rows the city has."""
+    """Return the left of `halves` with the number of rows of its city."""
     found = dict(groups(rows).keys())
     out: Rows = Counter()
     for row, times in rows.items():
@@ -208,7 +209,7 @@ def counted(rows: Rows) -> Rows:
 
 
 def same_key(c: dd.Collection) -> dd.Collection:
-    """An input, joined with itself by its key."""
+    """Join an input with itself by its key."""
     (rows,) = c.inputs
     mine, other = rows.project(["id", "city"]), rows.project({"of": "id", "n": "n"})
     return mine.join(other, on={"id": "of"}).project(["city", "n"])
@@ -256,7 +257,7 @@ TABLE: Mapping[str, Law] = {
         history,
     ),
     "to_upserts": Law(lambda c: c.count("city").to_upserts("city"), groups, last=True),
-    # It holds rows from the first event on, of which the rows that are held do not tell: see test_constant.
+    # Its rows exist from the first event on, so the input's rows do not determine them: see test_constant.
     "constant": Law(lambda c: never(c), lambda rows: Counter()),
     "arrange": Law(lambda c: c.arrange("city"), each(lambda row: [row])),
     "join": Law(lambda c: halves(c)[0].join(halves(c)[1], on="city"), pairs(half, other_half)),
@@ -338,4 +339,4 @@ MADE: Mapping[str, Law] = {
     ),
     "join by a key": Law(same_key, each(lambda row: [row[:2]])),
 }
-"""Verbs that are made of others, which the laws hold for as well."""
+"""Verbs built from other operators; all laws also apply to them."""

@@ -1,4 +1,4 @@
-"""Pages whose scripts need a server: their blocks, taken out and run against that of the tests."""
+"""Run the scripts of documentation pages against the tests' servers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The blocks of a page in a language that are scripts, and no doctest."""
+    """Return a page's blocks in a language, without doctests."""
     found = re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
     return [block for block in found if ">>> " not in block]
 
 
 def run(page: str, folder: Path, addresses: dict[str, str]) -> None:
-    """All scripts of a page as one, in this process.  ``addresses``: those of the page, and what stands for them."""
+    """Run all scripts of a page as one, in this process.
+
+    ``addresses``: the page's addresses, and their replacements.
+    """
     script = "\n".join(blocks(page, "python"))
     for written, real in addresses.items():
         assert written in script, f"{page} does not name {written}"

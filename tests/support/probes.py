@@ -1,8 +1,7 @@
-"""How far the index looks: slots gone through by every look-up, write and rebuild, counted by a second look.
+"""Count the slots that index look-ups, writes and rebuilds visit, to bound the probe length.
 
-``counted()`` yields the calls, each with its keys and its slots, as they are made.  What is counted is where an entry
-was found less where the look began, so the kernels count nothing themselves; a table that grew too late shows as slots
-by the thousand for each key, whatever the machine and its load.
+``counted()`` yields each call with its keys and slots. Slots are the distance from an entry's first slot to its place,
+so the kernels count nothing. A table that grows too late shows thousands of slots per key, on any machine.
 
 >>> from ddflow.trace.index import Index
 >>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
@@ -24,13 +23,13 @@ import pytest
 from ddflow.kernels import index as kernels
 
 SLOTS = 12
-"""Slots a key, on average: 5 for a new key in a full table, the others for chance and for crowded parts."""
+"""Average slots a key: 5 for a new key in a full table, the rest for chance and crowded parts."""
 CHANCE = 2000
-"""Slots that a call of a few keys may go through beside."""
+"""Extra slots allowed for a call with few keys."""
 
 
 class Call(NamedTuple):
-    """``slots``: that were looked at and not taken; all of the table where it was left without having found room."""
+    """A call; ``slots`` are visited without being taken, or the whole table if no slot was free."""
 
     what: str
     keys: int
@@ -38,7 +37,7 @@ class Call(NamedTuple):
 
 
 def homes(table: Any, capacity: Any, shards: Any, high: Any) -> Any:
-    """Where the entries of some identities belong: in its shard, the upper word of what is left of it by capacity."""
+    """Return the first slot of each identity: in its shard, the upper word of the remaining bits times capacity."""
     return _upper(high, shards) * (table.shape[0] // int(shards)) + _upper(high * shards, capacity)
 
 
@@ -49,7 +48,7 @@ def _upper(high: Any, factor: Any) -> Any:
 
 @contextmanager
 def counted() -> Iterator[list[Call]]:
-    """Yields the calls, in their order."""
+    """Yield the calls in their order."""
     calls, seek, write, rebuild = list[Call](), kernels.look_up_keys, kernels.write_entries, kernels.copy_entries
 
     def sought(table: Any, capacity: Any, shards: Any, high: Any, low: Any, starts: Any, place: Any, *out: Any) -> None:
@@ -97,6 +96,6 @@ def counted() -> Iterator[list[Call]]:
 
 
 def check(calls: list[Call]) -> None:
-    """Assert that no call went through more slots than its keys are worth."""
+    """Assert that no call visited too many slots for its keys."""
     far = [call for call in calls if call.slots > SLOTS * call.keys + CHANCE]
     assert not far, far

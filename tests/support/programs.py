@@ -1,11 +1,11 @@
-"""Programs that are forked from a process in which all is imported: a process of its own without a second of imports.
+"""Fork programs from a process with all imports loaded, to save a second of imports each.
 
-`Program` is `subprocess.Popen` for a piece of Python, `ddflow` for a command line.  The process that forks starts with
-the first program of a test process, one for each way to begin, and ends with that.
+`Program` replaces `subprocess.Popen` for Python code, `ddflow` for a command line. The forking process starts with the
+first program of a test process, one for each ``of`` code, and ends with the test process.
 
-Guarantees: a program has its own streams, environment, folder and arguments, takes signals, and ends as Python ends.
-Limits: what a module reads from the environment when it is imported, or has kept since, is that of the process that
-forks; a test of such things starts an interpreter.
+Guarantees: a program has its own streams, environment, folder and arguments, takes signals, and ends like Python.
+Limits: values that a module read from the environment at import, or cached since, are the forking process's. Tests of
+such values start an interpreter.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ for verb in cli.VERBS:
 from lives import warm
 warm()
 """
-"""What a process does before it forks: the command line has run once."""
+"""Code that the forking process runs first: it has imported all verbs."""
 MAIN = "import sys\nfrom ddflow.cli import main\nsys.exit(main())"
 
 
 class Program:
-    """A piece of Python that runs in a process of its own.
+    """Python code that runs in its own process.
 
-    Parameters are those of `subprocess.Popen`; a stream that is not given is empty or goes nowhere.  ``path``: folders
-    whose modules come first.  ``of``: what the process that forks it has done.
+    Parameters are like `subprocess.Popen`'s; a missing stream is empty or discarded.  ``path``: folders to import from
+    first.  ``of``: code that the forking process runs first.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Program:
         return int.from_bytes(self._state.recv(4, socket.MSG_WAITALL), "big", signed=True)
 
     def poll(self) -> int | None:
-        """Return its exit code, if it has ended."""
+        """Return the exit code if the program has ended, else None."""
         if self.returncode is None and select.select([self._state], [], [], 0)[0]:
             self.returncode = self._hear()
             self._state.close()
         return self.returncode
 
     def wait(self, timeout: float = 120) -> int:
-        """Return its exit code, once it has ended; after ``timeout`` it is killed."""
+        """Wait for the end and return the exit code; kill the program after ``timeout``."""
         if self.returncode is None:
             late = threading.Timer(timeout, self.kill)
             late.start()
@@ -113,42 +113,42 @@ class Program:
         return out, err
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it has not ended."""
+        """Send a signal to the program if it is running."""
         if self.returncode is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Send it SIGTERM."""
+        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send it SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 def ddflow(*words: object, **options: Any) -> Program:
-    """Start the program with a command line."""
+    """Start a ddflow command line."""
     return Program(MAIN, *words, **options)
 
 
 def ended(program: Program) -> subprocess.CompletedProcess[str]:
-    """Wait for a program that has pipes, and return what it wrote and its exit code."""
+    """Wait for a program with pipes; return its output and exit code."""
     out, err = program.communicate()
     return subprocess.CompletedProcess("", program.wait(), out, err)
 
 
 def run_ddflow(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command line in a process of its own, to its end."""
+    """Run a command line to its end in its own process."""
     return ended(ddflow(*words, stdout=PIPE, stderr=PIPE, **options))
 
 
 def run_python(code: str, *words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a piece of Python in a process of its own, to its end."""
+    """Run Python code to its end in its own process."""
     return ended(Program(code, *words, stdout=PIPE, stderr=PIPE, **options))
 
 
 def _stream(given: Any, writes: bool = False) -> tuple[IO[str] | None, int]:
-    """Our end of a stream, if it is a pipe, and the program's."""
+    """Return our end of a stream, if it is a pipe, and the program's end."""
     if given == PIPE:
         reading, writing = os.pipe()
         return (open(writing, "w"), reading) if writes else (open(reading), writing)
@@ -165,7 +165,7 @@ def _rest(file: IO[str] | None) -> str:
 
 
 class Server:
-    """A process that forks programs, once it has run a piece of Python."""
+    """A process that runs some code and then forks programs."""
 
     def __init__(self, before: str) -> None:
         self.control, theirs = socket.socketpair()
@@ -176,12 +176,12 @@ class Server:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End it, once the programs that it forked have ended."""
+        """End the process after its programs have ended."""
         self.control.close()
         self.process.wait()
 
     def fork(self, told: dict[str, Any], fds: list[int]) -> None:
-        """Ask for a program; ``fds``: where its state is told, and its streams."""
+        """Request a program; ``fds``: the socket of its state, and its streams."""
         text = json.dumps(told).encode()
         with self.lock:
             socket.send_fds(self.control, [len(text).to_bytes(4, "big")], fds)
@@ -194,7 +194,7 @@ def _server(before: str) -> Server:
 
 
 class Text(InspectLoader):
-    """Loads a module from its text."""
+    """A loader of a module from its text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -205,12 +205,12 @@ class Text(InspectLoader):
 
 
 def _run(code: str) -> None:
-    """Run a piece of Python as a program runs."""
+    """Run Python code like a program."""
     Text(code).exec_module(ModuleType("__main__"))
 
 
 def _serve() -> None:
-    """Fork programs until the process that asks for them has ended."""
+    """Fork programs until the requesting process ends."""
     import gc
 
     _run(sys.argv[1])
@@ -231,14 +231,14 @@ def _serve() -> None:
 
 
 def _reap(how: int) -> None:
-    """Take note of programs that have ended; their time counts as that of this process."""
+    """Collect ended programs, so that their time counts for this process."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, how)[0]:
             pass
 
 
 def _wait_for_one(told: dict[str, Any], fds: list[int]) -> None:
-    """Fork the program, and tell its number and how it ended."""
+    """Fork the program; send its process id and its exit code."""
     state, *streams = fds
     child = os.fork()
     if not child:

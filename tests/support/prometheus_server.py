@@ -1,6 +1,7 @@
-"""A Prometheus of one's own: it scrapes one address ten times a second, and answers queries.
+"""Run a Prometheus that scrapes one address ten times a second and answers queries.
 
-It keeps its samples in a folder of the test's and ends with it.  Without the programs, ``lacking`` says what to do.
+It keeps its samples in the test's folder and ends with the test. If the programs are missing, ``lacking`` says what to
+install.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ scrape_configs: [{{job_name: ddflow, static_configs: [{{targets: ["{target}"]}}]
 
 
 def lacking() -> dict[str, str]:
-    """The tests that cannot run here, and what to do about it."""
+    """Return the test files that cannot run here, and the fix for each."""
     there = all(shutil.which(each) for each in ("prometheus", "promtool"))
     return {} if there else {"exporters/test_dashboard.py": "apt install prometheus"}
 
 
 class Prometheus:
-    """Scrapes ``target``, a ``host:port``, while the block runs."""
+    """A Prometheus that scrapes ``target``, a ``host:port``, while the block runs."""
 
     def __init__(self, folder: Path, target: str) -> None:
         with socket.socket() as free:
@@ -52,7 +53,7 @@ class Prometheus:
         self._process.wait()
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """The series of an expression, labels and value; none while Prometheus starts.  Raises HTTPError."""
+        """Return an expression's series as labels and value; empty while Prometheus starts.  Raises HTTPError."""
         address = f"http://{self.address}/api/v1/query?{urlencode({'query': expression})}"
         try:
             with urllib.request.urlopen(address) as page:

@@ -1,4 +1,4 @@
-"""States for the tests of proof: small ones of every kind, logs for them, and lies with right checksums."""
+"""Build states for tests of proofs: small states of every kind, their logs, and false contents with valid checksums."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BERN = "city = 'Bern'"
 
 
 def plan(spec: dd.Upsert = EPOCH, **more: pa.DataType) -> dd.Flow:
-    """Orders, their counts by city, and those of Bern."""
+    """Return a flow of orders, their counts by city, and Bern's orders."""
     flow = dd.Flow()
     columns = dict(zip(SCHEMA.names, SCHEMA.types, strict=True)) | more
     orders = flow.upserts("orders", columns, spec)
@@ -38,7 +38,7 @@ def plan(spec: dd.Upsert = EPOCH, **more: pa.DataType) -> dd.Flow:
 
 
 def events(seed: int, steps: int = 6, rows: int = 12, keys: int = 9, first: int = 0) -> list[pa.Table]:
-    """Some steps' events, at random: few keys, so that they meet.  ``first``: the number of the first step."""
+    """Return random events for some steps, with few keys.  ``first``: the number of the first step."""
     rng, out = random.Random(seed), []
     for step in range(first, first + steps):
         made = [
@@ -55,7 +55,7 @@ def events(seed: int, steps: int = 6, rows: int = 12, keys: int = 9, first: int 
 
 
 def feed(state: Any, steps: list[pa.Table], spec: dd.Upsert = EPOCH, **options: Any) -> None:
-    """Take the events in: a step each, or a push each, and the frontier follows as far as none is late."""
+    """Feed the events with a step or a push each; the frontier advances as far as no event is late."""
     with plan(spec).open(state, **options) as engine:
         for i, step in enumerate(steps):
             if spec.holds_back:
@@ -67,13 +67,13 @@ def feed(state: Any, steps: list[pa.Table], spec: dd.Upsert = EPOCH, **options: 
 
 
 def one(*ids: int, city: str = "Bern", at: int = 1) -> pa.Table:
-    """A row for each key, alike but for it."""
+    """Return a row for each key; other columns are equal."""
     rows = [{"id": each, "city": city, "at": at, "gone": False} for each in ids]
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
 def replaced(store: MemoryStore, spec: dd.Upsert = ARRIVAL) -> list[pa.Table]:
-    """A state that was fed events, full contents, full contents of a scope; its log without marks."""
+    """Feed a state with events, full contents and scoped full contents; return its log without marks."""
     parts = [one(1, 2), one(2, 3), one(3)]
     with plan(spec).open(store, retain=9) as engine:
         engine.step({"orders": parts[0]}, 1)
@@ -83,12 +83,12 @@ def replaced(store: MemoryStore, spec: dd.Upsert = ARRIVAL) -> list[pa.Table]:
 
 
 def files(state: Path) -> list[Path]:
-    """All files of a state in a folder."""
+    """Return all files of a state in a folder."""
     return sorted(path for path in state.rglob("*") if path.is_file())
 
 
 def lie(store: MemoryStore, tell: Callable[[Any], None]) -> None:
-    """Publish the newest version again, its inventory changed, with a checksum that is right."""
+    """Publish the newest version again with a changed inventory and a valid checksum."""
     manifest = load_newest_manifest(store)
     assert manifest is not None
     inventory = json.loads(store.map_blob(manifest.inventories[0]).to_pybytes())
@@ -100,7 +100,7 @@ def lie(store: MemoryStore, tell: Callable[[Any], None]) -> None:
 
 
 def lie_in(store: MemoryStore, **fields: Any) -> None:
-    """Publish the newest version again with other fields, with a checksum that is right."""
+    """Publish the newest version again with other fields and a valid checksum."""
     manifest = load_newest_manifest(store)
     assert manifest is not None
     store = store.reopen()
@@ -109,7 +109,7 @@ def lie_in(store: MemoryStore, **fields: Any) -> None:
 
 
 def rewritten(store: MemoryStore, named: list[Any], change: Callable[[pa.Table], pa.Table]) -> list[Any]:
-    """A file of an inventory with other columns, as the inventory would name it."""
+    """Write an inventory's file again with changed columns; return its entry."""
     with pa.ipc.open_file(store.shared.blobs[named[0]][0]) as file:
         table = change(file.read_all())
 
@@ -121,5 +121,5 @@ def rewritten(store: MemoryStore, named: list[Any], change: Callable[[pa.Table],
 
 
 def named(path: Path, state: Path) -> str:
-    """A file as reports name it."""
+    """Return a file's name in reports."""
     return path.relative_to(state).as_posix()

@@ -1,15 +1,14 @@
-"""Check what only a real Kafka can show: ``python tests/support/real_kafka.py broker:9092``, with a broker of your own.
+"""Check behaviour that only a real Kafka has: ``python tests/support/real_kafka.py broker:9092``, with your broker.
 
-It makes topics whose names begin with ``ddflow-check-``, prints a line for each thing that it looks at, and ends with 1
-if one is not so:
+It makes topics with the prefix ``ddflow-check-``, prints a line per check, and exits with 1 if one fails:
 
-- a second writer of an output fences the first, which is told that another one is there;
-- what a transaction wrote that was aborted, or whose writer died, is not read; the epoch is in the topic once;
-- the offsets that a group is told are kept by the broker, and so are those of a transaction;
-- a state begins at a time;
-- offsets that retention took away are `SourceChanged`, and so is a topic that was deleted and created again.
+- a second writer of an output fences the first, which gets an error;
+- an aborted transaction, or one of a dead writer, is not read; its epoch appears once;
+- the broker keeps a group's offsets and a transaction's offsets;
+- a new state can start at a time;
+- a position lost to retention or to a recreated topic raises `SourceChanged`.
 
-The tests' mock cluster does none of these.  ``--config name=value`` gives librdkafka's settings, as a password.
+The tests' mock cluster has none of these.  ``--config name=value`` passes librdkafka settings, such as a password.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SHAPE = TableShape("rows", pa.schema({"id": pa.int64()}), None)
 
 
 class Checks:
-    """Against the brokers ``servers``."""
+    """The checks on the brokers ``servers``."""
 
     def __init__(self, servers: str, config: dict[str, str]) -> None:
         self.servers, self.config = servers, config
@@ -45,7 +44,7 @@ class Checks:
         self.admin, self.made = AdminClient(self.settings), list[str]()
 
     def topic(self, **config: str) -> str:
-        """A new one, of one partition."""
+        """Make a topic with one partition."""
         name = f"ddflow-check-{uuid.uuid4().hex[:8]}"
         self.admin.create_topics([NewTopic(name, 1, config=config)])[name].result(30)
         self.made += [name, f"{name}.ddflow"]
@@ -58,7 +57,7 @@ class Checks:
         assert producer.flush(30) == 0
 
     def read(self, topic: str, **more: Any) -> list[int]:
-        """What a state that knows nothing reads of a topic."""
+        """Read a topic with a new state; return its ids."""
         flow = dd.Flow()
         columns = {"id": pa.int64()}
         flow.output("rows", flow.upserts("rows", columns, dd.Upsert(key="id"), format=dd.formats.plain_json()))
@@ -67,7 +66,7 @@ class Checks:
             return sorted(row["id"] for row in engine.read("rows").to_pylist())
 
     def messages(self, topic: str) -> list[int]:
-        """What readers of committed messages see, each as often as it is there."""
+        """Return the committed messages that a reader sees, with repetitions."""
         opened = dd.sources.kafka(self.servers, topic, config=self.config).open({"rows": pa.schema([])}, None)
         found, empty = list[int](), 0
         while not opened.ended or empty < 5:
@@ -107,7 +106,7 @@ class Checks:
         return "messages and record of a writer that died were not read, and the epoch is there once"
 
     def die(self, topic: str) -> None:
-        """End this process within a transaction, whose messages are with the broker."""
+        """End this process inside a transaction with messages at the broker."""
         dying = self.writer(topic)
         dying.producer.begin_transaction()
         for id in (7, 8):
@@ -215,7 +214,7 @@ def main() -> int:
 
 
 def looked_at(checks: Checks) -> list[str]:
-    """Print a line for each; the names of those that are not so."""
+    """Run the checks and print a line for each; return the names of those that fail."""
     looks: list[Callable[[], str]] = [
         checks.fencing,
         checks.dead_writer,

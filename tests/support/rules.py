@@ -1,8 +1,7 @@
-"""The twin's rules: what equals what, what comes before what, and which event of a key wins.
+"""Define the twin's rules: equality, order, and the event that wins a key.
 
-Invariant: `resolve` reads as the rulings in docs/semantics.md do, one event after the other in the order of arrival. A
-winner must beat what the key holds and its rivals of the same time, and the verdict of each loser says which of the two
-it lost to, and how. Nothing here knows of steps, times or outputs: that is ``model``.
+`resolve` follows docs/semantics.md, event by event in order of arrival. The verdict of a loser says how it lost, to the
+key's state or to a rival of the same time. `model` handles steps, times and outputs.
 
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> canonical(-0.0), canonical(float("nan")) is NAN
@@ -29,7 +28,7 @@ Condition = Callable[[Mapping[str, Any]], bool | None]
 
 
 class Refused(Exception):
-    """The whole call is refused; ``kinds`` names the exception classes of ddflow that say why (any one will do)."""
+    """A refusal of a whole call; ``kinds`` names ddflow's exception classes, and any of them is right."""
 
     def __init__(self, *kinds: str) -> None:
         super().__init__(*kinds)
@@ -37,17 +36,17 @@ class Refused(Exception):
 
 
 FORGIVEN: set[str] = set()
-"""Refusals that `refuse` lets pass: a step may have several reasons, and which one is told is not ruled."""
+"""Refusals that `refuse` ignores: a step may have several reasons, and any of them may be reported."""
 
 
 def refuse(kind: str) -> None:
-    """Raise `Refused`, unless that is forgiven."""
+    """Raise `Refused`, unless its kind is forgiven."""
     if kind not in FORGIVEN:
         raise Refused(kind)
 
 
 def canonical(value: Any) -> Any:
-    """The value that stands for all that equal it: hashable, and equal by ``==`` inside a tuple."""
+    """Return the representative of all equal values: hashable, and equal by ``==`` inside a tuple."""
     if isinstance(value, float):
         return NAN if value != value else value + 0.0
     if isinstance(value, dict):
@@ -58,21 +57,21 @@ def canonical(value: Any) -> Any:
 
 
 def rank(value: Any) -> tuple[Any, ...]:
-    """The place of a canonical value in the order of its type: null, then values, then NaN."""
+    """Return a canonical value's sort key in its type: null, then values, then NaN."""
     return (0,) if value is None else (2,) if value is NAN else (1, value)
 
 
 def ranks(values: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:
-    """A composite order: compared left to right."""
+    """Return a composite sort key, compared left to right."""
     return tuple(rank(value) for value in values)
 
 
 @dataclass(frozen=True)
 class Input:
-    """One upsert input: its input columns, its spec, and its SQL conditions as Python functions of an event.
+    """An upsert input: its columns, its spec, and its SQL conditions as Python functions of an event.
 
-    Of merging: the columns' ``types`` by name (a dict for a struct), what ``derive=`` computes from a row, and the
-    merger of one's own as a ``function`` of the row held and the one given.
+    For merging it has the columns' ``types`` by name (a dict for a struct), ``derive`` functions of a row, and a custom
+    merger ``function`` of the old and the new row.
     """
 
     columns: tuple[str, ...]
@@ -85,7 +84,7 @@ class Input:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The columns of the collection's row, in input order."""
+        """Columns of the collection's row, in input order."""
         spec = self.spec
         if spec.value is not None:
             return tuple(c for c in self.columns if c in spec.value or c in spec.key)
@@ -94,7 +93,7 @@ class Input:
 
     @property
     def counting(self) -> list[int]:
-        """The places of the row columns that count in "did it change"."""
+        """Indexes of the row columns that count as a change."""
         spec = self.spec
         if spec.track is not None:
             return [i for i, name in enumerate(self.row) if name in spec.track]
@@ -102,17 +101,17 @@ class Input:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the winner's order stays with its key, a deleted one's too."""
+        """Whether the winner's order stays with its key, even after a delete."""
         spec = self.spec
         return spec.late == "advance" if spec.time else bool(spec.order_by or spec.seq or spec.groups)
 
     @property
     def ties(self) -> bool:
-        """Whether events of equal order are a tie; where arrival alone decides, they are not."""
+        """Whether events of equal order tie; they do not if only arrival decides."""
         return bool(self.spec.order_by) or self.spec.time is not None
 
     def deletes(self, event: Mapping[str, Any]) -> bool:
-        """Whether an event says that its key is gone; null means live."""
+        """Return whether an event deletes its key; null means live."""
         if self.where is not None and self.where(event) is not True:
             return True
         if isinstance(self.spec.delete, Tombstone):
@@ -125,10 +124,10 @@ class Input:
 
 @dataclass(eq=False)
 class Event:
-    """One event that was neither bad nor dropped as late.
+    """An event that is neither bad nor dropped as late.
 
-    ``numbers``: of its arrival, and by its seq.  ``given``: the columns that its batch had; ``groups``: its order for
-    each group of columns, as given.
+    ``numbers``: its arrival number and its seq.  ``given``: the columns of its batch; ``groups``: its order for each
+    column group.
     """
 
     input: str
@@ -152,7 +151,7 @@ class Event:
 
 @dataclass
 class Held:
-    """What a key holds: the winner's order, and its row, or None for a tombstone."""
+    """A key's state: the winner's order, and its row, or None for a tombstone."""
 
     base: tuple[tuple[Any, ...], ...]
     order: Row
@@ -161,14 +160,14 @@ class Held:
 
 
 def is_stale(spec: Upsert, event: Event, held: Held) -> bool:
-    """Whether the event is older than what its key held when the step began."""
+    """Return whether the event is older than its key's state at the start of the step."""
     if event.base != held.base:
         return event.base < held.base
     return spec.tie == "last" and spec.seq is not None and rank(event.seq) < rank(held.seq)
 
 
 def beats(input: Input, event: Event, champion: Event | Held) -> bool:
-    """Whether an event that arrives after ``champion`` takes its place."""
+    """Return whether an event that arrives after ``champion`` replaces it."""
     spec = input.spec
     if event.base != champion.base:
         return event.base > champion.base
@@ -182,14 +181,14 @@ def beats(input: Input, event: Event, champion: Event | Held) -> bool:
 
 
 def size(input: Input, row: Row | None) -> tuple[Any, ...]:
-    """The place of a row among rows of equal order under ``tie="greatest"``: by what counts; a value beats a delete."""
+    """Return a row's sort key for ``tie="greatest"``: by counting columns; a row beats a delete."""
     return (0,) if row is None else (1, ranks(row[i] for i in input.counting))
 
 
 def resolve(input: Input, held: Held | None, events: list[Event], over: bool = False) -> Held:
-    """Give every event of one key and time its verdict; return what the key holds then.  Refuses a forbidden tie.
+    """Set the verdict of every event of one key and time; return the key's new state.
 
-    ``over``: the order that is held decides nothing (full contents).
+    Refuses a forbidden tie.  ``over``: ignore the stored order (full contents).
     """
     spec = input.spec
     rival = held if input.keeps_order and not over else None
@@ -218,7 +217,7 @@ def resolve(input: Input, held: Held | None, events: list[Event], over: bool = F
 
 
 def same(input: Input, a: Row | None, b: Row | None) -> bool:
-    """Whether nothing changes in the columns that count."""
+    """Return whether no counting column changes."""
     if a is None or b is None:
         return a is b
     return [a[i] for i in input.counting] == [b[i] for i in input.counting]

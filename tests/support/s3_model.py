@@ -1,7 +1,7 @@
-"""Two writers of one S3 state over a faulty way, beside a model of what must be there.
+"""Drive two writers of one S3 state over a faulty connection, and compare with a model.
 
-The model is kept in dicts and never asks the stores; what is really there it learns from the server, by another way.
-Where an answer was lost it holds every possibility, and narrows them down by what the server says.
+The model consists of dicts and never asks the stores. It reads the server directly. If an answer is lost, the model
+keeps every possibility and narrows them down by the server's contents.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STEPS = (
 
 
 class Model:
-    """``seen``: how often each step ended how.  `step` raises AssertionError at the first violation."""
+    """A model; ``seen`` counts the outcomes of each step.  `step` raises AssertionError at the first violation."""
 
     def __init__(self, moto: Moto, proxy: Proxy, folder: Path, seed: int) -> None:
         self.moto, self.proxy, self.folder, self.seed = moto, proxy, folder, seed
@@ -45,7 +45,7 @@ class Model:
         self.direct = Direct.from_url(self.url, client_options={"allow_http": True}, **options(moto.url))
         self.blobs: dict[Blob, bytes] = {}
         self.deleted: dict[Blob, bytes] = {}
-        self.doubtful: set[str] = set()  # nonces of writers of which a put failed
+        self.doubtful: set[str] = set()  # nonces of writers with a failed put
         self.tried: dict[int, set[bytes]] = {}
         self.decided: dict[int, bytes] = {}
         self.never: dict[int, set[bytes]] = {}
@@ -53,14 +53,14 @@ class Model:
         self.stores = [self.open(0), self.open(1)]
 
     def open(self, which: int) -> S3Store:
-        """A store in place of one of the two, opened while nothing fails."""
+        """Open a store to replace one of the two, without faults."""
         rate, self.proxy.rate = self.proxy.rate, 0.0
         store = S3Store(self.url, cache=self.folder / f"cache-{which}", options=options(self.proxy.url))
         self.proxy.rate = rate
         return store
 
     def step(self) -> None:
-        """One operation of one of the writers, resolved."""
+        """Do one operation of one of the writers and check it."""
         name, which = self.random.choice(STEPS), self.random.randrange(2)
         try:
             outcome = getattr(self, name)(self.stores[which])
@@ -74,7 +74,7 @@ class Model:
         self.check_manifests()
 
     def put(self, store: S3Store) -> str:
-        """A blob; one that fails may turn up."""
+        """Put a blob; a failed one may still appear."""
         data = self.random.randbytes(self.random.choice((0, 10, 3_000, 100_000)))
         try:
             blob = store.put("arrow", lambda sink: sink.write(data))
@@ -86,7 +86,7 @@ class Model:
         return "done"
 
     def map(self, store: S3Store) -> str:
-        """A blob that is there, or one that was deleted: right or missing, never wrong."""
+        """Read a live or deleted blob: the result is right or missing, never wrong."""
         some = self.random.choice((self.blobs, self.blobs, self.deleted))
         if not some:
             return "nothing"
@@ -100,7 +100,7 @@ class Model:
         return "right"
 
     def list(self, store: S3Store) -> str:
-        """All that is there, nothing that cannot be."""
+        """List all live blobs and no impossible ones."""
         listed = {entry.name: entry.length for entry in store.list_blobs()}
         for blob in self.blobs:
             assert listed.pop(blob.name, None) == blob.length, f"{blob.name} is not listed"
@@ -109,7 +109,7 @@ class Model:
         return "done"
 
     def delete(self, store: S3Store) -> str:
-        """A blob; a late put of it may bring it back, as garbage."""
+        """Delete a blob; a late put may restore it as garbage."""
         if not self.blobs:
             return "nothing"
         blob = self.random.choice(list(self.blobs))
@@ -118,7 +118,7 @@ class Model:
         return "done"
 
     def publish(self, store: S3Store) -> str:
-        """The next number, or one that is taken; the other writer may have been there already."""
+        """Publish the next number or a taken one; the other writer may have published it first."""
         greatest = max([*self.decided, *self.tried, self.expired])
         number = max(self.expired + 1, greatest + self.random.choice((-1, 0, 1, 1, 1)), 0)
         data = f"{store.nonce} {self.random.random()}".encode() * self.random.choice((1, 100))
@@ -139,13 +139,13 @@ class Model:
         return "won" if won else "lost"
 
     def numbers(self, store: S3Store) -> str:
-        """Those decided, and no others than were tried."""
+        """List manifest numbers: all decided ones, and none that was not tried."""
         found = set(store.list_manifests())
         assert self.decided.keys() <= found <= self.tried.keys(), f"{found} of {self.decided.keys()}"
         return "done"
 
     def manifest(self, store: S3Store) -> str:
-        """One that was decided."""
+        """Read a decided manifest."""
         if not self.decided:
             return "nothing"
         number = self.random.choice(list(self.decided))
@@ -153,7 +153,7 @@ class Model:
         return "right"
 
     def expire(self, store: S3Store) -> str:
-        """The oldest of many; a late put may bring it back."""
+        """Expire the oldest of many manifests; a late put may restore it."""
         if len(self.decided) < 6:
             return "nothing"
         self.expired = min(self.decided)
@@ -162,7 +162,7 @@ class Model:
         return "done"
 
     def mark(self, store: S3Store) -> str:
-        """The greatest, and see that it is kept."""
+        """Mark the greatest manifest, and check that the mark is kept."""
         number = max(self.decided, default=-1)
         if number >= 0:
             self.perhaps_marked = max(self.perhaps_marked, number)
@@ -172,14 +172,14 @@ class Model:
         return "done"
 
     def there(self, number: int) -> bytes | None:
-        """What the server has."""
+        """Return the server's manifest."""
         try:
             return bytes(obstore.get(self.direct, f"manifests/{number:016d}").bytes())
         except FileNotFoundError:
             return None
 
     def check_manifests(self) -> None:
-        """What was decided stays; what did not happen never does; what is in doubt is one of those tried."""
+        """Check manifests: decided ones stay, failed ones never appear, doubtful ones are among those tried."""
         for number in range(self.expired + 1, max(self.tried, default=-1) + 1):
             there = self.there(number)
             assert there == self.decided.get(number, there), f"{number} changed"
@@ -188,7 +188,7 @@ class Model:
                 self.decided[number] = there
 
     def finish(self) -> None:
-        """Let everything arrive that is late, and look at it all."""
+        """Let all late requests arrive, and check everything."""
         self.proxy.calm()
         self.check_manifests()
         store = self.open(0)

@@ -1,8 +1,8 @@
-"""An object store over HTTP for tests, as fixtures: moto's server, and a proxy before it that fails on purpose.
+"""Provide S3 over HTTP as fixtures: moto's server, and a proxy that injects faults.
 
-moto looks whether a key is there and puts it in two steps, so two conditional puts at once could both win; real S3 lets
-one win.  Requests therefore go through moto one at a time.  The proxy draws what becomes of each request from a seed:
-it may never arrive, arrive after its sender gave up, succeed without an answer or with a wrong one, or be refused.
+moto checks a key and puts it in two steps, so two conditional puts at once could both win; real S3 lets one win. So
+requests go through moto one at a time. The proxy draws each request's fate from a seed: it never arrives, arrives after
+its sender gave up, succeeds with no or a wrong answer, or is refused.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ FAULTS: Final = {
     "403": "is not served, answered 403",
     "slow": "is served, the connection is closed without an answer after a minute",
 }
-"""What may become of a request, by name."""
+"""Faults of a request, by name."""
 
 
 CONDITIONAL: Final = {"denied", "conflict"}
-"""Those that happen to conditional puts only."""
+"""Faults of conditional puts only."""
 
 
 BUCKETS = itertools.count(1)
-"""All servers of a process share what moto holds."""
+"""Bucket numbers, unique in a process, because its servers share moto's contents."""
 
 
 class Moto:
-    """moto's S3 behind a lock, on a free port of the loopback.  ``url``: its endpoint."""
+    """A moto S3 behind a lock, on a free port of the loopback.  ``url``: its endpoint."""
 
     def __init__(self) -> None:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -74,7 +74,7 @@ class Moto:
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def bucket(self) -> str:
-        """The name of a new, empty bucket."""
+        """Make an empty bucket; return its name."""
         name = f"bucket-{next(BUCKETS)}"
         status, _, body = forward(self.url, ("PUT", f"/{name}", {"Content-Length": "0"}, b""))
         assert status == 200, body
@@ -82,11 +82,10 @@ class Moto:
 
 
 class Proxy:
-    """Passes requests to ``target``, and with the probability ``rate`` (0 at first) lets one of ``faults`` happen;
-    for conditional puts, which are few, twice that.
+    """A proxy to ``target`` that injects one of ``faults`` with probability ``rate`` (0 at first).
 
-    ``seen``: how often each happened.  ``late``: requests that still travel, with how many others go before.
-    ``conditions``: whether those of conditional puts are passed on.
+    Conditional puts are few, so their rate is double.  ``seen``: counts by fault.  ``late``: delayed requests, with the
+    number of requests before them.  ``conditions``: whether the conditions of puts are passed on.
     """
 
     def __init__(self, target: str) -> None:
@@ -123,12 +122,12 @@ class Proxy:
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def fail(self, seed: int, rate: float, *faults: str, times: int = 1 << 60) -> None:
-        """From now on let these faults (none named: all but the slow) happen at this rate, so many times at most."""
+        """Inject these faults (by default all but the slow one) at this rate, at most ``times`` times."""
         self.faults = faults or tuple(each for each in FAULTS if each != "slow")
         self.rate, self.random, self.left = rate, random.Random(seed), times
 
     def calm(self) -> None:
-        """No more faults, and every request that still travels arrives."""
+        """Stop faults and deliver every delayed request."""
         self.rate = 0.0
         with self.lock:
             for _, request in self.late:
@@ -141,7 +140,7 @@ class Proxy:
         self.server.server_close()
 
     def pass_on(self, handler: BaseHTTPRequestHandler, request: Request) -> None:
-        """Serve a request, or let something happen to it."""
+        """Serve a request or inject a fault."""
         if not self.conditions:
             request[2].pop("if-none-match", None)
         fault, delay = self._choose(request)
@@ -162,7 +161,7 @@ class Proxy:
         return self._answer(handler, (status, headers, body))
 
     def _choose(self, request: Request) -> tuple[str, int]:
-        """A fault or "", and how late; requests whose time has come arrive first."""
+        """Choose a fault or "", and a delay; deliver due requests first."""
         with self.lock:
             due = [each for wait, each in self.late if wait <= 0]
             self.late = [(wait - 1, each) for wait, each in self.late if wait > 0]
@@ -198,7 +197,7 @@ class Proxy:
 
 
 def forward(target: str, request: Request) -> Answer:
-    """Send a request to an endpoint; its answer."""
+    """Send a request to an endpoint; return its answer."""
     connection = http.client.HTTPConnection(target.removeprefix("http://"), timeout=30)
     method, path, headers, body = request
     try:
@@ -213,20 +212,20 @@ def forward(target: str, request: Request) -> Answer:
 
 
 def options(url: str, **more: Any) -> dict[str, Any]:
-    """What a store at this endpoint is opened with: three tries, without much waiting."""
+    """Return a store's options for this endpoint: three tries with short waits."""
     quick = {"max_retries": 2, "backoff": {"init_backoff": timedelta(milliseconds=1)}}
     return {"endpoint": url, "access_key_id": "id", "secret_access_key": "key", "retry_config": quick, **more}
 
 
 @pytest.fixture(scope="session")
 def moto() -> Moto:
-    """One server for the whole session."""
+    """Share one server in the whole session."""
     return Moto()
 
 
 @pytest.fixture
 def proxy(moto: Moto) -> Iterator[Proxy]:
-    """A faulty way to it, of the test's own."""
+    """Provide a faulty proxy to the server for one test."""
     made = Proxy(moto.url)
     yield made
     made.stop()

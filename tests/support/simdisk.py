@@ -1,9 +1,4 @@
-"""A disk in memory that remembers every call, so that it can tell what a power loss would leave; and one that fails.
-
-The model is harsher than any file system: until a file is synced each of its sectors may be lost, torn or kept, and its
-length is any between; until a folder is synced each name that came or went in it may or may not have; a folder's sync
-says nothing of files' bytes, a file's nothing of its name; and what a failed sync did not write, no later one does.
-All choices of an image come from one number, so that (scenario, seed) tells an image for ever.
+"""Simulate a disk in memory with every possible result of a power loss, and a disk with failing calls.
 
 >>> disk = SimDisk()
 >>> file = disk.create("/a", 0o600)
@@ -31,11 +26,11 @@ import pyarrow as pa
 from ddflow.storage.folder.disk import Disk, FileStatus
 
 SECTOR = 512
-EVERY = 32  # operations between the states that are kept, from which others are computed
+EVERY = 32  # operations between stored states, from which others are computed
 
 
 class Pending(NamedTuple):
-    """A name that came (``node``) or went (None) in a folder; ``twin``: of a rename, whose halves share it."""
+    """A name that appeared (``node``) or vanished (None) in a folder; ``twin``: shared by both halves of a rename."""
 
     name: str
     node: int | None
@@ -43,7 +38,10 @@ class Pending(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is durable after so many operations, and what is not yet.  Values are never changed, only replaced."""
+    """The durable state after so many operations, and what is not durable.
+
+    Values are never changed, only replaced.
+    """
 
     folders: dict[int, tuple[dict[str, int], tuple[Pending, ...]]]
     files: dict[int, tuple[bytes, tuple[tuple[int, bytes], ...], tuple[tuple[int, bytes], ...]]]  # durable, not, never
@@ -54,11 +52,16 @@ class State(NamedTuple):
 
 
 def error(number: int, path: str = "") -> OSError:
-    return OSError(number, os.strerror(number), path)  # OSError makes FileExistsError and its like by the number
+    return OSError(number, os.strerror(number), path)  # OSError picks its subclass by number
 
 
 class SimDisk(Disk):
-    """``most``: bytes that one write takes, so that every write of more is short."""
+    """A simulated disk that logs every call; ``most``: maximum bytes of one write, so that longer writes are short.
+
+    Until a file is synced, each of its sectors may be lost, torn or kept, and its length varies. Until a folder is
+    synced, its new and removed names may or may not exist. A folder's sync does not cover files' bytes, a file's sync
+    does not cover its name. A failed sync's data is lost to later syncs.
+    """
 
     def __init__(self, most: int | None = None, clock: float = 1e9) -> None:
         self.most, self.clock = most, clock
@@ -70,7 +73,7 @@ class SimDisk(Disk):
         self.log: list[tuple[Any, ...]] = []
         self.kept = [State({0: ({}, ())}, {}, ())]
 
-    # What the store calls.
+    # Calls of the store
 
     def resolve_path(self, path: str) -> str:
         return os.path.normpath(path)
@@ -159,20 +162,20 @@ class SimDisk(Disk):
     def read_clock(self) -> float:
         return self.clock + len(self.log)
 
-    # What only wrong stores call.
+    # Calls of wrong stores only
 
     def reopen(self, path: str) -> int:
-        """The descriptor of a file that may be there already, emptied or not: it goes on at its end."""
+        """Open an existing file for appending."""
         return self._opened(self._node(path))
 
-    # What tests call.
+    # Calls of tests
 
     def note(self, text: Any) -> None:
-        """Remember what was promised by now; images cut later have it in their ``notes``."""
+        """Record a promise; images cut later have it in their ``notes``."""
         self._did("note", text)
 
     def doom(self, file: int) -> None:
-        """A sync of this file failed: what it had not written is lost to all later ones."""
+        """Fail a sync of this file: later syncs do not restore its unwritten data."""
         self._did("doom", self._of(file))
 
     @property
@@ -180,13 +183,17 @@ class SimDisk(Disk):
         return list(self._at(len(self.log)).notes)
 
     def image(self, seed: int, cut: int | None = None) -> SimDisk:
-        """What a power loss may leave after ``cut`` operations, by default as many as ``seed`` says.  O(cut / 32)."""
+        """Return a possible result of a power loss after ``cut`` operations, by default a random number.  O(cut / 32).
+
+        ``seed`` alone decides all choices of an image, so (scenario, seed) is reproducible. The model is harsher than
+        any file system.
+        """
         random = Random(seed)
         chosen = random.randrange(len(self.log) + 1)
         state = self._at(chosen if cut is None else cut)
         image = SimDisk(clock=self.clock + 1e6)
         image.last = self.last
-        keep = random.choice((0.0, 0.15, 0.5, 0.85, 1.0))  # extremes are where rules break
+        keep = random.choice((0.0, 0.15, 0.5, 0.85, 1.0))  # extremes break rules
         folders, files = {}, {}
         waiting = [0]
         while waiting:
@@ -208,12 +215,12 @@ class SimDisk(Disk):
         return image
 
     def images(self, seeds: range) -> Iterator[tuple[int, SimDisk]]:
-        """An image for each seed."""
+        """Yield an image for each seed."""
         for seed in seeds:
             yield seed, self.image(seed)
 
     def content(self) -> tuple[Any, ...]:
-        """All there is, to be compared: names of folders and files, and the files' bytes."""
+        """Return all contents for comparison: names of folders and files, and the files' bytes."""
         found: list[Any] = []
         waiting = [("", 0)]
         while waiting:
@@ -225,7 +232,7 @@ class SimDisk(Disk):
                 found.append((path, bytes(self.files[node])))
         return tuple(found)
 
-    # How it is done.
+    # Implementation
 
     def _did(self, *operation: Any) -> None:
         self.log.append(operation)
@@ -282,7 +289,7 @@ class SimDisk(Disk):
         return self.files[node]
 
     def _at(self, cut: int) -> State:
-        """The state after so many operations."""
+        """Return the state after ``cut`` operations."""
         while len(self.kept) <= cut // EVERY:
             begin = (len(self.kept) - 1) * EVERY
             self.kept.append(_after(self.kept[-1], self.log[begin : begin + EVERY]))
@@ -291,7 +298,7 @@ class SimDisk(Disk):
 
 
 def _after(state: State, operations: list[tuple[Any, ...]]) -> State:
-    """The state after more operations."""
+    """Return the state after more operations."""
     folders, files, notes = state.copy()
     for index, (kind, *values) in enumerate(operations):
         if kind in ("create", "link", "mkdir", "unlink", "rename"):
@@ -332,7 +339,7 @@ def _applied(durable: dict[str, int], pending: Any) -> dict[str, int]:
 
 
 def _names(random: Random, keep: float, durable: dict[str, int], pending: tuple[Pending, ...]) -> dict[str, int]:
-    """A folder with any of what came and went.  In order, as of one name it only matters which is the last one kept."""
+    """Apply a random subset of a folder's changes, in order: only the last one of a name matters."""
     chosen = {i for i in range(len(pending)) if random.random() < keep}
     gone = {pending[i].twin for i in chosen if pending[i].node is None}
     return _applied(
@@ -352,7 +359,7 @@ def _over(durable: bytes, writes: tuple[tuple[int, bytes], ...]) -> bytes | byte
 
 
 def _survivors(random: Random, keep: float, durable: bytes, writes: tuple[tuple[int, bytes], ...]) -> bytes:
-    """A file with any sectors of what was written: kept, torn, or as they were (zeros behind the old end)."""
+    """Return a file with each written sector kept, torn or unchanged (zeros after the old end)."""
     if not writes:
         return durable
     whole = bytes(_over(durable, writes))
@@ -369,7 +376,7 @@ def _survivors(random: Random, keep: float, durable: bytes, writes: tuple[tuple[
     return bytes(found[:length])
 
 
-# A disk that fails.
+# Failing disk
 
 CALLS = (
     "status",
@@ -394,16 +401,16 @@ KINDS = {
     "EIO": CALLS,
     "short": ("write",),
     "fsync": SYNCS,
-    # done, and said to have failed
+    # done, but reported as failed
     "answer": ("mkdir", "link", "rename", "unlink", "fsync", "sync_dir", "close", "write"),
 }
 
 
 class Faulty(Disk):
-    """Another disk whose ``at``-th call that can fail this way does (from 0), once or from then on (``forever``).
+    """A disk that fails its ``at``-th call of this kind (from 0), once or from then on (``forever``).
 
-    ``calls``: how many there were that could.  ``failed``: what was asked by those that did.  ``before``: called before
-    every call with its name and arguments, to look on or to raise.
+    ``calls``: the number of calls of this kind.  ``failed``: the names of failed calls.  ``before``: called before
+    every call with its name and arguments, to observe or to raise.
     """
 
     def __init__(
@@ -458,15 +465,15 @@ for _name in CALLS:
     setattr(Faulty, _name, _by_call(_name))
 
 
-# A story that is told to a disk, and what every image of it must keep.
+# Scenarios on a disk, and the promises that every image keeps
 
 
 class Killed(BaseException):
-    """A process that ends here, without another call."""
+    """The end of a process, without another call."""
 
 
 def killing(name: str, ending: str, nth: int = 0) -> Callable[..., Any]:
-    """A ``before`` for `Faulty`: the process dies at the ``nth`` call of that name on a path that ends so, from 0."""
+    """Return a ``before`` for `Faulty`: it kills at the ``nth`` call (from 0) of a name on a path with this ending."""
     seen = [0, 0]
 
     def before(called: str, *arguments: Any) -> None:
@@ -479,9 +486,10 @@ def killing(name: str, ending: str, nth: int = 0) -> Callable[..., Any]:
 
 
 class Story(NamedTuple):
-    """``scenario(open, note)``: what happens; ``open(before=None)`` is a store of a new process, ``note`` a promise.
+    """A scenario and its check on images of a disk.
 
-    ``check(store, notes)``: raises unless a store keeps what was promised by then.  ``make(disk)``: a store on a disk.
+    ``scenario(open, note)``: the actions; ``open(before=None)`` gives a new process's store, ``note`` records a
+    promise. ``check(store, notes)``: raises unless a store keeps these promises.  ``make(disk)``: a store on a disk.
     """
 
     scenario: Callable[[Callable[..., Any], Callable[[Any], None]], Any]
@@ -489,12 +497,12 @@ class Story(NamedTuple):
     make: Callable[[Any], Any]
 
     def told(self, disk: SimDisk) -> SimDisk:
-        """The disk after the scenario."""
+        """Run the scenario and return the disk."""
         self.scenario(lambda before=None: self.make(Faulty(disk, before=before) if before else disk), disk.note)
         return disk
 
     def violation(self, disk: SimDisk, seeds: range) -> str | None:
-        """The first image that breaks a promise, or None.  What was seen before is not looked at again."""
+        """Return the first image that breaks a promise, or None; equal images are checked once."""
         seen: set[int] = set()
         for seed, image in disk.images(seeds):
             notes = image.notes

@@ -1,8 +1,8 @@
-"""A soak: tests in random order until its minutes are over, then a clean end that says what ran and what did not.
+"""Run a soak: tests in random order for some minutes, then a report of finished and missing tests.
 
-A pytest plugin, at work where ``DDFLOW_SOAK=1``; ``DDFLOW_MINUTES=60`` is the limit, none without it.  A test that is
-under way when the time is over is cut short: it counts as skipped, not as failed, and what it found until then is kept
-in the example database.  With xdist each worker keeps the time, and tells the controller what it left.
+This pytest plugin is active with ``DDFLOW_SOAK=1``; ``DDFLOW_MINUTES=60`` sets the limit, without it there is none. At
+the limit, the running test is cut short: it does not fail, and the example database keeps its findings. With xdist,
+each worker keeps the time and reports to the controller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OVER = "the time of the soak is over"
 
 
 class Soak:
-    """``left``: the tests that were not begun; ``cut``: those that were cut short."""
+    """A soak; ``left``: tests that were not begun; ``cut``: tests that were cut short."""
 
     def __init__(self, config: pytest.Config) -> None:
         minutes = float(os.environ.get("DDFLOW_MINUTES") or 1e9)
@@ -35,17 +35,17 @@ class Soak:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """All workers end when the controller does."""
+        """Give all workers the controller's end time."""
         node.workerinput["soak_end"] = self.end
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """In random order, by the seed of the run; each worker collects in the same order."""
+        """Shuffle the tests by the run's seed; each worker gets the same order."""
         seeded("order").shuffle(items)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> object:
-        """Begin no test when the time is over."""
+        """Begin no test after the limit."""
         if time.time() < self.end:
             return None
         self.left.append(item.nodeid)
@@ -53,7 +53,7 @@ class Soak:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """Cut the test short when the time is over."""
+        """Cut the test short at the limit."""
 
         def over(*_: Any) -> None:
             self.cut.append(item.nodeid)
@@ -70,7 +70,7 @@ class Soak:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """A worker tells what it did; a soak with no time for any test is no error."""
+        """Report a worker's results; a soak without time for any test is no error."""
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["soak"] = (self.ran, self.cut, self.left)
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.left:
@@ -78,12 +78,12 @@ class Soak:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """What a worker did."""
+        """Add a worker's results."""
         ran, cut, left = getattr(node, "workeroutput", {}).get("soak", (0, [], []))
         self.ran, self.cut, self.left = self.ran + ran, self.cut + cut, self.left + left
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """What ran and what did not."""
+        """Print finished and missing tests."""
         whole = self.ran - len(self.cut)
         terminalreporter.section("soak")
         terminalreporter.line(f"{whole} tests ran, {len(self.cut)} were cut short, {len(self.left)} were not begun")

@@ -1,7 +1,7 @@
-"""An archive of the classes that Spark loads, so that the some twenty JVMs of a run start in half the time.
+"""Archive Spark's loaded classes, so that a run's twenty or so JVMs start in half the time.
 
-``.ci/test`` makes it where there is none, beside the compiled kernels; ``conftest.py`` names it to every JVM.  A JVM
-of another version, or with other jars, does not take it, and says nothing.  Run as a program, this file makes it.
+``.ci/test`` makes the archive beside the compiled kernels if it is missing, and ``conftest.py`` passes it to every JVM.
+A JVM with another version or other jars silently ignores it. Run this file as a program to make the archive.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from typing import Any
 from ddflow.kernels.cache import list_cache_directories
 
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
-"""A JVM of tests is young when it ends: the second compiler and the parallel collector cost it more than they give."""
+"""JVM options: test JVMs are short-lived, so the second compiler and the parallel collector cost too much."""
 
 KEPT = 3
-"""How many of other environments and versions stay: each has 190 MB."""
+"""Number of archives to keep, for other environments and versions: each has 190 MB."""
 
 
 def archive() -> Path:
-    """Where the archive is, or would be."""
+    """Return the path of the archive, even if it does not exist."""
     facts = f"{version('pyspark')} {sys.prefix} {os.environ.get('JAVA_HOME')}"
     return list_cache_directories()[0] / f"spark-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.jsa"
 
 
 def options() -> str:
-    """What the JVMs of a run are started with."""
+    """Return the JVM options of a run."""
     return f"{OPTIONS} -XX:SharedArchiveFile={archive()}" if archive().exists() else OPTIONS
 
 
 def make() -> None:
-    """Run jobs of the kinds that tests run; the JVM that ran them writes what it has loaded when it ends."""
+    """Run the kinds of jobs that tests run; their JVM writes the archive when it ends."""
     archive().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive().parent) as folder:
         made = Path(folder) / "classes"
@@ -52,7 +52,7 @@ def make() -> None:
 
 
 def jobs(folder: str) -> None:
-    """A shuffle through Python, files, an order, and a stream."""
+    """Run a shuffle through Python, files, a sort and a stream."""
     import pyarrow as pa
 
     from spark_bridge.session import local_session

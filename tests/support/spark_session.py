@@ -1,9 +1,9 @@
-"""What tests on Spark share: one local session a process (the fixture ``spark``), frames of tables, the comparison.
+"""Share one local Spark session per process (fixture ``spark``), frames of tables, and a comparison.
 
-Arrow schemas are validated here, as they are not by default, so that a wrong type out of ``mapInArrow`` fails a test;
-and the session's zone is none that anybody would assume.  The session starts when the first test asks for it, and its
-Python workers stay warm from module to module.  A process has one session at a time, so a test that starts another
-(a cluster, the demo) asks for the fixture ``alone``, which stops the shared one.
+The session validates Arrow schemas, which is off by default, so a wrong type out of ``mapInArrow`` fails a test. Its
+time zone is an unusual one. It starts with the first test that needs it, and its Python workers stay warm from module
+to module. A process has one session at a time. So a test with another session (a cluster, the demo) uses the fixture
+``alone``, which stops the shared one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _session: SparkSession | None = None
 
 
 def shared() -> SparkSession:
-    """The session of this process, on two threads; started if there is none."""
+    """Return the session of this process, on two threads; start it if there is none."""
     global _session
     if _session is None:
         _session = _shared.enter_context(local_session("tests", cores=2, memory="1g"))
@@ -53,8 +53,7 @@ def stop_shared() -> None:
 
 @contextmanager
 def kept(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session for a block, which may change settings, the workers' environment and what is cached: afterwards they
-    are as before."""
+    """Yield the session; afterwards restore its settings, the workers' environment and the cache."""
     before, environment = spark.conf.getAll, dict(spark.sparkContext.environment)
     try:
         yield spark
@@ -72,7 +71,7 @@ def kept(spark: SparkSession) -> Iterator[SparkSession]:
 
 @contextmanager
 def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """A setting of the session for the length of a block."""
+    """Change a setting of the session for a block."""
     before = spark.conf.get(name)
     spark.conf.set(name, value)
     try:
@@ -82,7 +81,7 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 
 
 def frame_of(spark: SparkSession, *parts: pa.Table) -> DataFrame:
-    """A frame with one partition for each table, in their order; the rows keep theirs.  Types become Spark's."""
+    """Make a frame with one partition per table, in order, with Spark's types."""
     frames = []
     for part in parts:
         schema = build_transfer_schema(part.schema, "a test")
@@ -96,7 +95,7 @@ def frame_of(spark: SparkSession, *parts: pa.Table) -> DataFrame:
 
 
 def locally(flow: dd.Flow, inputs: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-    """What the local engine puts out: one step at 0, or all pushed and closed."""
+    """Return the local engine's output: one step at 0, or all pushed and closed."""
     with flow.open() as engine:
         if not flow.holds_back:
             return dict(engine.step(inputs, time=0))
@@ -105,12 +104,12 @@ def locally(flow: dd.Flow, inputs: Mapping[str, pa.Table]) -> dict[str, pa.Table
 
 
 def counted(table: pa.Table) -> Counter[tuple[Any, ...]]:
-    """How often each row is there, in plain values."""
+    """Count each row, in plain values."""
     return Counter(plain(table))
 
 
 def assert_same(frames: Mapping[str, DataFrame], expected: Mapping[str, pa.Table]) -> None:
-    """The frames hold the rows of the tables, no more, no fewer, in the columns of the same names."""
+    """Assert that the frames hold exactly the rows of the tables, in columns with the same names."""
     assert list(frames) == list(expected)
     for name, table in expected.items():
         found = frames[name].toArrow()

@@ -1,7 +1,7 @@
-"""A run on Spark without Spark: each stage's tasks one after the other, in this process.
+"""Run a Spark plan without Spark: each stage's tasks one after the other, in this process.
 
-Shuffles are lists that bring chunks in the reverse order, a few at a time, and every task is run twice: both attempts
-must give the same.
+Shuffles are lists with chunks in reverse order, a few at a time. Every task runs twice, and both attempts must give the
+same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SECRET = Secret(5, 6)
 
 
 def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: int) -> dict[str, pa.Table]:
-    """What each output is given, in the types that travel.  ``given``: by input, its rows by task that reads them."""
+    """Return each output in its transfer types.  ``given``: by input, its rows for each reading task."""
     packed, columns = [], {name: tuple(tables[0].column_names) for name, tables in given.items()}
     for name, tables in given.items():
         by = make_partitioner(flow, name, partitions, SECRET, columns[name])
@@ -41,7 +41,7 @@ def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: 
 
 
 def attempted(task: StatelessStageTask, chunks: Sequence[pa.RecordBatch], number: int) -> list[pa.RecordBatch]:
-    """What a task makes of the chunks of its partition, whichever attempt it is."""
+    """Run two attempts at a task on its partition's chunks, and return the first one's output."""
     table = pa.Table.from_batches(chunks, PACKED)
     mine = [row for row, to in enumerate(table.column("to").to_pylist()) if to == number]
     rows = table.take(pa.array(mine[::-1], pa.int64())).combine_chunks().to_batches(max_chunksize=2)
@@ -51,6 +51,6 @@ def attempted(task: StatelessStageTask, chunks: Sequence[pa.RecordBatch], number
 
 
 def whole(table: pa.Table) -> pa.RecordBatch:
-    """A table as one record batch, with rows or without."""
+    """Return a table as one record batch, even without rows."""
     columns = [column.combine_chunks() for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)

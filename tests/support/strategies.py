@@ -1,8 +1,8 @@
-"""What hypothesis draws: schemas, specs, plans and events, small enough that keys meet, orders tie and times repeat.
+"""Draw schemas, specs, plans and events with hypothesis, small enough that keys meet, orders tie and times repeat.
 
-Invariant: a drawn scenario is valid JSON (see ``doors``) with a spec free of contradictions, so a failing example is a
-trace already. Options of a spec exclude each other, columns must exist for conditions to name them, and the
-interesting values (NaN, -0.0, null, equal orders, deletes of absent keys) must come up often.
+A drawn scenario is valid JSON (see ``doors``) with a consistent spec, so a failing example is already a trace. Options
+of a spec exclude each other, and conditions need their columns. Interesting values (NaN, -0.0, null, equal orders,
+deletes of absent keys) must occur often.
 
 >>> sorted(VALUES["bool"])
 [False, True]
@@ -58,7 +58,7 @@ EXTREMES: dict[str, list[Any]] = {
     "date32": [-719_162, 2_932_896],
     "decimal(9,2)": ["9999999.99", "-9999999.99"],
 }
-"""Values at the edges, for keys and orders; payload has none, since ``n + 1`` would overflow."""
+"""Extreme values for keys and orders; payload has none, because ``n + 1`` would overflow."""
 FLAT = [kind for kind in VALUES if not kind.startswith(("list", "struct"))]
 PAYLOAD = {"n": "int64", "s": "string", "f": "float64", "b": "bool", "d": "decimal(9,2)", "x": "binary"}
 TIMES = ["int64", "int64", "timestamp[us]", "date32"]
@@ -69,18 +69,18 @@ VERBS = (*LINEAR, "count", "sets", "top", "versions", *["join"] * 2, *["agg"] * 
 
 
 def maybe(strategy: st.SearchStrategy[Any], other: Any = None) -> st.SearchStrategy[Any]:
-    """The strategy, or more often the plain ``other``."""
+    """Draw from the strategy, or more often return the plain ``other``."""
     return st.one_of(st.just(other), st.just(other), strategy)
 
 
 def some(names: list[str], least: int = 0) -> st.SearchStrategy[list[str]]:
-    """Some of the names, in any order."""
+    """Draw some of the names, in any order."""
     return st.lists(st.sampled_from(names), unique=True, min_size=least, max_size=len(names)) if names else st.just([])
 
 
 @st.composite
 def inputs(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
-    """One input: columns and spec.  ``fixed`` options are taken as they are."""
+    """Draw one input: columns and spec.  ``fixed`` options are used unchanged."""
     keys = {"k": draw(st.sampled_from(FLAT))} | (
         {"j": draw(st.sampled_from(FLAT))} if draw(st.integers(0, 3)) == 0 else {}
     )
@@ -127,7 +127,7 @@ def inputs(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
 
 @st.composite
 def deletes(draw: st.DrawFn, spec: dict[str, Any], payload: Mapping[str, str]) -> dict[str, str]:
-    """Put one of the forms of delete into the spec; returns the column that it needs."""
+    """Add one form of delete to the spec; return the column it needs."""
     form = draw(st.sampled_from(["none", "flag", "word", "moment", "sql"]))
     if form == "flag":
         spec["delete"] = {"tombstone": "gone"}
@@ -145,7 +145,7 @@ def deletes(draw: st.DrawFn, spec: dict[str, Any], payload: Mapping[str, str]) -
 
 
 def row_of(columns: Mapping[str, str], spec: Mapping[str, Any]) -> list[str]:
-    """The row columns of a drawn input."""
+    """Return the row columns of a drawn input."""
     parsed = spec_of({name: option for name, option in spec.items() if option is not None})
     if parsed.value is not None:
         return [name for name in columns if name in parsed.value or name in parsed.key]
@@ -154,7 +154,7 @@ def row_of(columns: Mapping[str, str], spec: Mapping[str, Any]) -> list[str]:
 
 
 def ignored(input: Mapping[str, Any]) -> list[str]:
-    """The row columns of a drawn input that do not count as a change, but for the key."""
+    """Return a drawn input's row columns without the key that do not count as a change."""
     spec = input["spec"]
     if "track" not in spec:
         return list(spec.get("noop_ignore", []))
@@ -165,7 +165,7 @@ def ignored(input: Mapping[str, Any]) -> list[str]:
 def plans(
     draw: st.DrawFn, columns: dict[str, str], names: list[str], depth: int = 2, verbs: tuple[str, ...] = VERBS
 ) -> tuple[list[Any], dict[str, str]]:
-    """A nested list over inputs with these row columns, and the columns of the collection it makes."""
+    """Draw a nested list over inputs with these row columns, and its own columns."""
     if depth == 0:
         return ["input", draw(st.sampled_from(names))], columns
     below, of = draw(plans(columns, names, depth - 1, verbs))
@@ -210,7 +210,7 @@ def plans(
 
 @st.composite
 def sets(draw: st.DrawFn, below: list[Any], of: dict[str, str], conditions: list[str]) -> list[Any]:
-    """A threshold, or what two collections have or do not have in common."""
+    """Draw a threshold, or a union, difference or intersection of two collections."""
     verb = draw(st.sampled_from(["distinct", "threshold", "set", "set"]))
     if verb == "distinct":
         return ["distinct", below]
@@ -224,7 +224,7 @@ def sets(draw: st.DrawFn, below: list[Any], of: dict[str, str], conditions: list
 
 @st.composite
 def tops(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[list[Any], dict[str, str]]:
-    """The first rows of groups, of a collection whose multiplicities are not below zero."""
+    """Draw the first rows of groups, from a collection without negative multiplicities."""
     below = not_below_zero(below)
     ways = st.sampled_from(["", " desc", " asc nulls last", " desc nulls first"])
     by = [name + draw(ways) for name in draw(some(list(of)))]
@@ -234,7 +234,7 @@ def tops(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[list[An
 
 
 def not_below_zero(plan: list[Any]) -> list[Any]:
-    """The plan, or one of multiplicities that are not below zero."""
+    """Return the plan, or one with nonnegative multiplicities."""
     return ["threshold", plan, "n * n"] if "negate" in repr(plan) else plan
 
 
@@ -246,7 +246,7 @@ def joins(
     other: tuple[list[Any], dict[str, str]],
     conditions: list[str],
 ) -> tuple[list[Any], dict[str, str]]:
-    """A join of any kind with another plan, whose columns get names of their own, but for a key of one name."""
+    """Draw a join of any kind with another plan; its columns get new names, except a key with one name."""
     right, there = other
     pairs = [(a, b) for a in of for b in there if of[a] == there[b] and not of[a].startswith(("list", "struct"))]
     on = draw(st.lists(st.sampled_from(pairs), max_size=2, unique_by=(lambda p: p[0], lambda p: p[1]))) if pairs else []
@@ -264,7 +264,7 @@ def joins(
 def aggregates(
     draw: st.DrawFn, below: list[Any], of: dict[str, str], by: list[str]
 ) -> tuple[list[Any], dict[str, str]]:
-    """Some aggregates of groups."""
+    """Draw some aggregates of groups."""
     of_payload = {name for name in of if PAYLOAD.get(name) == of[name]}
     known = [text for text, (needs, *_) in AGGREGATES.items() if set(needs) <= of_payload]
     chosen = draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True))
@@ -280,7 +280,7 @@ def aggregates(
 def histories(
     draw: st.DrawFn, below: list[Any], of: dict[str, str], conditions: list[str]
 ) -> tuple[list[Any], dict[str, str]]:
-    """The versions of keys, of rows that are there, which no index has by them."""
+    """Draw the versions of keys, over existing rows that no index has by key."""
     order = draw(st.sampled_from(list(of)))
     key = [name for name in draw(some(list(of))) if name != order]
     delete = draw(st.sampled_from([None, *conditions[:2]]))
@@ -290,7 +290,7 @@ def histories(
 
 @st.composite
 def projections(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[list[Any], dict[str, str]]:
-    """A projection by name or by expression."""
+    """Draw a projection by name or by expression."""
     names = draw(some(list(of), 1))
     computed = [sql for sql in COMPUTED if columns_in(sql) <= {name for name in of if PAYLOAD.get(name) == of[name]}]
     if computed and draw(st.booleans()):
@@ -304,7 +304,7 @@ def projections(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[
 
 @st.composite
 def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> dict[str, Any]:
-    """Inputs (one, or two of one shape) and up to two outputs."""
+    """Draw inputs (one, or two of one shape) and up to two outputs."""
     holds_back = draw(st.booleans()) if holds_back is None else holds_back
     input = draw(inputs(holds_back, **fixed))
     names = ["a", "b"] if draw(st.integers(0, 3)) == 0 else ["a"]
@@ -317,7 +317,7 @@ def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> 
 
 
 def element(kind: str, nulls: bool) -> st.SearchStrategy[Any]:
-    """A value of a type, from its few."""
+    """Draw one of a type's few values."""
     return st.sampled_from([*VALUES[kind] * 2, *([None] if nulls else [])])
 
 
@@ -325,7 +325,7 @@ def element(kind: str, nulls: bool) -> st.SearchStrategy[Any]:
 def events(
     draw: st.DrawFn, input: Mapping[str, Any], most: int = 8, least: int = 0, times: tuple[int, int] = (0, 6)
 ) -> list[list[Any]]:
-    """Rows of an input; keys are null now and then where the spec minds, times lie within ``times``."""
+    """Draw rows of an input; keys are sometimes null, and times are within ``times``."""
     spec, columns = input["spec"], input["columns"]
     kinds = []
     for name, kind in columns.items():
@@ -348,7 +348,7 @@ def _batches(table: pa.Table) -> list[pa.RecordBatch]:
 
 
 def _encoded(table: pa.Table) -> pa.Table:
-    """Text as dictionaries, in two chunks where there are rows for it."""
+    """Encode text as dictionaries, in two chunks if there are enough rows."""
     columns = [column.dictionary_encode() if pa.types.is_string(column.type) else column for column in table.columns]
     out = pa.table(columns, names=table.column_names)
     half = table.num_rows // 2
@@ -356,7 +356,7 @@ def _encoded(table: pa.Table) -> pa.Table:
 
 
 def _reordered(table: pa.Table) -> pa.Table:
-    """Columns in another order, text as views, rows behind an offset."""
+    """Reorder columns, convert text to views, and put rows after an offset."""
     padded = pa.concat_tables([table.slice(0, 1), table]).combine_chunks().slice(min(1, table.num_rows))
     columns = {name: padded.column(name) for name in reversed(table.column_names)}
     return pa.table(
@@ -374,16 +374,16 @@ SHAPES: dict[str, Shape] = {
     "reordered": _reordered,
     "reader": lambda table: pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=3)),
 }
-"""The ways in which the same rows may come in."""
+"""Shapes in which the same rows may arrive."""
 
 
 def shapes() -> st.SearchStrategy[Shape]:
-    """One of the ways to hand rows in."""
+    """Draw one of the shapes of input."""
     return st.sampled_from(sorted(SHAPES)).map(lambda name: SHAPES[name])
 
 
 @st.composite
 def splits(draw: st.DrawFn, rows: list[Any]) -> list[list[Any]]:
-    """The same rows in the same order, cut anywhere."""
+    """Draw a split of the rows into consecutive parts."""
     cuts = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=4)))
     return [rows[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]

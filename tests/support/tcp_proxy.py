@@ -1,8 +1,8 @@
-"""A proxy between a client and a server: it can cut a connection when the server has said something, and hang up.
+"""Run a proxy between client and server that can cut connections.
 
-While it is ``frozen`` it takes connections and bytes, and passes none on, as a network does that has lost its way.
-``seen`` looks at what the server sends, and gives what the client gets: other bytes, or None to cut there, so that the
-client never hears it.  A target that begins with ``/`` is a socket's path.
+While ``frozen``, it accepts connections and bytes but passes none on, like a lost network. ``seen`` gets the server's
+data and returns the client's: other bytes, or None to cut the connection, so that the client never gets them. A target
+with a leading ``/`` is a socket's path.
 
 >>> with Proxy(("127.0.0.1", 1)) as proxy:
 ...     proxy.port > 0
@@ -22,7 +22,7 @@ Seen = Callable[[bytes], bytes | None]
 
 
 class Proxy:
-    """``with Proxy(target) as proxy``: listens on ``proxy.port`` of 127.0.0.1."""
+    """A proxy: ``with Proxy(target) as proxy`` listens on ``proxy.port`` of 127.0.0.1."""
 
     def __init__(self, target: str | tuple[str, int], seen: Seen = lambda data: data) -> None:
         self.target, self.seen, self.refuses, self.frozen = target, seen, False, False
@@ -69,7 +69,7 @@ class Proxy:
 
 
 def _pass(one: socket.socket, other: socket.socket, proxy: Proxy, back: bool) -> None:
-    """What one sends, to the other.  ``back``: whether that is the client."""
+    """Copy data from one socket to the other.  ``back``: whether the receiver is the client."""
     with suppress(OSError):
         while data := one.recv(1 << 16):
             while proxy.frozen:

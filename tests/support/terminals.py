@@ -1,4 +1,4 @@
-"""The command line on terminals, in processes that `programs` forks."""
+"""Run the command line on terminals, in processes that `programs` forks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from programs import MAIN, Program
 
 
 def until_closed(terminal: int) -> str:
-    """What comes out of a terminal; closes it."""
+    """Return all output of a terminal and close it."""
     got = b""
     while True:
         try:
             piece = os.read(terminal, 65536)
-        except OSError:  # Linux's way to say that the other end is closed
+        except OSError:  # Linux reports the closed other end this way
             break
         if not piece:
             break
@@ -25,28 +25,28 @@ def until_closed(terminal: int) -> str:
 
 
 def without_colours(shown: str) -> str:
-    """What was shown, without the sequences that colour it and move about."""
+    """Remove the sequences for colour and cursor from output."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
 
 
 def on_a_terminal(*words: str, every: float | None = None) -> tuple[int, str]:
-    """The exit code of a command in this folder, and what it showed, without colours.
+    """Return a command's exit code in this folder, and its output without colours.
 
-    ``every``: seconds between two looks of a line that tells how far a run is; 0 shows each.
+    ``every``: seconds between updates of the progress line; 0 shows each.
     """
     code, shown = sent(*words, every=every)
     return code, without_colours(shown)
 
 
 def sent(*words: str, term: str = "xterm", columns: int = 120, every: float | None = None) -> tuple[int, str]:
-    """The exit code, and all that was sent to a terminal of a kind that is so wide."""
+    """Return the exit code and all output to a terminal of this kind and width."""
     program, terminal = begun(*words, term=term, columns=columns, every=every)
     shown = until_closed(terminal)
     return program.wait(), shown
 
 
 def begun(*words: str, term: str = "xterm", columns: int = 120, every: float | None = None) -> tuple[Program, int]:
-    """A command line that runs on a terminal, and our end of that."""
+    """Start a command line on a terminal; return it and our end of the terminal."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": term, "COLUMNS": str(columns)}
     look = "" if every is None else f"from ddflow import terminal\nterminal.EVERY = {every}\n"

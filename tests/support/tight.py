@@ -1,9 +1,8 @@
-"""Engines that spill with a few events: sizes that are megabytes made bytes, and what really happened, counted.
+"""Make engines spill with a few events, and count what really happened.
 
-``tiny()`` makes merges, ranges, chunks and pieces large from a few rows on, and yields a counter of the ways that were
-gone; ``tighten(engine)`` takes away an opened engine's shares of memory, so that everything it holds goes to files. A
-test of spilling that never spills would pass; so the ways are counted where they are gone, in the functions that go
-them, and tests assert on the counts.
+``tiny()`` shrinks the sizes of merges, ranges, chunks and pieces to a few rows, and yields a counter of `WAYS`.
+``tighten(engine)`` removes an open engine's memory shares, so that everything goes to files. A test of spilling would
+pass without any spill. So the functions that spill are counted, and tests assert on the counts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge
 
 MEMORY = "16MB"
-"""The least budget that an engine with a spill folder opens with."""
+"""The least budget that an engine with a spill folder accepts."""
 WAYS = (
     "a step taken in ranges",
     "a change that went on disk at once",
@@ -56,7 +55,7 @@ WAYS = (
     "work shared by threads",
     "values computed from their hashes",
 )
-"""What may happen to an engine that spills, as `tiny` counts it."""
+"""Events of a spilling engine that `tiny` counts."""
 
 SMALL: list[tuple[Any, str, Any]] = [
     (pending_runs, "LARGE", 600),
@@ -76,12 +75,12 @@ SMALL: list[tuple[Any, str, Any]] = [
     (inventory_text, "FEWEST", 2),
     (inventory_text, "MOST", 4),
 ]
-"""Sizes by which ddflow decides, and what they are where everything is `tiny`."""
+"""Size constants of ddflow, and their values under `tiny`."""
 
 
 @contextmanager
 def watching() -> Iterator[Counter[str]]:
-    """Yields how often each of ``WAYS`` is gone."""
+    """Yield a counter of ``WAYS``."""
     seen: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
         for owner, name, tell in WATCHED:
@@ -91,7 +90,7 @@ def watching() -> Iterator[Counter[str]]:
 
 @contextmanager
 def tiny() -> Iterator[Counter[str]]:
-    """What decides by size decides with a few rows; yields what happens."""
+    """Shrink all size constants to a few rows; yield the counter."""
     with pytest.MonkeyPatch.context() as patch, watching() as seen:
         for module, name, size in SMALL:
             patch.setattr(module, name, size)
@@ -99,7 +98,7 @@ def tiny() -> Iterator[Counter[str]]:
 
 
 def watched(function: Callable[..., Any], tell: Callable[..., list[str]], seen: Counter[str]) -> Callable[..., Any]:
-    """The same function; what ``tell`` makes of its result and its arguments is counted."""
+    """Wrap a function; count what ``tell`` returns for its result and arguments."""
 
     @wraps(function)
     def wrapped(*given: Any, **named: Any) -> Any:
@@ -148,11 +147,11 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
         lambda _, text, *__: ["an inventory in sections"] if text.blobs else [],
     ),
 ]
-"""Whose calls are watched, and what each call tells of, by its result and its arguments."""
+"""Watched functions, and what each call counts, by its result and arguments."""
 
 
 def tighten(engine: Engine, share: int = 0, rows: int = 3) -> None:
-    """Leave the engine ``share`` bytes each for state, pending events and results; more than ``rows`` are too many."""
+    """Give the engine ``share`` bytes each for state, pending events and results, and ``rows`` rows a computation."""
     budget = engine.dataflow.budget
     budget.state = budget.pending = budget.buffered = share
     budget.piece = 700
@@ -162,7 +161,7 @@ def tighten(engine: Engine, share: int = 0, rows: int = 3) -> None:
 
 
 def spill(engine: Engine, rest: int) -> None:
-    """Move what the engine holds to files, down to ``rest`` thousandths of it: 0 is all, 1000 just begins a flush."""
+    """Spill the engine's data down to ``rest`` thousandths: 0 is all, 1000 only starts a flush."""
     folder = engine.dataflow.budget.home
     assert folder is not None
     if not rest:
@@ -174,7 +173,7 @@ def spill(engine: Engine, rest: int) -> None:
 
 
 def merge(engine: Engine, effort: int | None, bite: int = 2) -> None:
-    """Pay for ``effort`` versions in all merges that are under way, None for all; ``bite``: versions at once."""
+    """Advance all running merges by ``effort`` versions, None for all; ``bite``: versions at once."""
     for arranged in engine.dataflow.graph.arrangements.values():
         arranged.piece = arranged.spine.most = arranged.on_disk.most = bite
         settled = arranged.latest <= arranged.since
@@ -185,7 +184,7 @@ def merge(engine: Engine, effort: int | None, bite: int = 2) -> None:
 
 @contextmanager
 def full(size: int = 0) -> Iterator[None]:
-    """A disk that takes no file of more than so many bytes, for this process; the error is that of a full one."""
+    """Limit files of this process to ``size`` bytes; the error is the same as from a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -195,5 +194,5 @@ def full(size: int = 0) -> Iterator[None]:
 
 
 def files(place: Path | str) -> list[str]:
-    """What is in a spill folder, but for the lock."""
+    """Return the files in a spill folder, without the lock."""
     return sorted(name for name in os.listdir(place) if name != LOCK)

@@ -1,7 +1,7 @@
-"""A program's memory, watched from outside while it does what it was told; and the files that this process has open.
+"""Measure a program's memory from outside while it works, and list this process's open files.
 
 The program writes a line when it is ready, waits for one, writes another when it is done, waits again, and ends with
-its answer as JSON.  What counts is memory of its own: pages of mapped files are not.
+its answer as JSON. Only its private memory counts, without pages of mapped files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 
 class Watched(NamedTuple):
-    """``idle``: bytes that it had when it was ready.  ``most``: that it had until it was done.  ``answer``: its own."""
+    """A measurement: ``idle`` bytes when ready, ``most`` bytes until done, and the program's ``answer``."""
 
     idle: int
     most: int
@@ -26,7 +26,7 @@ class Watched(NamedTuple):
 
 
 def watched(program: str, *arguments: str) -> Watched:
-    """Run a program of Python and watch it."""
+    """Run Python code and measure it."""
     command = [sys.executable, "-c", program, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -51,14 +51,14 @@ def watched(program: str, *arguments: str) -> Watched:
 
 
 def private(pid: int) -> int:
-    """Bytes of memory of a process's own, mapped files left out; where the system does not tell, 0."""
+    """Return a process's private bytes without mapped files; 0 if the system does not report them."""
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
 def open_below(folder: Path) -> list[str]:
-    """List the paths below a folder that this process has open; none where the system does not say (no ``/proc``).
+    """List the open paths of this process below a folder; none on a system without ``/proc``.
 
     Descriptors of other folders may close at any time, when an object of an earlier test is collected.
     """

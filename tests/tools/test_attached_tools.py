@@ -1,4 +1,4 @@
-"""What the keeper's tools make of a state with sources and sinks, one of which lags."""
+"""Test the maintenance tools on a state with sources and sinks, while a sink lags."""
 
 from __future__ import annotations
 

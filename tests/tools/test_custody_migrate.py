@@ -1,6 +1,6 @@
-"""Migration: whoever held the old output and takes the net difference in, holds the new one; nothing else changes.
+"""Test migration: the old output plus the net difference is the new output, and nothing else changes.
 
-What both must hold is worked out by engines in memory on the same log.
+Engines in memory compute both expected outputs from the same log.
 """
 
 from __future__ import annotations

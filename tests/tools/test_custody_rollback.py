@@ -1,6 +1,6 @@
-"""Going back: to what, from what damage, and what becomes of writers, receipts and output files.
+"""Test rollback: its targets, the damage it repairs, and its effect on writers, receipts and output files.
 
-What each epoch held is kept outside of the store, as tables read when it was committed.
+Each epoch's contents are kept outside the store, as tables read when it was committed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``dd.merge_on_read``: the fold over raw events beside the twin, whatever they come in and however they are cut."""
+"""Test ``dd.merge_on_read``: the fold over raw events beside the twin, for any container and any cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots show the figures that they were given, and say what they need."""
+"""Test plots: they show their figures, and say what they need."""
 
 from __future__ import annotations
 

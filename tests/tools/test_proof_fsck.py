@@ -1,4 +1,4 @@
-"""Fsck: honest states are whole; whatever is done to a file is told, with its name, and never with a crash."""
+"""Test fsck: honest states pass, and any damage to a file is reported by name, without a crash."""
 
 from __future__ import annotations
 

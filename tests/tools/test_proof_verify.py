@@ -1,4 +1,4 @@
-"""Verify: an honest state agrees with its log, a planted wrong row is named, and what no log can tell is said."""
+"""Test verify: an honest state agrees with its log, a planted wrong row is named, and undecidable keys are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why: versions are what reads at their times give, verdicts are those that the engine gave, and people can read it."""
+"""Test why: versions equal reads at their times, verdicts equal the engine's, and the text is readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates: close to what the engine takes in the mean, an upper bound of each step; keys counted exactly."""
+"""Test estimates: close to the engine's mean, an upper bound for each step, and exact numbers of keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Warming up: afterwards nothing compiles, here or in the next process, whatever flow is run.
+"""Test warming up: afterwards no flow compiles anything, in this process or the next.
 
-Flows are drawn as for the laws, far more varied than those that warm up; each kernel must keep its one compiled form.
-Everything runs in processes of its own: in this one other tests call kernels with whatever types they like.
+Flows are drawn as for the laws, far more varied than the warm-up's. Each kernel must keep a single compiled form.
+Everything runs in separate processes, because other tests call kernels in this one with arbitrary types.
 """
 
 from __future__ import annotations

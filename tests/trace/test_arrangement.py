@@ -1,4 +1,4 @@
-"""An arrangement reads, at every time that it still tells apart, what a dict of histories says; whatever was merged."""
+"""Test that an arrangement reads like a dict of histories at every distinguishable time, after any merges."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An ordered arrangement beside a dict: rows with multiplicities by group and order, however it lives.
+"""Test an ordered arrangement beside a dict: rows with multiplicities by group and order, in any medium.
 
-Drawn steps of versions go through the arrangement: kept in memory, spilled, or taken through an inventory. After each
-step every identity, every group in its order, and what is read as of every time are as in a dict.
+Drawn steps go through the arrangement: in memory, spilled, or through an inventory. After each step, every identity,
+every group's order, and reads at every time equal the dict's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The index looks a few slots far, however large the changes of a step are and in whatever order keys come.
+"""Test that the index visits few slots, for steps of any size and keys in any order.
 
-Slots are counted, not seconds.  What made a step of a million rows with two threads ten times slower than with one was
-nothing but this: each thread's keys are a range of identities, and room was made for one range at a time.
+Slots are counted, not seconds. Each thread's keys are a range of identities. Growing the table for one range at a time
+once made a step of a million rows ten times slower on two threads than on one.
 """
 
 from __future__ import annotations

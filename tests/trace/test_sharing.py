@@ -1,4 +1,4 @@
-"""One arrangement, many readers: what several operators, outputs and readers look at is held once, in bytes."""
+"""Test sharing: operators, outputs and readers of one arrangement use a single copy, measured in bytes."""
 
 from __future__ import annotations
 

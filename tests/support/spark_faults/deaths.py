@@ -1,4 +1,4 @@
-"""Where a driver dies: at named points of a batch, by whatever death is given."""
+"""Kill a driver at named points of a batch, with a given function."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ POINTS = ("before tasks", "after tasks", "after publish", "after outputs", "befo
 
 
 class Killed(RuntimeError):
-    """What stands for a death in a process that must live on."""
+    """A death for a process that must survive."""
 
 
 @contextmanager
 def dies(point: str, batch: int, die: Callable[[], Any]) -> Iterator[None]:
-    """Die at a point of a batch; at "" never.  -1 is the batch of no rows that closes all times.
+    """Die at a point of a batch, or never for "".  Batch -1 has no rows and closes all times.
 
-    A driver that dies after its outputs were shown, or given to a function, has not left `BatchFeeder` yet; one that
-    dies before Spark's own commit has.
+    After its outputs are visible, or passed to a function, a driver is still inside `BatchFeeder`. Before Spark's own
+    commit it has left it.
     """
     now = [-1]
     feeder, tasks, finished, commit = (

@@ -1,6 +1,6 @@
-"""A driver in a process of its own, that dies where it is told: a folder, a point, a batch and a number of partitions.
+"""Run a driver in its own process that dies at a point; arguments: folder, point, batch, number of partitions.
 
-Reads the files of ``in`` one by one into ``state``; what epochs give is written to ``outs``, a file a call.
+It reads the files of ``in`` one by one into ``state`` and writes each epoch's output to ``outs``, a file per call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64()})
 
 
 def flow_of() -> dd.Flow:
-    """What the driver runs; two stages."""
+    """Return the driver's flow, which has two stages."""
     flow = dd.Flow()
     orders = flow.upserts("orders", SCHEMA, dd.Upsert("id", order_by="at"))
     flow.output("rows", orders)
@@ -34,7 +34,7 @@ def flow_of() -> dd.Flow:
 
 
 def drive(spark: SparkSession, folder: Path, point: str, batch: int, partitions: int) -> list[tuple[int, bool]]:
-    """Run until there is nothing to be read, or to death; the epochs, and whether they were replayed."""
+    """Run to the end of the input or to death; return the epochs, and whether each was replayed."""
 
     def take(out: Mapping[str, DataFrame], epoch: int) -> None:
         for name in out:

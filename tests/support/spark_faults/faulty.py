@@ -1,6 +1,6 @@
-"""A task body that one of its attempts dies in: by an error, with its worker, or with the whole executor.
+"""Wrap a task body so that one attempt dies: with an error, its worker, or the whole executor.
 
-It dies once, as a file in a folder says, when the body has written its files and before anybody is told of them.  Every
+It dies once, which a file in a folder records, after the body wrote its files and before anybody hears of them. Every
 attempt leaves a file there, named by its stage (-1 routes), partition and attempt.
 """
 
@@ -24,7 +24,7 @@ DEATHS = ("fails", "worker", "executor")
 
 @dataclass(frozen=True)
 class Faulty:
-    """``body``, dying by ``death`` at ``stage``; ``folder`` is seen by all."""
+    """A ``body`` that dies by ``death`` at ``stage``; all processes see ``folder``."""
 
     body: Any
     folder: str
@@ -45,7 +45,7 @@ class Faulty:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """``body``, on a machine where the folder of the state is another one, ``there``."""
+    """A ``body`` on a machine with the state in another folder, ``there``."""
 
     body: Any
     there: str
@@ -60,7 +60,7 @@ class Elsewhere:
 
 
 def first(path: Path) -> bool:
-    """Whether nobody was here before."""
+    """Create the file; return whether this process was first."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -77,20 +77,20 @@ def die(death: str) -> None:
 
 
 def executor() -> int:
-    """The executor's process, above the daemon that forks its workers."""
+    """Return the executor's process, the parent of the daemon that forks its workers."""
     pid = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
     assert b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes(), "that is no executor"
     return pid
 
 
 def attempts(folder: str) -> list[tuple[int, int]]:
-    """The stage and partition of every attempt."""
+    """Return the stage and partition of every attempt."""
     names = [name.split("_") for name in os.listdir(folder) if "_" in name]
     return sorted((int(stage), int(number)) for stage, number, *_ in names)
 
 
 def lost(folder: str) -> set[int]:
-    """The stages that had tasks on the executor where one died: they have its daemon of Python workers in common."""
+    """Return the stages with tasks on the dead executor: they share its daemon of Python workers."""
     dead = Path(folder, "died").read_text()
     names = [name.split("_") for name in os.listdir(folder) if "_" in name]
     return {int(stage) for stage, _, _, daemon, _ in names if daemon == dead}

@@ -1,7 +1,7 @@
-"""A cluster by hand: workers that cache parts, a shuffle in the worst order, and attempts at tasks that go wrong.
+"""Simulate a cluster: workers with cached parts, the worst order of a shuffle, and failing attempts.
 
-Tasks are called as Spark calls them, in this process.  An attempt is run whole, twice, left after some chunks, cut off
-from its rows, hindered by a full disk, or sleeps until its epoch is committed and works on then.
+Tasks are called like Spark does, in this process. An attempt runs once or twice, stops after some chunks, loses its
+input, meets a full disk, or sleeps until its epoch is committed and then continues.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ FAILS = ("left", "cut off", "full disk", "late")
 
 
 class FetchFailed(Exception):
-    """The machine that had a task's rows is gone."""
+    """The loss of the machine with a task's rows."""
 
 
 class Hands:
-    """A driver and its workers.  ``seen``: what became of attempts, for a test to see that everything was there.
+    """A driver and its workers.  ``seen`` counts the outcomes of attempts, so that tests can require each.
 
-    ``late``: attempts that sleep, each with its worker and what it will say.
+    ``late``: sleeping attempts, each with its worker and its remaining output.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Hands:
         self.coordinator.close()
 
     def epoch(self, inputs: Mapping[str, pa.Table]) -> tuple[EpochResult, dict[str, pa.Table]]:
-        """One epoch: what was committed, and what its files hold."""
+        """Run one epoch; return the commit and the rows of its files."""
         start = self.coordinator.begin()
         columns = {name: tuple(input.bound.schema.names) for name, input in self.flow.inputs.items()}
         maps = [[chunk] for chunk in self._routed(inputs)]
@@ -84,7 +84,10 @@ class Hands:
         return committed, self._outputs(committed)
 
     def task(self, task: EpochStageTask, number: int, maps: Iterable[list[pa.Table]]) -> list[Chunks]:
-        """Attempts at one task: what each that came to its end gave.  Each reads what some attempt before it wrote."""
+        """Run attempts at one task; return the output of each that finished.
+
+        An attempt reads the output of a random earlier attempt at each input.
+        """
         told: list[Chunks] = []
         wanted = self.chance.choice([1, 1, 2])
         while len(told) < wanted:
@@ -105,14 +108,14 @@ class Hands:
         return told
 
     def wake(self) -> None:
-        """Let those that sleep come to their end, whatever that is."""
+        """Let sleeping attempts continue to any end."""
         for worker, number, attempt in self.late:
             with as_task(worker, number):
                 list(attempt)
         self.late.clear()
 
     def _attempt(self, kind: str, worker: PartCache, task: EpochStageTask, number: int, rows: Chunks) -> Chunks | None:
-        """One attempt; what it gave, None where nobody takes that."""
+        """Run one attempt; return its output, or None if it is not used."""
         with as_task(worker, number):
             if kind == "whole":
                 return list(task(iter(rows)))
@@ -129,7 +132,7 @@ class Hands:
                 return None if was_full else given
             else:
                 attempt = task(iter(rows))
-                # What it gave so far is gone with it: Spark takes the output of an attempt that ended, or none.
+                # Its output so far is lost: Spark takes only the output of a finished attempt.
                 list(islice(attempt, self.chance.randrange(3)))
                 if kind == "late":
                     self.late.append((worker, number, attempt))
@@ -138,7 +141,7 @@ class Hands:
         return None
 
     def _routed(self, inputs: Mapping[str, pa.Table]) -> list[pa.Table]:
-        """Rows as chunks, from three tasks an input; each was begun once before, and left."""
+        """Pack rows into chunks, in three tasks per input; each task has an earlier, abandoned attempt."""
         manifest, out = self.coordinator.manifest, []
         sight = StateVersion(self.state, "owner", manifest.number, self.coordinator.log.manifest_log.digest)
         for name, table in inputs.items():
@@ -155,7 +158,7 @@ class Hands:
         return out
 
     def _shuffled(self, maps: Iterable[list[pa.Table]], number: int) -> Chunks:
-        """What a task's shuffle brings it, in any order and cut anywhere."""
+        """Return a task's input from the shuffle, in any order and cut anywhere."""
         table = pa.concat_tables([self.chance.choice(attempts) for attempts in maps] or [PACKED.empty_table()])
         mine = table.filter(pa.array([to == number for to in table.column("to").to_pylist()], pa.bool_()))
         order = list(range(mine.num_rows))
@@ -182,7 +185,7 @@ class Hands:
 
 @contextmanager
 def as_task(worker: PartCache, number: int) -> Iterator[None]:
-    """As a task of a partition, in a worker's process."""
+    """Run a block as a partition's task in a worker's process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "PARTS", worker)
         patch.setattr(tasks, "_task_number", lambda: number)
@@ -190,14 +193,14 @@ def as_task(worker: PartCache, number: int) -> Iterator[None]:
 
 
 def cut_off(rows: Chunks, after: int) -> Iterator[pa.RecordBatch]:
-    """Rows of which the rest cannot be fetched."""
+    """Yield some rows, then fail to fetch the rest."""
     yield from rows[:after]
     raise FetchFailed
 
 
 @contextmanager
 def full(after: int) -> Iterator[list[Any]]:
-    """A disk that is full after some files; whether it was, in the list."""
+    """Fill the disk after some files; the yielded list records whether that happened."""
     was_full, put, left = list[Any](), LocalStore.put, [after]
 
     def hindered(self: LocalStore, *given: Any) -> Any:
