@@ -1,9 +1,9 @@
-"""Add up diffs: the net change of each row at each time, and the running counts of groups.
+"""Add up diffs: the net change of each row at each time, and the changing counts of groups.
 
 A *cell* holds the updates of one group at one time (`GroupTimeCells`). Cells are ordered by group, then by time, so the
 state after a cell is the state before the next cell of its group.
 
-Guarantees: no net diff is 0, and no (group, time) occurs twice. Every sum is checked, since int64 wraps silently; on
+Guarantees: no net diff is 0, and no (group, time) occurs twice. Every sum is checked, because int64 wraps silently. On
 overflow a kernel returns the row or the cell. Only the sum at the end of a cell must fit int64.
 """
 
@@ -27,12 +27,12 @@ def _sum_overflows(a: int, b: int) -> bool:
 def consolidate_diffs(
     permutation: Narrow, starts: Narrow, ranks: Narrow, diffs: Ints, out_rank: Narrow, out_row: Ints, out_diff: Ints
 ) -> tuple[int, int]:
-    """Consolidate: sum the diffs of equal (identity, time) and drop zeros.
+    """Sum the diffs of equal (identity, time), and drop sums of 0.
 
     Input: permutation int32[n], rows sorted by identity, then time. starts int32[g + 1], places. ranks int32[n], of
     times, and diffs int64[n], by row.
     Output, each [n]: out_rank int32; out_row int64, the first of the equal rows; out_diff int64.
-    Returns the number of results, and a row whose sum overflows or -1. O(n).
+    Returns the number of results, and a row whose sum overflows, or -1. O(n).
 
     >>> a, b = np.zeros(1, np.int32), np.empty(1, np.int64)
     >>> consolidate_diffs(a, np.array([0, 1], np.int32), a, np.ones(1, np.int64), a.copy(), b, b.copy())
@@ -83,7 +83,7 @@ def update_group_counts(
     version_group: Ints,
     last: Ints,
 ) -> tuple[int, int, int]:
-    """Add diffs to the counts of groups; retract each old count and assert the new one.
+    """Add diffs to the counts of groups; for each changed count, retract the old one and insert the new one.
 
     Input: groups int32[n], dense numbers. ranks int32[n], ascending. diffs int64[n]. held int64[g], the old counts (0
     for a new group), changed to the new ones. since_rank: versions up to this rank are merged. Scratch: net int64[g],
@@ -101,7 +101,8 @@ def update_group_counts(
         rank, end, some = ranks[begin], begin, 0
         while end < groups.size and ranks[end] == rank:
             group = groups[end]
-            # A group whose diffs cancelled is listed twice and settled once; a branch to avoid that costs more.
+            # If the diffs of a group cancelled, it is in the list twice but processed once. A branch to prevent this
+            # costs more.
             touched[some] = end
             some += int(net[group] == 0)
             if _sum_overflows(net[group], diffs[end]):
@@ -137,14 +138,14 @@ def update_group_counts(
 
 
 AHEAD = 24
-"""Number of rows to prefetch ahead."""
+"""Number of rows between the current row and the prefetched one."""
 
 
 class GroupTimeCells(NamedTuple):
-    """c cells of g groups."""
+    """c cells (one group at one time) of g groups."""
 
     rows: Ints
-    """int64[n]: the updates by group, then time."""
+    """int64[n]: the updates, sorted by group, then time."""
     starts: Ints
     """int64[c + 1]: the place of each cell's first update."""
     firsts: Ints
@@ -153,7 +154,7 @@ class GroupTimeCells(NamedTuple):
 
 @kernel
 def find_group_times(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: Narrow, firsts: Ints) -> int:
-    """Find the cells of rows; every group must have a row.
+    """Find the cells of rows; every group must have at least one row.
 
     Input: rows int64[n], by group, then rank. groups int32[n], from 0 without a gap, and ranks int32[n], both by row.
     Output: starts int64[c + 1], cell_ranks int32[c], firsts int64[g + 1]. Returns c, at most n. O(n).
@@ -233,7 +234,7 @@ def list_differences(
     out_ranks: Narrow,
     diffs: Ints,
 ) -> int:
-    """List the rows that leave and enter with each cell, in the order of times, retractions before assertions.
+    """List the rows that each cell removes and adds, sorted by time, retractions first.
 
     Input: before int64[c], the place of the row before each cell, or -1. there uint8[s], 0 for no row, and hashes
     uint64[s], both by place; the last c places are the rows after cells. ranks int32[c]. Scratch: ends, one more than

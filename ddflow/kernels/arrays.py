@@ -1,7 +1,7 @@
-"""Name the array types of kernel arguments by element type and number of dimensions.
+"""Name the array types of kernel arguments, by element type and number of dimensions.
 
-`compile.argument_types` derives the compiled signature of a kernel from these annotations, so the warm-up can compile
-each kernel without data. An array has one dimension unless its name ends in ``2d`` or ``3d``.
+`compile.argument_types` derives the compiled signature of a kernel from these annotations, so kernels can be compiled
+ahead, without data. An array has one dimension unless its name ends in ``2d`` or ``3d``.
 """
 
 from typing import Annotated, Any

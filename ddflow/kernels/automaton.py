@@ -1,11 +1,11 @@
-"""Run state machines over the events of each key by a table of transitions.
+"""Run state machines over the events of each key, with a table of transitions.
 
-States and symbols are small numbers. A set of up to 64 states is a word with one bit each, so an event costs one turn
-per state that its key holds. An allowed transition to no state differs from a missing one, which refuses the event.
+States and symbols are small numbers. A set of up to 64 states is a word with one bit for each state, so an event costs
+one iteration for each state in its key's set. A transition to no state is allowed. A missing transition is an error.
 
-Guarantees: a key that holds no state enters the start state before its next event, whether it is new, cleared or empty.
-The walk has already decided which events are ignored or clear, so the result does not depend on how events are cut into
-steps.
+Guarantees: before its next event, a key without a state enters the start state, whether the key is new, cleared or
+empty. The walk decides beforehand which events are ignored or clear the state, so the result does not depend on how
+events are divided into steps.
 """
 
 import numpy as np
@@ -15,14 +15,14 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.fold import SKIP, TAKE, EventsByKey
 
 NOTHING, REFUSED = -1, -2
-"""In place of a state: the key holds none; the transition is missing."""
+"""Values in place of a state: the key has no state; the transition is missing."""
 
 
 @kernel
 def run_single_state(
     walked: EventsByKey, action: Flags, symbols: Narrow, table: Narrow2d, held: Narrow, start: int, out: Narrow
 ) -> tuple[int, int]:
-    """Run a machine whose keys hold one state or none.
+    """Run a machine that has at most one state for each key.
 
     Input: walked, action as for `fold.choose_cells`. symbols int32[n], by row. table int32[states, symbols]: a state,
     NOTHING or REFUSED. held int32[g], a state or NOTHING. start: a state.
@@ -68,10 +68,10 @@ def run_state_sets(
     start: np.uint64,
     out: Words,
 ) -> tuple[int, int]:
-    """Run a machine whose keys hold a set of up to 64 states.
+    """Run a machine that has a set of up to 64 states for each key.
 
     Takes the arguments of `run_single_state`, with sets: table uint64[states, symbols], the next states. refused
-    uint64[symbols], the states without a transition. held uint64[g]. start. out uint64[m]. O(p * states held).
+    uint64[symbols], the states without a transition. held uint64[g]. start. out uint64[m]. O(p * states in a set).
 
     >>> few, flags = lambda *v: np.array(v, np.int32), lambda *v: np.array(v, np.uint8)
     >>> table, out = np.array([[3], [2]], np.uint64), np.zeros(1, np.uint64)  # the first state stays and makes another
@@ -106,7 +106,7 @@ def run_state_sets(
 
 @kernel
 def _find_lowest_bit(word: np.uint64) -> int:
-    """Find the number of the lowest set bit; 64 for none.
+    """Find the number of the lowest set bit; 64 if no bit is set.
 
     >>> _find_lowest_bit(np.uint64(12))
     2

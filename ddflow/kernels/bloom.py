@@ -1,12 +1,12 @@
-"""Filter the keys of a step that a batch cannot hold, with a split-block Bloom filter over its identities.
+"""Use a Bloom filter over the identities of a batch to exclude keys that the batch certainly does not have.
 
-An identity sets bits in one block of 256 bits, half a cache line: one bit in each of its eight 32-bit parts (Putze,
-Sanders and Singler; the parts are those used by Impala and Parquet). The position of the identity in the batch's range
-selects the block, so a sorted step walks the filter front to back. The low bits of the identity select the bits.
-Identities are uniform, so they are not hashed again.
+It is a split-block filter: an identity sets bits in one block of 256 bits, half a cache line, namely one bit in each of
+the eight 32-bit parts (Putze, Sanders and Singler; Impala and Parquet use the same parts). The position of the identity
+in the batch's range selects the block, so sorted keys read the filter from front to back. The low bits of the identity
+select the bits in the block. Identities are uniform, so they are not hashed again.
 
-Guarantees: an added identity always passes; of the others, one in eighty passes at 10 bits a key.
-Limits: more of the others pass in a filter of more than 2**24 blocks. A filter neither shrinks nor grows.
+Guarantees: an added identity always passes. At 10 bits for each key, one in eighty other identities passes.
+Limits: in a filter of more than 2**24 blocks, more of the other identities pass. The size of a filter is fixed.
 """
 
 import numpy as np
@@ -16,11 +16,14 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import mulhi, prefetch
 
 BITS = 10
-"""Bits per key."""
+"""Bits for each key."""
 BLOCK = 4
-"""Words per block."""
+"""Words in each block."""
 AHEAD = 16
-"""Number of keys whose block is prefetched ahead. Sorted keys are too far apart for the hardware prefetcher."""
+"""Number of keys between the current key and the one whose block is prefetched.
+
+Sorted keys are too far apart for the hardware prefetcher.
+"""
 
 
 def count_blocks(n: int) -> int:
@@ -39,8 +42,8 @@ def _build_mask(bits: np.uint64) -> np.uint64:
 def _mix_identity(high: np.uint64, low: np.uint64) -> np.uint64:
     """Compute the word whose low 40 bits choose the bits in a block.
 
-    The second identity word may be only a flag (whether a key is null), so it is spread first; 0, for one-word
-    identities, stays 0.
+    The second identity word may be only a flag (whether a key is null), so its bits are spread first. For one-word
+    identities it is 0 and stays 0.
     """
     return high ^ (low * np.uint64(0x9E3779B97F4A7C15))
 
@@ -115,7 +118,7 @@ def find_possible_groups(
         missing |= _build_mask(bits >> np.uint64(10)) & ~words[at + 1]
         missing |= _build_mask(bits >> np.uint64(20)) & ~words[at + 2]
         missing |= _build_mask(bits >> np.uint64(30)) & ~words[at + 3]
-        # Write every group and count only possible ones: a branch would be mispredicted half the time.
+        # Write every group, and count only the possible ones: the processor would mispredict a branch half the time.
         out[passed] = group
         passed += int(missing == np.uint64(0))
     return passed

@@ -1,13 +1,14 @@
-"""Cache compiled kernels on disk, in a private folder for one set of sources, versions and processor.
+"""Cache compiled kernels on disk, in a private folder for each set of sources, versions and processor.
 
-The folder's name is a digest of all kernel sources, versions and switches. A file carries a checksum; a damaged file is
-compiled again. A low-priority process fills the cache in the background and ends with the process that started it. Only
-one process fills a cache at a time, and Spark tasks never start one.
+The folder's name is a digest of all kernel sources, versions and numba switches. Each file has a checksum. If a file is
+damaged, its kernel is compiled again. A low-priority process fills the cache in the background. It ends when the
+process that started it ends. Only one process fills a cache at a time, and Spark tasks never start one.
 
-Guarantees: a file that is read back was written by this user for exactly the running code. Files appear under their
-final name only when they are complete, so several processes may write at once. No caller waits for the filler.
-Limits: files hold Python objects that run code when loaded. So each opening checks that only this user can write to the
-folder; the checksum detects damage, not an attacker. ``docs/decisions/001-kernel-cache.md`` compares numba's own cache.
+Guarantees: a file is loaded only if this user wrote it for exactly the running code. Files appear under their final
+name only when they are complete, so several processes may write at once. Callers never wait for the process that fills
+the cache. Limits: loading a file can run code, because it contains Python objects. Therefore each opening checks that
+only this user can write to the folder. The checksum detects damage, not an attacker.
+``docs/decisions/001-kernel-cache.md`` compares numba's own cache.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from typing import IO, Any, Final
 
 LOG = logging.getLogger("ddflow")
 KEPT = 4
-"""Number of folders of other digests to keep: enough for a few branches, environments and switches."""
+"""Number of folders with other digests to keep: enough for a few branches, environments and switches."""
 
 
 def list_source_stamps(package: Path) -> tuple[tuple[str, int, int], ...]:
     """List the name, modification time and size of every source below ``package``: equal stamps mean equal sources.
 
-    A package inside a zip archive is stamped by the archive. With neither (only byte code is installed) the list is
-    empty.
+    A package inside a zip archive is stamped by the archive. If neither can be read (only byte code is installed), the
+    list is empty.
     """
     files = sorted(package.rglob("*.py")) or [parent for parent in package.parents if parent.is_file()][:1]
     states = [(file, file.stat()) for file in files]
@@ -68,14 +69,14 @@ def list_cache_directories() -> list[Path]:
         places.append(Path(chosen))
     else:
         xdg = os.environ.get("XDG_CACHE_HOME", "")
-        with contextlib.suppress(RuntimeError):  # a user without a home
+        with contextlib.suppress(RuntimeError):  # the user has no home directory
             if sys.platform == "darwin":
                 places.append(Path.home() / "Library" / "Caches" / "ddflow")
             else:
                 places.append((Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "ddflow")
-    with contextlib.suppress(OSError):  # no temporary directory can be written
+    with contextlib.suppress(OSError):  # no temporary directory is writable
         temporary = Path(tempfile.gettempdir())
-        if temporary != Path.cwd():  # the last resort of tempfile; no place for a cache
+        if temporary != Path.cwd():  # tempfile returns it as its last resort; it is not a place for a cache
             places.append(temporary / f"ddflow-{os.geteuid()}")
     return places
 
@@ -251,7 +252,7 @@ def start_fill_process(directory: Path | None) -> bool:
     if is_cache_filled(directory):
         return False
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with contextlib.suppress(OSError):  # for example no memory for a process: then this one compiles when it must
+    with contextlib.suppress(OSError):  # if no process can start, this one compiles as needed
         _started.append(
             subprocess.Popen(
                 [sys.executable, "-m", "ddflow.tools.fill_cache"],

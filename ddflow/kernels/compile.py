@@ -1,13 +1,14 @@
 """Compile kernels with numba on their first call, or interpret small first calls: the decorator `@kernel`.
 
-A kernel without a cached form is interpreted while its arrays are small and this process has interpreted for a short
-time (`InterpreterBudget`). `list_entry_kernels` lists the kernels to compile ahead, for `ddflow.tools.warmup`.
+If a kernel has no compiled form in the cache, it is interpreted while its arrays are small and the process has spent
+little time on interpreted kernels (`InterpreterBudget`). `list_entry_kernels` lists the kernels to compile ahead, for
+`ddflow.tools.warmup`.
 
-Guarantees: importing compiles nothing. A machine compiles a kernel once for each set of argument types. Interpreted and
-compiled calls give the same bits with numpy's arithmetic (division by zero gives infinity, overflow wraps). Compiled
-calls release the GIL. ``NUMBA_DISABLE_JIT=1`` runs everything as Python, ``NUMBA_BOUNDSCHECK=1`` checks indexes; their
-compiled forms are stored apart.
-Limits: a function outside this folder, or with a closure, is not cached, because the digest does not cover its code.
+Guarantees: importing compiles nothing. On a machine, a kernel is compiled once for each set of argument types.
+Interpreted and compiled calls give the same bits with numpy's arithmetic (division by zero gives infinity, overflow
+wraps). Compiled calls release the GIL. ``NUMBA_DISABLE_JIT=1`` runs everything as Python, and ``NUMBA_BOUNDSCHECK=1``
+checks indexes. Each setting has its own cache folder. Limits: a function outside this folder, or with a closure, is not
+cached, because the digest does not cover its code.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from ddflow.kernels import cache
 from ddflow.kernels.cache import show_notice
 
 SMALL: Final = 1 << 15
-"""Maximal number of array elements of an interpreted call; the interpreter takes microseconds for each."""
+"""Maximum number of array elements of an interpreted call; the interpreter takes microseconds for each element."""
 
 
 FIRST: Final = 16
-"""Maximal number of interpreted calls of a kernel; a process with more calls gains from the compiled form."""
+"""Maximum number of interpreted calls of a kernel; for more calls, the compiled form is faster overall."""
 
 
 class InterpreterBudget:
-    """The remaining time and calls of interpreted kernels in this process.
+    """The time and the calls that this process may still spend on interpreted kernels.
 
     Attributes
     ----------
@@ -71,7 +72,7 @@ PATIENCE = InterpreterBudget(2.0)
 
 @functools.cache
 def interpret(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a Python function to call in place of a kernel; its run time is charged to `PATIENCE`.
+    """Return a Python function to call in place of a kernel. Its run time is subtracted from `PATIENCE`.
 
     >>> def add(a, b):
     ...     return a + b
@@ -164,7 +165,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def list_kernels() -> list[Any]:
-    """List every kernel defined so far, in order: numba dispatchers, or ``InterpretedKernel`` with the compiler off."""
+    """List the kernels defined so far, in order: numba dispatchers, or ``InterpretedKernel`` if the compiler is off."""
     return list(_registry)
 
 
@@ -201,14 +202,14 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         )
 
     def add_overload(self, cres: Any) -> None:
-        """Add a compiled form; a form without an entry for Python serves other kernels only."""
+        """Add a compiled form. If Python cannot call it, only other kernels use it."""
         if self.targetoptions["no_cpython_wrapper"]:
             self.overloads[tuple(cres.signature.args)] = cres
         else:
             super().add_overload(cres)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Return the form that other kernels call: one for all integers of a sign, constants included."""
+        """Return the form that other kernels call.  It accepts integers of any width, constants included."""
         return super().get_call_template([_widen_type(each) for each in args], kws)
 
 
@@ -232,7 +233,7 @@ def _pause_garbage_collector() -> Iterator[None]:
 
 @functools.cache
 def _announce_compilation() -> None:
-    """Announce once that this process compiles."""
+    """Announce, once in this process, that it compiles kernels."""
     show_notice("ddflow compiles the kernels that it needs, once on this machine: about 15 seconds (`ddflow warmup`)")
 
 
@@ -251,7 +252,7 @@ class InterpretedKernel(Generic[P, R]):
 
 @functools.cache
 def _choose_folder(*switches: str) -> cache.KernelFolder:
-    """Choose the folder for the imported code and these numba switches, once per process."""
+    """Choose the cache folder for the imported code and these numba switches, once for each process."""
     versions = (sys.version, sys.implementation.cache_tag, numba.__version__, llvmlite.__version__, np.__version__)
     facts = (*versions, config.CPU_NAME or llvmlite.binding.get_host_cpu_name(), *switches)
     name = cache.compute_digest([file for file, _, _ in _IMPORTED], facts)
@@ -259,7 +260,7 @@ def _choose_folder(*switches: str) -> cache.KernelFolder:
 
 
 def _find_current_folder() -> cache.KernelFolder:
-    """Return the folder of this process, or none if the sources are unknown or differ from the imported ones."""
+    """Return the folder of this process, or no folder if the sources are unknown or differ from the imported ones."""
     with contextlib.suppress(OSError):  # a source was removed while we looked
         if _IMPORTED and cache.list_source_stamps(_PACKAGE) == _IMPORTED:
             return _choose_folder(*(f"{switch}={getattr(config, switch, None)}" for switch in _SWITCHES))
@@ -267,14 +268,17 @@ def _find_current_folder() -> cache.KernelFolder:
 
 
 class KernelCache(caching._Cache):  # type: ignore[misc]
-    """The compiled forms of one kernel, in numba's cache interface; one file per form, so processes share no index."""
+    """The compiled forms of one kernel, in numba's cache interface.
+
+    Each form has its file, so processes share no index.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     @property
     def cache_path(self) -> str | None:
-        """The directory, for numba's statistics."""
+        """The directory, which numba shows in its statistics."""
         directory = cache_directory()
         return None if directory is None else str(directory)
 
@@ -306,7 +310,7 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
         return _find_current_folder().has_kernel(self._build_file_name(self._build_key(sig, target_context.codegen())))
 
     def enable(self) -> None:
-        """Do nothing: the cache is on whenever a folder is available, and changed sources use another folder."""
+        """Do nothing: the cache is on if there is a folder, and changed sources use another folder."""
 
     disable = flush = enable
 

@@ -1,11 +1,11 @@
-"""Emit the updates that the events of a step cause, in the order of rows.
+"""Write the updates that the events of a step cause, in the order of rows.
 
-Resolving works key by key and leaves an outcome with each row (``resolve.OUTCOME``). These kernels then read the rows
-once, front to back. Threads write separate spans of rows: `count_updates` returns the number of updates of each span in
-advance.
+`resolve_keys` works key by key and writes an outcome for each row (``resolve.OUTCOME``). These kernels then read the
+rows once, from front to back. Threads write separate spans of rows; `count_updates` computes in advance how many
+updates each span has.
 
-Guarantees: updates are in the order of the rows that caused them, each retraction before its assertion. Rows are in the
-order of times, so the updates are too, without a sort.
+Guarantees: updates are in the order of the rows that caused them, and each retraction precedes its assertion. Rows are
+sorted by time, so the updates are too, without another sort.
 """
 
 import numpy as np
@@ -87,7 +87,7 @@ def emit_values(
 ) -> None:
     """Write each update's value of a 64-bit column, in the order of `emit_updates`. O(n).
 
-    An assertion has the value of its event. A retraction has the value recovered from ``hashes``.
+    An assertion has the value of its event. A retraction has the value that is computed back from ``hashes``.
 
     Input:
     - outcome: int64[n], and mark: int32[n], of a span of rows.

@@ -1,13 +1,13 @@
 """Add up integers, decimals and doubles, or their squares, exactly and without rounding.
 
-A sum is a whole number of units: 1, the last digit of the decimal, or 2**-1074 (2**-2148 for squares). It is stored as
-32-bit digits in two's complement, from the lowest to the highest digit that is not implied; zero has no digits. NaN and
-infinities are counted apart, with the sign of their multiplicity.
+A sum is a whole number of units: of 1, of the last digit of the decimal, or of 2**-1074 (2**-2148 for squares). It is
+stored as 32-bit digits in two's complement, from the lowest to the highest digit that is not implied; zero has no
+digits. NaN and infinities are counted separately. These counts may be negative, like multiplicities.
 
     state: uint32 header: the place of the lowest digit, and a flag for each count (NEVER, UP, DOWN) | counts | digits
 
-Guarantees: a sum does not depend on the order of additions, and subtracting every added value leaves nothing. If values
-are within 2**120 of each other, a state has 40 bytes or fewer, plus 24 with three counts.
+Guarantees: a sum does not depend on the order of additions. If every added value is subtracted, the state is empty. If
+all values are within a factor of 2**120, a state has at most 40 bytes, plus 24 bytes if it has three counts.
 """
 
 from typing import NamedTuple
@@ -22,17 +22,20 @@ from ddflow.kernels.pointer import load_u8, load_u32, load_u64, mul128, prefetch
 INTEGER, FLOAT, DECIMAL = range(3)
 """The kinds of values: int64, double, 128-bit decimal."""
 NEVER, UP, DOWN = 1 << 16, 1 << 17, 1 << 18
-"""Header flags: NaN, infinity and negative infinity are counted."""
+"""Header flags: the state has a count of NaN, of infinity, or of negative infinity."""
 DIGITS, WIDE, WORK = 148, 24, 176
-"""Sizes of the scratch memory. DIGITS: the digits of any sum, 2 * 2098 bits for squares of doubles plus 31 + 63 bits
-for their number. WIDE: words for a product. WORK: words in all, for digits, a product and three counts."""
+"""Sizes of the scratch memory, in words.
+
+DIGITS: the digits of any sum (2 * 2098 bits for squares of doubles, plus 31 + 63 bits for their number). WIDE: the
+words of a product. WORK: all words, for digits, a product and three counts.
+"""
 MOST = 4 + 24 + 4 * DIGITS
-"""Maximal bytes of a state."""
+"""Maximum size of a state, in bytes."""
 LOW = np.uint64(0xFFFFFFFF)
 ZERO, ONE, HALF, ALL = np.uint64(0), np.uint64(1), np.uint64(32), np.uint64(63)
 FRACTION, EXPONENT = np.uint64((1 << 52) - 1), np.uint64(0x7FF)
 AHEAD = 24
-"""Number of rows whose values are prefetched ahead."""
+"""Number of rows between the current row and the one whose value is prefetched."""
 WORD, DIGIT, FIVE = np.uint64(8), np.uint64(4), np.uint64(5)
 
 
@@ -52,13 +55,13 @@ class SumAddresses(NamedTuple):
 
     rows: np.uint64
     last: int
-    """Number of rows, less one."""
+    """Number of rows minus one."""
     values: np.uint64
     present: np.uint64
     """0 if no value is null."""
     diffs: np.uint64
     digits: np.uint64
-    """int64[DIGITS]; a digit may exceed 32 bits or be negative until `_carry_digits`."""
+    """int64[DIGITS]. Until `_carry_digits`, a digit may exceed 32 bits or be negative."""
     wide: np.uint64
     counts: np.uint64
 
@@ -71,7 +74,7 @@ def _add_to_word(at: np.uint64, number: np.uint64, sign: np.uint64) -> None:
 
 @kernel
 def _multiply_digits(wide: np.uint64, word: np.uint64, upper: np.uint64, more: np.uint64, square: bool) -> int:
-    """Multiply a 128-bit magnitude, or its square, by a 64-bit one; return the number of digits.
+    """Multiply a 128-bit magnitude, or its square, by a 64-bit magnitude; return the number of digits.
 
     wide: the address of WIDE words; the first half receives the digits.
     """
@@ -146,15 +149,15 @@ def _carry_digits(digits: np.uint64, low: int, top: int) -> tuple[int, int]:
 
 @kernel
 def _store_state(at: np.uint64, given: SumAddresses, low: int, top: int) -> tuple[int, int]:
-    """Write a state; return its size in bytes and the place of its highest digit, beyond which nothing is carried.
+    """Write a state; return its size in bytes and the place of its highest digit, above which no carry is left.
 
-    All digits then have 32 bits, except the highest, which holds the sign.
+    After that, every digit has 32 bits except the highest, which has the sign.
     """
     digits, low = given.digits, min(low, top + 1)
     end, carry = _carry_digits(digits, low, top)
     top, implied = end - 1, LOW if carry != 0 else ZERO
     while top >= low and load_u64(digits + WORD * np.uint64(top)) == implied:
-        # The next addition must not read an implied digit.
+        # The highest digit is not stored if it is implied, and the next addition must not read it.
         store_u64(digits + WORD * np.uint64(top), ZERO)
         top -= 1
     first = low
@@ -172,7 +175,7 @@ def _store_state(at: np.uint64, given: SumAddresses, low: int, top: int) -> tupl
         for i in range(first, top + 1):
             store_u32(to, load_u64(digits + WORD * np.uint64(i)))
             to += DIGIT
-        # The highest digit has the sign: add a digit if its sign differs.
+        # The highest digit must have the sign of the sum; otherwise add a digit.
         if first > top or load_u64(digits + WORD * np.uint64(top)) >> np.uint64(31) != implied & ONE:
             store_u32(to, implied)
             to += DIGIT
@@ -187,7 +190,7 @@ def _store_state(at: np.uint64, given: SumAddresses, low: int, top: int) -> tupl
 
 @kernel
 def _add_integers(given: SumAddresses, begin: int, end: int) -> None:
-    """Add up the values of a cell, each times its diff, in 192 bits."""
+    """Add up the values of a cell, each multiplied by its diff, in 192 bits."""
     low = high = top = ZERO
     for place in range(begin, end):
         row = load_u64(given.rows + WORD * np.uint64(place))
@@ -218,7 +221,7 @@ def _add_integers(given: SumAddresses, begin: int, end: int) -> None:
 def _add_product(
     given: SumAddresses, number: np.uint64, upper: np.uint64, more: np.uint64, bit: np.uint64, sign: np.uint64
 ) -> int:
-    """Add the product of two magnitudes to the digits from a bit on; return the place of the highest digit."""
+    """Add the product of two magnitudes to the digits, from the given bit on; return the place of the highest digit."""
     at, shift = given.digits + WORD * (bit >> FIVE), bit & np.uint64(31)
     if more == ONE and upper == ZERO and number >> np.uint64(53) == ZERO:
         over = (number >> ONE) >> (ALL - shift)
@@ -297,7 +300,7 @@ def accumulate_sums(
     ends: Ints,
     out: Flags,
 ) -> int:
-    """Add values, or their squares, times their diffs to the sum of each group. O(n + bytes).
+    """Add values, or their squares, multiplied by their diffs, to the sum of each group. O(n + bytes).
 
     Input:
     - values: uint64[n] by row, [2 n] for DECIMAL, as in memory.
@@ -307,7 +310,7 @@ def accumulate_sums(
 
     Scratch: work uint64[WORK], zeros; its digits are zeros afterwards.
     Output: out, the state after each cell; ends int64[c + 1]. ``out`` needs MOST free bytes for each cell of the next
-    group. Returns the group to resume with if they are missing, or g when all are done.
+    group. If this space is missing, returns the group to resume with; after all groups, returns g.
 
     >>> ints = lambda *v: np.array(v, np.int64)
     >>> ends, out, work = ints(0, 0), np.empty(MOST, np.uint8), np.zeros(WORK, np.uint64)

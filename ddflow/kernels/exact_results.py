@@ -1,8 +1,8 @@
-"""Convert exact sums to bounded types: 128-bit integers, and quotients as doubles rounded once.
+"""Convert exact sums to 128-bit integers, or divide them and round the quotients once.
 
-A quotient is the double nearest to the exact value, ties to even; beyond the largest double it is infinite. Dividing
-the first four digits of a sum, the highest not zero, by less than 2**32 gives 65 bits or more. So the remaining digits
-matter only as zero or not zero.
+A quotient is the double nearest to the exact value, with ties to even. Beyond the largest double it is infinite. A
+quotient is computed from the four highest digits of a sum, divided by less than 2**32. This gives at least 65 bits. Of
+the lower digits, it therefore matters only whether all of them are zero.
 
 >>> import numpy as np
 >>> state = np.array([0, 1], np.uint32).view(np.uint8)
@@ -34,7 +34,10 @@ def _count_bits(word: np.uint64) -> int:
 
 @kernel
 def _round_to_double(high: np.uint64, low: np.uint64, more: bool, unit: int) -> np.uint64:
-    """Round (high, low) * 2**unit to the nearest double and return its bits; ``more``: nonzero bits were cut off."""
+    """Round (high, low) * 2**unit to the nearest double and return its bits.
+
+    ``more``: whether nonzero bits were cut off.
+    """
     width = 64 + _count_bits(high) if high != ZERO else _count_bits(low)
     drop = max(width - 53, LEAST - unit)
     if drop > 128 or width == 0:
@@ -64,8 +67,9 @@ def write_quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out:
 
     Input: ends int64[m + 1]. states: the address of states of `kernels.exact`, one after the other, with unit 2**unit.
     counts int64[m]; a count of 0 gives 0.
-    Output: out float64[m]. Returns the last place whose count is 2**32 or more in magnitude, or -1. Such a place gets
-    0, and there may be others. O(bytes).
+    Output: out float64[m].
+    Returns the last place whose count has a magnitude of 2**32 or more, or -1. The result is 0 at each such place;
+    there may be several. O(bytes).
 
     >>> ends, out = np.zeros(2, np.int64), np.ones(1)
     >>> write_quotients(ends, np.uint64(0), np.ones(1, np.int64), 0, out), out[0]
@@ -97,7 +101,7 @@ def write_quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out:
         if by >> HALF != ZERO:
             wide = i
             continue
-        # From the highest digit down; a negative sum is negated digit by digit.
+        # Go from the highest digit to the lowest. If the sum is negative, negate it digit by digit.
         place = end - np.uint64(4)
         below = load_u32(place) >> np.uint64(31) != ZERO
         negative ^= below

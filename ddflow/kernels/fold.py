@@ -1,8 +1,8 @@
-"""Fold the events of each key over its held cell: choose a cell, add numbers, or collect a list.
+"""Fold the events of each key onto its stored cell: choose a cell, add numbers, or collect a list.
 
-The walk selects the events to fold and their order. Folds keep that order, so floats are equal to the bit however
-events are cut into steps. Each addition is checked: a sum that leaves the bounds of its column is refused even if it
-would return. No list takes quadratic time. Kernels see flags, numbers, row numbers and hashes, not payload.
+The walk (``walk``) selects the events to fold and their order. Folds keep that order, so sums of floats have the same
+bits however events are divided into steps. Each addition is checked: a sum outside the bounds of its column is an
+error, even if later ones would undo it. A list never takes quadratic time. Kernels do not read payload.
 
 >>> import numpy as np
 >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
@@ -22,23 +22,27 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import prefetch
 
 SKIP, TAKE, CLEAR, BLANK = 0, 1, 2, 3
-"""The effect of an event on a cell: none; fold it; reset the cell to nothing, as in a new row; or set it to null in an
-existing row. Only `FIRST` distinguishes BLANK from CLEAR: null is then the first value, and stays."""
+"""The effects of an event on a cell: none; fold it; reset the cell, as in a new row; or set it to null.
+
+BLANK differs from CLEAR only for `FIRST`: after BLANK, null is the first value and stays.
+"""
 LAST, FIRST, GREATEST, LEAST = 0, 1, 2, 3
 AHEAD = 16
-"""Number of places whose words are prefetched ahead. Rows are in arrival order, so a cache miss would cost more than
-the rest of the loop."""
+"""Number of places between the current place and the one whose words are prefetched.
+
+Rows are in arrival order, so a cache miss would cost more than the rest of the loop.
+"""
 NOTHING = -1
-"""In place of a reference: no cell."""
+"""The value in place of a reference if there is no cell."""
 
 
 class EventsByKey(NamedTuple):
-    """The events to fold, key by key, in the order of the fold."""
+    """The events to fold, sorted by key, then in the order of the fold."""
 
     permutation: Narrow
-    """int32[p]: the event's row at each place, one key after the other."""
+    """int32[p]: the row of the event at each place."""
     key_times: Narrow
-    """int32[m + 1]: the place where each (key, time) begins; times ascend within a key."""
+    """int32[m + 1]: the place where each (key, time) begins. Times ascend within a key."""
     keys: Narrow
     """int32[g + 1]: the first (key, time) of each key."""
 
@@ -55,7 +59,7 @@ def choose_cells(
     rule: int,
     out: Ints,
 ) -> None:
-    """Find the cell that each key shows after each of its times. O(p + m).
+    """Find the cell that each key has after each of its times. O(p + m).
 
     Input:
     - walked: see its fields. action: uint8[p], by place.
@@ -120,8 +124,9 @@ def add_int64(
 
     Input: walked, action, counts as for `choose_cells`. values int64[n], by row. had uint8[g] and held int64[g], the
     old sums.
-    Output, by key and time: out int64[m]; there uint8[m], 0 for no sum. Returns the group, the row and the sum before
-    the first addition that leaves the bounds, or -1, 0, 0. O(p + m).
+    Output, by key and time: out int64[m]; there uint8[m], 0 for no sum.
+    Returns the group, the row and the sum before the first addition whose result is outside the bounds, or -1, 0, 0.
+    O(p + m).
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> walked, there = EventsByKey(few(0), few(0, 1), few(0, 1)), flags(9)
@@ -179,8 +184,8 @@ def add_int128(
     """Add up 128-bit integers in two's complement: unsigned 64-bit integers, and decimals of more than 18 digits.
 
     Differs from `add_int64` in values uint64[n, 2], held uint64[g, 2], out uint64[m, 2]: the low word, then the high
-    one. least, most uint64[2]: the bounds. Returns the group and the row of the first addition that leaves them, or -1,
-    0; row 0 of ``out`` then holds the sum before it. O(p + m).
+    one. least, most uint64[2]: the bounds. Returns the group and the row of the first addition whose result is outside
+    the bounds, or -1, 0. In that case row 0 of ``out`` has the sum before it. O(p + m).
 
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
     >>> words = lambda *v: np.array(v, np.uint64).reshape(-1, 2)
@@ -205,7 +210,7 @@ def add_int128(
                         if some:
                             below = low + value
                             above = high + upper + np.uint64(below < low)
-                            ranked = above ^ sign  # unsigned words in the order of the signed ones
+                            ranked = above ^ sign  # flip the sign bit, so that unsigned words sort like the signed ones
                             if (
                                 (high ^ above) & (upper ^ above) & sign != 0
                                 or ranked < least_high
@@ -236,7 +241,7 @@ def add_floats(
     out: Floats,
     there: Flags,
 ) -> None:
-    """Add up floats, which have infinities and no bounds.
+    """Add up floats. They may be infinite, and have no bounds.
 
     Differs from `add_int64` in values float64[n], held float64[g], out float64[m]. short: round to 32 bits after each
     addition, which equals addition in 32 bits. O(p + m).
@@ -267,7 +272,7 @@ def add_floats(
 
 
 FEW = 24
-"""Number of elements of a stretch above which they are found by a hash table."""
+"""Number of elements of a stretch above which a hash table is used to find equal elements."""
 
 
 @kernel
@@ -334,7 +339,7 @@ def collect_list_elements(
 
 @kernel
 def expand_ranges(first: Ints, ends: Ints, out: Ints) -> None:
-    """Write the numbers of ranges one after the other.
+    """Write the numbers of several ranges, one range after the other.
 
     Input: first int64[r], where each range begins. ends int64[r + 1], from 0 on, where each ends in out.
     Output: out int64[ends[r]]. O(r + out).
@@ -352,7 +357,7 @@ def expand_ranges(first: Ints, ends: Ints, out: Ints) -> None:
 
 @kernel
 def mark_distinct_elements(hashes: Words, elements: Ints, ends: Ints, kept: Flags) -> None:
-    """Mark the first of equal elements in each stretch.
+    """In each stretch, mark the first of several equal elements.
 
     Input: hashes uint64, by element. elements int64[e]. ends int64[s + 1], where each stretch begins in them.
     Output: kept uint8[e]. O(e) expected; scratch of the longest stretch.

@@ -1,8 +1,8 @@
-"""Gather column values by reference from any number of batches, in one call for all batches.
+"""Gather column values by reference from any number of batches, in one call.
 
-A reference packs a batch number and a row into one int64 (``SLOT`` bits up, ``ROWS`` below, flags above). The batches'
-buffers are passed as addresses. Output row i is the value at ``references[i]``. Only types with fixed widths, or offset
-and byte buffers, are handled; ``columns/rows`` takes other types with Arrow. The caller checks the bounds.
+A reference is an int64: batch number from bit ``SLOT`` on, row in the bits of ``ROWS``, flags above. Kernels get the
+addresses of the batches' buffers. Output row i is the value at ``references[i]``. Types must have a fixed width, or
+offset and byte buffers; ``columns/rows`` uses Arrow for others. The caller checks the bounds.
 
 >>> import numpy as np
 >>> a, b = np.array([10, 11]), np.array([20])
@@ -30,14 +30,14 @@ from ddflow.kernels.pointer import (
 )
 
 SLOT = 40
-"""Lowest bit of the batch number in a reference; the row is below it."""
+"""Lowest bit of the batch number in a reference; the lower bits are the row."""
 ROWS = (1 << SLOT) - 1
 SLOTS = (1 << 20) - 1
 
 
 @kernel
 def _gather_words(references: Ints, bases: Words, width: np.int64, out: np.uint64) -> None:
-    """Copy fixed-width values.
+    """Copy values of a fixed width.
 
     Input: references int64[n]. bases uint64[batches], the address of each batch's first value. width: bytes per value,
     a power of two up to 8 or a multiple of 8.
@@ -71,7 +71,7 @@ def _gather_words(references: Ints, bases: Words, width: np.int64, out: np.uint6
 
 @kernel
 def gather_bits(references: Ints, bases: Words, firsts: Ints, out: Flags) -> int:
-    """Copy bits (booleans, validity); return the number of zeros.
+    """Copy bits (booleans or validity), and return the number of zeros.
 
     Input: references int64[n]. bases uint64[batches], the address of each bitmap, 0 for all ones. firsts
     int64[batches], the bit number of row 0.
@@ -100,7 +100,7 @@ def gather_bits(references: Ints, bases: Words, firsts: Ints, out: Flags) -> int
 
 @kernel
 def gather_offsets(references: Ints, bases: Words, wide: np.int64, ends: Ints) -> int:
-    """Write the running end of each byte string from the offset buffers; return the total.
+    """Write where each byte string ends in the output, from the offset buffers; return the total size.
 
     Input: references int64[n]. bases uint64[batches], the address of row 0's offset. wide: 8 for 64-bit offsets, else
     4.
@@ -155,7 +155,7 @@ def _gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, e
 
 @kernel
 def gather_columns(references: Ints, addresses: Words3d, plan: Words2d, begin: int) -> None:
-    """Copy the values of several columns. O(n) per column.
+    """Copy the values of several columns. O(n) for each column.
 
     - references: int64[n], the slice from ``begin`` on of all references.
     - addresses: uint64[columns, 5, batches]. [c, 1] holds the address of each batch's first value or offset, [c, 2] the

@@ -1,10 +1,10 @@
-"""Compute identities: one or two uniform words per row, by a bijective mix or by SipHash-1-3 keyed with a secret.
+"""Compute identities: one or two uniform words for each row, by a bijective mix or by SipHash-1-3 keyed with a secret.
 
-One word is mixed bijectively, so different values get different identities. Anything else is absorbed word by word into
-a four-word SipHash state per row (Aumasson and Bernstein, "SipHash", 2012; 128-bit output, 1 and 3 rounds): 1e10 rows
-collide with odds of about 1e-19. The encoding is prefix-free: the length of a text precedes its bytes, and no word
-imitates a null. Without the secret no user can craft values with equal identities or equal leading bits; buckets, slots
-and partitions rely on uniform leading bits. Kernels read memory by address.
+A row of one word is mixed bijectively, so different values have different identities. Other rows are absorbed word by
+word into a SipHash state of four words (Aumasson and Bernstein, "SipHash", 2012; 128-bit output, 1 and 3 rounds): 1e10
+rows collide with odds of about 1e-19. The encoding is prefix-free: the length of a text precedes its bytes, and no
+value is encoded like a null. Without the secret, users cannot craft values with equal identities or equal leading bits;
+buckets, slots and partitions rely on uniform leading bits. Kernels read values by address.
 
 >>> import numpy as np
 >>> words, out = np.arange(3, dtype=np.uint64), np.empty(3, np.uint64)
@@ -51,7 +51,7 @@ def _unmix_word(word: np.uint64, k0: np.uint64, k1: np.uint64) -> np.uint64:
 
 @kernel
 def unmix_words(words: Words, keep: Flags, k0: np.uint64, k1: np.uint64, out: Words) -> None:
-    """Recover the words that `mix_words` mixed, and write 0 for each ``keep`` of 0.
+    """Compute the words back that `mix_words` mixed; write 0 for rows that ``keep`` does not mark.
 
     Input: words uint64[n]. keep uint8[n], or size 0 for all. k0, k1: the secret. Output: out uint64[n]. O(n).
 
@@ -145,7 +145,7 @@ def _sip_round(
 
 @kernel
 def start_hashes(k0: np.uint64, k1: np.uint64, state: Words2d) -> None:
-    """Initialize every row's SipHash state from the secret, for 128-bit output.
+    """Initialize the SipHash state of every row from the secret, for 128-bit output.
 
     Input: k0, k1: the secret. Output: state uint64[n, 4]. O(n).
 
@@ -161,7 +161,7 @@ def start_hashes(k0: np.uint64, k1: np.uint64, state: Words2d) -> None:
 
 @kernel
 def absorb_words(state: Words2d, words: Words, valid: Flags) -> None:
-    """Absorb one word per row, or the null tweak for a null row.
+    """Absorb one word for each row, or the fixed pattern of null for a null row.
 
     state uint64[n, 4], updated. words uint64[n]. valid uint8[n], or size 0 if no row is null. O(n).
 
@@ -181,7 +181,7 @@ def absorb_words(state: Words2d, words: Words, valid: Flags) -> None:
 
 @kernel
 def absorb_bytes(state: Words2d, ends: Words, data: np.uint64, valid: Flags) -> None:
-    """Absorb one byte string per row, its length first, or the null tweak for a null row.
+    """Absorb one byte string for each row, its length first, or the fixed pattern of null for a null row.
 
     state uint64[n, 4], updated. ends uint64[n + 1], offsets into the bytes at ``data``. valid uint8[n], or size 0 if no
     row is null. O(n + bytes).
@@ -213,7 +213,7 @@ def absorb_bytes(state: Words2d, ends: Words, data: np.uint64, valid: Flags) -> 
 
 @kernel
 def absorb_lists(state: Words2d, ends: Words, words: Words, valid: Flags) -> None:
-    """Absorb one list of words per row, its length first, or the null tweak for a null row.
+    """Absorb one list of words for each row, its length first, or the fixed pattern of null for a null row.
 
     state uint64[n, 4], updated. ends uint64[n + 1], offsets into ``words``, the hashes of children. valid uint8[n], or
     size 0 if no row is null. O(n + children).
@@ -237,7 +237,7 @@ def absorb_lists(state: Words2d, ends: Words, words: Words, valid: Flags) -> Non
 
 @kernel
 def finish_hashes(state: Words2d, high: Words, low: Words) -> None:
-    """Write the hash of every row: 128 bits, or the first 64 if ``low`` is of size 0.
+    """Write the hash of every row: 128 bits, or only the first 64 bits if ``low`` has size 0.
 
     Input: state uint64[n, 4]. Output: high uint64[n]. low uint64[n] or uint64[0]. O(n).
 

@@ -1,13 +1,14 @@
-"""Map each identity to its entry, in a hash-ordered table with open addressing.
+"""Map each identity to its entry, in a hash table with open addressing, ordered by hash.
 
-The table has shards: equal ranges of slots for equal ranges of identities. An entry is a row of words: first identity
-word, value hash, reference (0 marks an empty slot), the second identity word if there is one, then the order words.
+The table is divided into shards: equal ranges of slots for equal ranges of identities. An entry is a row of words:
+first identity word, value hash, reference (0 marks an empty slot), the second identity word if there is one, then the
+order words.
 
-Guarantees: an entry is at or after its home slot, in the same shard, with no empty slot between them. So a sorted step
-walks the table front to back, and threads write different shards at the same time. `evict_entries` preserves this in
-place.
-Limits: probes do not wrap around. A probe that leaves its shard reports it, and the caller rebuilds the table. Entries
-hold no payload and no history.
+Guarantees: an entry is at or after its home slot, in the same shard, without an empty slot in between. Therefore sorted
+keys read the table from front to back, and threads can write different shards at the same time. `evict_entries`
+preserves this in place.
+Limits: probes do not wrap around. If a probe leaves its shard, the kernel returns that, and the caller rebuilds the
+table. Entries have neither column values nor history.
 """
 
 from typing import Any
@@ -22,8 +23,10 @@ ID, VALUE, REF, LOW = 0, 1, 2, 3
 BATCH, BATCHES = 40, (1 << 20) - 1
 """Lowest bit and mask of the batch number in a reference, as in ``kernels.gather``."""
 AHEAD = 24
-"""Number of keys that a walk prefetches ahead. A step's keys ascend, but their distances are too large for the hardware
-prefetcher."""
+"""Number of keys between the current key and the prefetched one.
+
+Keys ascend, but are too far apart for the hardware prefetcher.
+"""
 ONE, NEXT = np.uint64(1), np.uint64(64)
 
 
@@ -31,7 +34,7 @@ ONE, NEXT = np.uint64(1), np.uint64(64)
 def _compute_home_slot(high: np.uint64, capacity: np.uint64, shards: np.uint64, slots: np.uint64) -> np.int64:
     """Compute the home slot of an identity.
 
-    capacity: homes in a shard. slots: slots of a shard, spare slots included.
+    capacity: the number of home slots in a shard. slots: the number of slots of a shard, including spare slots.
 
     >>> int(_compute_home_slot(np.uint64(2**63 + 2**62), np.uint64(8), np.uint64(2),
     ...     np.uint64(10)))  # half of shard 2
@@ -46,10 +49,13 @@ def _compute_home_slot(high: np.uint64, capacity: np.uint64, shards: np.uint64, 
 def _find_slot(
     table: Words, slot: np.int64, high: np.uint64, low: np.uint64, wide: bool, shards: np.uint64, slots: np.uint64
 ) -> np.int64:
-    """Find the first slot from ``slot`` on that holds the identity or is empty. Return -1 past the identity's shard."""
+    """Find the first slot from ``slot`` on that holds the identity or is empty.
+
+    Return -1 after the identity's shard.
+    """
     while slot < table.shape[0]:
         if table[slot, REF] == np.uint64(0):
-            # Only an empty slot can belong to another shard; an entry never does.
+            # An entry never belongs to another shard; only an empty slot can.
             return slot if shards == ONE or slot < np.int64((mulhi(high, shards) + ONE) * slots) else np.int64(-1)
         if table[slot, ID] == high and (not wide or table[slot, LOW] == low):
             return slot
@@ -59,9 +65,7 @@ def _find_slot(
 
 @kernel
 def _prefetch_slot(home: np.uint64) -> None:
-    """Prefetch the cache line of a home slot and the next line, since every second entry is partly or wholly on the
-    next one.
-    """
+    """Prefetch the cache line of a home slot and the next line, because every second entry extends into the next."""
     prefetch(home)
     prefetch(home + NEXT)
 
@@ -146,13 +150,13 @@ def write_entries(
     flag: np.int64,
     tombstone: np.int64,
 ) -> int:
-    """Write the last version of each key over its entry. Return the number of new keys, or -1 if a shard is full.
+    """Write the last version of each key to the key's entry. Return the number of new keys, or -1 if a shard is full.
 
     Input: place int64[g], from `look_up_keys` in the order of identities (-1: start at the home slot). last int64[g],
     the version of each key or -1. By version: high, low, value uint64[m]; live uint8[m]; order int64[m, w]. A reference
     is ``tag`` + version, with ``flag`` for a live one; a deletion gets ``tombstone`` instead unless that is 0.
-    Output: table uint64[slots, width]. The caller reserves space. After -1 it rebuilds a larger table and writes again;
-    repeated writes are idempotent. O(g).
+    Output: table uint64[slots, width]. The caller reserves space. After -1, the caller rebuilds a larger table and
+    writes all entries again, which gives the same result. O(g).
 
     >>> one, words = np.zeros(1, np.int64), np.ones(1, np.uint64)
     >>> write_entries(np.zeros((4, 3), np.uint64), np.uint64(2), ONE, one, one, words, words[:0], words, np.ones(1,
@@ -210,7 +214,7 @@ def copy_entries(
     Input: old uint64[slots, width], in ``parts`` of ``held`` homes each. first, last: the range of first identity
     words. keep: a mask of reference bits; an entry is copied if it has any of them.
     Output: table uint64[other slots, width], in ``shards`` of ``capacity`` homes, empty from the home of ``first`` to
-    the home of ``last``. O(slots); both tables are walked front to back.
+    the home of ``last``. O(slots); both tables are read or written from front to back.
 
     >>> old = np.array([[1, 0, 9]], np.uint64)
     >>> copy_entries(old, ONE, ONE, np.zeros((4, 3), np.uint64), np.uint64(2), ONE, ONE, ~ONE, False, ONE)
@@ -236,7 +240,7 @@ def copy_entries(
 
 @kernel
 def redirect_entries(table: Words2d, places: Ints, references: Ints, flags: np.uint64) -> None:
-    """Update the references of entries whose rows moved, and keep their flags.
+    """Update the references of entries whose rows moved. Their flags stay.
 
     Input: places int64[m], -1 for a row without an entry. references int64[m]. flags: the mask of bits to keep.
     Output: table uint64[slots, width]. O(m).
@@ -268,8 +272,9 @@ def walk_entries(
 
     Input: table uint64[slots, width]. mask: bits that a reference must all have. members uint8[batch slots], 1 for a
     wanted batch; size 0 for all. first, last: the least and the greatest first identity word.
-    Output: references, places int64[room]. Returns the number of entries, or -1 if they exceed the room. O(slots of the
-    range): the table is almost in that order, since entries are a few slots after their homes.
+    Output: references, places int64[room].
+    Returns the number of entries, or -1 if they exceed the room. O(slots of the range): the table is almost in that
+    order, because entries are usually near their homes.
 
     >>> references, places = np.empty(3, np.int64), np.empty(3, np.int64)
     >>> table = np.array([[9, 0, 1], [4, 0, 1]], np.uint64)
@@ -289,7 +294,8 @@ def walk_entries(
             break
         if found == room:
             return -1
-        # Write every slot and count only wanted ones: half the slots are empty, and a branch would be mispredicted.
+        # Write every slot, and count only the wanted ones: half the slots are empty, so the processor would mispredict
+        # a branch.
         references[found], places[found] = np.int64(word), slot
         wanted = (word & mask == mask) & (identity >= first) & (identity <= last)
         if not every:
@@ -340,13 +346,13 @@ def read_entries(table: Words2d, places: Ints, high: Words, low: Words, value: W
 def evict_entries(
     table: Words2d, capacity: np.uint64, shards: np.uint64, begin: np.uint64, end: np.uint64, gone: Flags
 ) -> int:
-    """Remove the entries of a range of identities that point into certain batches. Return their number.
+    """Remove the entries in a range of identities that refer to given batches. Return their number.
 
-    An emptied slot would separate later entries from their homes, so one walk moves these back in place. Proof: assume
-    no slot before ``s`` is empty between an entry and its home. An entry at ``s`` that stays moves to the first empty
-    slot at or after its home, at the latest ``s``, so it overwrites no unread slot. The walk starts at the home of the
-    least evicted identity. It ends at the first slot, at or after the home of the greatest, that was empty from the
-    start: entries beyond it have homes beyond it, so no earlier hole affects them.
+    An emptied slot would separate later entries from their homes, so one pass moves these entries back in place. Proof:
+    assume no slot before ``s`` is empty between an entry and its home. An entry at ``s`` that stays moves to the first
+    empty slot at or after its home, at the latest ``s``, so it overwrites no unread slot. The pass starts at the home
+    of the least evicted identity. It ends at the first slot, at or after the home of the greatest evicted identity,
+    that was empty from the start: entries after that slot have homes after it, so no earlier hole affects them.
 
     Input: capacity, shards: as the table was written. begin, end: the range of first words, ``end`` excluded. An end of
     0 is 2**64, so (0, 0) is everything. gone uint8[batch slots], 1 for evicted batches; it covers the batch of every
@@ -367,7 +373,7 @@ def evict_entries(
     >>> evict_entries(table, np.uint64(2), np.uint64(1), *all_of_it, np.array([0, 1], np.uint8)), table.tolist()[:2]
     (1, [[2, 8, 6], [0, 0, 0]])
     """
-    last = end - np.uint64(1)  # wraps to the greatest
+    last = end - np.uint64(1)  # wraps to the greatest word if end is 0
     if begin > last:
         return 0
     removed = 0

@@ -1,4 +1,4 @@
-"""Join updates with the rows of their group: all pairs, or the one row that a group holds at a time.
+"""Join updates with the rows of their group: all pairs, or the one row that a group has at each time.
 
 Guarantees: the diff of a pair is the product of both multiplicities, and its time is the later of the two times. A
 product that overflows int64 is reported and not written. A look-up reports a group with several rows.
@@ -98,13 +98,14 @@ def find_group_row_at_times(
     counts: Ints,
     found: Ints,
 ) -> int:
-    """Find the row that each group holds at each of the requested times.
+    """Find the row that each group has at each of the requested times.
 
     Input, with begins of each group int64[g + 1]: begins of held rows, with their numbers and multiplicities;
     change_begins of changes in ascending time, with ranks of times, diffs and numbers; asked_begins of ascending
-    requested times. Scratch: counts, zeros, by number.
-    Output: found int64[asked], the number of the row, -1 for none. Returns the first requested time with several rows,
-    or -1. O(all).
+    requested times.
+    Scratch: counts, zeros, by number.
+    Output: found int64[asked], the number of the row, -1 for none.
+    Returns the first requested time with several rows, or -1. O(size of all arrays).
 
     >>> none, few, begins = np.empty(0, np.int64), np.zeros(1, np.int32), np.array([0, 0])
     >>> found = np.zeros(1, np.int64)

@@ -1,8 +1,8 @@
-"""Check the versions of a batch read from a file, and prune versions that a merge may drop.
+"""Check the versions of a batch that was read from a file, and select the versions that a merge keeps.
 
-Guarantees: a batch that passes `find_first_invalid_row` is in hash order with valid flags, so no search, merge or
-reference leaves its bounds. `prune_versions` does not change any read at ``since`` or later.
-Limits: `prune_versions` needs the next version of each key, so the newest batches must take part.
+Guarantees: a batch that passes `find_first_invalid_row` is in hash order and has valid flags, so searches, merges and
+references stay within its bounds. `prune_versions` changes no read at ``since`` or later. Limits: `prune_versions`
+needs the next version of each key, so a merge must include the newest batches.
 
 >>> import numpy as np
 >>> kept, groups = np.empty(2, np.int64), np.empty(2, np.int64)
@@ -39,8 +39,8 @@ def prune_versions(
     - since: earlier times need not be distinguished.
     - droppable: whether a single deletion may be dropped (the oldest batch takes part, and orders are not kept).
 
-    Output: kept, groups int64[n], the place and the key of each kept version. Returns -1 - version instead if a key has
-    two versions of one time: the state is corrupt.
+    Output: kept, groups int64[n], the place and the key of each kept version. If a key has two versions of one time,
+    the state is corrupt, and the kernel returns -1 - version.
 
     >>> one, kept = np.zeros(1, np.int32), np.empty(1, np.int64)
     >>> starts, dead = np.array([0, 1], np.int32), np.zeros(1, np.uint8)
@@ -65,7 +65,8 @@ def prune_versions(
 
 @kernel
 def find_first_invalid_row(high: Words, low: Words, more: np.uint64, words: int, time: Ints, live: Flags) -> int:
-    """Find the first row that is not above the previous one by (identity, time), or has an invalid flag; -1 for none.
+    """Find the first row that is not above the row before it by (identity, time), or has an invalid flag; -1 for none.
+
     O(n).
 
     - high: uint64[n]. low: uint64[n], or size 0 for one-word identities.

@@ -1,11 +1,11 @@
-"""Read and write the ordered index: a B+-tree in arrays over identities of several words, in their order.
+"""Read and write the ordered index, a B+-tree in arrays, whose keys are identities of several words.
 
-Leaves hold ascending entries, are never empty, and are linked in order. A two-level directory lists them: nodes of up
-to ``FAN`` leaves, and one ascending list of nodes, each with the first word of its children's first entries. An entry
-is a row of words as in ``index``: the first identity word, value, reference, then the other words.
+Leaves have ascending entries, are never empty, and are linked in order. Leaves are children of nodes (up to ``FAN`` in
+each), and the nodes form one ascending list. Nodes and list store the first word of each child. An entry is a row of
+words as in ``index``: the first identity word, value, reference, then the other words.
 
-Guarantees: all entries of a group, which share a prefix of words, are adjacent. Keys ascend, so consecutive look-ups
-often stay on one leaf. Leaves are created and removed in ``ordered_tree``.
+Guarantees: all entries of a group are adjacent, because they have the same first words. Keys ascend, so consecutive
+look-ups often use the same leaf. ``ordered_tree`` creates and removes leaves.
 """
 
 import numpy as np
@@ -85,9 +85,9 @@ def look_up_ordered_entries(
 def _advance_to_leaf(
     tree: Tree, leaf: Number, keys: IdentityAddresses, row: Number, strict: bool, dense: bool
 ) -> Number:
-    """Find the last leaf that begins before the words of a row, or at them unless ``strict``; else the first leaf.
+    """Find the last leaf that begins before the words of a row (or at them unless ``strict``), else the first leaf.
 
-    ``leaf``: the leaf of a previous row, 0 for none. ``dense``: whether the next leaf is likely to be needed next.
+    ``leaf``: the leaf of a previous row, or 0. ``dense``: whether the following leaf will probably be needed next.
     """
     for _ in range(2):
         if leaf == 0:
@@ -108,7 +108,7 @@ def _advance_to_leaf(
 
 @kernel
 def _is_dense(tree: Tree, n: Number) -> Number:
-    """Return whether ``n`` ascending rows visit most leaves."""
+    """Return whether ``n`` ascending rows probably visit most leaves."""
     return n * 2 * LEAF > _load_int64(tree.counters, USED)
 
 
@@ -144,7 +144,7 @@ def write_ordered_entries(
     alive: Number,
     keeps: bool,
 ) -> int:
-    """Write versions into the tree over the entries of their identities. O(m log entries).
+    """Write versions into the tree, in place of the entries of their identities. O(m log entries).
 
     Input:
     - keys, value: uint64[n], and live: uint8[n], by version, ascending.
@@ -274,7 +274,10 @@ def read_groups(
 
 @kernel
 def _is_tie(tree: Tree, before: Number, here: Number, tied: Number) -> bool:
-    """Return whether two entries of a group agree in the first ``tied`` words beyond two; entry 0 is none."""
+    """Return whether two entries of a group have the same first ``tied`` words after the first two.
+
+    Entry 0 ties with none.
+    """
     if before == 0 or _load_entry_word(tree, before, LOW) != _load_entry_word(tree, here, LOW):
         return False
     same = True
@@ -322,7 +325,7 @@ def walk_ordered_entries(
 
 @kernel
 def evict_ordered_entries(tree: Tree, bounds: Words, gone: Flags) -> int:
-    """Remove the entries of a range that point into certain batches; return their number.
+    """Remove the entries of a range that refer to given batches; return their number.
 
     Input: bounds as for `walk_ordered_entries`. gone uint8[batch slots], 1 for evicted batches. O(log entries + entries
     of the range).

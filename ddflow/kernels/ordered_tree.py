@@ -1,10 +1,10 @@
 """Find, fill, split and remove the leaves of the ordered index, a B+-tree in arrays.
 
-Leaves and nodes are numbered from 1; 0 is none. Arguments are words at addresses, because numba counts references to an
-array at each call, which dominated the run time.
+Leaves and nodes are numbered from 1; the number 0 means none. Arguments are addresses of words, because numba counts
+references to an array at each call, and this counting dominated the run time.
 
-Guarantees: a function leaves the tree complete. The directory lists a created leaf, and the leaf chain links it. A
-removed leaf is in neither, and its number may be reused.
+Guarantees: after each function, the tree is consistent. A new leaf is in the directory and in the chain of leaves. A
+removed leaf is in neither. Its number may be used again.
 
 >>> arrays = allocate_tree(leaves=2, width=4)
 >>> tree = Tree.from_arrays(arrays)
@@ -24,14 +24,17 @@ from ddflow.kernels.pointer import copy_bytes, load_u64, store_u64
 
 Number = Any
 LEAF, FAN = 64, 64
-"""Maximal entries of a leaf, and maximal leaves of a node."""
+"""Maximum number of entries in a leaf, and of leaves in a node."""
 LEAVES, FREE, NODES, SPARE, TOPS, USED, MOST_LEAVES, MOST_NODES = range(8)
-"""Counters: the last leaf made and the first free leaf; the same for nodes; nodes in use; entries; space for leaves and
-nodes."""
+"""Positions of the counters.
+
+They count: the last leaf that was created and the first free leaf; the same for nodes; nodes in use; entries; space for
+leaves and for nodes.
+"""
 
 
 class Tree(NamedTuple):
-    """The addresses of a tree's arrays, which the caller keeps alive, and the bytes of an entry."""
+    """The addresses of a tree's arrays, and the bytes of an entry. The caller keeps the arrays alive."""
 
     table: np.uint64
     size: np.uint64
@@ -46,13 +49,13 @@ class Tree(NamedTuple):
 
     @classmethod
     def from_arrays(cls, arrays: list[Words]) -> Self:
-        """Take the addresses of the arrays from `allocate_tree`."""
+        """Get the addresses of the arrays that `allocate_tree` returned."""
         words = [each.ctypes.data for each in arrays] + [8 * arrays[0].shape[1]]
         return cls._make(map(np.uint64, words))
 
 
 class IdentityAddresses(NamedTuple):
-    """The addresses of identities: first words, second words, and ``words`` further words per row; 0 for none."""
+    """The addresses of identities: first words, second words (0 for none), and ``words`` further words for each row."""
 
     high: np.uint64
     low: np.uint64
@@ -111,7 +114,7 @@ def _copy_entries(tree: Tree, to: Number, place: Number, n: Number) -> None:
 
 @kernel
 def _compare_entry(tree: Tree, place: Number, keys: IdentityAddresses, row: Number) -> int:
-    """Compare an entry with the words of a row, or with its prefix if the row has fewer words; return -1, 0 or 1."""
+    """Compare an entry with the words of a row; if the row has fewer words, compare only those. Return -1, 0 or 1."""
     mine, other = _load_entry_word(tree, place, ID), load_u64(keys.high + np.uint64(row << 3))
     if mine != other:
         return -1 if mine < other else 1
@@ -132,7 +135,7 @@ def _compare_entry(tree: Tree, place: Number, keys: IdentityAddresses, row: Numb
 
 @kernel
 def _count_words_below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64) -> Any:
-    """Count the ascending words below a word, without a branch on the words, because none would be predictable."""
+    """Count the ascending words that are less than ``word``, without branches, because none would be predictable."""
     begin = np.int64(0)
     while n > 0:
         half = (n + 1) >> 1
@@ -145,7 +148,7 @@ def _count_words_below(words: np.uint64, n: Number, stride: np.uint64, word: np.
 def _find_child(tree: Tree, node: Number, keys: IdentityAddresses, row: Number, strict: bool) -> Any:
     """Find the last child of a node (0: the list of nodes) that begins before the words of a row, else the first child.
 
-    ``strict``: exclude a child that begins exactly at them.
+    ``strict``: exclude a child that begins with exactly these words.
     """
     words, n = tree.first, _load_int64(tree.counters, TOPS)
     if node > 0:
@@ -177,7 +180,7 @@ def _descend_to_leaf(tree: Tree, keys: IdentityAddresses, row: Number, strict: b
 
 @kernel
 def _load_leaf(tree: Tree, at: Number, c: Number) -> Any:
-    """Return a leaf from the position of its node and its position there."""
+    """Return a leaf, given the position ``at`` of its node in the list of nodes and its position ``c`` in the node."""
     return _load_int64(tree.child, _load_int64(tree.top, at) * FAN + c)
 
 
@@ -220,7 +223,7 @@ def _has_room(tree: Tree) -> Any:
 
 @kernel
 def _allocate_node_number(tree: Tree, free: Number, made: Number, nexts: np.uint64, stride: Number) -> Any:
-    """Take the number of a free leaf or node, or of a new one."""
+    """Take the number of a free leaf or node, or a new number."""
     number = _load_int64(tree.counters, free)
     if number == 0:
         return _add_to_counter(tree, made, 1)
@@ -268,7 +271,7 @@ def _remove_entry(tree: Tree, leaf: Number, spot: Number) -> None:
 
 @kernel
 def _split_node(tree: Tree, at: Number, half: Number) -> None:
-    """Split a full node: create a node after it with the children from ``half`` on."""
+    """Split a full node: create a node after it, which gets the children from ``half`` on."""
     old, node = _load_int64(tree.top, at), _allocate_node_number(tree, SPARE, NODES, tree.child, FAN)
     for i in range(half, FAN):
         _store_int64(tree.child, node * FAN + i - half, _load_int64(tree.child, old * FAN + i))
@@ -287,7 +290,8 @@ def _split_node(tree: Tree, at: Number, half: Number) -> None:
 def _split_leaf(tree: Tree, at: Number, c: Number, ends: bool) -> None:
     """Split a full leaf: create a leaf after it with half of the entries, or only the last one if ``ends``.
 
-    ``ends``: the next entry follows all entries of the leaf. So ascending keys fill leaves almost completely.
+    ``ends``: whether the next entry follows all entries of the leaf. This way, ascending keys fill leaves almost
+    completely.
     """
     if _load_int64(tree.fill, _load_int64(tree.top, at)) == FAN:
         half = FAN - 1 if ends and c == FAN - 1 else FAN // 2
@@ -312,7 +316,10 @@ def _split_leaf(tree: Tree, at: Number, c: Number, ends: bool) -> None:
 
 @kernel
 def _update_directory(tree: Tree, at: Number, c: Number) -> None:
-    """Write a leaf's first entry to the directory; remove an empty leaf, and then its node if that is empty too."""
+    """Write a leaf's first entry to the directory.
+
+    If the leaf is empty, remove it, and its node if that becomes empty.
+    """
     node = _load_int64(tree.top, at)
     leaf = _load_int64(tree.child, node * FAN + c)
     if _load_int64(tree.size, leaf) > 0:

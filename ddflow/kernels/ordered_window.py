@@ -1,11 +1,11 @@
-"""Read groups of the ordered index from their ends, and the windows that a change can affect.
+"""Read groups of the ordered index from their ends, and the ranges (windows) that a change can affect.
 
-A class is all entries with equal first words of their order; the next word is their content. A boundary separates two
-neighbouring classes of one entry each with different contents. The window of a place extends from the last boundary
-before it to the first one after it, or to the ends of the group. Overlapping windows are one window.
+A class is all entries of a group with the same order words. The next word is the content word. A boundary separates two
+neighbouring classes that have one entry each, with different content words. The window of a place extends from the last
+boundary before it to the first boundary after it, or to an end of the group. Overlapping windows are combined into one.
 
-Guarantees: `read_groups_backward` writes the output of `ordered.read_groups` with each group reversed. Neither kernel
-reads a column.
+Guarantees: `read_groups_backward` writes the output of `ordered.read_groups`, with the entries of each group in
+reverse. Neither of them reads a column.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ from ddflow.kernels.pointer import load_u64
 
 @kernel
 def _find_upper_bound(tree: Tree, leaf: Number, keys: IdentityAddresses, row: Number) -> Any:
-    """Count the entries of a leaf that are below the words of a row, or begin with them.
+    """Count the entries of a leaf that are less than the words of a row or begin with these words.
 
     >>> from ddflow.kernels.ordered import write_ordered_entries
     >>> from ddflow.kernels.ordered_tree import allocate_tree
@@ -142,7 +142,7 @@ def read_windows(
     values: Words,
     words: Words2d,
 ) -> int:
-    """Write the entries in the windows of ascending places, which are prefixes of identities.
+    """Write the entries in the windows of ascending places. A place is a prefix of an identity.
 
     Input: keys, the places, as many as ``segments``. tied: the number of words beyond two that define a class. mask:
     reference bits; an entry needs any of them. Output: segments int64[places], the window of each place. begins
@@ -258,7 +258,7 @@ def _find_window_begin(
 
 @kernel
 def _is_boundary(tree: Tree, single: Number, before: Number, many: Number, tied: Number) -> bool:
-    """Return whether a boundary separates a one-entry class, 0 for none, from the next class of ``many`` entries."""
+    """Return whether a boundary separates a one-entry class (0: none) from the next class, of ``many`` entries."""
     if single == 0 or many != 1:
         return False
     return bool(_load_entry_word(tree, single, LOW + 1 + tied) != _load_entry_word(tree, before, LOW + 1 + tied))
@@ -266,7 +266,7 @@ def _is_boundary(tree: Tree, single: Number, before: Number, many: Number, tied:
 
 @kernel
 def _is_in_group(tree: Tree, here: Number, keys: IdentityAddresses, p: Number) -> bool:
-    """Return whether an entry belongs to the group of a place."""
+    """Return whether an entry belongs to the same group as a place."""
     if _load_entry_word(tree, here, ID) != load_u64(keys.high + np.uint64(p << 3)):
         return False
     return bool(_load_entry_word(tree, here, LOW) == load_u64(keys.low + np.uint64(p << 3)))
@@ -274,7 +274,7 @@ def _is_in_group(tree: Tree, here: Number, keys: IdentityAddresses, p: Number) -
 
 @kernel
 def _is_same_group(keys: IdentityAddresses, one: Number, other: Number) -> bool:
-    """Return whether two places belong to one group."""
+    """Return whether two places belong to the same group."""
     if load_u64(keys.high + np.uint64(one << 3)) != load_u64(keys.high + np.uint64(other << 3)):
         return False
     return bool(load_u64(keys.low + np.uint64(one << 3)) == load_u64(keys.low + np.uint64(other << 3)))

@@ -1,11 +1,11 @@
-"""Read and write memory by address, and multiply to 128 bits, for the kernels that gather bytes and mix hashes.
+"""Read and write memory by address, and compute 128-bit products, for kernels that gather bytes and mix hashes.
 
-Numba has no pointers, so each function is lowered by hand to one machine instruction or one ``memmove``. Interpreted,
-the plain functions below access the same bytes through ctypes. Addresses and values are unsigned 64-bit words. Loads
-extend with zeros and stores drop the high bits, at any alignment and in the byte order of the machine.
+Numba has no pointers, so each function is compiled by hand-written code to one machine instruction or ``memmove``. When
+interpreted, the Python functions below access the same bytes with ctypes. Addresses and values are unsigned 64-bit
+words. Loads extend with zeros, and stores drop the high bits. Both work at any alignment, in the machine's byte order.
 
-Guarantees: every function gives the same result compiled and interpreted; a test compares both.
-Limits: nothing is checked. A wrong address crashes the process, so the caller keeps the memory's array alive.
+Guarantees: each function gives the same result compiled and interpreted. Limits: nothing is checked. A wrong address
+crashes the process, so the caller must keep the arrays alive.
 """
 
 import ctypes
@@ -121,7 +121,7 @@ def _register_intrinsic(function: Any, result: Any, operands: int, emit: Any) ->
             return context.get_dummy_value()
         return context.make_tuple(builder, result, value) if result == _PAIR else value
 
-    # numba counts the parameters of the typing function, so each length has its own.
+    # numba counts the parameters of a typing function, so each number of parameters needs its own function.
     typers: dict[int, Any] = {
         1: lambda a: signature,
         2: lambda a, b: signature,
@@ -165,7 +165,7 @@ def _emit_prefetch(builder: Any, words: Any) -> None:
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), number, number, number])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    # Arguments: a read, kept in all cache levels, of data.
+    # Arguments: 0 = read, 3 = keep in all cache levels, 1 = data cache.
     builder.call(function, [_emit_pointer(builder, words[0], 8), number(0), number(3), number(1)])
 
 

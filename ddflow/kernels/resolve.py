@@ -1,12 +1,13 @@
 """Resolve upserts: find the winning event of each key at each time, and derive the net changes.
 
-The loop follows McSherry's "Upserts in differential dataflow" with the rules of docs/semantics.md, for full-row
-replacement. Order words and a tie rule decide which event wins; its position in the input does not. A key also keeps
-the order of a deleted row.
+The loop follows McSherry's "Upserts in differential dataflow", with the rules of docs/semantics.md for full rows. Order
+words and a tie rule decide which event wins. The position of an event in the input does not matter. A key keeps its
+order after a delete, too.
 
-Guarantees: a key has at most one net change at a time. The kernel retracts exactly the held row and asserts the
-winner's row, or emits nothing if both are equal. Every event gets one verdict.
-Limits: reads identities, orders, hashes and row numbers only, never the payload. It changes no state.
+Guarantees: a key has at most one net change at a time. If the winner's row differs from the stored row, the kernel
+retracts the stored row and asserts the winner's row. If they are equal, it emits nothing. Every event gets one verdict.
+Limits: the kernel reads only identities, orders, hashes and row numbers, never other columns. It does not change the
+state.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import prefetch
 
 Empty = Callable[[int, Any], Any]
-"""A function that allocates an array of unspecified content from its size and dtype."""
+"""A function that allocates an array with unspecified content, given its size and dtype."""
 
 LAST, FIRST, GREATEST, ERROR = 0, 1, 2, 3
 AHEAD = 16
@@ -29,18 +30,20 @@ AHEAD = 16
 BAD, FORGOTTEN, LATE, STALE, TIE_LOST, SUPERSEDED, NOOP, APPLIED = 0, 1, 2, 3, 4, 5, 6, 7
 
 OCCUPIED, LIVE = 1 << 62, 1 << 61
-"""Flags of a reference into state: the entry exists, and its row is live rather than a tombstone."""
+"""Flags of a reference into the state: the entry exists, and its row is live (not a tombstone)."""
 LAPSED = 1 << 60
-"""Flag of a reference that expiry forgot at the start of the step; it no longer decides anything."""
+"""Flag of a reference that expired at the start of the step; it no longer decides anything."""
 NOBODY = 1 << 62
-"""First arrival number of events that ddflow makes itself, to delete forgotten rows and keys absent from full contents.
-"""
+"""First arrival number of generated events, which delete forgotten rows and keys that full contents lack."""
 OUTCOME, RETRACTS = 60, -(1 << 63)
-"""Layout of an event's outcome. The verdict starts at bit 60. RETRACTS is set if the event retracts a row, and the bits
-below 60 then hold the reference to it. An applied event can retract a row; so can the deletion of a forgotten key."""
+"""Layout of an event's outcome.
+
+The verdict starts at bit 60. RETRACTS is set if the event retracts a row. In that case, the bits below 60 are the
+reference to this row. An applied event can retract a row. The deletion of a forgotten key can, too.
+"""
 ROW = (1 << OUTCOME) - 1
 NOTHING = -(1 << 62)
-"""Marks a missing order in place of an event or a group."""
+"""Marks a missing order, in place of an event or a group."""
 
 
 class SortedEvents(NamedTuple):
@@ -70,9 +73,9 @@ class Prior(NamedTuple):
     """The state of each key at the start of the step."""
 
     place: Ints
-    """int64[g]: the index slot that holds the key or will hold it, -1 for none."""
+    """int64[g]: the index slot of the key, or the slot that it will get; -1 for none."""
     reference: Ints
-    """int64[g]: flags and the location of the row; 0 for a key never seen."""
+    """int64[g]: flags and the location of the row; 0 for a new key."""
     value: Words
     """uint64[g]: the hash of the row."""
     order: Ints2d
@@ -84,26 +87,28 @@ class Prior(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The rules for choosing winners and keeping orders."""
+    """The rules that choose winners and decide whether orders are kept."""
 
     base: int
-    """Number of order words that come from ``order_by`` and, if it takes part, the original time."""
+    """Number of order words that come from ``order_by`` and, if it counts, from the event's own time."""
     tie: int
-    """LAST, FIRST, GREATEST or ERROR."""
+    """The tie rule: LAST, FIRST, GREATEST or ERROR."""
     ties: bool
     """Whether equal base words are a tie; false if arrival or a sequence alone decides."""
     keeps: bool
     """Whether a key keeps its order, also after a delete."""
     since: int
-    """The since after the step; earlier versions of a key are merged into one."""
+    """The value of ``since`` after the step. Of the versions of a key at or before it, only the last one remains."""
     over: bool = False
-    """Whether the events win over any held order; among themselves they are resolved as usual."""
+    """Whether the events win over any stored order. Among themselves, they are resolved as usual."""
     forgets: bool = False
     """Whether forgotten rows disappear without a retraction."""
 
 
 class Outcomes(NamedTuple):
-    """The output arrays of `resolve_keys`. The first two are by row; the versions are by key, then time.
+    """The output arrays of `resolve_keys`.
+
+    The first two have an entry for each row. The others have entries for versions, sorted by key and then time.
 
     >>> one = lambda *values: np.array(values, np.int64)
     >>> words, few = np.array([7, 8], np.uint64), lambda *values: np.array(values, np.int32)
@@ -120,8 +125,10 @@ class Outcomes(NamedTuple):
     outcome: Ints
     """int64[n]: see `OUTCOME`."""
     winner: Ints
-    """int64[n]: the row whose order the key holds after the event's time, -1 - group for the held order, or NOTHING;
-    size 0 if no caller needs it."""
+    """int64[n]: the row whose order the key has after the event's time, -1 - group for the stored order, or NOTHING.
+
+    Its size is 0 if no caller needs it.
+    """
     high: Words
     """uint64[n]: the first identity word of each version."""
     low: Words
@@ -135,12 +142,12 @@ class Outcomes(NamedTuple):
     event: Ints
     """int64[n]: the event that made the version and whose order it has; size 0 if no caller needs it."""
     row: Ints
-    """int64[n]: the source of the version's row: an event, or the held row if a no-op kept it."""
+    """int64[n]: the source of the version's row: an event, or the stored row after a no-op."""
     last: Ints
-    """int64[g]: the last version of each key, -1 for no change."""
+    """int64[g]: the last version of each key, or -1 if it did not change."""
 
     def slice_versions(self, begin: int, end: int, first: int, stop: int) -> Outcomes:
-        """Slice the space for versions [begin, end) and keys [first, stop); the arrays by event stay whole."""
+        """Slice the versions [begin, end) and the keys [first, stop); arrays by event are not sliced."""
         low = self.low[begin:end] if self.low.size else self.low
         time = self.time[begin:end] if self.time.size else self.time
         event = self.event[begin:end] if self.event.size else self.event
@@ -158,13 +165,12 @@ def allocate_outcomes(
     timed: bool = True,
     ordered: bool = True,
 ) -> Outcomes:
-    """Allocate the outcome arrays for ``rows`` events of ``groups`` keys: at most one version an event.
+    """Allocate the outcome arrays for ``rows`` events of ``groups`` keys, with at most one version for each event.
 
     ``winners``, ``timed``, ``ordered``: whether a caller needs the winners, the times of versions, the events of
-    versions.
-    ``kept``: allocates the arrays that a batch keeps (identities, times, live flags). They take 9 bytes a row, plus 8
-    if ``wide`` and 8 if ``timed``.
-    ``passing``: allocates all other arrays.
+    versions. ``kept``: a function that allocates the arrays that the new batch keeps (identities, times, live flags).
+    These take 9 bytes for each row, plus 8 if ``wide`` and 8 if ``timed``. ``passing``: a function that allocates all
+    other arrays.
     """
     n = rows
     return Outcomes(
@@ -192,7 +198,7 @@ def _compare_words(a: Ints, i: int, b: Ints, j: int, begin: int, end: int) -> in
 
 @kernel
 def _compare_order(order: Ints, row: int, prior: Ints, other: int, begin: int, end: int) -> int:
-    """Compare a row's order words with another row or, if ``other`` is negative, with the held order of a group."""
+    """Compare a row's order words with another row's or, if ``other`` is negative, with a group's stored order."""
     if other >= 0:
         return _compare_words(order, row, order, other, begin, end)
     return _compare_words(order, row, prior, -1 - other, begin, end)
@@ -202,10 +208,12 @@ def _compare_order(order: Ints, row: int, prior: Ints, other: int, begin: int, e
 def _find_winner(
     permutation: Narrow, order: Ints, prior: Ints, outcome: Ints, begin: int, end: int, bound: int, base: int, tie: int
 ) -> int:
-    """Find the winning row among places [begin, end) of one key and time. Return -1 for none, -2 - row to refuse the
-    step.
+    """Find the winning row among the places [begin, end), which have one key and time.
 
-    ``bound``: the holder of the key's order, `NOTHING` for no order. Writes the verdicts STALE and TIE_LOST.
+    Return -1 for none, or -2 - row for a tie that is an error.
+
+    ``bound``: the event or group that has the key's current order, or `NOTHING`. Writes the verdicts STALE and
+    TIE_LOST.
     """
     words = order.shape[1]
     best = -1
@@ -253,7 +261,7 @@ def _write_loser_verdicts(
     base: int,
     ties: bool,
 ) -> None:
-    """Write the verdicts of the events that lost to ``best``, and the holder of the key's order after each event."""
+    """Write the verdicts of the events that lost to ``best``, and whose order the key has after each event."""
     for place in range(begin, end):
         row = permutation[place]
         if winner.size != 0:
@@ -265,9 +273,9 @@ def _write_loser_verdicts(
 
 @kernel
 def _prefetch_row(at_hash: np.uint64, at_mark: np.uint64, at_outcome: np.uint64, row: np.uint64) -> None:
-    """Prefetch the words of a row that a later turn reads.
+    """Prefetch the words of a row that a later iteration reads.
 
-    Rows are in arrival order, so an unpredicted branch on a cold cache line costs more than the rest of the loop.
+    Rows are in arrival order, so a mispredicted branch on a cache miss costs more than the rest of the loop.
     """
     prefetch(at_hash + (row << np.uint64(3)))
     prefetch(at_outcome + (row << np.uint64(3)))
@@ -276,11 +284,11 @@ def _prefetch_row(at_hash: np.uint64, at_mark: np.uint64, at_outcome: np.uint64,
 
 @kernel
 def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes) -> tuple[int, int, int, int, int]:
-    """Fold all events over the held state and write every array of ``out``. O(n), no allocation.
+    """Resolve all events against the stored state, and write every array of ``out``. O(n), no allocation.
 
-    Returns the numbers of updates and versions, a row that ties under ERROR or -1, and the changes in live keys and in
-    keys with an order but no row. A tie makes the output invalid. Under ERROR the rows of a key and time must be sorted
-    by base words.
+    Returns the number of updates, the number of versions, a row that ties under ERROR or -1, the change in live keys,
+    and the change in keys that have an order but no row. After such a tie, the output is invalid. Under ERROR the rows
+    of a key and time must be sorted by base words.
 
     >>> none, words, few = np.empty(0, np.int64), np.empty(0, np.uint64), np.zeros(1, np.int32)
     >>> events = SortedEvents(few[:0], few, words, words, few[:0], none, np.empty((0, 0), np.int64), words)
@@ -288,7 +296,7 @@ def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes
     ...       allocate_outcomes(0, 0, False))
     (0, 0, -1, 0, 0)
     """
-    permutation, starts, highs, lows, marks, times, order, hashes = events  # field reads in loops count references
+    permutation, starts, highs, lows, marks, times, order, hashes = events  # each read of a field counts references
     _, references, values, priors = prior
     base, tie, ties, keeps, since, over, forgets = rules
     outcome, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out

@@ -1,12 +1,14 @@
-"""Search a sorted batch for the keys of a step that no index holds.
+"""Search a sorted batch for those keys of a step that no index has.
 
-A batch may be mapped and far larger than any cache, so each step of a binary search would miss the cache. Identities
-are uniform, so the row of a key is interpolated from a known row, three times with a prefetch each, while earlier keys
-are processed. The search then gallops from the last guess. If there are few rows for each key, the batch is scanned
-instead. `search_row_ranges` serves identities of several words and their prefixes.
+A batch may be mapped and much larger than any cache, so each step of a binary search would be a cache miss. Identities
+are uniform, so the row of a key can be interpolated from a known row. This is done three times, each with a prefetch,
+while earlier keys are processed. From the last estimated row, the search gallops: it doubles its distance until it has
+passed the key. If there are few rows for each key, the batch is scanned instead. `search_row_ranges` searches for
+identities of several words and their prefixes.
 
-Guarantees: finds the last row of an identity, which is the newest; logarithmic in the error of the guess.
-Limits: does not verify that a batch is sorted, but never reads outside it.
+Guarantees: finds the last row of an identity, which is the newest one; the time is logarithmic in the error of the
+estimate.
+Limits: does not check that the batch is sorted, but never reads outside it.
 """
 
 import numpy as np
@@ -17,12 +19,11 @@ from ddflow.kernels.ordered_tree import IdentityAddresses, Number
 from ddflow.kernels.pointer import load_u64, prefetch
 
 FAR, MIDDLE, NEAR = 24, 16, 8
-"""Numbers of keys between the current key and the key whose row is guessed, or guessed again from the identity there.
-"""
+"""Numbers of keys between the current key and the keys whose rows are estimated: first, a second and a third time."""
 DENSE = 16
-"""Number of rows per wanted key below which both are scanned side by side."""
+"""Number of rows for each wanted key below which rows and keys are scanned side by side."""
 LINE = 8
-"""Words per cache line; a gallop begins with half a line."""
+"""Number of words in a cache line. A gallop begins with half a line."""
 
 
 @kernel
@@ -48,7 +49,7 @@ def _find_upper_bound(
 ) -> int:
     """Find the first row of [begin, end) whose identity is greater than the wanted one, or ``end``.
 
-    Gallops from the guess, a row of that range. O(log of the guess's error).
+    The search gallops from ``guess``, a row of that range. O(log of the error of ``guess``).
     """
     stride = LINE // 2
     if _is_row_greater(part_high, part_low, guess, high, low):
@@ -74,7 +75,7 @@ def _find_upper_bound(
 
 @kernel
 def _interpolate_row(row: int, there: np.uint64, high: np.uint64, slope: float, begin: int, end: int) -> int:
-    """Guess the row of ``high`` in [begin, end) from a row, the identity there, and the rows per unit of identity."""
+    """Estimate the row of ``high`` in [begin, end) from a row, its identity, and the rows per unit of identity."""
     if high >= there:
         guess = row + int(np.float64(high - there) * slope)
     else:
@@ -107,7 +108,7 @@ def _search_by_scan(
     end: int,
     found: Ints,
 ) -> int:
-    """Run `search_batch` among few rows per wanted group. O(rows + groups)."""
+    """Search as `search_batch` does, for groups with few rows each. O(rows + groups)."""
     hits, row = 0, begin
     for i in range(wanted.size):
         here = starts[wanted[i]]
@@ -133,7 +134,10 @@ def _search_by_interpolation(
     end: int,
     found: Ints,
 ) -> int:
-    """Run `search_batch` among many rows per wanted group; ``found`` holds the guess until the group's turn."""
+    """Search as `search_batch` does, for groups with many rows each.
+
+    ``found`` holds an estimated position for each group until the search reaches it.
+    """
     first, last = load_u64(part_high + np.uint64(begin << 3)), load_u64(part_high + np.uint64((end - 1) << 3))
     slope = np.float64(end - begin) / np.float64(last - first) if last > first else 0.0
     half = np.uint64(4 * LINE)
@@ -152,7 +156,7 @@ def _search_by_interpolation(
         if 0 <= i < n:
             seen = load_u64(part_high + np.uint64(found[i] << 3))
             found[i] = _interpolate_row(found[i], seen, high[starts[wanted[i]]], slope, begin, end)
-            # The key is often on a neighbouring line, rarely further away.
+            # The key is usually in this cache line or a neighbouring one.
             prefetch(part_high + np.uint64(found[i] << 3) - half)
             prefetch(part_high + np.uint64(found[i] << 3) + half)
             if part_low != np.uint64(0):
@@ -161,7 +165,7 @@ def _search_by_interpolation(
             continue
         here = starts[wanted[turn]]
         there, second = high[here], low[here] if low.size != 0 else np.uint64(0)
-        least = max(begin, row - 1)  # not ``row``, which may be the end: a gallop must begin on a row
+        least = max(begin, row - 1)  # not ``row``, which may be the end, because a gallop must begin at a row
         row = _find_upper_bound(part_high, part_low, least, end, max(least, found[turn]), there, second)
         found[turn] = -1
         if row > begin and _is_row_equal(part_high, part_low, row - 1, there, second):
@@ -182,7 +186,7 @@ def search_batch(
     begin: np.int64,
     found: Ints,
 ) -> int:
-    """Write the last row of each wanted group in a part of a batch, -1 for none; return the number of groups found.
+    """Write the last row of each wanted group in a range of a batch, -1 for none; return the number of groups found.
 
     Input:
     - high, low: uint64[k], sorted (low of size 0 for one-word identities).
@@ -191,7 +195,7 @@ def search_batch(
       for one-word identities).
     - begin: the first row of the part that counts.
 
-    Output: found int64[m], rows in [begin, n), or -1. O(m) expected; O(m log n) at worst.
+    Output: found int64[m], rows in [begin, n), or -1. O(m) expected, O(m log n) at worst.
 
     >>> words, one, found, nowhere = np.zeros(1, np.uint64), np.array([0]), np.empty(1, np.int64), np.uint64(0)
     >>> search_batch(words, words[:0], one, one, nowhere, nowhere, np.int64(0), np.int64(0), found), found.tolist()
@@ -222,7 +226,7 @@ def search_batch(
 
 @kernel
 def _compare_row(keys: IdentityAddresses, key: Number, rows: IdentityAddresses, row: Number) -> int:
-    """Compare a row with a key, by as many words as the key has; return -1, 0 or 1."""
+    """Compare a row with a key, using as many words as the key has; return -1, 0 or 1."""
     mine, other = load_u64(rows.high + np.uint64(row << 3)), load_u64(keys.high + np.uint64(key << 3))
     if mine != other:
         return -1 if mine < other else 1
@@ -243,10 +247,10 @@ def _compare_row(keys: IdentityAddresses, key: Number, rows: IdentityAddresses, 
 def search_row_ranges(
     keys: IdentityAddresses, wanted: Ints, rows: IdentityAddresses, begin: Number, end: Number, first: Ints, last: Ints
 ) -> None:
-    """Find the range of rows of each key in a part of a batch.
+    """Find the range of rows of each key in a range of a batch.
 
-    Input: wanted int64[m], which of the keys, with ascending words; keys may have fewer words than rows. begin, end:
-    the part.
+    Input: wanted int64[m], the positions of keys, whose words ascend; keys may have fewer words than rows. begin, end:
+    the range of the batch.
     Output: first, last int64[m], the rows [first, last) of each key. O(m log rows).
 
     >>> words, few = np.empty(0, np.uint64), np.empty(0, np.int64)

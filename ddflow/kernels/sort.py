@@ -1,11 +1,12 @@
 """Sort rows by identity, and number equal identities.
 
-One counting sort by leading bits precedes a short sort inside each bucket. Identities are uniform, so a bucket holds
-about one row; the crowded bucket of a hot key is merged from its natural runs. `sort_within_groups` sorts further by
-the other words of identities. `number_groups` numbers equal identities without sorting, which is faster for few groups.
+A counting sort by the leading bits distributes rows over buckets. Then each bucket is sorted. Identities are uniform,
+so a bucket has about one row. If a key has many rows, its large bucket is merged from its ascending runs.
+`sort_within_groups` then sorts by the other words of identities. `number_groups` numbers equal identities without
+sorting, which is faster for few groups.
 
 Guarantees: the sort is stable, so events of one key keep their order of arrival.
-Limits: never reads keys, times or payload.
+Limits: the kernels read only identities and numbers, never keys, times or other columns.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from ddflow.kernels.arrays import Ints, Narrow, Narrow2d, Words, Words2d
 from ddflow.kernels.compile import kernel
 
 CROWD = 24
-"""Number of rows above which a bucket is merged rather than sorted by insertion."""
+"""Number of rows above which a bucket is sorted by merging, not by insertion."""
 
 
 @kernel
@@ -29,7 +30,7 @@ def _is_identity_greater(high: Words, low: Words, i: int, j: int) -> bool:
 
 @kernel
 def _merge_runs(high: Words, low: Words, permutation: Narrow, begin: int, end: int) -> None:
-    """Sort the bucket [begin, end) by merging its natural runs pairwise. O(m log runs) time, O(m) scratch."""
+    """Sort the bucket [begin, end) by merging its ascending runs in pairs. O(m log runs) time, O(m) scratch."""
     m = end - begin
     bounds = np.empty(m + 1, np.int64)
     runs = 1
@@ -116,7 +117,9 @@ def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
 
 @kernel
 def compute_bucket_starts(counts: Narrow2d) -> None:
-    """Turn counts into the start of each span's rows in each bucket; within a bucket, spans follow each other.
+    """Convert counts to the position where each span's rows begin in each bucket.
+
+    Within a bucket, spans follow each other.
 
     counts int32[spans, buckets], updated. O(size).
 
@@ -144,7 +147,7 @@ def fill_buckets(
     sorted_high: Words,
     sorted_low: Words,
 ) -> None:
-    """Distribute a span of rows over the buckets, in their order.
+    """Distribute the rows of a span over the buckets, in their order.
 
     Input: high, low uint64[n] of the span (low of size 0 for one-word identities). first: the number of its first row.
     at int32[2**bits], the start of the span in each bucket, updated to its end.
@@ -172,9 +175,8 @@ def sort_buckets(
 ) -> None:
     """Sort the buckets [begin, stop) by identity, stably and in place.
 
-    Input: ends int32[buckets], where each bucket ends.
-    Updated: permutation int32[n], sorted_high and sorted_low uint64[n]. O(n) for uniform identities. At worst O(n log
-    n), and scratch of the largest bucket.
+    Input: ends int32[buckets], where each bucket ends. Updated: permutation int32[n], sorted_high and sorted_low
+    uint64[n]. O(n) for uniform identities. At worst O(n log n), with scratch memory for the largest bucket.
 
     >>> out, ids = np.array([0, 1], np.int32), np.array([9, 4], np.uint64)
     >>> sort_buckets(np.array([2], np.int32), np.int64(0), np.int64(1), out, ids, np.empty(0, np.uint64))
@@ -186,7 +188,7 @@ def sort_buckets(
     for bucket in range(begin, stop):
         crowded |= ends[bucket] - (ends[bucket - 1] if bucket > 0 else 0) > CROWD
     if not crowded:
-        # Buckets ascend, so one pass over all of them sorts each; only an inversion mispredicts a branch.
+        # Buckets ascend, so one pass over all of them sorts each of them. Only an inversion mispredicts a branch.
         last: Any = np.int64(ends[stop - 1])
         _insertion_sort(sorted_high, sorted_low, permutation, first, last)
         return
@@ -233,7 +235,7 @@ def sort_rows(
     sorted_low: Words,
     starts: Narrow,
 ) -> int:
-    """Sort rows by identity, stably, in one span with all steps above; return the number of keys.
+    """Sort rows by identity, stably, as one span, with all of the steps above; return the number of keys.
 
     Input: high, low uint64[n], low of size 0 for one-word identities. Scratch: at int32[1, 2**bits].
     Output: permutation int32[n], sorted_high and sorted_low uint64, starts int32[n + 1] as in `find_group_starts`. O(n

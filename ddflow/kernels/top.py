@@ -1,7 +1,7 @@
 """Compute the first rows of ordered groups, and their changes at each time of a step.
 
-A group's held rows and its rows of the step are merged in order. A row of multiplicity m takes m places, counted from
-0; places ``offset`` to ``limit`` - 1 are shown. Rows after the last one are read only if an earlier row changes.
+The stored rows of a group and its rows of the step are merged in order. A row of multiplicity m takes m places, counted
+from 0. The window is the places ``offset`` to ``limit`` - 1. Later rows are read only if an earlier row changes.
 
 >>> import numpy as np
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
@@ -23,7 +23,7 @@ from ddflow.kernels.pointer import load_u64
 
 Number = Any
 BEFORE, BEGIN, END = 0, 1, 2
-"""Columns by row: the number of places before it, and the begin and end of its window."""
+"""Columns with an entry for each row: the number of places before it, and where its window begins and ends."""
 
 
 @kernel
@@ -55,7 +55,7 @@ def merge_top_rows(
     place: Ints,
     ends: Ints,
 ) -> int:
-    """Merge the rows of a step into the first rows that groups hold; return their number. O(m + r).
+    """Merge the rows of a step with the first stored rows of groups; return the number of merged rows. O(m + r).
 
     Input, for the m rows of the step: first int64[g + 1], where groups begin. prior int64[m], multiplicities before.
     last int64[m], references, -1 for no change.
@@ -119,7 +119,7 @@ def compute_window_updates(
     out_diff: Ints,
     out_place: Ints,
 ) -> int:
-    """Compute the changes of each row's window at each time of a step.
+    """Compute how each row's window changes at each time of a step.
 
     Input: ends int64[g + 1], where the groups of n rows begin. held int64[n], multiplicities, changed. begins int64[g +
     1], where the c changes of groups begin, in ascending time. places int64[c], the changed rows; ranks int32[c], of
@@ -136,7 +136,7 @@ def compute_window_updates(
     written = 0
     windows[:] = 0
     for g in range(ends.size - 1):
-        # Compute the windows before the step at rank -1, which emits no updates.
+        # Rank -1 computes the windows before the step and emits no updates.
         first, stop, at, rank = ends[g], ends[g + 1], begins[g], np.int32(-1)
         edge = least = first
         while True:
@@ -207,8 +207,9 @@ def list_first_rows(
     stops: Ints,
     out: Ints,
 ) -> int:
-    """List the first rows of each state of groups; return their number. Rows beyond the room of ``out`` are only
-    counted.
+    """List the first rows of each state of each group; return their number.
+
+    Rows that do not fit in ``out`` are only counted.
 
     Input, for the n rows: ends int64[g + 1], where groups begin. held int64[n], multiplicities before, changed. skipped
     uint8[n].
@@ -216,7 +217,8 @@ def list_first_rows(
     places int64[k], the changed rows, -1 for a row outside. counts int64[k], their new multiplicities. limit: rows per
     state.
     Output: there uint8[g + c], whether a state has any row. stops int64[g + c + 1], where the rows of states begin. out
-    int64[room], the rows. O(n + k + rows written), plus for each state the rows that came and went at the head.
+    int64[room], the rows. O(n + k + rows written), plus, for each state, the rows that were added and removed before
+    the listed ones.
 
     >>> none, no = np.empty(0, np.int64), np.empty(0, np.uint8)
     >>> list_first_rows(np.zeros(1, np.int64), none, no, np.zeros(1, np.int64), np.zeros(1, np.int64), none, none, 1,

@@ -1,12 +1,13 @@
-"""Turn diffs back into upserts: the greatest row, or all rows, of each key after each time.
+"""Turn diffs back into upserts: after each time, the greatest row of each key, or all of its rows.
 
-A *candidate* of a key is a row that it holds or an update names. The candidates of a key are adjacent and numbered in
-ascending order of their rows. Held rows are *cells*, int64[m, 4] with four columns:
-NEXT, the next cell of the key or of the free list, -1 for none. COUNT, the multiplicity, 0 for a free cell.
-HASH, the hash of the values without the key. REF, the location of the row.
+A *candidate* of a key is a row that is stored or that an update inserts or retracts. The candidates of a key are
+adjacent and numbered in ascending order of their rows. Stored rows are in *cells*, int64[m, 4] with four columns: NEXT,
+the next cell of the key or of the free list, -1 for none. COUNT, the multiplicity, 0 for a free cell. HASH, the hash of
+the values without the key. REF, the location of the row.
 
-Guarantees: diffs of one time are netted before they are applied, so a row that leaves and returns at one time never
-counts as gone. A hidden row reappears when the greater row leaves. No loop scans all candidates for each update.
+Guarantees: the diffs of one time are summed before they are applied, so a row that is retracted and inserted at one
+time is never missing. A hidden row reappears when the greater row is retracted. No loop goes through all candidates of
+a key for each update.
 """
 
 import numpy as np
@@ -16,11 +17,11 @@ from ddflow.kernels.compile import kernel
 
 NEXT, COUNT, HASH, REF = 0, 1, 2, 3
 GONE = -1
-"""Stands for the candidate of a key that shows no row."""
+"""Marks, in place of a candidate, a key that shows no row."""
 SEVERAL, ABSENT, OVERFLOW = 1, 2, 3
-"""Reasons to refuse a step: a key holds several rows, a retracted row is absent, a sum overflows int64."""
+"""Reasons why a step fails: a key has several rows, a retracted row is absent, or a sum overflows int64."""
 FEW = 24
-"""Number of candidates and updates of a key above which rows are found by a hash table."""
+"""Number of candidates and updates of a key above which a hash table finds equal rows."""
 
 
 @kernel
@@ -32,7 +33,7 @@ def _sum_overflows(a: int, b: int) -> bool:
 
 @kernel
 def count_chained_cells(cells: Ints2d, heads: Ints) -> int:
-    """Count the cells of the chains that begin at ``heads``. O(their cells).
+    """Count the cells of the chains that begin at ``heads``. O(cells of these chains).
 
     Input: heads int64[g], -1 for an empty chain.
 
@@ -62,7 +63,7 @@ def list_candidates(
     hashed: Ints,
     candidate: Narrow,
 ) -> None:
-    """List the candidates of each key, held rows first, and assign each update to its candidate.
+    """List the candidates of each key, stored rows first, and assign each update to its candidate.
 
     Input: permutation int32[n], rows sorted by key. starts int32[g + 1], places. hashes int64[n], by row. cells. heads
     int64[g], the first cell of each key or -1.
@@ -122,10 +123,11 @@ def list_candidates(
 def _apply_net_diffs(
     permutation: Narrow, begin: int, end: int, diffs: Ints, candidate: Narrow, net: Ints, count: Ints, entered: Narrow
 ) -> tuple[int, int, bool, int, int]:
-    """Net the diffs in the run [begin, end) of one key and time, then apply them to the counts.
+    """Sum the diffs in the run [begin, end) of one key and time, then apply the sums to the counts.
 
     net: all 0, and 0 again afterwards unless the step is refused. entered: output, the candidates that appear.
-    Returns how many entered, how many left, whether a count changed, the reason for a refusal or 0, and its place.
+    Returns how many candidates appeared, how many disappeared, whether a count changed, the reason for a failure or 0,
+    and its place.
     """
     for place in range(begin, end):
         c, diff = candidate[place], diffs[permutation[place]]
@@ -155,7 +157,7 @@ def _apply_net_diffs(
 
 @kernel
 def _push_candidate(heap: Ints, size: int, c: int) -> int:
-    """Push a candidate on the max-heap and return the new size."""
+    """Push a candidate on the max-heap, and return the new size."""
     at = size
     while at > 0 and heap[(at - 1) // 2] < c:
         heap[at] = heap[(at - 1) // 2]
@@ -197,15 +199,15 @@ def find_changes_of_greatest(
     out_row: Ints,
     out_shown: Ints,
 ) -> tuple[int, int, int, int]:
-    """Find each time when the greatest candidate of a key changes or disappears.
+    """Find the times at which the greatest candidate of a key changes or disappears.
 
     Input: permutation int32[n], rows sorted by key, then time. starts int32[g + 1], places. ranks int32[n], of times,
     and diffs int64[n], by row. candidate int32[n], by place. first int64[g + 1]; the candidates of a key ascend.
     unique: refuse a key with several rows. count int64[m], updated to the new multiplicities.
     Scratch: net int64[m], all 0; heap int64[m + n]; entered int32[n].
     Output: out_row int64[n], the key's first update at that time. out_shown int64[n], the candidate or `GONE`.
-    Returns the number of changes, the reason for a refusal or 0, and the key and place of the first refusal by row.
-    After a refusal, count holds that key's multiplicities at that time. O((n + m) log of the candidates of a key).
+    Returns the number of changes, the reason for a failure or 0, and the key and place of the first failure by row.
+    After a failure, count has that key's multiplicities at that time. O((n + m) log of the candidates of a key).
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> find_changes_of_greatest(few(0), few(0, 1), few(0), ints(-1), few(0), ints(0, 1), False, ints(0), ints(0),
@@ -298,7 +300,7 @@ def write_cells(
 @kernel
 def _heap_sort(values: Narrow, n: int) -> None:
     """Sort the first n values in place with a heap. O(n log n). numba's own sort takes a second to compile."""
-    for size in range(n + n // 2 - 1, -1, -1):  # the first n // 2 rounds build the heap, the others remove its top
+    for size in range(n + n // 2 - 1, -1, -1):  # build the heap, then remove its greatest value in each round
         root, stop = size - n, n
         if root < 0:
             root, stop = 0, size
@@ -343,13 +345,13 @@ def list_rows_per_time(
     listed: Ints,
     counted: Ints,
 ) -> tuple[int, int, int, int, int]:
-    """List all rows of a key after each time with a change.
+    """List all rows of a key after each time that changes them.
 
-    Takes the arguments of `find_changes_of_greatest`, except live int32[m], scratch. Output: out_size int64[n], the
-    number of candidates in each list, 0 for a key without rows. listed, counted int64[room], filled up to their size:
-    the ascending candidates of the lists and their counts.
-    Returns the number of lists, the space they need, and the refusal as `find_changes_of_greatest` does. O(n + m) plus,
-    for each list, its length and the logarithm of the length.
+    Takes the arguments of `find_changes_of_greatest`, except live int32[m], scratch.
+    Output: out_size int64[n], the number of candidates in each list, 0 for a key without rows. listed, counted
+    int64[room], filled up to their size: the ascending candidates of the lists and their counts.
+    Returns the number of lists, the space that they need, and the failure in the form of `find_changes_of_greatest`.
+    O(n + m) plus, for each list, its length and the logarithm of the length.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> listed = ints(9, 9)

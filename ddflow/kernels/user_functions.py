@@ -1,13 +1,13 @@
 """Compile user functions into the loops that call them: mergers, transitions of machines, and aggregates.
 
-A call that is not inlined dominates the run time, so each function is compiled together with its loops. They stay in
-memory as long as the process lives. They are never cached on disk, since the code of a function may change from run to
-run. Mergers and machines receive records, which the loops move as bytes. The state of an aggregate is a tuple of int64
-and doubles, one word each.
+A call that is not inlined would dominate the run time, so each function is compiled together with its loops. Compiled
+loops stay in memory until the process ends. They are never cached on disk, because the code of a function may change
+between runs. Mergers and machines get records, which the loops copy as bytes. The state of an aggregate is a tuple of
+int64 and doubles, one word each.
 
-Guarantees: a loop writes the function's result for each key, called event by event in the order of the walk. A call can
-write only to zeroed memory or to its own key's memory. A refusal is a code and a row; exceptions pass through. Equal
-states of a machine or an aggregate have equal bytes.
+Guarantees: a loop writes the function's result for each key. It calls the function for one event after the other, in
+the order of the walk. A call can write only to zeroed memory or to the memory of its own key. A fault is returned as a
+code and a row; exceptions propagate. Equal states of a machine or an aggregate have equal bytes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,21 @@ from ddflow.kernels.pointer import clear_bytes, load_u8, load_u32, load_u64, sto
 
 Kind = np.dtype[Any]
 Fields = Ints
-"""int64[f, 6], by column: the offset of the value in a record, its size in bytes, the offset of the null flag, whether
-it may not change, whether it may not be null, and again the size in bytes for a float, else 0."""
+"""int64[f, 6], for each column, as listed below.
+
+The offset of the value in a record; its size in bytes; the offset of the null flag; whether the value may not change;
+whether it may not be null; the size in bytes for a float, else 0.
+"""
 FINE, CHANGED, NULL, TOO_MANY, UNSOUND = range(5)
-"""Codes: no fault; a changed column that may not change; a null in a column that may not be null; more values than
-space; an invalid number of values."""
+"""Codes of faults, in the order of these names.
+
+No fault; a change of a column that may not change; a null in a column that may not be null; more values than there is
+space for; an invalid number of values.
+"""
 
 
 def to_record_array(array: Any) -> Any:
-    """Make the fields of a record array readable as attributes even with the compiler off.
+    """Make the fields of a record array readable as attributes, even if the compiler is off.
 
     >>> def add(held, given, out):
     ...     out["n"] = held["n"] + given["n"]
@@ -57,17 +63,17 @@ def to_record_array(array: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def compile_function(function: Any, *_: Kind) -> Any:
-    """Compile a function for records of these types only, since numba confuses types with equal beginnings."""
+    """Compile a function for records of exactly these types, because numba confuses types with equal beginnings."""
     if config.DISABLE_JIT:
         return getattr(function, "py_func", function)
     return function if hasattr(function, "py_func") else numba.njit(function)
 
 
 def find_compile_error(function: Any, *given: Any) -> Exception | None:
-    """Return numba's error for a function with such arguments (record arrays or records); None if it compiles.
+    """Return numba's error for a function with such arguments (record arrays or records), or None if it compiles.
 
-    The loops use the compiled function. With the compiler off, only errors about fields count: called functions are
-    then plain Python, and numba knows none of them.
+    The loops use the compiled function. If the compiler is off, only errors about fields count, because called
+    functions are plain Python, which numba cannot compile.
     """
     try:
         made = compile_function(function, *(each.dtype for each in given))
@@ -89,7 +95,7 @@ def _copy_record(source: Any, to: Any, size: Any) -> None:
 
 @kernel
 def _coalesce_record(held: Any, given: Any, out: Any, fields: Fields) -> None:
-    """Write the record at ``out``: each given value or, if it is null, the held one."""
+    """Write a record to ``out``: each value of ``given`` or, if it is null, the value of ``held``."""
     for f in range(fields.shape[0]):
         begin, size, null = fields[f, 0], fields[f, 1], fields[f, 2]
         source = held if load_u8(np.uint64(given + null)) != 0 else given
@@ -101,7 +107,7 @@ def _coalesce_record(held: Any, given: Any, out: Any, fields: Fields) -> None:
 def _check_record(given: Any, out: Any, fields: Fields) -> int:
     """Check a record that a function wrote, and return the code of its fault.
 
-    Values under a null become 0. A column that may not change and is null in ``given`` becomes null again.
+    The value under a null becomes 0. If a column may not change and is null in ``given``, it becomes null again.
     """
     for f in range(fields.shape[0]):
         begin, size, null = fields[f, 0], fields[f, 1], fields[f, 2]
@@ -161,15 +167,16 @@ def _contains_record(address: Any, records: Any, n: Any, size: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def build_merge_loop(function: Callable[..., Any], kind: Kind) -> Any:
-    """Build a loop that folds records of a type with a function.
+    """Build a loop that folds records of a type by a function.
 
     Arguments of the loop: (permutation, key_times, keys, action, held, live, given, made, fields, work).
 
     Input: the first four as in `fold.EventsByKey`, and the action by place. held records[g]. live uint8[g], whether a
-    key holds a record. given records[n], by row. fields: see `Fields`. Scratch: work, three records.
+    key holds a record. given records[n], by row. fields: see `Fields`.
+    Scratch: work, three records.
     Output: made records[m], the record of each key after each of its times, zeros for none. live, after the last time.
-    Returns a code and its row. The function gets copies of the held and given records, so its writes to them are lost.
-    O(p).
+    Returns the code and the row of the first fault. The function gets copies of the stored and given records, so its
+    writes to them have no effect. O(p).
     """
     call = compile_function(function, kind, kind, kind)
 
@@ -221,13 +228,13 @@ def build_merge_loop(function: Callable[..., Any], kind: Kind) -> Any:
 
 @lru_cache(maxsize=64)
 def build_state_machine_loop(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
-    """Build a loop that runs a transition on records of one type with events of another.
+    """Build a loop that runs a transition, with records of one type as states and records of another type as events.
 
     (begin, permutation, key_times, keys, action, values, offsets, start, given, fields, work, out, ends) -> the key
     that it reached, a code, a row. Input: values records by key, with offsets int64[g + 1]. start: the records of a new
     key. given records[n]. Scratch: work records[2 * limit]. Output: out, from ``ends[keys[begin]]`` on, the values
-    after each time of a key; ends int64[m + 1]. The loop stops before a key that may not fit ``out``. It clears the
-    memory that the function may write before each call, because a function may write a value and then not return it.
+    after each time of a key; ends int64[m + 1]. The loop stops before a key that may not fit ``out``. Before each call,
+    it clears the memory that the function may write, because a function may write a value and not return it.
     """
     call = compile_function(function, kind, event, kind)
 
@@ -291,7 +298,7 @@ def build_state_machine_loop(function: Callable[..., Any], kind: Kind, event: Ki
 
 
 Kinds = tuple[bool, ...]
-"""A flag per number of a state: whether it is a double."""
+"""For each number of a state, whether it is a double."""
 
 
 def _build_state_loader(kinds: Kinds) -> Any:
@@ -345,7 +352,7 @@ def _build_state_writer(kinds: Kinds) -> Any:
 class AggregateLoops(NamedTuple):
     """The compiled loops of an aggregate.
 
-    ``fold`` computes states after cells from the rows that are present; an empty ``present`` means all rows.
+    ``fold`` computes the state after each cell from the rows that are present. If ``present`` is empty, all rows are.
     ``results`` computes the results of states.
 
     >>> kinds = (False, True)
@@ -365,7 +372,7 @@ class AggregateLoops(NamedTuple):
 
     @classmethod
     def from_functions(cls, add: Any, retract: Any, result: Any, kinds: Kinds) -> AggregateLoops:
-        """Build the loops of three functions."""
+        """Build the loops for three functions."""
         return _build_loops(add, retract, result, kinds)
 
 
@@ -409,9 +416,9 @@ def _build_loops(add: Any, retract: Any, result: Any, kinds: Kinds) -> Aggregate
 
 @lru_cache(maxsize=256)
 def find_aggregate_fault(functions: tuple[Any, Any, Any], kinds: Kinds, value: Any, whole: bool) -> str:
-    """Describe the fault of aggregate functions for such states and values, "" for none.
+    """Describe the fault of aggregate functions for such states and values; "" if there is none.
 
-    ``whole``: results must be integers. With the compiler off, nothing is checked.
+    ``whole``: whether results must be integers. If the compiler is off, nothing is checked.
     """
     if config.DISABLE_JIT:
         return ""

@@ -1,9 +1,9 @@
-"""Compute which rows of a key are versions, when each ends, and how a change affects its neighbours only.
+"""Compute which rows of a key are versions, when each version ends, and which versions a change affects.
 
-The rows of a key are in order. Rows of one event are adjacent, a delete first and the greatest row last; an event shows
-its last present row. Neighbouring events with equal content are one version, represented by the first. Content 0 is a
-delete: it ends the previous version and is none itself. ``until`` of a row: -2 if it is no version, -1 if it has no
-end, else the first row of the event that ended it.
+The rows of a key are in order. Rows of one event are adjacent, a delete first and the greatest row last. The last
+present row represents the event. Neighbouring events with equal content are one version, which the first of them
+represents. Content 0 is a delete. It ends the version before it, and is not a version. ``until`` of a row is -2 if it
+is not a version, -1 if the version has no end, else the first row of the event that ends it.
 
 >>> import numpy as np
 >>> one = lambda *values: np.array(values, np.int64)
@@ -22,7 +22,7 @@ from ddflow.kernels.compile import kernel
 
 Number = Any
 NONE, OPEN = -2, -1
-"""Values of ``until``: the row is no version; the version has no end."""
+"""Values of ``until``: the row is not a version; the version has no end."""
 
 
 @kernel
@@ -75,8 +75,8 @@ def compute_version_updates(
     Input: ends, event, content as for `compute_versions`. held, until: before the step, updated to after it. begins
     int64[g + 1], where the c changes of keys begin, in ascending time. places int64[c], the changed rows; ranks
     int32[c], of times; counts int64[c], new multiplicities. Scratch: fresh int64[n]. Output: out_* [8 * c], by key,
-    then time. Returns the number of updates. For each time it reads from the version before the first change to the
-    first unchanged version after the last change, at most to the last row ever present.
+    then time. Returns the number of updates. For each time, it reads from the version before the first change to the
+    first unchanged version after the last change, at most to the last row that is ever present.
 
     >>> one, none, out = np.array([0, 1]), np.full(2, -2), [np.empty(8, np.int32), *np.empty((3, 8), np.int64)]
     >>> content, until, held = np.array([5, 7], np.uint64), np.array([-1, -2]), np.array([1, 0])
@@ -112,7 +112,7 @@ def compute_version_updates(
                 if run >= 0:
                     fresh[run] = head
                 run = shown if content[shown] != 0 else np.int64(-1)
-                # This boundary existed before the step, so nothing changes from here on.
+                # This boundary existed before the step, so nothing changes after it.
                 if event[head] > changed and (run < 0 or until[run] != NONE):
                     i, run = head, np.int64(-1)
                     break
@@ -149,7 +149,10 @@ def _add_update(
     until: Number,
     diff: int,
 ) -> Number:
-    """Write that a version appears or disappears, if it is one; return the position of the next update."""
+    """Write an update for a version that appears or disappears; return the position of the next update.
+
+    Write none if ``until`` says that the row is not a version.
+    """
     if until != NONE:
         ranks[at], rows[at], untils[at], diffs[at] = rank, row, until, diff
         at += 1

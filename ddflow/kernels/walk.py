@@ -1,11 +1,11 @@
-"""Walk the events of each key in order: decide which to fold, ignore or clear, and the key's order afterwards.
+"""Walk the events of each key in order: decide which events to fold, ignore or clear, and the key's order after each.
 
-`apply_events_by_key` serves orders of column groups and deletes of groups. `walk_single_group` does the same for rows
-with one order and no groups, at a fraction of the cost; a test compares the two.
+`apply_events_by_key` handles orders of column groups and deletes of groups. `walk_single_group` has the same results
+for rows with one order and no groups, and takes a fraction of the time.
 
-Guarantees: each event is compared with the running order of its key, in the given sequence, so the cut of events into
+Guarantees: each event is compared with its key's current order, in the given sequence, so the division of events into
 steps has no effect. Every event gets an action for each group, or the reason why it has none.
-Limits: never reads a cell; ``fold`` does. Versions of single cells are in ``walk_cells``.
+Limits: the walk reads no cells; ``fold`` reads them. ``walk_cells`` handles versions of single cells.
 """
 
 from typing import NamedTuple
@@ -20,9 +20,9 @@ from ddflow.kernels.resolve import ERROR, FIRST, LAST, STALE, SUPERSEDED, TIE_LO
 OLDER, TIED, REFUSED = 2, 3, 4
 """Results of `_compare_orders` besides TAKE."""
 NONE, TOMBSTONE, ROW = 0, 1, 2
-"""The content of a key: nothing, a tombstone, a row."""
+"""The state of a key: nothing, a tombstone, or a row."""
 OF_KEY = 2
-"""A delete of the whole key even if deletes are by group: the key is absent from full contents."""
+"""A delete of the whole key, even if deletes are by group, because the key is absent from full contents."""
 
 
 class WalkRules(NamedTuple):
@@ -33,13 +33,13 @@ class WalkRules(NamedTuple):
     keeps: bool
     """Whether a key keeps its order from one time to the next, and after a delete."""
     ordered: bool
-    """Whether the row has an order, be it arrival; else it follows its groups."""
+    """Whether the row has an order, which may be arrival; otherwise its order follows from its groups."""
     by_group: bool
-    """Whether deletes are of groups rather than the row, except `OF_KEY`."""
+    """Whether a delete applies to groups, not to the row (except `OF_KEY`)."""
     over: bool
-    """Whether the held order decides nothing (full contents)."""
+    """Whether stored orders are ignored (full contents)."""
     inherits: bool
-    """Whether an order column of the row may be null and is then inherited."""
+    """Whether an order column of the row may be null, and then inherits its value."""
 
 
 class WalkOutcome(NamedTuple):
@@ -61,19 +61,20 @@ class WalkOutcome(NamedTuple):
     action: Flags2d
     """uint8[groups, n], by place."""
     why: Flags
-    """uint8[n], by row: the verdict of an event that acts on no group; SUPERSEDED for an event that acts."""
+    """uint8[n], by row: for an event that acts on no group, its verdict; for other events, SUPERSEDED."""
     running: Ints2d
     """int64[m, w]: the key's order words after each of its times."""
     live: Flags
-    """uint8[m]: whether the key then has a row."""
+    """uint8[m]: whether the key has a row after each of its times."""
     last: Ints
     """int64[m]: the last row that acted at the (key, time), or -1."""
 
 
 @kernel
 def _compare_orders(order: Ints, row: int, other: Ints, at: int, begin: int, base: int, end: int, tie: int) -> int:
-    """Compare an event's words [begin, end) with running ones: TAKE, OLDER, TIED or REFUSED. Words before ``base``
-    decide first.
+    """Compare an event's words [begin, end) with the current ones:
+
+    TAKE, OLDER, TIED or REFUSED. Words before ``base`` are compared before tie rules apply.
 
     >>> _compare_orders(np.array([[4, 1]]), 0, np.array([[4, 2]]), 0, 0, 1, 2, LAST) == OLDER
     True
@@ -93,7 +94,7 @@ def _compare_orders(order: Ints, row: int, other: Ints, at: int, begin: int, bas
 
 @kernel
 def _inherit_order(order: Ints, row: int, fields: Ints, running: Ints, at: int, out: Ints, to: int) -> None:
-    """Copy an event's order words to row ``to`` of ``out``, and fill nulls of the row's order from the running words.
+    """Copy an event's order words to row ``to`` of ``out``, and fill nulls in the row's order from the current words.
 
     fields int64[f, 4], by order column: the group, its first word, the word after its last, and whether it may be null.
     A null is LEAST in a column of one word, and 0 in the first of two. at: -1 if there is no running order.
@@ -128,7 +129,7 @@ def _has_group_order(order: Ints, row: int, fields: Ints, group: int) -> bool:
 
 @kernel
 def _is_older_than_prior(scratch: Ints, spans: Ints, group: int, known: bool, tie: int) -> bool:
-    """Return whether an event is older than the order that its key held at the start of the step."""
+    """Return whether an event is older than the order that its key had at the start of the step."""
     if not known:
         return False
     return bool(
@@ -140,8 +141,9 @@ def _is_older_than_prior(scratch: Ints, spans: Ints, group: int, known: bool, ti
 def _compare_with_groups(
     place: int, spans: Ints, fields: Ints, known: bool, tie: int, scratch: Ints, action: Flags
 ) -> tuple[bool, bool, bool, bool]:
-    """Compare an event (row 2 of scratch) with the running order of each group except the row; write codes to row 3, -1
-    for none.
+    """Compare an event (row 2 of scratch) with the current order of each group except the row.
+
+    Write codes to row 3 of scratch, -1 for none.
 
     Returns whether it gives a group an order; whether a group takes it; whether a group refuses it for a tie; whether a
     group is newer by an event of the step. Code 0 is REFUSED if ERROR refuses it.
@@ -165,9 +167,7 @@ def _compare_with_groups(
 def _apply_to_groups(
     place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool, spans: Ints, scratch: Ints, action: Flags
 ) -> bool:
-    """Write the event's action on each group, raise the order of groups that take it, and return whether it acts at
-    all.
-    """
+    """Write the event's action for each group, raise the order of groups that take it, and return whether any does."""
     codes, acted = scratch[3], False
     action[0, place] = SKIP
     if (deletes and not by_group and not accepted) or (not deletes and not alive and not accepted):
@@ -177,7 +177,7 @@ def _apply_to_groups(
             action[g, place], acted = TAKE if not deletes else BLANK if alive else CLEAR, True
             _set_group_order(scratch, spans, g)
         elif not deletes and not alive:
-            action[g, place] = BLANK  # the row begins here, without a value for this group
+            action[g, place] = BLANK  # the row begins with this event, which has no value for this group
         if deletes and not by_group:
             action[g, place] = CLEAR
     if accepted and not (deletes and by_group):
@@ -199,7 +199,7 @@ def apply_events_by_key(
     scratch: Ints2d,
     out: WalkOutcome,
 ) -> int:
-    """Walk the events of all keys. Return a row that ERROR refuses, or -1. O(n * groups).
+    """Walk the events of all keys. Return a row whose tie is an error under ERROR, or -1. O(n * groups).
 
     Input:
     - steps, rule: see their fields. fields: as for `_inherit_order`.
@@ -212,7 +212,7 @@ def apply_events_by_key(
     tie, keeps, ordered, by_group, over, inherits = rule
     action, why, running, live, last = out
     words = order.shape[1]
-    # Rows of scratch: 0 the running order, 1 the held order, 2 the event, 3 the codes of groups.
+    # Rows of scratch: 0 is the current order, 1 the stored order, 2 the event, 3 the codes of groups.
     for key in range(keys.size - 1):
         known = keeps and not over and status[key] != NONE
         alive = not over and status[key] == ROW
@@ -256,7 +256,7 @@ def apply_events_by_key(
 
 @kernel
 def _clear_orders(scratch: Ints, spans: Ints, fields: Ints) -> None:
-    """Set the running and held words of groups without an order: null in every column."""
+    """Set the current and stored words of groups without an order to null in every column."""
     for w in range(scratch.shape[1]):
         scratch[0, w] = scratch[1, w] = -(2**63)
     for f in range(fields.shape[0]):
@@ -267,7 +267,7 @@ def _clear_orders(scratch: Ints, spans: Ints, fields: Ints) -> None:
 
 @kernel
 def _is_row_order_unset(scratch: Ints, spans: Ints) -> bool:
-    """Return whether the row never had an order."""
+    """Return whether the row has never had an order."""
     w = spans[0, 0]
     while w < spans[0, 2] and scratch[0, w] == -(2**63):
         w += 1
@@ -276,14 +276,16 @@ def _is_row_order_unset(scratch: Ints, spans: Ints) -> bool:
 
 @kernel
 def _set_group_order(scratch: Ints, spans: Ints, group: int) -> None:
-    """Set the running order of a group to the event's."""
+    """Set the current order of a group to the event's order."""
     for w in range(spans[group, 0], spans[group, 2]):
         scratch[0, w] = scratch[2, w]
 
 
 @kernel
 def _compare_order_words(event: Ints, other: Ints, base: int, tie: int) -> int:
-    """Compare an event's words with others as `_compare_orders` does; the first ``base`` words decide before ties.
+    """Compare an event's words with others like `_compare_orders`.
+
+    Tie rules apply only if the first ``base`` words are equal.
 
     >>> _compare_order_words(np.array([4, 1]), np.array([4, 2]), 1, LAST) == OLDER
     True
@@ -313,7 +315,7 @@ def walk_single_group(
     rule: WalkRules,
     out: WalkOutcome,
 ) -> int:
-    """Walk the events of all keys whose rows have one order; ``base`` of its words decide before ties.
+    """Walk the events of all keys whose rows have one order. Tie rules apply if its first ``base`` words are equal.
 
     Takes the other arguments of `apply_events_by_key`, and returns the same. O(n).
 

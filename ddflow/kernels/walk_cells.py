@@ -1,8 +1,8 @@
-"""Walk the events of each key under versions of cells: compare each cell by the order of the event that set it.
+"""Walk the events of each key with versions of cells: each cell is compared by the order of the event that set it.
 
-A key keeps the order of its row, of its latest delete, and of each cell. A cell holds the value of the greatest order
-above the latest delete. The row lives if the key has seen an event above that delete. `walk_latest_cells` does the same
-for an order of one column without nulls and ties won by the last to arrive; a test compares the two.
+A key stores the order of its row, of its latest delete, and of each cell. A cell has the value of the event with the
+greatest order after the latest delete. The row is live if the key had an event after that delete. `walk_latest_cells`
+has the same results if the order is one column without nulls and the last event to arrive wins ties.
 
 Guarantees: the result does not depend on the order of arrival, except for ties that the rule decides by arrival.
 """
@@ -20,11 +20,12 @@ from ddflow.kernels.walk import NONE, OLDER, REFUSED, ROW, TIED, WalkOutcome, Wa
 UNSET = -(2**63)
 """The word of an order that was never set."""
 LATEST, EARLIEST, EVERY = 0, 1, 2
-"""The event that gives a cell its value: the one with the greatest order, the one with the least, or every event."""
+"""The events that give a cell its value: the one with the greatest order, the one with the least order, or every event.
+"""
 
 
 class CellValues(NamedTuple):
-    """The values of cells as words, under GREATEST; otherwise without columns.
+    """The values of cells as words if the tie rule is GREATEST; otherwise without columns.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> taken = WalkOutcome(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64),
@@ -43,16 +44,16 @@ class CellValues(NamedTuple):
     word: Ints2d
     """int64[cells, n], by row."""
     there: Flags2d
-    """uint8[cells, n]: 1 if not null."""
+    """uint8[cells, n]: 1 if the value is not null."""
     held: Ints2d
-    """int64[cells, g]: the values that keys hold."""
+    """int64[cells, g]: the stored values of keys."""
     had: Flags2d
-    """uint8[cells, g]: 1 if not null."""
+    """uint8[cells, g]: 1 if the stored value is not null."""
 
 
 @kernel
 def _is_unset(words: Ints, at: int, begin: int, end: int) -> bool:
-    """Return whether an order was never set."""
+    """Return whether an order has never been set."""
     left = begin
     while left < end and words[at, left] == UNSET:
         left += 1
@@ -61,7 +62,10 @@ def _is_unset(words: Ints, at: int, begin: int, end: int) -> bool:
 
 @kernel
 def _compare_part_order(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
-    """Compare the event in row 2 of scratch with one part's order in row ``at``; return TAKE if the part is unset."""
+    """Compare the event in row 2 of scratch with the order of one part in row ``at``.
+
+    Return TAKE if that order is unset.
+    """
     begin = part * wide
     if _is_unset(scratch, at, begin, begin + wide):
         return TAKE
@@ -75,7 +79,7 @@ def _compare_part_order(scratch: Ints, at: int, part: int, wide: int, base: int,
 
 @kernel
 def _set_part_order(scratch: Ints, part: int, wide: int) -> None:
-    """Set the order of a part to the event's."""
+    """Set the order of a part to the event's order."""
     for w in range(wide):
         scratch[0, part * wide + w] = scratch[2, w]
 
@@ -94,8 +98,9 @@ def _is_greater_value(values: CellValues, cell: int, row: int, current: int, key
 
 @kernel
 def _compare_earliest_order(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
-    """Compare as `_compare_part_order` if the least order wins: TAKE for an event before the part's, OLDER for one
-    after it.
+    """Compare like `_compare_part_order`, but the least order wins:
+
+    TAKE for an event before the part's, OLDER for one after it.
     """
     begin = part * wide
     if _is_unset(scratch, at, begin, begin + wide):
@@ -104,7 +109,7 @@ def _compare_earliest_order(scratch: Ints, at: int, part: int, wide: int, base: 
         if w == base and tie == ERROR:
             return REFUSED
         if scratch[2, w] != scratch[at, begin + w]:
-            # Among ties, FIRST stores the complement of the sequence.
+            # For ties, FIRST stores the complement of the sequence.
             before = scratch[2, w] < scratch[at, begin + w]
             return TAKE if before != (w >= base and tie == FIRST) else OLDER
     if tie == ERROR:
@@ -129,10 +134,10 @@ def _apply_to_cells(
     scratch: Ints,
     action: Flags,
 ) -> tuple[bool, bool, bool, bool]:
-    """Fill or clear the cells that an event's order permits.
+    """Fill or clear the cells that the event's order allows it to change.
 
-    Takes the arrays of `walk_cells`. Returns whether it changed a cell; whether a cell went to another event of the
-    step; whether it lost a tie; whether ERROR refuses it.
+    Takes the arrays of `walk_cells`. Returns whether it changed a cell; whether another event of the step has a cell;
+    whether it lost a tie; whether its tie is an error under ERROR.
     """
     filled = passed = lost = refused = False
     for c in range(gives.shape[0]):
@@ -154,7 +159,7 @@ def _apply_to_cells(
             cell = TIED
         if cell == TAKE:
             _set_part_order(scratch, part, wide)
-            if deletes and kind != LATEST:  # a cleared cell has neither a first event nor a sum
+            if deletes and kind != LATEST:  # a cleared cell has no first event and no sum
                 for w in range(part * wide, part * wide + wide):
                     scratch[0, w] = UNSET
             filled = True
@@ -188,7 +193,7 @@ def _copy_orders(scratch: Ints, target: Ints, at: int, words: int) -> None:
 
 @kernel
 def _compare_row_order(scratch: Ints, deletes: bool, alive: bool, wide: int, base: int, tie: int) -> int:
-    """Compare the event with the order of the live row; a delete loses a tie under GREATEST."""
+    """Compare the event with the order of the live row. Under GREATEST, a delete loses a tie."""
     code = _compare_part_order(scratch, 0, 0, wide, base, tie) if alive else TAKE
     if code == TAKE and deletes and tie == GREATEST and _is_base_tie(scratch, 0, wide, base, alive):
         return TIED
@@ -211,19 +216,19 @@ def walk_cells(
     scratch: Ints2d,
     out: WalkOutcome,
 ) -> int:
-    """Walk the events of all keys under versions of cells.
+    """Walk the events of all keys with versions of cells.
 
     Input: steps, gone, status, fields, rule as for `apply_events_by_key`. order int64[n, v], by row; ``base`` words
     decide before ties. prior int64[g, (2 + cells) * v]. gives uint8[cells, n], whether an event gives a cell a value.
     kinds int64[cells], LATEST, EARLIEST or EVERY. Scratch: int64[4, (2 + cells) * v + cells]. Output: out. Returns a
-    row that ERROR refuses, or -1. O(n * cells).
+    row whose tie is an error under ERROR, or -1. O(n * cells).
     """
     permutation, key_times, keys = steps
     tie, _, _, _, over, inherits = rule
     action, why, running, live, last = out
     cells, wide = gives.shape[0], order.shape[1]
     words = (2 + cells) * wide
-    # After row 1 of scratch: the row that set each cell, -1 for the held value, -2 for none.
+    # After row 1 of scratch: the row that set each cell, -1 for the stored value, -2 for none.
     setter = scratch[1, words:]
     action[:] = SKIP
     for key in range(keys.size - 1):
@@ -270,7 +275,7 @@ def walk_cells(
 
 @kernel
 def _is_base_tie(scratch: Ints, part: int, wide: int, base: int, there: bool) -> bool:
-    """Return whether the event in row 2 ties with a set part of the running orders."""
+    """Return whether the event in row 2 ties with a part whose current order is set."""
     begin = part * wide
     if not there or _is_unset(scratch, 0, begin, begin + wide):
         return False
@@ -282,7 +287,7 @@ def _is_base_tie(scratch: Ints, part: int, wide: int, base: int, there: bool) ->
 
 @kernel
 def _write_part_order(running: Ints, key_time: int, part: int, wide: int, word: int) -> None:
-    """Set the order of a part to an event's word, and its flag for not null if the order has one."""
+    """Set the order of a part to an event's word. If the order has a flag for not null, set that, too."""
     running[key_time, part * wide] = 1
     running[key_time, part * wide + wide - 1] = word
 
@@ -298,7 +303,7 @@ def walk_latest_cells(
     over: bool,
     out: WalkOutcome,
 ) -> None:
-    """Walk the events of all keys under versions of cells if the latest event gives each cell its value.
+    """Walk the events of all keys with versions of cells, if the latest event gives each cell its value.
 
     Takes the arguments of `walk_cells`, with order int64[n, v]: v is 1, or 2 with a first word of 1 for not null. prior
     int64[g, (2 + cells) * v]; the last word of each order decides. O(n * cells).

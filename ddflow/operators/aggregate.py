@@ -1,4 +1,4 @@
-"""Compute aggregates such as sums and averages of each group, as differences; see `RunningAggregate`.
+"""Compute aggregates of each group, such as sums and averages, as differences; see `RunningAggregate`.
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.updates import narrow_ints, ints
@@ -43,12 +43,18 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, Batch
 
 TALLY: Final = "_rows"
-"""The state column with the number of a group's rows.  The columns of other parts are numbered."""
+"""The name of the state column that holds the number of a group's rows.
+
+The columns of the parts have numbers as names.
+"""
 
 
 @register_operator
 class Agg(GroupOperator):
-    """The operator of `Collection.agg`.  ``by``: the group columns.  ``aggregates``: in the order of the results."""
+    """The operator of `Collection.agg`.
+
+    ``by``: the group columns. ``aggregates``: the aggregates, in the order of the result columns.
+    """
 
     verb, keeps = "agg", True
 
@@ -75,7 +81,7 @@ class Agg(GroupOperator):
         return inputs[0].group_by(*record.read_texts("by")).agg(**texts)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: the parts and the results must stay the same."""
+        """See `Collection.find_widening_obstacles`: parts and results must stay the same on the wider types."""
         for mine, its in zip(self.aggregates, narrow.aggregates, strict=True):
             yield from mine.list_incompatibilities(its)
             for expression in mine.arguments.values():
@@ -103,7 +109,7 @@ class Agg(GroupOperator):
 
 
 def _bind_aggregate(name: str, given: Any, schema: pa.Schema) -> FoldedAggregate:
-    """Bind an aggregate of a plan, written as text or defined by the user."""
+    """Bind an aggregate of a plan to the input's columns. It is SQL text or a user's definition."""
     own = isinstance(given, AppliedAggregate)
     return UserAggregate(name, given, schema) if own else bind_sql_aggregate(name, given, schema)
 
@@ -119,7 +125,7 @@ def build_result_schema(groups: pa.Schema, aggregates: Sequence[FoldedAggregate]
 
 
 class GroupedUpdates(NamedTuple):
-    """The updates of a step by group, divided into cells of one group and time each."""
+    """The updates of a step by group. Each group is divided into cells, one for each of its times."""
 
     updates: Updates
     by: SortedRows
@@ -128,21 +134,21 @@ class GroupedUpdates(NamedTuple):
     ranks: Any
     """int32[c]: the time ranks of the cells."""
     before: Ints
-    """int64[c]: the index of the state before each cell, or -1.
+    """int64[c]: for each cell, the index of the state before it, or -1.
 
-    Prior states of groups come first, then the states after cells.
+    The states are the stored states of the groups, followed by the state after each cell.
     """
 
 
 class RunningAggregate(RunningOperator):
-    """A running aggregate.  State: one row for each group.  ``groups``: the group columns, possibly none.
+    """A running aggregate. State: one row for each group. ``groups``: the group columns, possibly none.
 
-    A group's output exists while the sum of its rows' multiplicities is not zero. When a result changes, the step
+    A group has an output row unless the sum of its rows' multiplicities is zero. When a result changes, the step
     retracts the old row and inserts the new one.
 
-    The payload of a group is its number of rows and the states of its parts (`ddflow.operators.aggregates`), and the
-    value word is a hash of these. A group may have a state but zero rows, after retractions of rows that never arrived.
-    Such a group is stored but has no output. An aggregate of only ``count(*)`` is a `Count` instead.
+    The payload of a group is its number of rows and the states of its parts (`ddflow.operators.aggregates`). The value
+    word is a hash of the payload. If rows are retracted that never arrived, a group can have zero rows but a state.
+    Such a group is stored but has no output. An aggregation with only ``count(*)`` uses `Count` instead.
     """
 
     def __init__(self, groups: pa.Schema, aggregates: Sequence[FoldedAggregate], secret: Secret) -> None:
@@ -163,9 +169,9 @@ class RunningAggregate(RunningOperator):
         self.identified = groups
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
-        """See `RunningOperator.compute`.  O(updates), plus the cost of the states of each group and time.
+        """See `RunningOperator.compute`. O(updates), plus the cost of updating the state of each group and time.
 
-        Raises `AggregateOverflow`, and the errors of arguments.
+        Raises `AggregateOverflow`, and the errors of the arguments' expressions.
         """
         step = self._group_updates(inputs[0])
         held = gather_table(
@@ -203,7 +209,11 @@ class RunningAggregate(RunningOperator):
         )
 
     def _fold_parts(self, step: GroupedUpdates, held: Sequence[pa.Array]) -> list[pa.Array]:
-        """Fold each part.  Return its states as a column: prior states of groups, then the state after each cell."""
+        """Fold each part.
+
+        Return the states of each part as a column: first the stored states of the groups, then the state after each
+        cell.
+        """
         rows = step.updates.rows
         read = set[str]().union(*(each.columns or () for each in self.arguments.values()))
         names = [name for name in rows.schema.names if name in read] or rows.schema.names[:1]
@@ -221,9 +231,9 @@ class RunningAggregate(RunningOperator):
         return out
 
     def _compute_results(self, states: Sequence[pa.Array]) -> tuple[Any, list[pa.Array], tuple[int, str] | None]:
-        """Mark the states with rows, and compute their results.
+        """Mark the states that have rows, and compute their results.
 
-        Also return the position and the text of the first result that leaves its type, or None.
+        Also return the position and the text of the first result outside its type, or None.
         """
         kept = dict(zip(self.parts, states, strict=True))
         there, out = kept[ROWS].to_numpy() != 0, []
@@ -254,16 +264,16 @@ class RunningAggregate(RunningOperator):
         return Updates(rows, ranks[:made].copy(), diffs[:made].copy(), step.updates.times)
 
     def _gather_groups(self, rows: Ints) -> list[Column]:
-        """Gather the group columns of some updates."""
+        """Gather the group columns of the updates at the positions ``rows``."""
         return gather_buffers(self.given, rows, self.fields)
 
     def _build_group_changes(self, step: GroupedUpdates, states: Sequence[pa.Array], since: int) -> ArrangementChange:
         """Build the versions to store, in the order of identities and times.
 
-        A cell makes a version if its state differs from the one before.
+        A cell makes a version if it changes the state.
         """
         by, cells, prior, lived = step.by, step.folding.cells, step.prior, step.folding.lived.size
-        # At times up to since, only the last version of each group is needed.
+        # Of the times up to ``since``, a group needs only its last version.
         since_rank = np.searchsorted(step.updates.times, since, side="right") - 1
         early = step.ranks <= since_rank
         following = np.append(early[1:] & (step.folding.of[1:] == step.folding.of[:-1]), False)
@@ -300,14 +310,14 @@ class RunningAggregate(RunningOperator):
         return self.values.compute_value_hashes(states, len(states[0]))
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `RunningOperator.hash_rows`.  The value hash covers the states."""
+        """See `RunningOperator.hash_rows`. The value hash is a hash of the states."""
         return *self.keys.identify_rows(rows), self._hash_states(column_arrays(rows, self.state.names))
 
     def cast_state_rows(
         self, narrow: Self, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any
     ) -> pa.RecordBatch:
-        """See `RunningOperator.cast_state_rows`: sums keep their values in other units, results are cast."""
-        # The states of deletions are arbitrary.
+        """See `RunningOperator.cast_state_rows`: convert sums to new units without a change of value; cast results."""
+        # The states of deletions are arbitrary, so they become 0, empty or null.
         none = {pa.int64(): pa.scalar(0), BYTES: pa.scalar(b"", BYTES)}
         states = [
             pc.if_else(pa.array(live), each, none[each.type]) if each.type in none else each
@@ -323,13 +333,13 @@ class RunningAggregate(RunningOperator):
         return conform_to_wider_schema(pa.Table.from_arrays([*groups, *states], names=self.schema.names), schema)
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """See `ReadableNode.to_output_rows`: the results of groups with rows."""
+        """See `ReadableNode.to_output_rows`: the results of the groups that have rows."""
         there, results, _ = self._compute_results(column_arrays(arranged, self.state.names))
         columns = [*column_arrays(arranged, self.groups.names), *results]
         return as_updates(pa.Table.from_arrays(columns, schema=self.shown)).take(np.flatnonzero(there))
 
     def _build_overflow_error(self, step: GroupedUpdates, cell: int, what: str) -> AggregateOverflow:
-        """Build the error for a group's value that leaves its type after a cell."""
+        """Build the error for a value of a group that is outside its type after a cell."""
         row = int(step.folding.cells.rows[step.folding.cells.starts[cell]])
         table = pa.Table.from_arrays(column_arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.fields))
         found = f"{what} leaves its type for the group {row_values(table, row)}"

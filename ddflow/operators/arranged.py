@@ -1,7 +1,7 @@
-"""Arrange a collection by some of its columns for joins, and pass its updates on.
+"""Arrange a collection by some of its columns for joins, and pass its updates on unchanged.
 
-Equal requests share one node, so their rows are stored once. The output equals the input row for row. Rows may have any
-multiplicity, also a negative one unless a verb refuses it.
+Requests for the same columns of a collection share one node, so the rows are stored once. The output equals the input
+row for row. Multiplicities may be negative, unless the verb that asked for the arrangement forbids it.
 
 >>> import ddflow as dd
 >>> orders = dd.Flow().upserts("orders", {"id": int, "city": str}, dd.Upsert(key="id"))
@@ -27,9 +27,9 @@ from ddflow.trace.batch import ArrangementChange
 
 @register_operator
 class Arrange(RowPreservingOperator):
-    """The operator of `Collection.arrange`.  ``by``: the columns.
+    """The operator of `Collection.arrange`. ``by``: the columns of the arrangement.
 
-    ``refuses``: the verb that refuses negative multiplicities, or "" for none.
+    ``refuses``: the verb that forbids negative multiplicities, or "" if none does.
     """
 
     verb, keeps = "arrange", True
@@ -44,7 +44,7 @@ class Arrange(RowPreservingOperator):
         self.unique, self.positive = of.unique, of.positive or bool(refuses)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Write the columns, and the verb that refuses negative counts, as JSON."""
+        """Write the columns, and the verb that forbids negative multiplicities, as JSON."""
         return {"by": list(self.by), "refuses": self.refuses}
 
     @classmethod
@@ -62,7 +62,7 @@ class Arrange(RowPreservingOperator):
         return [self.by]
 
     def find_pushdown_columns(self, at: int) -> dict[str, str]:
-        """See `Collection.find_pushdown_columns`: all columns, because it holds the same rows."""
+        """See `Collection.find_pushdown_columns`: all columns, because the output rows are the input rows."""
         return {name: name for name in self.schema.names}
 
     def find_lookup_columns(self) -> Columns | None:
@@ -70,7 +70,7 @@ class Arrange(RowPreservingOperator):
         return self.by
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of its input."""
+        """See `Collection.unique_by`: the keys of the input."""
         return self.inputs[0].unique_by()
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -94,7 +94,10 @@ class RunningArrange(RunningOrderedRows):
 
 
 def refuse_negative_counts(folded: RowChanges, updates: Updates, asked: str) -> None:
-    """Raise `NegativeMultiplicity` for a row with a negative multiplicity after some time.  The error names the row."""
+    """Raise `NegativeMultiplicity` if a row has a negative multiplicity after all changes at a time.
+
+    The error names the row.
+    """
     below = np.flatnonzero(folded.counts < 0)
     if below.size:
         at = int(below[0])

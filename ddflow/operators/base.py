@@ -1,11 +1,11 @@
 """Define the operator protocol: `Operator` for a node of a plan, `RunningOperator` for its state in an opened plan.
 
-To add an operator, write one file. It holds a subclass of `Operator` with a ``verb``, marked `register_operator`, and
-the `RunningOperator` that its ``open`` returns. An operator without state returns a `StatelessRunningOperator`.
+To add an operator, write one file with two classes: a subclass of `Operator` with a ``verb``, marked
+`register_operator`, and the `RunningOperator` that its ``open`` returns. An operator without state returns a
+`StatelessRunningOperator`.
 
 Guarantees: an `Operator` is immutable and holds no rows. A `RunningOperator` changes only in `RunningOperator.apply`,
-so a refused step leaves its state unchanged. Code outside this package never tests for a kind of operator. It calls
-these methods.
+so a step that fails leaves its state unchanged. Other packages use only these methods, whatever the kind of operator.
 
 >>> doubled = StatelessRunningOperator(lambda given: given._replace(diffs=2 * given.diffs))
 >>> updates = Updates(pa.table({"v": ["oz"]}), narrow_ints(0), ints(1), ints(3))
@@ -48,21 +48,21 @@ __all__ = [
 ]
 
 Hashes = tuple[Words, Words, Words] | tuple[Words, Words, Words, Ints]
-"""Hashes of rows: high identity words, low identity words, and a hash of the columns that count in "did it change".
+"""Hashes of rows: high identity words, low identity words, and a hash of the columns that decide whether a row changed.
 
 The fourth array holds the identity words after the first two, for rows of ordered arrangements with all columns.
 """
 
 
 class OperatorContext(NamedTuple):
-    """The environment that an operator is opened in."""
+    """The settings that an opened plan passes to each operator."""
 
     secret: Secret
     """The key of the identity hashes."""
     time_type: pa.DataType
     """The type of the plan's times."""
     wanted: frozenset[str]
-    """The output columns that a later operator or an output reads in a step."""
+    """The output columns that a step has to compute, because a later operator or an output reads them."""
     threads: Threads = ALONE
     """The threads that share the work."""
     inputs: tuple[Any, ...] = ()
@@ -73,10 +73,10 @@ class ReadableNode:
     """An input or an operator of an opened plan, with methods that read its state."""
 
     tracked: Sequence[str] | None = None
-    """The columns that count in "did it change", for state by key; None if the rows have no key."""
+    """The columns that decide whether a row changed, for state by key; None if the rows have no key."""
 
     arrangements: tuple[Arrangement, ...] = ()
-    """The arrangements that hold the state.  The first one holds the node's output, if that is arranged."""
+    """The arrangements that hold the state. If the node's output is arranged, the first arrangement holds it."""
 
     @property
     def output_arrangement(self) -> Arrangement:
@@ -84,35 +84,35 @@ class ReadableNode:
         return self.arrangements[0]
 
     identified: pa.Schema = pa.schema([])
-    """The columns that identify the versions of the arrangements."""
+    """The columns whose values identify a version in the arrangements."""
 
     keys: RowHasher
     """The columns that find rows of the output in its arrangement, and their hashing."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the state takes."""
+        """The size of the state in memory, in bytes."""
         return sum(each.nbytes for each in self.arrangements)
 
     def iterate_rows(self, as_of: int | None) -> Iterable[Updates]:
-        """Yield the rows of the output as of a time, by default now, in pieces.  O(rows)."""
+        """Yield the rows of the output as of a time, by default now, in several `Updates`. O(rows)."""
         return (self.to_output_rows(table) for table in self.output_arrangement.iterate_rows(as_of))
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """Convert rows of the arrangement to rows of the output.  Extra columns may remain.  O(rows)."""
+        """Convert rows of the arrangement to rows of the output. The result may have extra columns. O(rows)."""
         return as_updates(arranged)
 
     def look_up_groups(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
-        """Look up the rows of groups by their identity words, which ascend.
+        """Look up the rows of groups by the identity words of the groups. These words must ascend.
 
-        The references point into the arrangement.  ``most``: the maximal number of rows of each group.  O(groups)
+        The references point into the arrangement. ``most``: the maximal number of rows of each group. O(groups)
         expected.
         """
         arranged = self.output_arrangement
         prior = arranged.look_up_keys(high, low if arranged.index.wide else NONE, np.arange(high.size, dtype=np.int32))
         live = prior.reference & LIVE != 0
         if not arranged.index.wide:
-            live &= low == 0  # a null key, which no stored row has
+            live &= low == 0  # a null key; no stored row has one
         begins = np.concatenate([ints(0), np.cumsum(live)])
         references = prior.reference[live] & (LIVE - 1) & ~OCCUPIED
         return RowsByGroup(references, np.ones(references.size, np.int64), begins)
@@ -139,10 +139,10 @@ class ReadableNode:
         self.arrangements = tuple(fresh)
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """Compute the hashes that the arrangement stores for these rows.  O(rows).
+        """Compute the hashes that the arrangement stores for these rows. O(rows).
 
-        For a live version all three equal the stored hashes.  The row of a deletion may be a filler, so its hashes may
-        differ.
+        For a live version, all three hashes equal the stored ones. The row of a deletion may hold filler values, so its
+        hashes may differ.
         """
         raise NotImplementedError
 
@@ -152,26 +152,26 @@ class ReadableNode:
 
 
 class RunningOperator(ReadableNode):
-    """An operator of an opened plan: its state and its step."""
+    """An operator of an opened plan, with its state and the method that computes a step."""
 
     @abstractmethod
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
-        """Compute the updates of the output and the change for `apply`.  Leave the state unchanged.
+        """Compute the updates of the output and the change for `apply`. This leaves the state unchanged.
 
-        The change is None if there is nothing to apply.  ``inputs``: the updates of each input, with one shared list of
-        times. They are all updates of the step, or all updates of some identities of the columns that
-        `Collection.exchange` names. ``since``: its value after the step.
+        The change is None if there is nothing to apply. ``inputs``: the updates of each input, with one shared list of
+        times. They are all updates of the step, or all updates of a subset of the groups by which `Collection.exchange`
+        distributes rows. ``since``: the value of ``since`` after the step.
         """
 
     def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:
-        """Apply the changes of a step, each with other identities.  Amortised O(updates)."""
+        """Apply the changes of a step. No two of them change the same identity. Amortised O(updates)."""
         for each in self.arrangements:
             each.apply_changes(changes, upper, since)
 
     def store_change(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
-        """Return a change that stays valid after its part of the step.
+        """Convert a change so that it stays valid after the current part of the step.
 
-        ``keep``: moves the change of an arrangement to files.
+        ``keep``: a function that moves the change of an arrangement to files.
         """
         return keep(self.arrangements[0], change)
 
@@ -186,18 +186,18 @@ class RunningOperator(ReadableNode):
         return conform_to_wider_schema(rows, schema)
 
     def compute_initial_change(self, inputs: Sequence[Updates], since: int) -> Any:
-        """Compute the change that fills empty state from the ``inputs`` at the last time.  O(rows).
+        """Compute the change that fills empty state from the ``inputs`` at the last time. O(rows).
 
-        A plan uses it if no files hold the state.
+        A plan uses this method if no files hold the state.
         """
         return self.compute(inputs, since)[1]
 
     def compute_initial_updates(self, inputs: Sequence[Updates]) -> Updates:
-        """Compute the output updates of an operator without state from the rows that its inputs hold.  O(rows)."""
+        """Compute the output updates of an operator without state from the current rows of its inputs. O(rows)."""
         return self.compute(inputs, 0)[0]
 
     def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
-        """Compute the output rows from the rows that the inputs hold.  O(rows)."""
+        """Compute the output rows as of a time from the rows of the inputs at that time. O(rows)."""
         return self.compute(inputs, 0)[0]
 
 
@@ -206,11 +206,11 @@ class Operator(Collection):
 
     @abstractmethod
     def open(self, context: OperatorContext) -> RunningOperator:
-        """Create the operator's empty state and its step."""
+        """Create the running operator, with empty state."""
 
 
 class RowPreservingOperator(Operator):
-    """An operator whose output rows are input rows, with unchanged values in the kept columns."""
+    """An operator whose output rows are input rows; the columns that it keeps have unchanged values."""
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.find_contributing_rows`: the equal rows of each input."""
@@ -236,10 +236,10 @@ class GroupOperator(Operator):
 
 
 class RunningCountedRows(RunningOperator):
-    """An operator that stores rows of a step with a number each, such as a count.
+    """An operator that stores rows together with one number for each row, such as a count.
 
-    ``given``: a pool with the columns of the current updates as batch 0.  ``fields``: the nullable fields of these
-    columns, because the fields of the schema may exclude null.
+    ``given``: a pool whose batch 0 has the columns of the current updates. ``fields``: the fields of these columns, all
+    nullable because the fields of the schema may exclude null.
     """
 
     given: RowPool
@@ -248,9 +248,10 @@ class RunningCountedRows(RunningOperator):
     def _build_change(
         self, updates: Updates, by: SortedRows, order: Ints | None, prior: Prior, place: Ints, versions: list[Any]
     ) -> ArrangementChange:
-        """Build the versions in the order of identities, then times, and mark the last version of each identity.
+        """Build the versions, sorted by identity and then time, and mark the last version of each identity.
 
-        ``order``: the identity words after the first two, or None.  ``place``: the position in ``by`` of each number.
+        ``order``: the identity words after the first two, or None. ``place``: the position in ``by`` to which each
+        number belongs.
         """
         ranks, rows, values, numbers = versions
         at = place.take(numbers).astype(np.int32, copy=False)
@@ -276,7 +277,7 @@ class RunningCountedRows(RunningOperator):
         )
 
     def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """Gather some rows of the step, and append their numbers as a column."""
+        """Gather the rows of the step at the positions ``rows``, and append their numbers as a column."""
         column = ColumnBuffers(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
         return [*gather_buffers(self.given, rows, self.fields), column]
 

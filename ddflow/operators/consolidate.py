@@ -23,11 +23,11 @@ class Consolidate(RowPreservingOperator):
         super().__init__(of.flow, of.schema, [of], True)
 
     def exchange(self) -> list[Columns | None]:
-        """Return all columns, so that equal rows meet."""
+        """Return all columns, so that equal rows go to the same partition."""
         return [tuple(self.schema.names)]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of its input."""
+        """See `Collection.unique_by`: the keys of the input."""
         return self.inputs[0].unique_by()
 
     def open(self, context: OperatorContext) -> RunningOperator:

@@ -1,11 +1,11 @@
-"""Provide constant rows, such as VALUES in a query, from the first event of an input on.
+"""Provide constant rows, such as VALUES in a query, from the time of the first input event.
 
-The first step with an event in an input inserts the rows, at the least time of such an event. The verdict on the event
-does not matter. Before that time the collection is empty, and the rows never leave. A query uses it for VALUES and for
-the one row of an aggregate without groups.
+The first step that has events inserts the rows, at the earliest time of these events. An event counts even if its input
+rejects it. Before that time the collection is empty. The rows are never removed. A query uses it for VALUES and for the
+one row of an aggregate without groups.
 
-The operator reads times of events, not rows. On partitions, each partition reports its event times, and one partition
-holds the rows.
+The operator reads only the times of events, not their rows. On partitions, each partition reports its event times, and
+one partition holds the rows.
 
 Limits: the rows must be distinct.
 """
@@ -32,8 +32,8 @@ from ddflow.trace.batch import ArrangementChange
 class Constant(Operator):
     """An operator with constant rows.
 
-    ``rows``: one list of SQL expressions without columns for each row, of one type a column.  ``inputs``: the inputs
-    whose events start the collection.
+    ``rows``: for each row, a list of SQL expressions that read no columns. All values of a column have one type.
+    ``inputs``: the inputs whose first event makes the rows appear.
     """
 
     verb, keeps, of_events = "constant", True, True
@@ -63,7 +63,7 @@ class Constant(Operator):
         return ", ".join(f"({', '.join(each.read_texts('cells'))})" for each in record.read_records("rows"))
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """Return no columns, because it reads only the times of events."""
+        """Return no columns, because the operator reads only the times of events."""
         return [set[str]() for _ in self.inputs]
 
     def exchange(self) -> list[Columns | None]:
@@ -71,7 +71,7 @@ class Constant(Operator):
         return [() for _ in self.inputs]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: no column is needed if there is at most one row."""
+        """See `Collection.unique_by`: the empty key if there is at most one row."""
         return [()] if self.table.num_rows < 2 else super().unique_by()
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
@@ -105,7 +105,10 @@ class RunningConstant(RunningCount):
         self.table, self.tracked = table, None
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
-        """See `RunningOperator.compute`.  ``inputs``: an update for each time of an event.  O(rows) once, then O(1)."""
+        """See `RunningOperator.compute`.
+
+        ``inputs``: one update for each time that has an event. O(rows) once, then O(1).
+        """
         ranks = [each.ranks.min() for each in inputs if each.ranks.size]
         n = self.table.num_rows if ranks and not self.output_arrangement.keys else 0
         given = np.full(n, min(ranks, default=0), np.int32), np.ones(n, np.int64)

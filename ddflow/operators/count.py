@@ -1,11 +1,11 @@
 """Count the rows of each group, and emit the changes as differences.
 
-When a group's count changes, the step retracts the old count and inserts the new one. A count of 0 has no row. The
-arrangement holds one live (group, count) for each group, like any upsert arrangement. The value word of its index entry
-is the count itself. (McSherry, "Upserts in differential dataflow", Counting.)
+When a group's count changes, the step retracts the row with the old count and inserts a row with the new count. A group
+whose count is 0 has no row. The arrangement holds one live version for each group: its columns and its count. The index
+entry of the group holds the count as its value word (McSherry, "Upserts in differential dataflow", Counting).
 
-A retraction takes its group columns from the update that caused it. They equal the stored columns by canonical
-equality.
+A retraction takes its group columns from the update that caused the change. They are canonically equal to the stored
+columns.
 
 Guarantees: the input need not be consolidated, counts may be negative (after ``negate``), and sums are checked for
 overflow.
@@ -62,7 +62,7 @@ class Count(GroupOperator):
         self.grows = False
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Write the groups and the name as JSON."""
+        """Write the group columns and the name of the count column as JSON."""
         return {"by": self.by, "name": self.name}
 
     @classmethod
@@ -72,7 +72,7 @@ class Count(GroupOperator):
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Render the groups as text, and the name unless it is the default."""
+        """Render the group columns as text, and the name of the count column unless it is the default."""
         named = "" if record.read_text("name") == "count" else f", name={record.read_text('name')!r}"
         return f"by={record.read_texts('by')}{named}"
 
@@ -111,12 +111,12 @@ class RunningCount(RunningCountedRows):
         self.arrangements, self.arena = (Arrangement(self.schema, has_two_word_identities(groups), 0),), Arena()
         self.tracked, self.keys, self.identified = [name], RowHasher(groups, secret), groups
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
-        """The groups of the current updates as batch 0, and their fields, nullable even if the schema excludes null."""
+        """A pool whose batch 0 has the groups of the current updates, and its fields, made nullable."""
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  O(updates).  Raises `CountOverflow`."""
         updates, n, arena, arranged = inputs[0], inputs[0].diffs.size, self.arena, self.output_arrangement
-        # No cast: the types agree except for nullability, and Arrow's cast breaks lists of nulls.
+        # Do not cast: the types differ at most in nullability, and Arrow's cast breaks lists of nulls.
         groups = column_arrays(updates.rows, self.given.shape.names)
         self.given.set_batch(0, Rows.from_columns(groups, self.given.shape, n))
         arena.reset()

@@ -38,7 +38,7 @@ class Filter(RowPreservingOperator):
 
     def __init__(self, of: Collection, predicate: Formula) -> None:
         self.predicate = compile_expression(predicate, of.schema, boolean=True, what="filter")
-        read = self.predicate.columns  # other columns are not gathered for rows that fail
+        read = self.predicate.columns  # if a row fails, its other columns are not gathered
         # A predicate without columns still needs the number of rows.
         names = of.schema.names if read is None else list(read) or of.schema.names[:1]
         self.read = pa.schema([of.schema.field(name) for name in names])
@@ -59,7 +59,7 @@ class Filter(RowPreservingOperator):
         return inputs[0].filter(self.predicate.given)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: the condition must mean the same."""
+        """See `Collection.find_widening_obstacles`: the condition must have the same meaning on the wider types."""
         return find_formula_objections(self.predicate, narrow.inputs[0].schema, self.inputs[0].schema)
 
     @classmethod
@@ -72,7 +72,7 @@ class Filter(RowPreservingOperator):
         return [wanted | set(self.read.names)]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of its input."""
+        """See `Collection.unique_by`: the keys of the input."""
         return self.inputs[0].unique_by()
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -81,7 +81,9 @@ class Filter(RowPreservingOperator):
 
 
 def select_passing_rows(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array], read: pa.Schema) -> Updates:
-    """Select the updates whose row satisfies the predicate.  Null fails.  ``read``: the predicate's columns.  O(n)."""
+    """Select the updates whose rows satisfy the predicate. If the predicate is null, the row is not selected.
+    ``read``: the columns that the predicate reads. O(n).
+    """
     if not updates.diffs.size:
         return updates
     shown = pa.RecordBatch.from_arrays(column_arrays(updates.rows, read.names), schema=read)

@@ -1,4 +1,4 @@
-"""Store the rows of each key, several for a key if needed, and apply steps of updates to them; see `RowStore`.
+"""Store rows with multiplicities by key, possibly several rows for a key; see `RowStore`.
 
 >>> from ddflow.columns.hashing import Secret, compute_identities
 >>> from ddflow.columns.sorting import sort_by_identity
@@ -33,16 +33,16 @@ STEP, NULLS, FIRST = 0, 1, 2
 BATCHES = 256
 """The number of batches above which the store gathers all rows into one batch.
 
-A reference can number more batches, but small gathers slow down.
+References could address more batches, but gathering from many small batches is slow.
 """
 SLACK = 4096
-"""The number of dead rows that the store tolerates before it gathers."""
+"""The number of dead rows above which the store may gather the live rows."""
 CELL = 4 * 8 + 40
-"""Bytes for each stored row besides its values: its cell and its key's entry in a partly filled index."""
+"""Bytes that each stored row takes besides its values: its cell, and its key's entry in a partly filled index."""
 
 
 class StepKeys(NamedTuple):
-    """The keys of a step: the first cell of each key (-1: none), and its place in index table ``built``."""
+    """The keys of a step: the first cell of each key, or -1, and its position in the index table ``built``."""
 
     heads: Ints
     place: Ints
@@ -50,9 +50,11 @@ class StepKeys(NamedTuple):
 
 
 class CandidateRows(NamedTuple):
-    """The stored and the touched rows of a step's keys, in the layout of ``kernels.upserts``.
+    """The stored rows of a step's keys and the rows of the step, in the layout of ``kernels.upserts``.
 
-    ``of``: int32[n], the candidate of each update, by position.
+    These are the candidates.
+
+    ``of``: int32[n], for each update, the position of its candidate.
     """
 
     first: Ints
@@ -64,7 +66,7 @@ class CandidateRows(NamedTuple):
 
 
 class RowStoreChange(NamedTuple):
-    """A computed but not yet applied change of a step: m candidates of g keys, and the new ``rows``."""
+    """The computed change of a step, which is not yet applied: m candidates of g keys, and the new ``rows``."""
 
     first: Ints
     cell: Ints
@@ -94,19 +96,19 @@ Ranked = Callable[[CandidateRows, RowPool], CandidateRows]
 
 
 class RowStore:
-    """A store of rows by key, with multiplicities.
+    """A store that finds rows, with their multiplicities, by key.
 
-    An arrangement allows one live row for each key. `ToUpserts` needs this store because its input may break that rule.
-    ``upserts.py`` decides which row of a key becomes visible.
+    An arrangement allows one live row for each key. The input of `ToUpserts` may have several, so it needs this store.
+    ``upserts.py`` decides which row of a key its output shows.
 
-    The store keeps one cell for each distinct row, with its multiplicity, and chains the cells of a key. A lookup reads
-    one index entry, then the chain. Rows stay in the batches of their steps. When the batches are too many or half of
-    their rows are dead, the store gathers the live rows into one batch.
+    The store keeps one cell for each distinct row, with its multiplicity. The cells of a key form a chain. A look-up
+    reads one index entry, then the chain. Rows stay in the batches of the steps that inserted them. If there are too
+    many batches or half of their rows are dead, the store gathers the live rows into one batch.
 
-    Guarantees: no multiplicity is 0, and a lookup never reads another key.
+    Guarantees: no stored multiplicity is 0, and a look-up never reads the rows of another key.
 
-    ``row``: the columns.  ``wide``: whether key identities have two words.  ``rows``, ``keys``: the stored numbers of
-    both.
+    ``row``: the columns. ``wide``: whether key identities have two words. ``rows``, ``keys``: the number of stored rows
+    and of stored keys.
     """
 
     def __init__(self, row: pa.Schema, wide: bool) -> None:
@@ -116,7 +118,7 @@ class RowStore:
         self.pool = self._empty_pool(pa.schema([field.with_nullable(True) for field in row]))
 
     def seek(self, by: SortedRows, arena: Arena | None = None) -> StepKeys:
-        """Find the cells of the keys of sorted rows.  O(keys) expected."""
+        """Find the first cell of each key of sorted rows. O(keys) expected."""
         held = self.index.look_up_keys(by.high, by.low, by.starts[:-1], arena)
         heads = np.where(held.reference & LIVE != 0, held.value.view(np.int64), -1)
         return StepKeys(heads, held.place, self.index.built)
@@ -126,7 +128,8 @@ class RowStore:
     ) -> CandidateRows:
         """List all rows of the keys: the stored rows and the rows of the step.
 
-        ``hashes``: int64[n], of the step's values.  O(rows of the step and stored rows of its keys) expected.
+        ``hashes``: int64[n], hashes of the values of the step's rows. O(rows of the step and stored rows of its keys)
+        expected.
         """
         n = by.permutation.size
         m = kernels.count_chained_cells(self.cells, keys.heads) + n
@@ -140,7 +143,7 @@ class RowStore:
         return CandidateRows(first, cell[:m], row[:m], count[:m], hashed[:m], of)
 
     def find_references(self, found: CandidateRows, which: Ints) -> Ints:
-        """Return int64[which]: references to the rows of some candidates.  O(which)."""
+        """Return int64[which]: references to the rows of the candidates at the positions ``which``. O(which)."""
         cell = found.cell.take(which)
         return np.where(cell >= 0, self.cells[np.maximum(cell, 0), kernels.REF], found.row.take(which))
 
@@ -157,17 +160,17 @@ class RowStore:
         )
 
     def insert_rows(self, rows: pa.Table, by: SortedRows, hashes: Ints, counts: Ints, ranked: Ranked) -> None:
-        """Store distinct rows with the given ``counts``.  Their keys must hold no rows yet.  O(rows).
+        """Store distinct rows with the given ``counts``. The store must not hold any of their keys. O(rows).
 
-        ``by``, ``hashes``: int64[n], of these rows, as in `list_candidates`.  ``ranked``: sorts the candidates of each
-        key.
+        ``by``, ``hashes``: int64[n], of these rows, as in `list_candidates`. ``ranked``: a function that sorts the
+        candidates of each key.
         """
         keys, pool = self.seek(by), self.pool.with_events(Rows(rows))
         found = ranked(self.list_candidates(keys, by, hashes), pool)
         self.apply_changes(self.compute_change(found._replace(counts=counts.take(found.row)), pool, by, keys))
 
     def apply_changes(self, *changes: RowStoreChange) -> None:
-        """Apply the changes of a step, each for other keys.  Amortised O(candidates)."""
+        """Apply the changes of a step. No two of them have a key in common. Amortised O(candidates)."""
         self.index.reserve_entries(sum(change.keys.heads.size for change in changes))
         for change in changes:
             self._apply_change(change)
@@ -225,7 +228,7 @@ class RowStore:
             at = start
             while at >= 0:
                 assert at not in seen and at < self.used, (at, self.used)
-                # A stored row has a positive multiplicity, a free cell has 0.
+                # A stored row has a positive multiplicity; a free cell has 0.
                 assert (self.cells[at, kernels.COUNT] > 0) == (start != self.free), at
                 counted += start != self.free
                 seen.add(at)

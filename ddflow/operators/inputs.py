@@ -1,8 +1,8 @@
 """Open the inputs of a plan, and run inputs of differences.
 
-Graph, step, checkpoint and tools call the same methods on every kind of input. A kind is a binding in ``ddflow/plan``
-and one line of `KINDS`, with its running class. An event of differences already is an update, so nothing is looked up.
-With ``keep=True`` an input of differences arranges its rows with their multiplicities.
+The graph, steps, checkpoints and tools call the same methods for each kind of input. To add a kind, write its binding
+in ``ddflow/plan``, its running class, and a line in `KINDS`. An event of an input of differences is already an update,
+so no state is looked up. With ``keep=True``, the input arranges its rows with their multiplicities.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.bind import bind_upserts
@@ -35,21 +35,24 @@ from ddflow.trace.batch import ArrangementChange
 
 @dataclass
 class ResolvedDifferences:
-    """The resolved events of one input of differences, with the methods of `Resolved`.  All events are applied."""
+    """The resolved events of one input of differences, with the methods of `Resolved`.
+
+    Every event has the verdict "applied".
+    """
 
     bound: BoundDifferences
     events: Events
     received_positions: Ints
-    """The positions of the events."""
+    """The positions of the events in the received order."""
     counts: Ints
-    """int64[8]: events by verdict."""
+    """int64[8]: the number of events with each verdict."""
     made: Updates
-    """The updates, with all columns of the row and without diffs of 0."""
+    """The updates with all columns of the row. Diffs of 0 are left out."""
     changes: list[ArrangementChange] = field(default_factory=list)
     expiry: ExpiryChange = field(default_factory=ExpiryChange)
 
     def updates(self, schema: pa.Schema) -> Updates:
-        """Return the differences, in the order of their times."""
+        """Return the differences, sorted by time."""
         return self.made._replace(rows=self.made.rows.select(schema.names))
 
     @property
@@ -58,7 +61,7 @@ class ResolvedDifferences:
         return np.full(self.received_positions.size, APPLIED, np.uint8)
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
-        """Return no columns, because differences have no order."""
+        """Return no columns, because events of differences have no order columns."""
         return []
 
 
@@ -80,7 +83,10 @@ class RunningDifferences(RunningThreshold):
     expiring: Any = None
     hidden: frozenset[str] = frozenset()
     unfed = True
-    """Whether the state shows that the input never had an event.  It then has no rows, even if it keeps none."""
+    """Whether the state shows that the input never had an event.
+
+    Such an input has no rows, even if it does not keep rows.
+    """
 
     def __init__(self, bound: BoundDifferences, secret: Secret, threads: Threads = ALONE) -> None:
         super().__init__(bound.row_schema, lambda batch: batch.column("n"), secret)
@@ -93,9 +99,10 @@ class RunningDifferences(RunningThreshold):
         raise error(asked, found, "ask it of an input of upserts: flow.upserts(...)")
 
     def resolve(self, events: Events, times: Ints, since: int, winners: bool = True) -> ResolvedDifferences:
-        """Compute the outcome of events, without a change of state.  O(n) expected.
+        """Compute the outcome of events. The state stays unchanged. O(n) expected.
 
-        ``times``, ``since``: as for upserts.  Raises `CountOverflow` if a stored multiplicity leaves int64.
+        ``times``, ``since``: as for inputs of upserts. Raises `CountOverflow` if a stored multiplicity would be outside
+        int64.
         """
         n = events.times.size
         ranks = np.searchsorted(times, events.times).astype(np.int32)

@@ -1,11 +1,11 @@
-"""Join two collections on equal columns, and multiply the multiplicities.
+"""Join two collections on equal columns. Pairs multiply the multiplicities of their rows.
 
-Let L and R be the updates of a step, and L0 and R0 the rows before it. The step emits L x R0 + L0 x R + L x R, and each
-pair has the later of its two times. The operator has no state. It looks groups up in the arrangements of its inputs,
-which stay unchanged until the whole step is computed.
+Let L and R be the updates of the left and the right in a step, and L0 and R0 their rows before the step. The step emits
+L x R0 + L0 x R + L x R. The time of a pair is the later time of its two rows. The operator has no state: it looks
+groups up in the arrangements of its inputs, which stay unchanged until the whole step is computed.
 
-The kernel makes pairs of references. A column is gathered when it is first read. Null equals nothing unless ``nulls``
-is set. All other kinds of joins are built from this one (`ddflow.plan.verbs.joins`).
+The kernel makes pairs of row references, and a column is gathered only when it is first read. A null in a join column
+has no match unless ``nulls`` is set. All other kinds of joins are built from this one (`ddflow.plan.verbs.joins`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,17 +33,17 @@ from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.ordered_index import RowsByGroup
 
 MOST_KEYS: Final = 8
-"""The maximal number of identifying column sets that a join derives from its sides."""
+"""The maximum number of keys that a join derives from the keys of its sides."""
 
 
 @register_operator
 class Join(Operator):
     """The operator of an inner join.
 
-    ``on``: pairs of equal columns of the left and the right.  ``columns``: the result columns.  ``nulls``: whether
-    nulls are equal.  ``whole``: the sides with all columns in the result, including columns that they get later.
+    ``on``: the pairs of join columns, left and right. ``columns``: the result columns. ``nulls``: whether null equals
+    null. ``whole``: the sides whose columns are all in the result, including columns that are added to them later.
 
-    Each side must be arranged by its columns of ``on``, in this order, or hold at most one row for each key.
+    Each side must be arranged by its join columns, in this order, or have at most one row for each key.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -75,7 +75,7 @@ class Join(Operator):
         check_column_names([name for name, _, _ in self.columns], self.verb)
         refuse_forgetting_inputs(self.verb, "their pairs would stay for ever", left, right)
         met = [{pair[side] for pair in self.on if pair[1 - side] in shown[1 - side]} for side in (0, 1)]
-        # Whether distinct pairs always give distinct rows.
+        # True if distinct pairs always give distinct output rows.
         whole_rows = all(of.told_by({*shown[at], *met[at]}) for at, of in enumerate(sides))
         super().__init__(left.flow, pa.schema(fields), sides, whole_rows and left.consolidated and right.consolidated)
         meeting = {frozenset([shown[0][a], shown[1][b]]) for a, b in self.on if a in shown[0] and b in shown[1]}
@@ -109,7 +109,7 @@ class Join(Operator):
         return ", ".join([*inputs, f"on={on}"])
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """Return the wanted columns of each side and its join columns."""
+        """Return, for each side, its wanted columns and its join columns."""
         chosen = [{of for name, at, of in self.columns if at == side and name in wanted} for side in (0, 1)]
         return [each | {one[side] for one in self.on} for side, each in enumerate(chosen)]
 
@@ -118,17 +118,17 @@ class Join(Operator):
         return [tuple(each[side] for each in self.on) for side in (0, 1)]
 
     def map_input_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_input_columns`: columns of the left."""
+        """See `Collection.map_input_columns`: columns of the left side."""
         names = {of: name for name, side, of in reversed(self.columns) if side == 0}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
     def find_pushdown_columns(self, at: int) -> dict[str, str]:
-        """See `Collection.find_pushdown_columns`: a side's columns, and its join columns by the other side's names."""
+        """See `Collection.find_pushdown_columns`: a side's columns, and the other side's names for its join columns."""
         mine, other = ({of: name for name, side, of in self.columns if side == each} for each in (at, 1 - at))
         return {pair[at]: other[pair[1 - at]] for pair in self.on if pair[1 - at] in other} | mine
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: keys of a side whose rows have at most one partner, then keys of both sides."""
+        """See `Collection.unique_by`: the keys of a side whose rows match at most one row, or keys of both sides."""
         if self.proven is not None:
             return [self.proven]
         keys, shown = [of.unique_by() for of in self.inputs], [self.find_pushdown_columns(side) for side in (0, 1)]
@@ -174,7 +174,7 @@ def normalize_columns(columns: Sequence[Sequence[Any]]) -> list[Chosen]:
 def columns_to_json(columns: Sequence[Chosen], whole: Sequence[int], inputs: Sequence[Collection]) -> list[Any]:
     """Write the columns of a join as JSON.
 
-    A side with all its columns is written as the columns to leave out, so that new columns do not change the JSON.
+    If a side has all its columns in the result, the JSON lists the excluded ones, so later columns do not change it.
     """
     out: list[Any] = []
     left_out = {side: [*inputs[side].schema.names] for side in whole}
@@ -202,12 +202,12 @@ def columns_from_json(written: Sequence[Any], inputs: Sequence[Collection]) -> l
 
 
 class SideUpdates(NamedTuple):
-    """The updates of one side by group, without null keys: with group numbers, and positions by group."""
+    """The updates of one side without null keys: their group numbers, and their positions sorted by group."""
 
     updates: Updates
     number: Narrow
     begins: Ints
-    """int64[g + 1]: the beginnings of groups in ``places``."""
+    """int64[g + 1]: where each group begins in ``places``."""
     places: Ints
 
 
@@ -221,7 +221,7 @@ class JoinedPairs(NamedTuple):
     groups: Narrow
 
     def take_pairs(self, places: Ints) -> "JoinedPairs":
-        """Take the pairs at some positions."""
+        """Take the pairs at the positions ``places``."""
         columns: Any = [each.take(places) for each in self]
         return JoinedPairs(*columns)
 
@@ -233,7 +233,7 @@ class JoinedPairs(NamedTuple):
 
 
 class RunningJoin(RunningOperator):
-    """A running join without state.  ``sides``: the opened inputs."""
+    """A running join without state. ``sides``: the opened inputs."""
 
     def __init__(self, node: Join, context: OperatorContext) -> None:
         self.node, self.sides, self.secret, self.arena = node, context.inputs, context.secret, Arena()
@@ -249,7 +249,7 @@ class RunningJoin(RunningOperator):
         return list(zip(node.inputs, node.exchange(), strict=True))
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, None]:
-        """See `RunningOperator.compute`.  O(n + pairs), and a lookup for each key.  Raises `CountOverflow`."""
+        """See `RunningOperator.compute`. O(n + pairs), and one look-up for each key. Raises `CountOverflow`."""
         pools = [
             add_step_rows(side.output_arrangement.slots.pool, each)
             for side, each in zip(self.sides, inputs, strict=True)
@@ -263,14 +263,14 @@ class RunningJoin(RunningOperator):
             ),
             self._pair_updates(left, right.begins, right.places, right.updates.diffs, right.updates.ranks),
         ]
-        # Pairs can cancel only in groups with updates on both sides.
+        # Pairs can cancel only in a group that has updates on both sides.
         both = (np.diff(left.begins) > 0) & (np.diff(right.begins) > 0) if self.node.consolidated else None
         return self._build_updates(every, pools, inputs[0].times, self.wanted, both), None
 
     def compute_output_rows(
         self, inputs: Sequence[Updates], as_of: int | None, columns: Sequence[Chosen] | None = None
     ) -> Updates:
-        """See `RunningOperator.compute_output_rows`.  ``columns``: by default all columns."""
+        """See `RunningOperator.compute_output_rows`. ``columns``: the columns to compute, by default all."""
         pools = [RowPool(each.rows.schema, [Rows(each.rows.select(each.rows.schema.names))]) for each in inputs]
         (left, right), _, _ = self._group_updates(inputs)
         made = self._pair_updates(left, right.begins, right.places, right.updates.diffs, right.updates.ranks)
@@ -309,7 +309,7 @@ class RunningJoin(RunningOperator):
         return made, by.high.copy(), by.low.copy()
 
     def _look_up_groups(self, side: ReadableNode, other: SideUpdates, high: Words, low: Words) -> RowsByGroup:
-        """Look up the rows of a side before the step, for the groups that the other side updates."""
+        """Look up the rows that a side had before the step, for the groups that the other side updates."""
         which = np.flatnonzero(np.diff(other.begins))
         found = side.look_up_groups(high.take(which), low.take(which))
         sizes = np.zeros(high.size + 1, np.int64)
@@ -344,9 +344,9 @@ class RunningJoin(RunningOperator):
         columns: Sequence[Chosen],
         both: Any = None,
     ) -> Updates:
-        """Combine all pairs to updates in the order of times, with retractions first within a time.
+        """Combine all pairs into updates sorted by time, with retractions first within a time.
 
-        ``both``: bool[groups], the groups with pairs that may cancel.  Their pairs are consolidated.
+        ``both``: bool[groups], marks groups whose pairs may cancel. Pairs of these groups are consolidated.
         """
         pairs = JoinedPairs.concat_pairs(every)
         pairs = pairs.take_pairs(sort_retractions_first(pairs.ranks, pairs.diffs, times.size))
@@ -363,7 +363,7 @@ class RunningJoin(RunningOperator):
     def _view_pairs_as_updates(
         self, pairs: JoinedPairs, pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]
     ) -> Updates:
-        """Present pairs as updates, without gathering a column."""
+        """Present pairs as updates whose columns are gathered later."""
         sides = [
             RowView(pool, references, of.schema)
             for pool, references, of in zip(pools, (pairs.left, pairs.right), self.node.inputs, strict=True)

@@ -1,11 +1,11 @@
-"""Join each left row to the right row of its key when the left row arrives, and keep that result.
+"""Join each left row once, at its arrival, to the right row of its key, and keep that result.
 
-A lookup uses the time of the left row's arrival, and sees all right changes up to that time. The result stays with the
-row: later changes of the right do not affect it, and a retraction takes back the stored result. Equal left rows share
-one result until none is left.
+The result includes all changes of the right up to the time when the left row arrives. Later changes of the right do not
+affect the result. A retraction of the left row retracts the stored result. Equal left rows share one result until all
+of them are retracted.
 
 The state holds the left rows by key, each with its multiplicity and its result. The right rows are read from the
-right's arrangement.
+arrangement of the right input.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,17 +34,18 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
 
 FOUND = "_found"
-"""The state column that says whether a row found a right row."""
+"""The state column that says whether the left row matched a right row."""
 
 
 @register_operator
 class LookUp(Operator):
     """The operator of `Collection.lookup`.
 
-    ``on``: pairs of equal columns of the left and the right.  ``shown``: right columns by their output names, or None
-    for all columns except ``without``, including later ones.  ``how``: "inner" hides rows without a result.
+    ``on``: pairs of equal columns of the left and the right. ``shown``: the right columns in the output, by output
+    name. None means all columns except ``without``, including columns that are added later. ``how``: "inner" drops left
+    rows without a match.
 
-    The right must be arranged by its columns of ``on``, in this order, or hold at most one row for each key.
+    The right must be arranged by its join columns, in this order, or have at most one row for each key.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -82,7 +83,7 @@ class LookUp(Operator):
         self.unique, self.positive = self.inputs[0].unique, True
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Write the join columns, the columns of the right, and the kind as JSON."""
+        """Write the join columns, the right columns, and ``how`` as JSON."""
         columns = {"without": self.without} if self.shown is None else {"columns": dict(self.shown)}
         return {"on": [list(each) for each in self.on], "how": self.how} | columns
 
@@ -99,13 +100,13 @@ class LookUp(Operator):
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Render the other side, the join columns, and a kind that is not the default as text."""
+        """Render the other side, the join columns, and ``how`` unless it is the default as text."""
         on = {str(one): str(other) for one, other in record.read_list("on")}
         how = [] if record.read_text("how") == "left" else [f"how={record.read_text('how')!r}"]
         return ", ".join([*inputs, f"on={on}", *how])
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """Return all left columns, and the right's join columns and result columns."""
+        """Return all left columns, and the join and result columns of the right."""
         return [set(self.inputs[0].schema.names), {other for _, other in self.on} | {of for _, of in self.columns}]
 
     def exchange(self) -> list[Columns | None]:
@@ -117,7 +118,7 @@ class LookUp(Operator):
         return {pair[at]: pair[0] for pair in self.on}
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: all such left rows, and their right rows if those still exist."""
+        """See `Collection.find_contributing_rows`: the equal left rows, and their right rows if these still exist."""
         return [
             alike.select_matches(given[0], wanted, self.inputs[0].schema.names),
             alike.select_matches(
@@ -131,18 +132,18 @@ class LookUp(Operator):
 
 
 class LookupResults(NamedTuple):
-    """The results for c changes of rows, grouped by row and ascending in time."""
+    """The results for c changes of left rows, sorted by row and then time."""
 
     order: Ints
     """int64[c]: the positions of the changes."""
     diffs: Ints
-    """int64[c]: the change in multiplicity of the row with its result."""
+    """int64[c]: the change in the multiplicity of the row with its result."""
     found: pa.Table
-    """The right values, with the column `FOUND`."""
+    """The values of the right columns, with the column `FOUND`."""
 
 
 class RunningLookup(RunningOrderedRows):
-    """A running lookup.  State: each left row by its key, with its multiplicity and its result."""
+    """A running lookup. State: each left row, arranged by its key, with its multiplicity and its result."""
 
     def __init__(self, node: LookUp, context: OperatorContext) -> None:
         row, right = node.inputs[0].schema, node.inputs[1].schema
@@ -162,9 +163,9 @@ class RunningLookup(RunningOrderedRows):
         self.theirs = pa.schema([right.field(name).with_nullable(True) for name in names])
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
-        """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `NotUnique`, `CountOverflow`.
+        """See `RunningOperator.compute`. Raises `NegativeMultiplicity`, `NotUnique`, `CountOverflow`.
 
-        O(n log n) for n updates of both sides, and a lookup for each key of new rows.
+        O(n log n) for n updates of both sides, and one look-up for each key of a new row.
         """
         left, right = inputs
         folded = self.fold_updates(left, since)
@@ -187,9 +188,9 @@ class RunningLookup(RunningOrderedRows):
         return Updates(made, ranks[shown], diffs[shown], left.times), change
 
     def compute_initial_change(self, inputs: Sequence[Updates], since: int) -> Any:
-        """See `RunningOperator.compute_initial_change`: left rows look up the right as of now.
+        """See `RunningOperator.compute_initial_change`: left rows are joined to the current right rows.
 
-        If the right's arrangement already holds rows, its input rows are ignored, so that none counts twice.
+        If the right's arrangement already holds rows, the input's right rows are ignored, so that no row counts twice.
         """
         left, right = inputs
         if self.sides[1].output_arrangement.keys:
@@ -206,12 +207,12 @@ class RunningLookup(RunningOrderedRows):
         return as_updates(rows)._replace(diffs=times.to_numpy())
 
     def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """See `RunningCountedRows._lay_out_columns`.  The results are nulls here and filled later."""
+        """See `RunningCountedRows._lay_out_columns`. The result columns are null here and are filled in later."""
         *mine, times = super()._lay_out_columns(rows, counts)
         return [*mine, *(pa.nulls(counts.size, field.type) for field in self.kept), times]
 
     def _find_change_values(self, folded: RowChanges, left: Updates, right: Updates) -> LookupResults:
-        """Return the results of each change: stored ones, or looked-up ones if the change adds a new row."""
+        """Return the result of each change: the stored result, or a looked-up one if the change adds a new row."""
         c = folded.numbers.size
         order = np.empty(c, np.int64)
         order_by_rank(folded.numbers.astype(np.int32), NONE.view(np.int64), np.int64(folded.prior.size), order)
@@ -228,7 +229,7 @@ class RunningLookup(RunningOrderedRows):
         by, which = folded.by, numbers[asked]
         given = order[asked]
         found = self._look_up_right(by.high[which], by.low[which], folded.ranks[given], right, left, folded.rows[given])
-        # The row's latest result: from its last arrival in this step, else from the state.
+        # A row's latest result is from its last arrival in this step, else from the state.
         latest = np.maximum.accumulate(np.where(before == 0, np.arange(c), -1))
         begun = np.flatnonzero(first)[np.cumsum(first) - 1] if c else ints()
         kept = latest < begun
@@ -245,7 +246,10 @@ class RunningLookup(RunningOrderedRows):
     def _look_up_right(
         self, high: Words, low: Words, ranks: Narrow, right: Updates, left: Updates, rows: Ints
     ) -> pa.Table:
-        """Look up ascending keys on the right at some time ranks.  ``rows``: the left rows, for an error message."""
+        """Look up ascending keys on the right, each as of a time rank.
+
+        ``rows``: the left rows, which the error message quotes.
+        """
         n, heads = high.size, mark_first_of_keys(high, low)
         group, size = np.cumsum(heads) - 1, int(heads.sum())
         held = self.sides[1].look_up_groups(high[heads], low[heads])
@@ -278,9 +282,9 @@ class RunningLookup(RunningOrderedRows):
         return pa.Table.from_arrays([*columns, pa.array(found >= 0)], schema=self.kept)
 
     def _find_first_equal_rows(self, pool: RowPool, references: Ints, held: Ints, changes: Ints) -> Ints:
-        """Return the first position of an equal row, for stored rows followed by changes.
+        """Find the first row that is equal to each row, among the stored rows of the group followed by its changes.
 
-        ``held``, ``changes``: int64[g + 1], the beginnings of groups in both.
+        ``held``, ``changes``: int64[g + 1], where each group begins among the stored rows and among the changes.
         """
         out = np.arange(references.size)
         mixed = np.repeat(np.diff(changes) > 0, np.diff(held))
@@ -293,7 +297,7 @@ class RunningLookup(RunningOrderedRows):
         return out
 
     def _add_looked_up_values(self, folded: RowChanges, left: Updates, given: LookupResults) -> ArrangementChange:
-        """Add to each version of the change the result of its row."""
+        """Add its row's result to each version of the change."""
         change, batch = folded.change, folded.change.batch
         there = np.flatnonzero(change.last >= 0)
         numbers = there[np.searchsorted(change.last[there], np.arange(len(batch)))]

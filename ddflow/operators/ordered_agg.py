@@ -1,11 +1,11 @@
 """Compute first, last, extreme and list aggregates of each group, as differences.
 
-A group exists while it has rows. The state is the group's rows in an order, with their multiplicities. A step reads one
-or two rows from an end of a group, and more if it touches these. So it finds the row after a departing extreme in O(log
-rows). A list aggregate reads its whole group.
+A group has an output row while it has input rows. The state holds the rows of each group in a given order, with their
+multiplicities. A step reads one or two rows from an end of a group, and further rows if updates change these. After an
+extreme is retracted, it therefore finds the next row in O(log rows). A list aggregate reads the whole group.
 
-Results ignore rows with a null in the column ``skips``. A group holds at most one such row, because
-`ddflow.plan.verbs.groups` builds the input that way.
+Results ignore rows whose column ``skips`` is null. A group has at most one such row, because `ddflow.plan.verbs.groups`
+builds the input that way.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,17 +42,18 @@ from ddflow.trace.group_rows import gather_identities
 from ddflow.trace.ordered_index import ALL
 
 WAYS: Final = ("first", "last", "all")
-"""The kinds of results: the value of the first row, of the last row, or a list of all values."""
+"""The kinds of results: the value of a group's first row, of its last row, or the list of all its values."""
 MOST_VALUES: Final = 2**31 - 1
-"""The maximal number of values in the lists of one step."""
+"""The maximum number of values in the lists of one step."""
 
 
 @register_operator
 class OrderedAgg(GroupOperator):
-    """Aggregates that depend on an order of a group's rows.
+    """The operator for aggregates that depend on the order of a group's rows.
 
-    ``by``: the group columns.  ``order``: as in `Collection.top`.  ``results``: name, kind (see `WAYS`) and column of
-    each result.  ``skips``: results ignore rows with a null in this column; "" for none.
+    ``by``: the group columns. ``order``: the order, in the form of `Collection.top`. ``results``: the name, the kind
+    (see `WAYS`) and the column of each result. ``skips``: the column whose null makes results ignore a row; "" for
+    none.
     """
 
     verb, keeps = "ordered_agg", True
@@ -79,14 +80,14 @@ class OrderedAgg(GroupOperator):
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
-        """See `Collection.from_json`."""
+        """Write the group columns, the order, the results and ``skips`` as JSON."""
         results = record.read_list("results")
         return inputs[0]._apply_verb(
             cls.verb, record.read_texts("by"), record.read_texts("order"), results, record.read_text("skips")
         )
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: the order of rows must not change."""
+        """See `Collection.find_widening_obstacles`: the wider types must sort the rows in the same order."""
         for name, kind in find_reordered_columns(self.inputs[0].schema, narrow.inputs[0].schema):
             if name not in self.by:
                 yield f"agg(...) compares its column {name!r}, whose values as {kind} have another order"
@@ -103,19 +104,22 @@ class OrderedAgg(GroupOperator):
 
 
 class GroupCells(NamedTuple):
-    """The changes of a step's g groups, divided into c cells of one group and time each."""
+    """The changes of g groups in a step.
+
+    Each group is divided into cells, one for each of its times; c cells in all.
+    """
 
     cells: Ints
-    """int64[g + 1]: the beginnings of groups among the cells."""
+    """int64[g + 1]: where each group begins among the cells."""
     begins: Ints
-    """int64[c + 1]: the beginnings of cells among the changes."""
+    """int64[c + 1]: where each cell begins among the changes."""
     numbers: Ints
-    """The number of the changed row, by change; ``counts``: its multiplicity from then on."""
+    """For each change, the number of the changed row. ``counts`` has the row's multiplicity after the change."""
     counts: Ints
 
     @property
     def state_order(self) -> Ints:
-        """int64[g + c]: the order of states, first those before the step, then those after each cell."""
+        """int64[g + c]: each state's position by group and time: first of those before the step, then after cells."""
         groups = self.cells.size - 1
         of = np.repeat(np.arange(groups), np.diff(self.cells))
         return np.concatenate([self.cells[:-1] + np.arange(groups), np.arange(of.size) + of + 1])
@@ -147,9 +151,9 @@ class RunningOrderedAgg(RunningOrderedGroups):
         self.hashes = RowHasher(pa.schema([*node.schema][len(node.by) :]), context.secret)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
-        """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
+        """See `RunningOperator.compute`. Raises `NegativeMultiplicity`, `CountOverflow`.
 
-        O(u log rows) for u updates.  With lists, each time of a changed group costs O(rows of the group).
+        O(u log rows) for u updates. With lists, each changed group costs O(rows of the group) for each of its times.
         """
         updates = inputs[0]
         folded = self.fold_updates(updates, since)
@@ -169,7 +173,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
             else np.zeros(1, np.int64)
         )
         ends = {way: self._find_result_rows(way, folded, first, pool) for way in {way for _, way, _ in self.results}}
-        # Rows after the read rows cannot change a result.
+        # Rows beyond the rows that were read cannot change a result.
         near = np.logical_or.reduce([end.place >= 0 for end in ends.values()])
         order = np.flatnonzero(near[folded.numbers])
         group = np.repeat(np.arange(first.size - 1, dtype=np.int32), np.diff(first))[folded.numbers[order]]
@@ -203,14 +207,14 @@ class RunningOrderedAgg(RunningOrderedGroups):
         return Updates(table, out_ranks[:n], diffs[:n], updates.times)
 
     def _find_result_rows(self, way: str, folded: RowChanges, first: Ints, pool: RowPool) -> FirstRows:
-        """Find the rows of groups that a result may read."""
+        """Find the rows of the groups that a result of kind ``way`` can depend on."""
         few = 2 if self.skips else 1
         return find_first_rows(self, self.ways, folded, first, pool, few if way != "all" else ALL >> 1, way == "last")
 
     def _compute_results(
         self, ends: dict[str, FirstRows], changes: GroupCells, pool: RowPool
     ) -> tuple[Flags, list[pa.Array]]:
-        """Mark the states with rows, and compute the results of all states, first those before the step."""
+        """Mark the states that have rows, and compute the results of all states, first those before the step."""
         order, made = changes.state_order, dict[str, tuple[Ints, Ints]]()
         there, stops = np.empty(order.size, np.uint8), np.empty(order.size + 1, np.int64)
         for way, (references, held, bounds, place) in ends.items():
@@ -244,7 +248,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
         return there[order], columns
 
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
-        """Compute the results of rows in the order of identities.  Each group must be complete."""
+        """Compute the results from rows in the order of identities. Each group must be complete."""
         pool = arranged.slots.pool
         high, low, order = gather_identities(arranged, references)
         heads, tied = mark_first_of_keys(high, low), mark_first_of_keys(high, low, order[:, : self.ways.tied])

@@ -1,11 +1,12 @@
-"""Arrange rows with multiplicities by group, and sorted within each group.
+"""Arrange rows with multiplicities by group, sorted within each group.
 
 The arrangement holds each row once, with its multiplicity, positive or negative. A row's identity is 128 bits of its
-group, the words of its order, if any, and 128 bits of the row unless the order identifies it. So the rows of a group
-are adjacent and sorted. Joins look groups up here. Tops and extremes read groups from the front.
+group, then its order words, then 128 bits of the row unless the order words identify it. Therefore the rows of a group
+are adjacent and sorted. Joins look up groups in this arrangement. Tops and extremes read groups from an end.
 
-Guarantees: null is a group like any other value. Equal keys have equal words, also in other columns or widths. A fold
-changes no state until the arrangement applies its change.
+Guarantees: null forms a group like any other value. Equal keys have equal words, even if their columns have other names
+or integer widths. `RunningOrderedRows.fold_updates` leaves the state unchanged until the arrangement applies the
+change.
 """
 
 from abc import abstractmethod
@@ -34,28 +35,28 @@ from ddflow.trace.group_rows import find_group_rows
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
 KINDS: Any = (np.int32, np.int64, np.int64, np.int64)
-"""The types of the columns that the fold writes: ranks, rows, multiplicities, numbers."""
+"""The types of the arrays that the fold writes: ranks, rows, multiplicities, numbers."""
 
 
 class RowChanges(NamedTuple):
-    """The effect of a step on m distinct rows, in the order of identities, and the changes of their multiplicities."""
+    """The effect of a step on m distinct rows, sorted by identity, with the c changes of their multiplicities."""
 
     change: ArrangementChange
     """The change to apply."""
     by: SortedRows
-    """The groups of the distinct rows, and the beginnings of identities.  ``permutation``: the numbers of the rows."""
+    """The groups of the distinct rows, and where each identity begins. ``permutation``: the numbers of the rows."""
     order: Ints
     """int64[m, w]: the identity words after the first two."""
     rows: Ints
-    """int64[c]: one update of the step for each (row, time) with a changed multiplicity, ascending in time."""
+    """int64[c]: for each (row, time) whose multiplicity changes, one of its updates, ascending in time."""
     ranks: Narrow
     """int32[c]: the ranks of the times."""
     counts: Ints
-    """int64[c]: the multiplicities from that time on, 0 for none."""
+    """int64[c]: the row's multiplicity after the change; 0 if it has gone."""
     numbers: Ints
-    """int64[c]: the row, by its position in ``by``."""
+    """int64[c]: the changed row, as a position in ``by``."""
     prior: Ints
-    """int64[m]: the multiplicities before the step, by position in ``by``."""
+    """int64[m]: the rows' multiplicities before the step, by position in ``by``."""
     references: Ints
     """int64[m]: references to the rows that existed before the step."""
 
@@ -63,7 +64,7 @@ class RowChanges(NamedTuple):
 class RunningOrderedRows(RunningCountedRows):
     """An operator whose state is rows with multiplicities, by group and in an order.
 
-    ``row``: the columns.  ``by``: the group columns, possibly none.  ``order``: the order within a group.  ``whole``:
+    ``row``: the columns. ``by``: the group columns, possibly none. ``order``: the order within a group. ``whole``:
     whether the order words identify a row within its group.
 
     >>> from ddflow.operators.updates import narrow_ints, ints
@@ -81,7 +82,7 @@ class RunningOrderedRows(RunningCountedRows):
         self, row: pa.Schema, by: Sequence[str], order: Sequence[OrderColumn], secret: Secret, whole: bool = False
     ) -> None:
         self.row, self.by, self.order, self.secret, self.hashed = row, list(by), list(order), secret, not whole
-        # Nullable fields give keys of two words, so the keys of two collections agree.
+        # With nullable fields, keys have two words, so the keys of two collections have the same form.
         loose = pa.schema([field.with_nullable(True) for field in row])
         self.keys = RowHasher(pa.schema([loose.field(name) for name in by]), secret)
         self.whole, self.schema = RowHasher(loose, secret), pa.schema([*row, pa.field(TIMES, pa.int64(), False)])
@@ -91,7 +92,7 @@ class RunningOrderedRows(RunningCountedRows):
         self.given, self.fields, self.identified = RowPool(row), list(loose), row
 
     def hash_groups(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
-        """Hash group columns to uint64[n], twice: the first two identity words.  O(n)."""
+        """Hash group columns to the first two identity words. Return two arrays uint64[n]. O(n)."""
         return self.keys.compute_identities(columns, n)
 
     def look_up_groups(
@@ -103,15 +104,21 @@ class RunningOrderedRows(RunningCountedRows):
         words: bool = False,
         back: bool = False,
     ) -> RowsByGroup:
-        """Look up the rows of groups by ascending words, at most ``most`` of each.  See `find_group_rows`."""
+        """Look up the rows of groups, at most ``most`` of each, by identity words that ascend.
+
+        See `find_group_rows`.
+        """
         return find_group_rows(self.output_arrangement, high, low, most=most, tied=tied, words=words, back=back)
 
     def gather_rows(self, references: Ints) -> pa.Table:
-        """Gather the rows at some references.  O(n)."""
+        """Gather the rows at ``references``. O(n)."""
         return gather_table(self.output_arrangement.slots.pool, references, self.row)
 
     def fold_updates(self, updates: Updates, since: int) -> RowChanges:
-        """Fold the updates of a step over the state, which stays unchanged.  O(n log n).  Raises `CountOverflow`."""
+        """Add the updates of a step to the stored multiplicities.
+
+        The state stays unchanged. O(n log n). Raises `CountOverflow`.
+        """
         n, arena, arranged = updates.diffs.size, self.arena, self.output_arrangement
         columns = column_arrays(updates.rows, self.row.names)
         table = pa.Table.from_arrays(columns, schema=pa.schema(self.fields))
@@ -138,7 +145,7 @@ class RunningOrderedRows(RunningCountedRows):
         change = self._build_change(updates, by, order, prior, place, [column[:versions] for column in down])
         change = change._replace(live_added=int(np.count_nonzero(counts)) - int(np.count_nonzero(before)))
         ranks, rows, times, diffs = (column[:changed] for column in up)
-        # A retraction before an insertion is one change of the multiplicity; a lone retraction sets it to 0.
+        # A retraction followed by an insertion is one change of the multiplicity; a retraction alone sets it to 0.
         same = np.zeros(changed, bool)
         same[:-1] = (diffs[:-1] < 0) & (diffs[1:] > 0) & (rows[:-1] == rows[1:])
         kept = np.flatnonzero(~same)
@@ -149,14 +156,14 @@ class RunningOrderedRows(RunningCountedRows):
         return RowChanges(change, by, order, rows[kept], ranks[kept], times, numbers, before, held)
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `ReadableNode.hash_rows`: group words and multiplicities.
+        """See `ReadableNode.hash_rows`: the words of the group, and the multiplicities.
 
-        The other identity words follow if no column is missing.
+        The other identity words follow unless a column is missing.
         """
         high, low = self.keys.identify_rows(rows)
         times = np.asarray(rows.column(TIMES).fill_null(0)).view(np.uint64)
         if not set(self.row.names) <= set(rows.schema.names):
-            return high, low, times  # a file from before the row got more columns
+            return high, low, times  # a file that was written before the rows got more columns
         return high, low, times, self._compute_identity_words(rows, *self.whole.identify_rows(rows))
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
@@ -165,7 +172,10 @@ class RunningOrderedRows(RunningCountedRows):
         return as_updates(arranged)._replace(diffs=times.to_numpy())
 
     def _compute_identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
-        """Compute int64[n, w]: the identity words after the first two.  ``high``, ``low``: the two words of the row."""
+        """Compute int64[n, w]: the identity words after the first two.
+
+        ``high``, ``low``: the two words of the row's own hash.
+        """
         ordered = self.ordered
         words = compute_order_words(rows.select(ordered.names).cast(ordered), self.order) if self.order else None
         if not self.hashed and words is not None:
@@ -189,7 +199,7 @@ class RunningOrderedRows(RunningCountedRows):
 
 
 class RunningOrderedGroups(RunningOrderedRows):
-    """An operator whose output for a group differs from its stored rows."""
+    """An operator that stores input rows by group and computes a group's output from them."""
 
     def iterate_rows(self, as_of: int | None) -> Iterator[Updates]:
         """See `ReadableNode.iterate_rows`.  O(stored rows)."""
@@ -199,13 +209,13 @@ class RunningOrderedGroups(RunningOrderedRows):
 
     @abstractmethod
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
-        """Compute the output of rows in the order of identities.  Each group must be complete."""
+        """Compute the output from stored rows in the order of identities. All rows of a group must be present."""
 
 
 def number_identities(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
-    """Assign numbers to distinct identities.  O(n) expected.
+    """Assign numbers to distinct identities. O(n) expected.
 
-    Return each row's number and the first row of each number.
+    Return the number of each row, and the first row of each number.
     """
     n = high.size
     bits, empty = max(n.bit_length() + 1, 2), arena.choose_allocator(n)
@@ -216,7 +226,7 @@ def number_identities(high: Words, low: Words, arena: Arena) -> tuple[Narrow, In
 
 
 def add_step_rows(pool: RowPool, updates: Updates) -> RowPool:
-    """Add a step's updates to the pool as batch 0, with nulls for missing columns.  O(columns)."""
+    """Add a step's updates to the pool as batch 0. Missing columns become nulls. O(columns)."""
     there, n = set(updates.rows.schema.names), updates.diffs.size
     columns = [
         column_arrays(updates.rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type)
@@ -226,7 +236,7 @@ def add_step_rows(pool: RowPool, updates: Updates) -> RowPool:
 
 
 def find_order_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the order words: int64 for narrower integers, so that widening keeps the words.
+    """Return the type of the order words: int64 for narrower integers, so that widening does not change the words.
 
     >>> find_order_type(pa.int32()), find_order_type(pa.float32())
     (DataType(int64), DataType(float))

@@ -1,4 +1,4 @@
-"""Extend rows of one side of a join with nulls for the other side's columns, for outer joins.
+"""For outer joins, extend rows of one side with nulls in the columns of the other side.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -34,8 +34,8 @@ from ddflow.storage.fields import MEND
 class Pad(Operator):
     """An operator that pads the rows of one side of a join with nulls.
 
-    ``side``: the side of the rows, 0 for left.  ``columns``, ``whole``: as in the join.  ``keys``: columns of the left
-    in ``columns`` that the right has under the same names.  Rows of the right fill them.
+    ``side``: the side that has the rows; 0 is left. ``columns``, ``whole``: as in `Join`. ``keys``: the left columns in
+    ``columns`` that have the same names on the right. If the rows are from the right, they have these columns too.
     """
 
     verb = "pad"
@@ -59,7 +59,7 @@ class Pad(Operator):
         self.positive, self.grows = mine.positive, any(self.inputs[at].grows for at in self.whole)
 
     def _map_columns(self) -> dict[str, str]:
-        """Map the columns that are not null to their names in the rows."""
+        """Map the output columns that are not null to their names in the rows."""
         mine = {name: of for name, at, of in self.columns if at == self.side}
         return mine | {name: name for name in self.keys}
 
@@ -85,21 +85,21 @@ class Pad(Operator):
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Render the other input and the side of the rows as text."""
+        """Render the other input and ``side`` as text."""
         return ", ".join([*inputs, f"rows of the {'right' if record.read_text('side') == '1' else 'left'}"])
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """Return the wanted columns of the rows' side, and no columns of the other side."""
+        """Return the wanted columns of this side, and no columns of the other side."""
         mine = {of for name, of in self._map_columns().items() if name in wanted}
         return [mine if at == self.side else set() for at in (0, 1)]
 
     def map_input_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_input_columns`: columns of the rows' side."""
+        """See `Collection.map_input_columns`: columns of this side."""
         names = {of: name for name, of in reversed(self._map_columns().items())}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: rows of this side only, because they have no partner."""
+        """See `Collection.find_contributing_rows`: rows of this side only, because they have no match."""
         return [
             alike.select_matches(each, wanted, {of: name for name, of in self._map_columns().items()})
             if at == self.side
@@ -113,7 +113,7 @@ class Pad(Operator):
 
 
 class RunningPad(StatelessRunningOperator):
-    """A running pad.  ``wanted``: the columns of a step.  A read makes all columns."""
+    """A running pad. ``wanted``: the columns that a step computes. A read computes all columns."""
 
     def __init__(self, node: Pad, wanted: Sequence[pa.Field]) -> None:
         super().__init__(lambda *inputs: self._pad_rows(inputs[node.side], wanted))

@@ -1,6 +1,7 @@
 """Map rows to other columns, by name or by expression.
 
-Each output row keeps the multiplicity of its input row. Rows that become equal add up downstream.
+Each output row keeps the multiplicity of its input row. If output rows become equal, later operators add their
+multiplicities.
 
 >>> import pyarrow.compute as pc
 >>> from ddflow.operators.updates import narrow_ints, ints
@@ -40,8 +41,8 @@ from ddflow.plan.verbs.rows import Formula
 class Project(Operator):
     """The operator of `Collection.project`.
 
-    ``columns``: a name or a compiled expression for each column of the schema.  ``rests``: the columns that it passes
-    on unnamed, see `ddflow.plan.verbs.rest_columns`.
+    ``columns``: for each column of the schema, the name of an input column or a compiled expression. ``rests``: the
+    input columns that are passed on without being named, see `ddflow.plan.verbs.rest_columns`.
     """
 
     verb = "project"
@@ -104,7 +105,7 @@ class Project(Operator):
         return inputs[0]._apply_verb(self.verb, columns, self.rests)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: the formulas must give the same values, possibly in wider types."""
+        """See `Collection.find_widening_obstacles`: expressions must give the same values, possibly in wider types."""
         for column, field in zip(self.columns, self.schema, strict=True):
             if not isinstance(column, str):
                 schemas = narrow.inputs[0].schema, self.inputs[0].schema
@@ -121,7 +122,7 @@ class Project(Operator):
         return f"[{', '.join(shown)}]" if plain else f"{{{', '.join(shown)}}}"
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """Return the columns that the wanted ones are computed from."""
+        """Return the input columns that the wanted columns depend on."""
         out = set[str]()
         for field, column in zip(self.schema, self.columns, strict=True):
             if field.name in wanted:
@@ -139,18 +140,18 @@ class Project(Operator):
 
     def renames(self) -> dict[str, str] | None:
         """See `Collection.renames`."""
-        if self.rests:  # without this, a join on the input would show the named columns only
+        if self.rests:  # otherwise a join on the input would show only the named columns
             return None
         names = {field.name: c for field, c in zip(self.schema, self.columns, strict=True) if isinstance(c, str)}
         return names if len(names) == len(self.columns) else None
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of its input that it keeps."""
+        """See `Collection.unique_by`: the keys of the input whose columns this operator keeps."""
         carried = map(self.map_input_columns, self.inputs[0].unique_by())
         return [each for each in carried if each is not None]
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the rows that it maps to the wanted rows."""
+        """See `Collection.find_contributing_rows`: the input rows that are mapped to the wanted rows."""
         columns = [each if isinstance(each, str) else partial(_compute_or_null, each) for each in self.columns]
         made = project_rows(as_updates(given[0].drop_columns([DIFF])), self.schema, columns)
         return [given[0].take(pa.array(np.flatnonzero(alike.mark_matches(made.rows, wanted, self.schema.names))))]
@@ -161,9 +162,9 @@ class Project(Operator):
 
 
 class RunningProject(StatelessRunningOperator):
-    """A running projection: a step computes the wanted columns, a read computes all columns.
+    """A running projection. A step computes only the wanted columns; a read computes all columns.
 
-    In a read, a failing expression gives null if no step needs it.
+    If no step needs an expression and it fails in a read, its value is null.
     """
 
     def __init__(self, node: Project, wanted: frozenset[str]) -> None:
@@ -182,7 +183,7 @@ class RunningProject(StatelessRunningOperator):
 
 
 def _compute_or_null(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
-    """Compute an expression that no step needs, or nulls if it fails."""
+    """Compute an expression that no step needs. If it fails, return nulls."""
     try:
         return expression(batch)
     except ExpressionError:
@@ -192,7 +193,10 @@ def _compute_or_null(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
 def project_rows(
     updates: Updates, schema: pa.Schema, columns: Sequence[str | Callable[[pa.RecordBatch], pa.Array]]
 ) -> Updates:
-    """Map the rows to ``schema`` by a name or an expression for each column.  O(n) for expressions, O(1) for names."""
+    """Map the rows to the columns of ``schema``.
+
+    Each column is an input column, by name, or an expression. O(n) for expressions, O(1) for names.
+    """
     batch: Any = to_batch(updates.rows) if any(map(callable, columns)) else None
     out = [c(batch) if callable(c) else updates.rows.column(c) for c in columns]
     return updates._replace(rows=pa.Table.from_arrays(out, schema=schema))

@@ -1,8 +1,9 @@
-"""Sort rows by texts such as ``"amount desc nulls last"``, and find the first rows of groups.
+"""Sort rows by columns such as ``"amount desc nulls last"``, and find the first rows of groups.
 
-The remaining columns break ties, so the order is total. Order words decide first: at most `MOST` words, and none after
-the first text or binary column. Rows with equal words are then compared by value. A type without an order is compared
-by hash, and may not be in ``by``. The first rows of a group are right at each time of a step.
+If the named columns tie, the remaining columns decide, so the order is total. Rows are first compared by order words.
+There are at most `MOST` words, and none for columns after the first text or binary column. Rows with equal words are
+compared by the values of the other columns. Values of a type without an order are compared by hash. Such a column may
+not be in ``by``. `find_first_rows` finds rows that are first before the step or at any time of it.
 
 >>> schema = pa.schema({"city": pa.string(), "n": pa.int64(), "note": pa.string()})
 >>> parse_order_columns(["n desc nulls first", "`city`"], schema, "top")
@@ -32,16 +33,17 @@ from ddflow.operators.ordered_rows import RowChanges, RunningOrderedRows, find_o
 from ddflow.trace.ordered_index import RowsByGroup
 
 MOST: Final = 8
-"""The maximal number of order words.  The first column of ``by`` always gets its words."""
+"""The maximum number of order words. The first column of ``by`` always gets all its words."""
 _WRITTEN: Final = re.compile(
     r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*", re.IGNORECASE
 )
 
 
 def parse_order_columns(by: Any, schema: pa.Schema, asked: str) -> list[OrderColumn]:
-    """Parse one or several texts such as ``"amount desc nulls last"`` to columns.  Raises `SpecError`.
+    """Parse one or several texts such as ``"amount desc nulls last"`` to columns. Raises `SpecError`.
 
-    A name that is not a word needs backticks.  Nulls are first in ascending and last in descending order, as in Spark.
+    Backticks quote a name that is not an identifier. By default nulls are first in ascending and last in descending
+    order, as in Spark.
     """
     texts = [by] if isinstance(by, str) else list(by) if isinstance(by, Iterable) else [by]
     if not all(isinstance(text, str) for text in texts):
@@ -78,8 +80,8 @@ def format_order_columns(by: Sequence[OrderColumn]) -> list[str]:
 class RowOrder:
     """A total order of rows.
 
-    ``row``: the columns.  ``group``: the columns that are equal in all compared rows.  ``by``: the columns that decide
-    first.  ``most``: the maximal number of order words, see `MOST`.
+    ``row``: the columns. ``group``: the columns that are equal in all compared rows. ``by``: the columns that are
+    compared first. ``most``: the maximum number of order words, see `MOST`.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class RowOrder:
         return np.lexsort([key for key in reversed(keys) if key.size])
 
     def sort_ties(self, pool: RowPool, references: Ints, ties: Flags) -> Ints | None:
-        """Sort rows by value if their words tie; return None if no words tie.  O(tied rows).
+        """Sort rows that have equal words by value. Return None if there are none. O(tied rows).
 
         ``ties``: uint8[n], 1 if a row has the same words as the row before it.
         """
@@ -150,7 +152,9 @@ class RowOrder:
 
 
 def argsort_rows(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
-    """Compute the permutation that sorts a table's rows.  The other columns break ties.  O(n log n).
+    """Compute the permutation that sorts a table's rows.
+
+    If the columns of ``by`` tie, the other columns decide. O(n log n).
 
     >>> rows = pa.table({"id": [1, 2, 3], "n": [7.5, None, float("nan")]})
     >>> argsort_rows(rows, parse_order_columns("n desc nulls first", rows.schema, "ORDER BY")).tolist()
@@ -168,29 +172,29 @@ def argsort_rows(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
 
 
 def find_reordered_columns(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield the columns, and their types, whose values sort differently in narrower types."""
+    """Yield the name and the type of each column whose values sort differently in its type in ``narrow``."""
     for name in list_changed_types(narrow, row):
         was, now = narrow.field(name).type, row.field(name).type
         hashed = not is_flat_type(normalize_type(now)) and find_widening(was, now) != "read"
-        # Integers share the order words of int64, except uint64.
+        # All integer types share the order words of int64, except uint64.
         if hashed or pa.types.is_uint64(now) or not keeps_order(was, now):
             yield name, now
 
 
 MORE: Final = 4
-"""The growth factor of the rows read from a group, if the step touches too many of its first rows."""
+"""The growth factor of the number of rows to read from a group, if the step changes too many of its first rows."""
 
 
 class FirstRows(NamedTuple):
-    """n rows in order, group by group."""
+    """The n rows that were found, group by group and in order."""
 
     references: Ints
     held: Ints
-    """Multiplicities before the step."""
+    """The multiplicities before the step."""
     ends: Ints
-    """int64[g + 1]: the beginnings of groups."""
+    """int64[g + 1]: where each group begins."""
     place: Ints
-    """int64[m]: the positions of the step's rows here, -1 if a row comes after all of these."""
+    """int64[m]: the position of each row of the step among these rows, or -1 if it comes after them."""
 
 
 class StepRows(NamedTuple):
@@ -213,8 +217,8 @@ def find_first_rows(
 ) -> FirstRows:
     """Find the rows that are among the first ``most`` of their group before the step or at any time of it.
 
-    ``first``: the beginnings of groups among the step's rows.  ``pool``: the rows behind the references.  ``back``:
-    read groups from their ends.  O(m + groups log rows + rows read).
+    ``first``: where each group begins among the step's rows. ``pool``: the pool that the references point into.
+    ``back``: find the last rows of each group instead. O(m + groups log rows + rows read).
 
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.operators.row_order import parse_order_columns
@@ -231,7 +235,7 @@ def find_first_rows(
     """
     m, heads, turned = folded.prior.size, first[:-1], None
     step = StepRows(first, folded.order, folded.prior, folded.change.last)
-    if back:  # inverted words, so that they ascend
+    if back:  # inverted words ascend from the end of a group
         turned = np.repeat(heads + first[1:] - 1, np.diff(first)) - np.arange(m)
         step = StepRows(first, *(each.take(turned, 0) for each in step[1:]))
         step = step._replace(order=~step.order)
@@ -264,7 +268,10 @@ def find_first_rows(
 def _merge_step_rows(
     step: StepRows, found: RowsByGroup, many: Ints, tied: int, back: bool
 ) -> tuple[Ints, Ints, Flags, Ints, Ints]:
-    """Merge the step's rows into the found rows: references, multiplicities, ties, positions, ends of groups."""
+    """Merge the step's rows with the stored rows that were found.
+
+    Return references, multiplicities, ties, the positions of the step's rows, and the ends of groups.
+    """
     order, words = (np.ascontiguousarray(each) for each in (step.order, ~found.order if back else found.order))
     m, n = step.prior.size, step.prior.size + found.values.size
     merged, held, place = (np.empty(size, np.int64) for size in (n, n, m))

@@ -1,7 +1,7 @@
-"""Check that a scalar subquery gives at most one row for each key, and drop its count column.
+"""Check that a scalar subquery has at most one row for each key, and drop its count column.
 
-If a row's count exceeds 1 at the end of a time, the step is refused like one with a failing expression. Queries apply
-this operator after the join with the outer rows.
+If a row's count exceeds 1 after all changes at a time, the step fails, like a step with a failing expression. Queries
+apply this operator after the join with the outer rows.
 
 >>> from ddflow.operators.updates import narrow_ints, ints
 >>> rows = pa.table({"city": ["Bern", "Basel"], "rows": [1, 2]})
@@ -40,7 +40,9 @@ from ddflow.plan.text.formulas import JsonRecord
 
 @register_operator
 class Single(RowPreservingOperator):
-    """The operator of `Collection.single`.  ``counts``: the count column.  ``keys``: the columns for error messages."""
+    """The operator of `Collection.single`. ``counts``: the count column. ``keys``: the columns that identify the row in
+    error messages.
+    """
 
     verb = "single"
 
@@ -56,7 +58,7 @@ class Single(RowPreservingOperator):
         self.equal = rename_equal_column_sets(of.equal, {name: name for name in self.schema.names})
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Write the column of counts and the keys as JSON."""
+        """Write the count column and the keys as JSON."""
         return {"count": self.counts, "keys": self.keys}
 
     @classmethod
@@ -66,19 +68,19 @@ class Single(RowPreservingOperator):
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Render the column of counts and the keys as text."""
+        """Render the count column and the keys as text."""
         return f"{record.read_text('count')!r}, {record.read_texts('keys')}"
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """Return the wanted columns, the counts and the keys."""
+        """Return the wanted columns, the count column and the keys."""
         return [{*wanted, self.counts, *self.keys}]
 
     def map_input_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_input_columns`: all columns except the count."""
+        """See `Collection.map_input_columns`: all columns except the count column."""
         return None if by is not None and self.counts in by else by
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of its input without the count column."""
+        """See `Collection.unique_by`: the keys of the input that do not contain the count column."""
         return [each for each in self.inputs[0].unique_by() if self.counts not in each]
 
     def open(self, context: OperatorContext) -> RunningOperator:

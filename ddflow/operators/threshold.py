@@ -1,7 +1,7 @@
-"""Replace the multiplicity of each row by a function of it.
+"""Replace each row's multiplicity n with ``f(n)``. If n changes from a to b, emit the row with diff ``f(b) - f(a)``.
 
-The arrangement holds the multiplicity of each row, like a count of all columns. A change from m to n emits the row
-``f(n) - f(m)`` times, at each time of a step. ``f(0)`` must be 0, so that absent rows stay absent.
+An arrangement stores the multiplicity of each row, like a count grouped by all columns. ``f(0)`` must be 0, so that
+absent rows stay absent.
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.updates import narrow_ints, ints
@@ -34,13 +34,13 @@ from ddflow.plan.verbs.rows import POSITIVE, Formula
 from ddflow.trace.batch import ArrangementChange
 
 GIVEN: Final = pa.schema([pa.field("n", pa.int64(), nullable=False)])
-"""The schema that the function reads."""
+"""The schema of the table that the function reads."""
 LEAST: Final = np.iinfo(np.int64).min
 
 
 @register_operator
 class Threshold(RowPreservingOperator):
-    """The operator of `Collection.threshold`.  ``formula``: compiled over `GIVEN`."""
+    """The operator of `Collection.threshold`. ``formula``: the function, compiled over `GIVEN`."""
 
     verb, keeps = "threshold", True
 
@@ -71,7 +71,7 @@ class Threshold(RowPreservingOperator):
         return write_formula(record.read_record("formula"))
 
     def exchange(self) -> list[Columns | None]:
-        """Return all columns, so that equal rows meet."""
+        """Return all columns, so that equal rows go to the same partition."""
         return [tuple(self.schema.names)]
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -90,11 +90,11 @@ class Distinct(Threshold):
         self.unique = self.positive = True
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of its input, else all columns."""
+        """See `Collection.unique_by`: the keys of the input, or all columns if it has none."""
         return super().unique_by() or self.inputs[0].unique_by() or [tuple(self.schema.names)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Write nothing, because the function is always the same."""
+        """Write no options, because the function is always the same."""
         return {}
 
     @classmethod
@@ -119,7 +119,7 @@ def _mark_positive_counts(batch: pa.RecordBatch) -> Ints:
 
 
 def _compile_threshold(formula: Formula) -> Expression:
-    """Compile the function.  Raises `ExpressionError` unless its results are integers, and 0 for 0."""
+    """Compile the function. Raises `ExpressionError` unless its results are integers and ``f(0)`` is 0."""
     made = compile_expression(formula, GIVEN, what="threshold")
     if not pat.is_integer(made.type):
         raise ExpressionError(
@@ -133,9 +133,9 @@ def _compile_threshold(formula: Formula) -> Expression:
 
 
 class RunningThreshold(RunningCount):
-    """A running threshold.  State: the multiplicity of each row, positive or negative.
+    """A running threshold. State: the multiplicity of each row, positive or negative.
 
-    ``schema``: of the rows.  ``formula``: a function over `GIVEN`.
+    ``schema``: the schema of the rows. ``formula``: a function over `GIVEN`.
     """
 
     def __init__(self, schema: pa.Schema, formula: Callable[[pa.RecordBatch], Any], secret: Secret) -> None:
@@ -143,21 +143,21 @@ class RunningThreshold(RunningCount):
         self.formula, self.tracked = formula, None
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
-        """See `RunningOperator.compute`.  O(updates).  Raises `CountOverflow`, and the errors of the function."""
+        """See `RunningOperator.compute`. O(updates). Raises `CountOverflow`, and any error that the function raises."""
         counted, change = super().compute(inputs, since)
         times = self._apply_threshold(counted.rows)
-        if (beyond := np.flatnonzero(times == LEAST)).size:  # its negation leaves int64
+        if (beyond := np.flatnonzero(times == LEAST)).size:  # the least int64 has no opposite in int64
             raise build_count_overflow(counted.rows, int(beyond[0]))
         there = counted._replace(diffs=counted.diffs * times).take(np.flatnonzero(times))
         return consolidate(there._replace(rows=there.rows.select(self.groups.names)), self.secret), change
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """See `ReadableNode.to_output_rows`: each row with the multiplicity that the function gives."""
+        """See `ReadableNode.to_output_rows`: each row with the function of its multiplicity."""
         times = self._apply_threshold(arranged)
         return super().to_output_rows(arranged)._replace(diffs=times).take(np.flatnonzero(times))
 
     def _apply_threshold(self, rows: pa.Table) -> Ints:
-        """Apply the function to multiplicities."""
+        """Apply the function to the multiplicities of ``rows``."""
         (times,) = column_arrays(rows, [TIMES])
         made = self.formula(pa.RecordBatch.from_arrays([times], schema=GIVEN))
         if made.null_count:

@@ -1,7 +1,7 @@
 """Turn a collection's updates into upserts, as the last operator before an output.
 
-No other operator can follow, because operators work on differences. The output has ``_deleted`` instead of ``_diff``.
-The state is the input's rows by key. A step reads the rows of touched keys, and ``upserts.py`` resolves them.
+No operator can follow, because operators work on differences. The output has ``_deleted`` in place of ``_diff``. The
+state is the input's rows by key. A step reads the rows of each updated key; ``upserts.py`` computes their upserts.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan
@@ -39,9 +39,9 @@ from ddflow.trace.batch import ArrangementChange
 
 @register_operator
 class AsUpserts(Operator):
-    """The operator of `Collection.to_upserts`.  ``key``, ``on_conflict``: as in `ddflow.ToUpserts`.
+    """The operator of `Collection.to_upserts`. ``key``, ``on_conflict``: as in `ddflow.ToUpserts`.
 
-    Read as a collection, it holds the visible row of each key, once.  Raises `SpecError`, `SchemaMismatch`.
+    As a collection, it contains the visible row of each key, once. Raises `SpecError`, `SchemaMismatch`.
     """
 
     verb, keeps = "to_upserts", True
@@ -60,11 +60,11 @@ class AsUpserts(Operator):
         super().__init__(of.flow, pa.schema(shown), [of], True)
 
     def updates_schema(self, time_type: pa.DataType) -> pa.Schema:
-        """Return the columns of its upserts, which use the flow's type of time."""
+        """Return the columns of the upserts. Their times have the flow's type of time."""
         return self._out
 
     def operand(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise `SpecError`, because no operator can follow."""
+        """Raise `SpecError`, because no operator can follow this one."""
         raise SpecError(
             f"an operator on to_upserts({list(self.key)})",
             "operators work on differences, and these are upserts",
@@ -72,11 +72,11 @@ class AsUpserts(Operator):
         )
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the key, if a key has one visible row."""
+        """See `Collection.unique_by`: the key, unless a key can have several visible rows."""
         return [] if self.on_conflict == "all" else [tuple(self.key)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Write the key and the rule as JSON."""
+        """Write the key and ``on_conflict`` as JSON."""
         return {"key": list(self.key), "on_conflict": self.on_conflict}
 
     @classmethod
@@ -96,11 +96,11 @@ class AsUpserts(Operator):
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Render the key and the rule as text."""
+        """Render the key and ``on_conflict`` as text."""
         return f"{record.read_texts('key')}, on_conflict={record.read_text('on_conflict')!r}"
 
     def exchange(self) -> list[Columns | None]:
-        """Return the key."""
+        """Return the key columns."""
         return [self.key]
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
@@ -115,9 +115,9 @@ class AsUpserts(Operator):
 
 
 class RunningToUpserts(RunningOrderedRows):
-    """A running conversion to upserts.  State: each input row by its key, with its multiplicity.
+    """A running conversion to upserts. State: each input row, arranged by its key, with its multiplicity.
 
-    ``told``: a `ToUpserts` that applies the rule.
+    ``told``: the `ToUpserts` that applies ``on_conflict``.
     """
 
     def __init__(self, schema: pa.Schema, node: AsUpserts, time_type: pa.DataType, secret: Secret) -> None:
@@ -128,7 +128,7 @@ class RunningToUpserts(RunningOrderedRows):
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange | None]:
         """Compute the upserts, as visible rows with ``_deleted``, and the change to apply.
 
-        O(updates, and the stored rows of their keys) expected.  Raises `NotUnique`, `NotHeld`, `CountOverflow`.
+        O(updates + stored rows of their keys) expected. Raises `NotUnique`, `NotHeld`, `CountOverflow`.
         """
         updates, told = self._conform_rows(inputs[0]), copy(self.told)
         n = updates.diffs.size
@@ -145,7 +145,7 @@ class RunningToUpserts(RunningOrderedRows):
         return told.resolve(updates)[0], self.fold_updates(updates, since).change
 
     def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
-        """Compute the visible rows of keys from the rows of the input, without a change of state.  O(rows).
+        """Compute the visible row of each key from the rows of the input. The state stays unchanged. O(rows).
 
         Raises the errors of `compute`.
         """
@@ -172,7 +172,10 @@ class RunningToUpserts(RunningOrderedRows):
         return RowStore(self.row, has_two_word_identities(pa.schema([self.row.field(name) for name in self.by])))
 
     def _conform_rows(self, updates: Updates) -> Updates:
-        """Cast the columns to the declared types.  Nullability and encoding may differ between parts of a step."""
+        """Cast the columns to the declared types.
+
+        Updates of different parts of a step may differ in nullability and encoding.
+        """
         columns = column_arrays(updates.rows, self.row.names)
         if all(column.type == field.type for column, field in zip(columns, self.row, strict=True)):
             return updates._replace(rows=pa.Table.from_arrays(columns, schema=self.row))

@@ -1,11 +1,12 @@
-"""Emit the first k rows of each group, in an order, as differences.
+"""Emit the first k rows of each group, in a given order, as differences.
 
-A row of multiplicity m takes m places. Its output multiplicity is the number of its places from ``offset`` to ``offset
-+ k``, so a row may be cut. The remaining columns break ties (`row_order`), so the output depends on the rows alone. The
-state is every row by group and order, with its multiplicity. The output is not stored.
+A row of multiplicity m takes m places in its group. Its output multiplicity is the number of its places in [``offset``,
+``offset + k``), so it may be less than m. If rows tie, their remaining columns decide the order (`row_order`), so the
+output depends on the rows alone. The state holds every row, arranged by group and order, with its multiplicity. The
+output is not stored.
 
-Cost: a step reads only groups that it touches, and only their first ``offset + k`` rows. It reads more rows if it
-touches some of these, or if rows tie by their order words.
+Cost: a step reads only groups that have updates, and only their first ``offset + k`` rows. It reads further rows if
+updates change some of these rows, or if rows have equal order words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +50,7 @@ from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
 from ddflow.trace.group_rows import gather_identities
 
 MOST: Final = 10_000
-"""The maximal k."""
+"""The maximum of k."""
 FARTHEST: Final = 2**31
 """The upper limit of offsets, exclusive."""
 
@@ -89,7 +90,7 @@ class Top(Operator):
         self.unique, self.positive = of.unique or bool(ranks), True
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Write all options as JSON, and the rank's name if it has one."""
+        """Write all options as JSON, and the name of the rank column if there is one."""
         told = {
             "k": self.k,
             "by": format_order_columns(self.by),
@@ -106,7 +107,7 @@ class Top(Operator):
         return inputs[0].top(record.read_integer("k"), record.read_texts("by"), groups, offset, rank)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: the order of rows must not change."""
+        """See `Collection.find_widening_obstacles`: the wider types must sort the rows in the same order."""
         for name, kind in find_reordered_columns(self.inputs[0].schema, narrow.inputs[0].schema):
             if name not in self.partition_by:
                 yield f"top(...) compares its column {name!r}, whose values as {kind} have another order"
@@ -125,7 +126,7 @@ class Top(Operator):
         return [self.partition_by]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of its input, and the groups, with the rank if k > 1."""
+        """See `Collection.unique_by`: the keys of the input; the groups if k is 1; the groups with the rank column."""
         found = self.inputs[0].unique_by()
         if self.k == 1:
             found = [*found, self.partition_by]
@@ -134,17 +135,17 @@ class Top(Operator):
         return list(dict.fromkeys(found))
 
     def find_never_null_columns(self) -> frozenset[str]:
-        """See `Collection.find_never_null_columns`: the never-null columns of its input."""
+        """See `Collection.find_never_null_columns`: the never-null columns of the input."""
         return super().find_never_null_columns() | (self.inputs[0].find_never_null_columns() & {*self.schema.names})
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the rows themselves, and the rows before them if places matter."""
+        """See `Collection.find_contributing_rows`: the rows, and all rows before them if the result needs places."""
         same = alike.select_matches(given[0], wanted, self.inputs[0].schema.names)
         cut = pc.sum(same.column(DIFF)) != pc.sum(wanted.column(DIFF))
         return [self._select_preceding_rows(given[0], wanted, alike) if self.rank_name or self.offset or cut else same]
 
     def _select_preceding_rows(self, rows: pa.Table, wanted: pa.Table, alike: RowMatcher) -> pa.Table:
-        """Select the rows of the wanted groups, up to the last wanted row of each.  O(rows)."""
+        """Select the rows of the wanted groups, up to the last wanted row of each group. O(rows)."""
         every = copy(self)
         every.k, every.offset, every.rank_name = self.k + self.offset, 0, self.rank_name or TIMES
         mine = alike.select_matches(rows, wanted, self.partition_by)
@@ -166,7 +167,7 @@ class Top(Operator):
 
 
 def _check_row_count(value: Any, name: str, least: int, most: int) -> int:
-    """Check a number of places.  Raises `SpecError`."""
+    """Check that ``k`` or ``offset`` is a whole number in its range. Raises `SpecError`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise SpecError("top", Option(name) + f" is {value!r:.99}", f"give a whole number from {least:,} to {most:,}")
     return value
@@ -199,10 +200,10 @@ class RunningTop(RunningOrderedGroups):
         self.wanted = pa.schema([field for field in row if field.name in context.wanted])
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
-        """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
+        """See `RunningOperator.compute`. Raises `NegativeMultiplicity`, `CountOverflow`.
 
-        Let k be the number of places up to ``offset + k``.  O(u log rows + g k) for u updates in g groups, if each
-        group has few times.  Each time that changes a group's first rows adds O(k).
+        O(u log rows + g p) for u updates in g groups and p = ``offset + k``, if each group has few times. Each further
+        time that changes a group's first rows adds O(p).
         """
         updates = inputs[0]
         folded = self.fold_updates(updates, since)
@@ -246,14 +247,14 @@ class RunningTop(RunningOrderedGroups):
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
         """See `RunningOrderedGroups._compute_group_output`.
 
-        Gathers the visible rows and the rows that tie with them.
+        This gathers the visible rows and the rows that tie with them.
         """
         pool = arranged.slots.pool
         high, low, order = gather_identities(arranged, references)
         heads, first = mark_first_of_keys(high, low), mark_first_of_keys(high, low, order[:, : self.ways.tied])
         times = gather_table(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0)
         held = np.minimum(np.asarray(times), self.limit)
-        # Rows that tie with the first row of a class may take its place.
+        # A row that ties with the first row of a run of equal order words may be sorted before it.
         kept = np.flatnonzero(_count_places_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
         references, held, heads = references[kept], held[kept], heads[kept]
         if (places := self.ways.sort_ties(pool, references, (~first[kept]).astype(np.uint8))) is not None:
@@ -269,7 +270,7 @@ class RunningTop(RunningOrderedGroups):
         return as_updates(self._gather_output(pool, references[rows], self.row, places))
 
     def _gather_output(self, pool: RowPool, references: Ints, row: pa.Schema, places: Ints) -> pa.Table:
-        """Gather the output rows.  ``row``: the wanted columns.  ``places``: counted from 0."""
+        """Gather the output rows. ``row``: the wanted columns. ``places``: the place of each row, counted from 0."""
         columns = gather_arrays(pool, references, row)
         if self.rank_name is None:
             return pa.Table.from_arrays(columns, schema=row)

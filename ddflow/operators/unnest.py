@@ -1,8 +1,9 @@
 """Make a row for each element of a list column.
 
-A row with a list of n elements gives n rows of the same multiplicity. The element, or the fields of a struct, replace
-the list. An empty or null list gives no rows, and equal elements of one row add up. The operator is linear. If a list
-changes, its unchanged elements are retracted and inserted; consolidation of the output cancels the two.
+A row whose list has n elements makes n rows, each with the row's multiplicity. The list column is replaced by the
+element or, for a list of structs, by the fields of the struct. An empty or null list makes no rows. Equal elements of
+one row add up. The operator is linear: op(a + b) = op(a) + op(b). If a list changes, its unchanged elements are
+retracted and inserted. Consolidation of the output cancels these updates.
 
 >>> from ddflow.operators.updates import narrow_ints, ints
 >>> updates = Updates(pa.table({"id": [7], "tag": [["a", "b"]]}), narrow_ints(0), ints(1), ints(3))
@@ -90,7 +91,7 @@ class Unnest(Operator):
 
 
 def unnest_rows(updates: Updates, schema: pa.Schema, column: str) -> Updates:
-    """Make a row for each element of a list column, with the columns of ``schema``.  O(elements) a column."""
+    """Make a row for each element of a list column, with the columns of ``schema``. O(elements) for each column."""
     (lists,) = column_arrays(updates.rows, [column])
     sizes = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
     parent, elements = np.repeat(np.arange(updates.diffs.size), sizes), lists.flatten()

@@ -1,10 +1,11 @@
-"""Represent updates in flight: rows, the rank of each row's time, and each row's diff.
+"""Represent the updates of a step: rows, the rank of each row's time, and each row's diff.
 
-Updates are in the order of their times. ``times`` holds the distinct times of the step. All operators share this list,
-so a rank means the same time everywhere. Rows may repeat and cancel until they are `consolidated`.
+Updates are sorted by time. ``times`` holds the distinct times of the step, and a rank is a position in it. All
+operators share this list, so a rank means the same time in all of them. Until `consolidate` runs, rows may repeat, and
+their diffs may cancel.
 
-An expression may fail only for a row that is present at the end of a time. If it fails, ddflow evaluates it again on
-net rows.
+An expression may fail only for a row that is present after all changes at a time. If it fails, ddflow evaluates the
+expression again on net rows.
 
 >>> import pyarrow as pa
 >>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), narrow_ints(0, 0, 1), ints(1, -1, 2), ints(5, 9))
@@ -58,7 +59,7 @@ class Updates(NamedTuple):
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Updates:
-        """Read updates from a table with ``_time`` and ``_diff``, whose times may be in any order.  O(n log n)."""
+        """Read updates from a table with ``_time`` and ``_diff``. The times may be in any order. O(n log n)."""
         column = to_array(table.column(TIME))
         if column.type != pa.int64():
             column = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
@@ -75,7 +76,7 @@ class Updates(NamedTuple):
     def to_table(self, schema: pa.Schema, time_type: pa.DataType | None, shown: pa.Schema | None = None) -> pa.Table:
         """Build a table of the rows, ``_time`` (unless its type is None) and ``_diff``, without a copy of the rows.
 
-        ``shown``: the schema of the table, if it is known.  O(n) for ``_time`` and ``_diff``.
+        ``shown``: the schema of the returned table, if the caller knows it. O(n) for ``_time`` and ``_diff``.
         """
         names = schema.names
         columns = (
@@ -86,7 +87,7 @@ class Updates(NamedTuple):
             if self.times.size == 1:
                 stamps.fill(self.times[0])
             else:
-                map_ranks_to_times(make_writable(self.ranks), self.times, stamps)  # mapped ranks are read-only
+                map_ranks_to_times(make_writable(self.ranks), self.times, stamps)  # memory-mapped ranks are read-only
             columns.append(build_time_column(stamps, time_type))
         columns.append(pa.Array.from_buffers(INT64, self.diffs.size, [None, pa.py_buffer(self.diffs)], 0))
         if shown is None:
@@ -95,11 +96,11 @@ class Updates(NamedTuple):
         return pa.Table.from_arrays(columns, schema=shown)
 
     def slice_rows(self, begin: int, end: int) -> Updates:
-        """Slice the updates [begin, end) without a copy.  The updates may be in any order of times."""
+        """Slice the updates [begin, end) without a copy. The updates need not be sorted by time."""
         return Updates(self.rows.slice(begin, end - begin), self.ranks[begin:end], self.diffs[begin:end], self.times)
 
     def take(self, places: Ints) -> Updates:
-        """Take the updates at ``places``."""
+        """Take the updates at the positions ``places``."""
         return Updates(self.rows.take(pa.array(places)), self.ranks.take(places), self.diffs.take(places), self.times)
 
 
@@ -110,9 +111,9 @@ def build_time_column(times: Ints, kind: pa.DataType) -> pa.Array:
 
 
 def consolidate(updates: Updates, secret: Secret) -> Updates:
-    """Sum the diffs of equal rows at each time and drop sums of 0.  Within a time, put retractions first.
+    """Sum the diffs of equal rows at each time and drop sums of 0. Within a time, put retractions first.
 
-    O(n).  Raises `CountOverflow` if a sum leaves int64.
+    O(n). Raises `CountOverflow` if a sum is outside int64.
     """
     if not updates.diffs.size:
         return updates
@@ -122,10 +123,10 @@ def consolidate(updates: Updates, secret: Secret) -> Updates:
 
 
 def compute_net_updates(updates: Updates, secret: Secret) -> tuple[Narrow, Ints, Ints]:
-    """Sum the diffs of each (row, time).  Return time ranks, row positions and sums, without sums of 0.
+    """Sum the diffs of equal rows at each time.  Return time ranks, row positions and sums, without sums of 0.
 
-    Each row position points to one summed update.  The updates must be in the order of times. O(n).  Raises
-    `CountOverflow` if a sum leaves int64.
+    Each row position is the position of one of the updates in the sum.  The updates must be sorted by time.  O(n).
+    Raises `CountOverflow` if a sum is outside int64.
     """
     n = updates.diffs.size
     by = sort_by_identity(*compute_identities(updates.rows, secret, n))
@@ -144,7 +145,7 @@ def sort_retractions_first(ranks: Narrow, diffs: Ints, times: int) -> Ints:
 
 
 def build_count_overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:
-    """Build the error for a sum of diffs that leaves int64.  It names the row."""
+    """Build the error for a sum of diffs that is outside int64. The error names the row."""
     return CountOverflow(
         "adding up diffs",
         f"the sum for {row_values(rows, row)} leaves int64",
@@ -153,9 +154,9 @@ def build_count_overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOver
 
 
 def negate(updates: Updates) -> Updates:
-    """Negate every diff, and move the new retractions to the front of their time.  O(n).
+    """Negate every diff, and move the new retractions to the front of their time. O(n).
 
-    Raises `CountOverflow` for the least int64, because its opposite leaves int64.
+    Raises `CountOverflow` for the least int64, which has no opposite in int64.
     """
     least = np.flatnonzero(updates.diffs == np.iinfo(np.int64).min)
     if least.size:
@@ -178,13 +179,14 @@ def concat(parts: Sequence[Updates]) -> Updates:
 
 Made = TypeVar("Made")
 FAILURES: Final = (ExpressionError, NotSingle, AggregateFailed, pa.ArrowException, ArithmeticError)
-"""The errors of expressions.  A user's function can also raise the last two."""
+"""The errors that an expression can raise. A user's function can raise the last two as well."""
 
 
 def compute_with_net_retry(
     compute: Callable[[Sequence[Updates]], Made], inputs: Sequence[Updates], secret: Secret
 ) -> Made:
-    """Compute a value from updates, and retry on net updates if an expression fails.  Raises the error of the retry.
+    """Compute a value from updates. If an expression fails, compute it again from net updates. Raises the error of the
+    second attempt.
 
     >>> import pyarrow.compute as pc
     >>> from ddflow.operators.updates import narrow_ints, ints
@@ -204,11 +206,10 @@ def compute_with_net_retry(
 def compute_without_failing_rows(
     compute: Callable[[Updates], Updates], updates: Updates, by: Sequence[str], secret: Secret
 ) -> tuple[Updates, Ints]:
-    """Run a linear operator on the rows that do not fail.
+    """Run a linear operator on the rows that do not make it fail.
 
-    Return its output and the positions of the failing rows.
-    ``by``: the columns that decide whether a row fails.  O(n), and O(log n) runs for each failing value of these
-    columns.
+    Return its output and the positions of the failing rows. ``by``: the columns whose values decide whether a row
+    fails. O(n), and O(log n) runs for each failing combination of values.
     """
     high, low = compute_identities(updates.rows.select(list(by)), secret, updates.diffs.size)
     _, first, number = np.unique(np.stack([high, low]), axis=1, return_index=True, return_inverse=True)

@@ -1,11 +1,11 @@
 """Turn differences back into upserts, at most one for each key and time.
 
-An upsert holds the row of its key from its time on. The schema of upserts follows from the schema of the updates, the
-key and the rule. All live rows are stored with their multiplicities, because a row hidden by a greater one must
-reappear.
+An upsert says which row its key has from its time on. The schema of the upserts follows from the schema of the updates,
+the key, and ``on_conflict``. All live rows are stored with their multiplicities, because a hidden row must reappear if
+the row that hides it is retracted.
 
-Guarantees: after each time, the latest upserts of all keys, without deleted ones, equal the sum of the updates. Several
-rows of a key raise an error that names them, unless ``on_conflict`` selects the visible row.
+Guarantees: after each time, the latest upserts of all keys, without the deleted keys, are the sum of the updates. If a
+key has several rows, an error names them, unless ``on_conflict`` selects the visible row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,7 +49,9 @@ Conflicts = Literal["error", "greatest", "all"]
 
 
 def check_step_schema(given: pa.Schema, key: Sequence[str], on_conflict: Conflicts) -> pa.Schema:
-    """Check the schema of updates and return the schema of every step.  Raises `SchemaMismatch`, `SpecError`.
+    """Check the schema of updates, and return the schema that every step must have.
+
+    Raises `SchemaMismatch`, `SpecError`.
 
     >>> updates = pa.schema([pa.field("id", pa.int64(), False), ("city", pa.string()), ("_time", pa.int64()),
     ...                      ("_diff", pa.int64())])
@@ -87,8 +89,8 @@ def check_step_schema(given: pa.Schema, key: Sequence[str], on_conflict: Conflic
 class UpsertsSchema:
     """The schemas of updates, of their rows, and of the upserts made from them.
 
-    ``row``: a row's columns, without time and diff.  ``beside``: its nullable columns besides the key.  ``shown``: the
-    visible columns of a key, and ``_deleted``.  ``out``: a table of upserts.
+    ``row``: a row's columns, without time and diff. ``beside``: the row's columns outside the key, all nullable.
+    ``shown``: the visible columns of a key, and ``_deleted``. ``out``: the columns of a table of upserts.
     """
 
     def __init__(self, updates: pa.Schema, key: Sequence[str], on_conflict: Conflicts) -> None:
@@ -106,10 +108,10 @@ class UpsertsSchema:
         self.out = pa.schema([*fields, pa.field(TIME, self.time_type, False), deleted])
 
     def gather_rows(self, upserts: Ints, shown: Any, pool: RowPool) -> pa.Table:
-        """Gather the visible rows of keys, and ``_deleted``.  O(upserts).
+        """Gather the visible rows of keys, and ``_deleted``. O(upserts).
 
-        ``upserts``: the first update of each upsert.  ``shown``: references to rows, -1 for none; under "all" the
-        lists: sizes, references and multiplicities.
+        ``upserts``: the first update of each upsert. ``shown``: references to rows, -1 for none. With
+        ``on_conflict="all"``: the lists as sizes, references and multiplicities.
         """
         columns = {name: gather_column(pool, upserts, self.row.field(name)) for name in self.key}
         if self.on_conflict == "all":
@@ -124,7 +126,7 @@ class UpsertsSchema:
         return pa.Table.from_arrays([columns[name] for name in self.shown.names], schema=self.shown)
 
     def _build_list_column(self, sizes: Ints, references: Ints, counted: Ints, pool: RowPool) -> pa.Array:
-        """Build the column of all rows of each key; null if a key has none."""
+        """Build the column that lists all rows of each key; null for a key without rows."""
         kind = self.out.field(ROWS).type
         columns = [gather_column(pool, references, self.row.field(name)) for name in self.beside.names]
         values = pa.StructArray.from_arrays([*columns, pa.array(counted)], fields=list(kind.value_type))
@@ -133,9 +135,12 @@ class UpsertsSchema:
 
 
 UPDATES = "updates"
-"""The name of the input in messages."""
+"""The name that messages use for the input."""
 NO_SECRET = Secret(0, 0)
-"""The hash key for an order that is equal in all processes.  It does not protect against crafted rows."""
+"""The hash key for orders that must be the same in all processes.
+
+It does not protect against rows that are made to collide.
+"""
 
 
 def to_upserts(
@@ -193,8 +198,8 @@ def to_upserts(
 class ToUpserts:
     """Turn a stream of updates, step after step, into upserts by ``key``.
 
-    It stores all live rows: O(n) memory, about 70 bytes besides each row's values.  A wrong key or rule is a
-    `SpecError`.
+    It stores all live rows. This takes O(n) memory: about 70 bytes for each row, besides its values. Raises `SpecError`
+    for a wrong key or ``on_conflict``.
 
     Parameters
     ----------
@@ -227,11 +232,11 @@ class ToUpserts:
         self.last: int | None = None
 
     def __len__(self) -> int:
-        """Return the number of stored rows, including hidden ones, each counted once."""
+        """Return the number of distinct stored rows, including hidden ones."""
         return self.held_rows.rows if self.opened else 0
 
     def step(self, diffs: Any) -> pa.Table:
-        """Turn some updates into upserts, by ascending time; within a time, keys keep their order in ``diffs``.
+        """Turn updates into upserts, sorted by time. Within a time, keys keep the order that they have in ``diffs``.
 
         Parameters
         ----------
@@ -258,10 +263,8 @@ class ToUpserts:
         CountOverflow, TooLarge
             If a multiplicity does not fit int64; if a text column would exceed 2 GiB.
 
-        Notes
-        -----
-        O(n + h) expected, for n updates and the h stored rows of their keys.  Comparisons of rows add a logarithmic
-        factor. After an error the state is unchanged.
+        Notes ----- O(n + h) expected, for n updates and the h stored rows of their keys. Comparisons of rows add a
+        logarithmic factor. After an error the state is unchanged.
         """
         table = to_table(diffs, UPDATES, pa.schema([]))
         declared = self.schema.updates if self.opened else check_step_schema(table.schema, self.key, self.on_conflict)
@@ -281,14 +284,14 @@ class ToUpserts:
         self._set_schema(check_step_schema(given, self.key, self.on_conflict))
 
     def resolve(self, updates: Updates) -> tuple[Updates, RowStoreChange | None]:
-        """Compute the upserts of some updates and the change for `keep`, without a change of state.
+        """Compute the upserts of updates, and the change for `keep`. The state stays unchanged.
 
-        ``updates``: in the declared columns, with ascending ranks within a key.  For each of its keys it holds all
-        updates of a time.
+        ``updates``: updates in the declared columns, with ascending ranks within each key. If they have a key at a
+        time, they must have all updates of the key at that time.
 
-        Return rows of the visible columns and ``_deleted``, each with diff 1, by ascending ranks.  The change is None
-        without updates.  It is valid until the next `resolve`; its `RowStoreChange.copy_out` is valid until it is kept.
-        Raises the errors of `step`.
+        Return the visible columns and ``_deleted``, each row with diff 1, sorted by rank. Without updates, the change
+        is None. The change is valid until the next `resolve`. A copy by `RowStoreChange.copy_out` stays valid until
+        `keep` applies it. Raises the errors of `step`.
         """
         if not updates.diffs.size:
             return Updates(empty_table(self.schema.shown), narrow_ints(), ints(), updates.times), None
@@ -307,7 +310,7 @@ class ToUpserts:
         return made, self.held_rows.compute_change(found, pool, by, keys)
 
     def keep(self, *changes: RowStoreChange) -> None:
-        """Apply the changes of a resolved step.  Amortised O(updates, and the stored rows of their keys)."""
+        """Apply the changes of a resolved step. Amortised O(updates + stored rows of their keys)."""
         self.held_rows.apply_changes(*changes)
 
     def told(self, upserts: Updates) -> pa.Table:
@@ -333,7 +336,7 @@ class ToUpserts:
     def _rank_candidates(self, found: CandidateRows, pool: RowPool) -> CandidateRows:
         """Sort each key's candidates by their rows, ascending.
 
-        Columns without an order come last, and compare by a hash that is equal in every process.
+        Columns of a type without an order come last. They are compared by a hash that is the same in all processes.
         """
         n = found.cell.size
         rows = gather_table(pool, self.held_rows.find_references(found, np.arange(n)), self.schema.beside)
@@ -355,7 +358,8 @@ class ToUpserts:
     ) -> tuple[CandidateRows, Ints, Any]:
         """Compute the candidates with their new counts, the first update of each upsert, and its visible row.
 
-        The row is a reference, or -1 for none.  Under "all" it is the lists: sizes, references and multiplicities.
+        The visible row is a reference, or -1 for none. With ``on_conflict="all"``, the visible rows are lists: sizes,
+        references and multiplicities.
         """
         n = diffs.size
         given = by.permutation, by.starts, ranks, diffs
@@ -372,7 +376,7 @@ class ToUpserts:
         net, heap, entered = arena.empty(m, np.int64), arena.empty(m + n, np.int64), arena.empty(n, np.int32)
         row, shown = arena.empty(n, np.int64), arena.empty(n, np.int64)
         count = found.counts.copy()
-        # Try without comparing rows first, because usually no key has two rows.
+        # First try without comparing rows, because usually no key has two rows.
         written, why, where, place = settle(True)
         if why == kernels.SEVERAL and self.on_conflict == "greatest":
             found = self._rank_candidates(found, pool)

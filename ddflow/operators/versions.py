@@ -1,11 +1,11 @@
-"""Turn rows into type-2 history: each row is valid from its order value until the next row of its key.
+"""Turn rows into type-2 history: a row is valid from its order value until the next row of its key.
 
-The output depends on the rows, not on their arrival, so a late row changes the ends of its neighbours. Rows of one key
-and order are one event, and the greatest row represents it. A delete is less than any row.
+The output depends only on the set of rows, so a late row changes the validity of its neighbours. All rows with one key
+and order value form one event. The greatest of them represents it; a delete is less than any row.
 
-The state is every row by key and order, with a content word. The word is 0 for a delete, else a hash of the columns
-that count in "is it the same". So the index alone compares neighbours. Rows that tie in key and order are gathered and
-compared by value.
+The state holds every row by key and order, with a content word. The content word is 0 for a delete, else a hash of the
+columns that decide whether a version changes. Therefore neighbours are compared by words of the index, without reading
+columns. Only rows with equal key and order values are gathered and compared by value.
 """
 
 import warnings
@@ -122,18 +122,18 @@ class AsVersions(Operator):
         order = row.field(self.order_by[0])
         shown += [order.with_name(valid_from), order.with_name(valid_to).with_nullable(True)]
         check_column_names([*(field.name for field in shown), TIMES], asked)
-        # Output rows can cancel if a column is hidden, or if valid_to shows only the first of several order columns.
+        # Output rows may cancel if a column is hidden, or if valid_to shows only the first of several order columns.
         super().__init__(of.flow, pa.schema(shown), [of], hidden is None and len(self.order_by) == 1)
         self.unique = self.positive = True
         self.equal = frozenset([frozenset([order.name, valid_from])])
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: each key and order has one output row."""
+        """See `Collection.unique_by`: the key and order columns, which identify an output row."""
         more = self.order_by[1:]
         return [(*self.key, self.names[0], *more), (*self.key, *self.order_by)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Write all options as JSON, and the delete condition if it has one."""
+        """Write all options as JSON, and the delete condition if there is one."""
         order = self.order_by[0] if len(self.order_by) == 1 else list(self.order_by)
         told: dict[str, Any] = {"key": list(self.key), "order_by": order, "ignore": list(self.ignore)}
         told |= dict(zip(("valid_from", "valid_to"), self.names, strict=True))
@@ -161,7 +161,7 @@ class AsVersions(Operator):
         return inputs[0].versions(self.key, self.order_by, delete, self.ignore, *self.names)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: the order and the delete condition must not change."""
+        """See `Collection.find_widening_obstacles`: the wider types must keep the order and the delete condition."""
         rows = narrow.inputs[0].schema, self.inputs[0].schema
         for name, kind in find_reordered_columns(rows[1], rows[0]):
             if name not in self.key:
@@ -185,7 +185,7 @@ class AsVersions(Operator):
         return [self.key]
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the key's rows at the beginning and the end of the version."""
+        """See `Collection.find_contributing_rows`: the rows of the key that begin and end the version."""
         key, (begun, ended) = {name: name for name in self.key}, self.names
         orders = {name: name for name in self.order_by} | {self.order_by[0]: begun}, {self.order_by[0]: ended}
         found = [alike.mark_matches(given[0], wanted, key | order) for order in orders]
@@ -197,7 +197,7 @@ class AsVersions(Operator):
 
 
 def _decode_order_columns(record: JsonRecord) -> str | list[str]:
-    """Read the order columns: one as text, several as a list."""
+    """Read the order columns: text for a single column, a list for several."""
     return (
         record.read_texts("order_by")
         if isinstance(record.given.get("order_by"), list)
@@ -206,9 +206,9 @@ def _decode_order_columns(record: JsonRecord) -> str | list[str]:
 
 
 def _check_versions_input(of: Collection, made: AsVersions, *, ends: bool) -> str | None:
-    """Refuse an input with one row for each key, and order columns that end rows lack.  Raises `SpecError`.
+    """Raise `SpecError` if the input has only one row for each key, or if rows that end a version lack order columns.
 
-    ``ends``: whether delete= is set.  Return the name of the input whose messages must carry their log position, or
+    ``ends``: whether ``delete=`` is set. Return the name of the input whose messages must have their log position, or
     None.
     """
     key, order, node = list(made.key), list(made.order_by), of
@@ -238,7 +238,7 @@ def _check_versions_input(of: Collection, made: AsVersions, *, ends: bool) -> st
 
 
 def _format_condition(tombstone: Tombstone, row: pa.Schema) -> str:
-    """Write the condition of a tombstone as SQL.  Raises `SpecError`."""
+    """Format the condition of a tombstone as SQL. Raises `SpecError`."""
     column, value = "`" + tombstone.column.replace("`", "``") + "`", tombstone.value
     if find_tombstone_value("versions", row, tombstone) is not None:
         if isinstance(value, str):
@@ -248,21 +248,21 @@ def _format_condition(tombstone: Tombstone, row: pa.Schema) -> str:
 
 
 class KeyRows(NamedTuple):
-    """n sorted rows of some keys, or of parts of keys, one part after the other."""
+    """The n sorted rows of some keys, or of parts of keys. The rows of a part are adjacent."""
 
     references: Ints
     held: Ints
     """The multiplicities of the rows."""
     ends: Ints
-    """int64[g + 1]: the beginnings of parts."""
+    """int64[g + 1]: where each part begins."""
     event: Ints
     """int64[n]: the event number of each row, ascending."""
     content: Words
-    """uint64[n]: the content words, 0 for a delete."""
+    """uint64[n]: the content word of each row, which is 0 for a delete."""
 
 
 class RunningVersions(RunningOrderedGroups):
-    """Running versions.  State: all input rows, by key and order."""
+    """A running version history. State: all input rows, arranged by key and order."""
 
     def __init__(self, node: AsVersions, context: OperatorContext) -> None:
         row, self.order_by, self.delete, self.names = node.inputs[0].schema, node.order_by, node.delete, node.names
@@ -276,16 +276,19 @@ class RunningVersions(RunningOrderedGroups):
             Arrangement(self.schema, wide=True, words=self.output_arrangement.words + 1, ordered=True),
         )
         self.tied = self.output_arrangement.words - 3
-        """The number of order words.  The content word and the row's two words follow them."""
+        """The number of order words.
+
+        In an identity, the content word and the row's own two words follow the order words.
+        """
         self.exact = has_exact_words(find_order_type(row.field(self.order_by[-1]).type))
         self.whole_row = [field for field in node.schema if field.name not in self.names]
         self.wanted, self.placed = context.wanted, node.placed
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
-        """See `RunningOperator.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`, `BadMessage`.
+        """See `RunningOperator.compute`. Raises `NegativeMultiplicity`, `CountOverflow`, `BadMessage`.
 
-        O(u log rows) for u updates, and O(r log r) for the r rows around them.  These range from the version before an
-        update to the second version after it, or over the whole key if rows are on disk.  Each time of a step also
+        O(u log rows) for u updates, and O(r log r) for the r rows near them. These rows range from the version before
+        an update to the second version after it. If rows are on disk, they are the whole key. Each time of a step also
         costs the rows between its changes.
         """
         updates = inputs[0]
@@ -300,7 +303,7 @@ class RunningVersions(RunningOrderedGroups):
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
         """See `RunningOrderedGroups._compute_group_output`.
 
-        Gathers the visible rows and the rows that tie with others.
+        This gathers the visible rows, and rows that have the same order as others.
         """
         high, low, order = gather_identities(arranged, references)
         held = np.ones(references.size, np.int64)
@@ -348,7 +351,7 @@ class RunningVersions(RunningOrderedGroups):
     def _merge_held_rows(
         self, pool: RowPool, mine: Ints, prior: Ints, high: Words, low: Words, order: Ints
     ) -> tuple[KeyRows, Ints]:
-        """Merge a step's rows, in the order of identities, with the stored rows around them.
+        """Merge the rows of a step, in the order of identities, with the stored rows near them.
 
         Return the merged rows and the positions of the step's rows.
         """
@@ -375,9 +378,9 @@ class RunningVersions(RunningOrderedGroups):
     def _sort_rows(
         self, pool: RowPool, references: Ints, held: Ints, high: Words, low: Words, order: Ints
     ) -> tuple[KeyRows, Ints]:
-        """Sort rows from the order of identities to the order of events.  Return them with the permutation.
+        """Sort rows, which are in the order of identities, by event. Return the sorted rows and the permutation.
 
-        The rows are whole keys, or windows of keys.
+        The rows must be whole keys, or windows of keys.
         """
         content = order[:, self.tied].view(np.uint64)
         begun = mark_first_of_keys(high, low, order[:, : self.tied])
@@ -402,7 +405,7 @@ class RunningVersions(RunningOrderedGroups):
         return KeyRows(references[at], held[at], ends, number, content[at]), at
 
     def _build_table(self, pool: RowPool, rows: KeyRows, at: Ints, until: Ints, wanted: Any) -> pa.Table:
-        """Build a table of versions.  ``wanted``: its columns, or None for all."""
+        """Build a table of versions. ``wanted``: the columns of the table, or None for all."""
         fields = [field for field in self.whole_row if wanted is None or field.name in wanted]
         columns = gather_arrays(pool, rows.references[at], fields)
         order, ended = self.row.field(self.order_by[0]), until >= 0

@@ -1,5 +1,5 @@
-"""Fold the values of each group into states, and compute aggregate results from these.
+"""Keep states of each group's values, and compute the results of aggregates from these states.
 
-A part (``parts``) is one column of states, such as an exact sum. An aggregate (``results``) combines the states of its
-parts, and is found by name in `results.FUNCTIONS`. Several aggregates may share a part.
+A part (``parts``) is a kind of state, such as an exact sum, and a column of the arrangement. An aggregate (``results``)
+combines the states of its parts. `results.FUNCTIONS` has the aggregates by name. Several aggregates may share a part.
 """

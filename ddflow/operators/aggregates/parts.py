@@ -1,4 +1,4 @@
-"""Keep a state for each group, such as an exact sum, and fold it cell by cell; see `StatePart`.
+"""Keep a state for each group, such as an exact sum, and update it cell by cell (group and time); see `StatePart`.
 
 >>> from ddflow.kernels.accumulate import GroupTimeCells
 >>> ints = lambda *v: np.array(v, np.int64)
@@ -28,11 +28,11 @@ from ddflow.kernels.exact_results import LEAST
 BYTES: Final = pa.large_binary()
 INT64: Final = np.dtype(np.int64)
 FAR: Final = 1 << 61
-"""Counts below this bound can be subtracted and added without overflow."""
+"""Counts below this bound can be added and subtracted without overflow."""
 
 
 class ValueOverflow(Exception):
-    """A value leaves its type.  ``place``: the position of its state."""
+    """An error for a value that is outside its type. ``place``: the position of the state."""
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
@@ -40,43 +40,45 @@ class ValueOverflow(Exception):
 
 
 class UpdatesByGroup(NamedTuple):
-    """The updates of a step, by group and time."""
+    """The updates of a step, sorted by group and time, in c cells of one group and time each."""
 
     cells: GroupTimeCells
     diffs: Ints
-    """int64[n]: the diffs, by row."""
+    """int64[n]: the diff of each row."""
     lived: Ints
-    """The groups with a prior state, ascending."""
+    """The groups that have a stored state, ascending."""
     groups: int
     """The number of groups."""
     of: Ints
     """int64[c]: the group of each cell."""
     shared: pa.Array | None
-    """The row counts of groups before the step, then after each cell; None until they are known."""
+    """The row counts of the groups before the step, followed by those after each cell; None until they are computed."""
 
 
 class StatePart:
-    """One kind of state for the values of one argument.  ``kind``: the type of states.
+    """A kind of state for the values of one argument. ``kind``: the Arrow type of the states.
 
-    Guarantees: a state depends only on the current rows, not on their order of arrival or on departed rows. Without
-    rows it is 0 or empty, so an empty group leaves nothing behind.
+    Guarantees: a state depends only on the group's current rows, not on the order of their arrival or on retracted
+    rows. The state of a group without rows is 0 or empty.
     """
 
     kind: pa.DataType
 
     @abstractmethod
     def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
-        """Return the states after each cell.  O(updates).  Raises `ValueOverflow`.
+        """Return the state after each cell.
 
-        ``held``: the prior states of live groups.
+        O(updates). Raises `ValueOverflow`.
+
+        ``held``: the stored states of the groups that have one.
         """
 
     @abstractmethod
     def mark_nonempty(self, states: pa.Array) -> Any:
-        """Return bool[n]: the states that differ from the state without rows."""
+        """Return bool[n], true for states that differ from the state of no rows."""
 
     def widen_states(self, states: pa.Array, narrow: Any) -> pa.Array:
-        """Convert states of ``narrow``, the same part over narrower values, to states of this part.  O(bytes)."""
+        """Convert states of ``narrow``, the same part over a narrower type, to states of this part. O(bytes)."""
         return states
 
 
@@ -86,7 +88,7 @@ class CountPart(StatePart):
     kind = pa.int64()
 
     def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
-        """See `StatePart.fold_updates`.  ``values``: None if every row counts."""
+        """See `StatePart.fold_updates`. ``values``: the values to count, or None to count all rows."""
         before, had, n = np.zeros(folding.groups, np.int64), view_values(held, INT64), len(held)
         if values is not None and not values.null_count and folding.shared is not None:
             rows = view_values(folding.shared, INT64)
@@ -113,7 +115,7 @@ FRACTION: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 class ExactSumPart(StatePart):
     """The exact sum of the values of a type, or of their squares; see `kernels.exact`.
 
-    ``unit``, ``scale``: a state counts multiples of 2**unit / 10**scale, in seconds for durations.
+    ``unit``, ``scale``: a state is a multiple of 2**unit / 10**scale; durations are in seconds.
 
     >>> narrow, wide = ExactSumPart(pa.int32()), ExactSumPart(pa.decimal128(12, 2))
     >>> decode_sums(wide.widen_states(pa.array([encode_sum(-7), b""], BYTES), narrow))
@@ -164,16 +166,19 @@ class ExactSumPart(StatePart):
         return ends[1:] != ends[:-1]
 
     def widen_states(self, states: pa.Array, narrow: Any) -> pa.Array:
-        """See `StatePart.widen_states`: the same sums, in a unit that divides the narrower one."""
+        """See `StatePart.widen_states`: the same sums as multiples of a smaller unit that divides the narrow unit."""
         times = 10 ** (self.scale - narrow.scale) << (narrow.unit - self.unit)
         if times == 1:
             return states
-        # Only doubles count NaN, and all doubles share one unit.
+        # Only doubles can be NaN, and all doubles share one unit.
         return pa.array([encode_sum(times * each) for each in decode_sums(states) if each is not None], BYTES)
 
 
 def _lay_out_prior_states(folding: UpdatesByGroup, held: pa.Array) -> tuple[Ints, Any]:
-    """Lay out the prior states of all groups one after the other.  Return their ends and their address."""
+    """Lay out the states of all groups before the step one after the other.
+
+    Return where they end, and their address.
+    """
     ends, at = find_state_ends(held)
     sizes = np.zeros(folding.groups + 1, np.int64)
     sizes[folding.lived + 1] = ends[1:] - ends[:-1]
@@ -181,7 +186,7 @@ def _lay_out_prior_states(folding: UpdatesByGroup, held: pa.Array) -> tuple[Ints
 
 
 def find_state_ends(states: pa.Array) -> tuple[Ints, Any]:
-    """Return the ends of states in their bytes, int64[n + 1], and the address of these bytes."""
+    """Return where each state ends in the bytes, int64[n + 1], and the address of these bytes."""
     buffers = states.buffers()
     if not len(states):
         return np.zeros(1, np.int64), np.uint64(0)

@@ -1,8 +1,8 @@
 """Define the aggregates of SQL and of users: their parts, their result types, and their results.
 
-Guarantees: a result is rounded once, from exact parts. If all values are null, a count is 0 and other results are null.
-A group without rows leaves no state behind. For a user's aggregate this requires that ``retract`` undoes ``add``
-exactly.
+Guarantees: a result is computed from exact parts and rounded once. If all values are null, a count is 0 and other
+results are null. A group without rows has an empty state. For a user's aggregate this requires that ``retract`` undoes
+``add`` exactly.
 
 >>> call = parse_aggregate("mean", "avg(x)")
 >>> aggregate = FUNCTIONS["avg"](call, pa.schema({"x": pa.int64()}))
@@ -37,23 +37,23 @@ from ddflow.operators.aggregates.parts import (
 from ddflow.plan.aggregates import Aggregate, AggregateCall, AppliedAggregate, parse_aggregate
 
 Key = tuple[str, str]
-"""The name of a part: its kind and its argument."""
+"""The key of a part: its kind and its argument."""
 ROWS: Final[Key] = "rows", ""
-"""The part for the number of rows, present in every group."""
+"""The key of the part that counts rows. Every group has this part."""
 DOUBLE = pa.float64()
 
 
 class FoldedAggregate:
-    """An aggregate of a plan.  ``type``: the type of its results.
+    """An aggregate of a plan. ``type``: the type of its results.
 
-    ``parts``: its parts by name, so that several aggregates share equal parts.  ``arguments``: the expressions of the
-    parts, by text.
+    ``parts``: the parts by key, so that aggregates share equal parts. ``arguments``: the expressions of the parts, by
+    their SQL text.
     """
 
     type: pa.DataType
     nullable = True
     given: Any
-    """The text or object that asked for the aggregate."""
+    """The text or object that defines the aggregate."""
 
     def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         self.call, self.schema, self.given = call, schema, call.text
@@ -75,17 +75,23 @@ class FoldedAggregate:
         return "count", text
 
     def to_json_entries(self, formulas: Any) -> dict[str, Any]:
-        """Return the entries that a plan writes next to its text.  ``formulas``: see `Collection.to_json`."""
+        """Return the JSON entries that a plan writes next to the aggregate's text.
+
+        ``formulas``: see `Collection.to_json`.
+        """
         return {}
 
     def compute_results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """Compute results from states of the parts.  ``there``: bool[n], the wanted ones.  Raises `ValueOverflow`."""
+        """Compute results from the states of the parts.
+
+        ``there``: bool[n], true for the states whose results are wanted. Raises `ValueOverflow`.
+        """
         raise NotImplementedError
 
     def list_incompatibilities(self, narrow: Any) -> Iterator[str]:
-        """Yield reasons why results differ from ``narrow``, the same aggregate over narrower columns.
+        """Yield the reasons why results would differ from ``narrow``, the same aggregate over narrower columns.
 
-        A wider result type alone is no difference.
+        A wider result type alone is not a reason.
         """
         if self.type != narrow.type and find_widening(narrow.type, self.type) is None:
             yield f"{self.call.text!r} was {narrow.type}, and would be {self.type}"
@@ -115,7 +121,7 @@ class CountAggregate(FoldedAggregate):
 
 
 class BooleanAggregate(FoldedAggregate):
-    """Whether all values, or some values, are true."""
+    """An aggregate that is true if all values, or some value, are true."""
 
     type = pa.bool_()
 
@@ -138,7 +144,10 @@ class BooleanAggregate(FoldedAggregate):
 
 
 class NumericAggregate(FoldedAggregate):
-    """An aggregate of an exact sum of numbers.  ``of_time``: whether it also takes durations, and returns one."""
+    """An aggregate that is computed from an exact sum of numbers.
+
+    ``of_time``: whether it also accepts durations and then returns a duration.
+    """
 
     of_time: ClassVar[bool] = False
 
@@ -211,7 +220,7 @@ class AverageAggregate(NumericAggregate):
         for place, (total, n) in enumerate(zip(decode_sums(states[1]), counts.tolist(), strict=True)):
             assert total is not None
             up, by = (2 * abs(total) * more + abs(n), 2 * abs(n)) if n else (0, 1)
-            found = up // by if (total < 0) == (n < 0) else -(up // by)  # rounds half away from zero
+            found = up // by if (total < 0) == (n < 0) else -(up // by)  # round half away from zero
             if abs(found) >= most and there[place]:
                 raise ValueOverflow(place)
             out.append(found if abs(found) < most else 0)
@@ -220,7 +229,7 @@ class AverageAggregate(NumericAggregate):
         return given.take(_number_non_nulls(none, np.arange(none.size)))
 
     def list_incompatibilities(self, narrow: Any) -> Iterator[str]:
-        """See `FoldedAggregate.list_incompatibilities`: other scales or time units round to other digits."""
+        """See `FoldedAggregate.list_incompatibilities`: with another scale or time unit, results round differently."""
         yield from super().list_incompatibilities(narrow)
         if pat.is_duration(self.type) and pat.is_duration(narrow.type) and self.type != narrow.type:
             yield f"{self.call.text!r} was rounded to {narrow.type.unit}, and would be to {self.type.unit}"
@@ -230,7 +239,7 @@ class AverageAggregate(NumericAggregate):
 
 
 class VarianceAggregate(NumericAggregate):
-    """A variance or standard deviation.  The sample forms are null for a single value."""
+    """A variance or standard deviation. The sample variance and deviation of a single value are null."""
 
     type = DOUBLE
 
@@ -266,13 +275,16 @@ FUNCTIONS: Final[dict[str, type[FoldedAggregate]]] = {
 
 
 def bind_sql_aggregate(name: str, text: Any, schema: pa.Schema) -> FoldedAggregate:
-    """Bind the aggregate in a text to the columns of a schema.  O(text).  Raises `ExpressionError`."""
+    """Parse an aggregate in SQL and bind it to the columns of a schema. O(text). Raises `ExpressionError`."""
     call = parse_aggregate(name, text, schema.names)
     return FUNCTIONS[call.function](call, schema)
 
 
 def set_nulls(values: Any, none: Any) -> pa.Array:
-    """Build an array from numbers, with nulls marked by ``none``.  The caller must not change ``values`` later."""
+    """Build an array from numbers, with nulls at the positions that ``none`` marks.
+
+    The caller must not change ``values`` later.
+    """
     return pa.array(np.ascontiguousarray(values), mask=none if none.any() else None)
 
 
@@ -283,12 +295,15 @@ def _check_results_fit(fits: Any, there: Any) -> None:
 
 
 def _number_non_nulls(none: Any, at: Ints | None = None) -> pa.Array:
-    """Return each value's index among the non-null values, or ``at``; null for null values."""
+    """For each value that is not null, return its index among these values, or its entry in ``at``.
+
+    Return null for nulls.
+    """
     return pa.array(np.cumsum(~none) - 1 if at is None else at, mask=none)
 
 
 def _divide_sums(states: pa.Array, counts: Ints, unit: int) -> Any:
-    """Divide exact sums by counts, rounded once.  A count of 0 gives an arbitrary value."""
+    """Divide exact sums by counts, rounded once. If a count is 0, its result is arbitrary."""
     out = np.empty(counts.size)
     if kernels.write_quotients(*find_state_ends(states), counts, unit, out) >= 0:
         for place in np.flatnonzero(np.abs(counts) >= 1 << 32).tolist():
@@ -299,7 +314,7 @@ def _divide_sums(states: pa.Array, counts: Ints, unit: int) -> Any:
 
 
 def _round_quotient(over: int, under: int) -> float:
-    """Round a quotient to the nearest double, or to infinity beyond the largest double."""
+    """Round a quotient to the nearest double. A quotient beyond the largest double becomes infinity."""
     try:
         return over / under
     except OverflowError:
@@ -307,9 +322,9 @@ def _round_quotient(over: int, under: int) -> float:
 
 
 def _round_root(over: int, under: int) -> float:
-    """Round the root of a quotient to the nearest double.
+    """Round the square root of a quotient to the nearest double.
 
-    The integer root has at least 64 bits.  Its last bit is set if there was a remainder.
+    The integer root has at least 64 bits. The last of these bits is set if there is a remainder.
     """
     if over < 0:
         return math.nan
@@ -320,7 +335,7 @@ def _round_root(over: int, under: int) -> float:
 
 
 class UserStatePart(StatePart):
-    """The states of a user's aggregate.  ``of``: the type of its values.
+    """The states of a user's aggregate. ``of``: the type of the aggregated values.
 
     >>> from ddflow.plan.aggregates import Aggregate
     >>> from ddflow.kernels.accumulate import GroupTimeCells
@@ -344,7 +359,7 @@ class UserStatePart(StatePart):
         self.zero: Ints = np.concatenate(zero)
 
     def view_state_words(self, states: pa.Array) -> Ints:
-        """Return int64[n, width]: the words of states."""
+        """Return the words of states, int64[n, width]."""
         n, size = len(states), self.kind.byte_width
         if not n:
             return np.empty((0, self.width), np.int64)
@@ -353,7 +368,7 @@ class UserStatePart(StatePart):
         return words
 
     def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
-        """See `StatePart.fold_updates`.  Calls a user function once for each added or retracted value."""
+        """See `StatePart.fold_updates`. This calls a user function once for each added or retracted value."""
         rows, starts, firsts = folding.cells
         before = np.tile(self.zero, (folding.groups, 1))
         before[folding.lived] = self.view_state_words(held)
@@ -403,7 +418,7 @@ class UserAggregate(FoldedAggregate):
         self.parts[f"own {id(given.of)}", given.sql] = self.part
 
     def to_json_entries(self, formulas: Any) -> dict[str, Any]:
-        """Write the functions by name, then the type and the text of ``zero``."""
+        """Write the names of the functions, then the type and the text of ``zero``."""
         of = self.given.of
         return {**formulas.describe_functions(of.functions), "type": str(of.type), "zero": repr(of.zero)}
 

@@ -1,9 +1,9 @@
-"""Hold the events of one input with their bookkeeping, in the order of times, and the same events by key.
+"""Hold the events of one input, sorted by time or by key, with their times and arrival numbers.
 
-ddflow generates events for expired keys, and for keys absent from full contents. Such an event deletes its key, and is
-stored among the other events.
+ddflow itself generates events for expired keys, and for keys that are missing from full contents. Such an event deletes
+its key, and is kept among the other events.
 
-Guarantees: merged chunks of events are in the order of times, and of arrival within a time.
+Guarantees: merged chunks of events are sorted by time, and by arrival within a time.
 
 >>> import pyarrow as pa
 >>> late, early = (Events(pa.record_batch({"k": [k]}), *(np.array([n]) for n in (t, t, a)))
@@ -24,31 +24,33 @@ from ddflow.columns.sorting import SortedRows
 from ddflow.kernels.resolve import Prior
 
 FEW: Final = 512
-"""The number of events below which one sort of two columns is cheaper than packing them into one."""
+"""The number of events below which it is cheaper to sort by two columns than to pack them into one."""
 
 
 class Events(NamedTuple):
-    """n events of one input, in the order of their times."""
+    """The n events of one input, sorted by time."""
 
     rows: pa.RecordBatch
     times: Ints
-    """int64[n]: the time stamp of each event."""
+    """int64[n]: the time at which each event is applied."""
     original: Ints
-    """int64[n]: the event's own time, which resolves it.  It is less than the stamp for an advanced event.
+    """int64[n]: the time that the event itself has, by which it is resolved.
+
+    If an event was advanced to a later time, this is less than its entry in ``times``.
 
     If no event is advanced, this is the same array as ``times``.
     """
     arrival: Ints
-    """int64[n]: the event's number among all events of the input."""
+    """int64[n]: the position of each event in the arrival order of the input."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of these rows and their bookkeeping, without other data in the same buffers.  O(columns)."""
+        """Bytes of these rows, times and arrival numbers, without other data in the same buffers. O(columns)."""
         return int(self.rows.nbytes) + self.bookkeeping_bytes
 
     @property
     def bookkeeping_bytes(self) -> int:
-        """Bytes of the bookkeeping."""
+        """Bytes of the times and arrival numbers."""
         return (2 if self.original is self.times else 3) * self.times.nbytes
 
     def slice_events(self, begin: int, end: int) -> Events:
@@ -58,7 +60,7 @@ class Events(NamedTuple):
         return Events(self.rows.slice(begin, end - begin), times, original, self.arrival[begin:end])
 
     def copy(self) -> Events:
-        """Copy the events, so that they refer to no other memory.  O(n)."""
+        """Copy the events into memory that they do not share. O(n)."""
         times = self.times.copy()
         original = times if self.original is self.times else self.original.copy()
         return Events(pa.concat_batches([self.rows]), times, original, self.arrival.copy())
@@ -69,7 +71,7 @@ class Events(NamedTuple):
         return self if order is None else self.take(order)
 
     def take(self, places: Ints) -> Events:
-        """Take the events at ``places``.  O(places)."""
+        """Take the events at the positions ``places``. O(places)."""
         times = self.times[places]
         original = times if self.original is self.times else self.original[places]
         return Events(self.rows.take(pa.array(places)), times, original, self.arrival[places])
@@ -93,7 +95,7 @@ def argsort_times(times: Ints) -> Ints | None:
 
 
 def merge_events(parts: list[Events]) -> Events:
-    """Merge chunks of events in the order of times, then of arrival.  ``parts``: chunks in this order.  O(n log n)."""
+    """Merge chunks of events, sorted by time and then by arrival. ``parts``: chunks, each in this order. O(n log n)."""
     if len(parts) == 1:
         return parts[0]
     parts = sorted(parts, key=lambda part: int(part.arrival[0]))
@@ -103,7 +105,7 @@ def merge_events(parts: list[Events]) -> Events:
     both = Events(rows, times, times if shared else np.concatenate([part.original for part in parts]), arrival)
     order = argsort_times(times)
     if not _is_in_arrival_order(both, order):
-        # Parts of the same pushes may interleave in arrival within a time.
+        # Within a time, the arrival numbers of different parts may interleave.
         order = np.argsort(arrival)
         if (then := argsort_times(times[order])) is not None:
             order = order[then]
@@ -111,7 +113,7 @@ def merge_events(parts: list[Events]) -> Events:
 
 
 def _is_in_arrival_order(events: Events, order: Ints | None) -> bool:
-    """Return whether events in the order of times are also in arrival order within a time."""
+    """Return whether the events, sorted by time, are in arrival order within each time."""
     times, arrival = (a if order is None else a[order] for a in (events.times, events.arrival))
     return bool(((arrival[1:] > arrival[:-1]) | (times[1:] > times[:-1])).all())
 
@@ -124,14 +126,14 @@ class ExpiryChange(NamedTuple):
     """
 
     greatest: int | None = None
-    """The word of the greatest order among the events, or None."""
+    """The greatest order among the events, as an order word (int64 code), or None without events."""
     forgotten: int = 0
     """The number of live keys that expired."""
     useless: int = 0
-    """The increase in tombstones that are no longer needed."""
+    """The increase in the number of tombstones that are no longer needed."""
 
     def plus(self, other: ExpiryChange) -> ExpiryChange:
-        """Add up the changes of two parts of a step."""
+        """Combine the changes of two parts of a step."""
         both = [each for each in (self.greatest, other.greatest) if each is not None]
         return ExpiryChange(max(both, default=None), self.forgotten + other.forgotten, self.useless + other.useless)
 
@@ -145,26 +147,26 @@ class KeyedEvents(NamedTuple):
     times: Ints
     """int64: the step's distinct times, ascending."""
     settled: bool
-    """Whether all times are at or before ``since``, so that one time serves all versions."""
+    """Whether all times are at or before ``since``, so that all versions can have the same time."""
     by: SortedRows
     prior: Prior
-    """The stored state of each of the g keys."""
+    """The stored state of the g keys."""
     built: int
-    """The number of the index table that was searched."""
+    """The number of the index table that was searched for the keys."""
     gone: Flags
-    """uint8[n]: 1 for events that delete."""
+    """uint8[n]: 1 for an event that deletes its key."""
     absent: Ints
     """The generated events, which delete absent or expired keys."""
     mark: Narrow
     """int32[n]: twice the rank of the event's time, plus 1 for a delete."""
     full: int | None = None
-    """In a step of full contents, the first arrival number of the events for absent keys; else None."""
+    """In a step of full contents, the arrival number of the first event generated for an absent key; else None."""
     left: Ints = np.empty(0, np.int64)
-    """The events without effect: their keys are forgotten, and they are too old."""
+    """The events that have no effect, because their keys are forgotten and the events are too old."""
     expiry: ExpiryChange = ExpiryChange()
 
     def filter_events(self, stays: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> KeyedEvents:
-        """Keep the events that ``stays`` marks, and drop keys without events.  O(n)."""
+        """Keep the events that ``stays`` marks, and drop keys that have no event left. O(n)."""
         by, prior = self.by, self.prior
         here = stays[by.permutation]
         counts = np.add.reduceat(here, by.starts[:-1], dtype=np.int64)

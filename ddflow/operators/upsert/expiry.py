@@ -1,7 +1,7 @@
-"""Expire keys before a step resolves, and compute the horizons below which orders are too old.
+"""Expire keys before a step is resolved, and compute the horizons: the orders below which keys expire.
 
-Expiry depends only on orders of events, never on the clock. So it does not depend on the division of events into steps.
-An event older than the horizon gets the verdict `forgotten`.
+Expiry depends only on the order values of events, never on the clock or on how events are divided into steps. An event
+older than the horizon gets the verdict `forgotten`.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow, spec = dd.Flow(), dd.Upsert(key="id", order_by="at", expiry=dd.Expiry(ttl=30))
@@ -42,13 +42,13 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 FLOAT = pa.field("order", pa.float64(), nullable=False)
 GREATEST = 2**63 - 1
 AHEAD = 8
-"""The number of scans of all orders for each time to live."""
+"""The number of scans of all orders in each time to live."""
 
 
 class ExpiryHorizons:
     """The expiry horizons of one input.
 
-    ``greatest``: the word of the greatest order in earlier steps, None before the first.
+    ``greatest``: the word of the greatest order in earlier steps, or None before the first.
 
     >>> from ddflow.plan.inputs.bind import bind_upserts
     >>> from ddflow.plan.merge.expiry import Expiry
@@ -73,35 +73,35 @@ class ExpiryHorizons:
             else int(order.columns[0, 2] - order.columns[0, 1])
         )
         self.flagged, self.floats = wide == 2, pat.is_floating(self.field.type)
-        # With versions of cells, a key keeps its row's order and its latest delete's order.
+        # With versions of cells, a key stores two orders: the order of its row and the order of its latest delete.
         self.cells = isinstance(order, MergeOrders) and order.parts > 1
         self.parts = [0, order.event_word_count] if self.cells else [0]
         self.greatest: int | None = None
 
     @property
     def row_horizon(self) -> int | None:
-        """The order word below which live keys expire, or None."""
+        """The order word below which live keys expire, or None if they never do."""
         return None if self.ttl is None or self.greatest is None else self.shift_order_word(self.greatest, -self.ttl)
 
     @property
     def tombstone_horizon(self) -> int | None:
-        """The order word below which tombstones expire and events are too old, or None."""
+        """The order word below which tombstones expire and events are too old, or None if there is no such limit."""
         return None if self.greatest is None else self.shift_order_word(self.greatest, -self.shorter)
 
     def compute_later_horizon(self, horizon: int, ttl: int | float) -> int:
-        """Compute the value of a horizon after 1 / `AHEAD` of its time to live."""
+        """Compute the horizon after another 1 / `AHEAD` of its time to live."""
         share = ttl / AHEAD if self.floats else max(int(ttl) // AHEAD, 1)
         return max(self.shift_order_word(horizon, share), LEAST + 1)
 
     def shift_order_word(self, word: int, by: int | float) -> int:
-        """Return the word of an order that is greater by ``by``, within the range of words."""
+        """Return the word of the order that is greater by ``by``, limited to the range of words."""
         if not self.floats:
             return min(max(word + int(by), LEAST), GREATEST)
         value = decode_column_words([np.array([word])], FLOAT).to_numpy()[0] + by
         return int(encode_column_words(pa.array([value], pa.float64()), FLOAT)[0][0])
 
     def compute_order_words(self, events: pa.RecordBatch) -> Ints:
-        """Encode the orders of events as int64[n, w], for one part.  O(n)."""
+        """Encode the orders of events as int64[n, w], for one part of the order. O(n)."""
         return np.stack(encode_column_words(events.column(self.field.name), self.field, self.flagged), axis=1)
 
     def decode_orders(self, order: Ints) -> pa.Array:
@@ -119,9 +119,9 @@ class ExpiryHorizons:
         return out
 
     def mark_below_horizon(self, order: Ints, horizon: int | None, parts: Sequence[int] | None = None) -> Bools:
-        """Return bool[m]: the orders below a horizon.  O(m).
+        """Return bool[m], true for orders below a horizon. O(m).
 
-        Null is below any horizon.  Without a horizon, no order is below it.
+        Null is below any horizon. Without a horizon, no order is below it.
         """
         if horizon is None:
             return np.zeros(order.shape[0], np.bool_)
@@ -132,18 +132,18 @@ class ExpiryHorizons:
         return out
 
     def mark_expired_tombstones(self, order: Ints) -> Bools:
-        """Return bool[m]: the expired tombstones, by their orders.  O(m)."""
+        """Return bool[m], true for tombstones that expired, by their orders. O(m)."""
         return self.mark_below_horizon(order, self.tombstone_horizon)
 
     def mark_expired_keys(self, prior: Prior) -> Bools:
-        """Return bool[g]: the keys with an expired row or tombstone.  O(g)."""
+        """Return bool[g], true for keys whose row or tombstone expired. O(g)."""
         live = prior.reference & LIVE != 0
         out: Bools = self.mark_below_horizon(prior.order, self.row_horizon) & live
         out |= self.mark_expired_tombstones(prior.order) & ~live & (prior.reference != 0)
         return out
 
     def find_greatest_order(self, own: Ints) -> int | None:
-        """Return the word of the greatest order of some events, except nulls and infinities; None without orders."""
+        """Return the word of the greatest order among events, ignoring nulls and infinities; None if there is none."""
         word, aside = self._split_words_and_nulls(own, 0)
         if self.floats:
             least, greatest = encode_column_words(pa.array([-math.inf, math.inf]), FLOAT)[0]
@@ -156,7 +156,7 @@ class ExpiryHorizons:
         return np.where(null, LEAST, word)
 
     def _split_words_and_nulls(self, order: Ints, part: int) -> tuple[Ints, Bools]:
-        """Return the deciding words of order words int64[m, w], and flags for orders that are null or unset."""
+        """Return the words of int64[m, w] to compare with horizons, and flags for orders that are null or unset."""
         word = order[:, part + self.flagged]
         if self.flagged:
             null: Bools = order[:, part] != 1
@@ -170,7 +170,8 @@ class ExpiryHorizons:
 class KeyExpiry:
     """The expiry of one input's keys.
 
-    ``horizons``: the limits.  ``forgotten``: the number of live keys that expired since the input was opened.
+    ``horizons``: the horizons of the input. ``forgotten``: the number of live keys that expired since the input was
+    opened.
     """
 
     def __init__(self, bound: BoundUpserts, order: Order | MergeOrders, arranged: Arrangement, keys: RowHasher) -> None:
@@ -185,7 +186,7 @@ class KeyExpiry:
         arranged.set_tombstone_expiry(self.horizons.mark_expired_tombstones)
 
     def reset_order_scan(self) -> None:
-        """Forget the collected keys after the state was replaced.  O(1); the next step scans all orders."""
+        """Discard the collected keys, because the state was replaced. O(1); the next step scans all orders."""
         self._until: int | None = None
         self._until_tombstones: int | None = None
         self._written = 0
@@ -195,13 +196,16 @@ class KeyExpiry:
     # Before a step
 
     def mark_expired_keys(self, high: Words, low: Words) -> Bools:
-        """Return bool[n]: the ascending keys with an expired row or tombstone.  O(n) expected."""
+        """Return bool[n], true for keys whose row or tombstone expired. The keys must ascend. O(n) expected."""
         return self.horizons.mark_expired_keys(
             self.arranged.look_up_keys(high, low, np.arange(high.size, dtype=np.int32))
         )
 
     def find_due_keys(self) -> tuple[Words, Words]:
-        """Find the ascending identities of live keys that expire now, without a change.  O(due keys), amortised."""
+        """Find the ascending identities of live keys that expire now.
+
+        The state stays unchanged. O(due keys), amortised.
+        """
         rows, tombstones = self.horizons.row_horizon, self.horizons.tombstone_horizon
         if tombstones is None:
             return NONE, NONE
@@ -219,10 +223,10 @@ class KeyExpiry:
         return by.high[now], by.low[now] if by.low.size else NONE
 
     def _is_order_scan_due(self) -> bool:
-        """Return whether to count expired tombstones again: after new versions for an eighth of the keys.
+        """Return whether to count expired tombstones again, because an eighth of the keys have new versions.
 
-        Only the time at which merges drop tombstones depends on it.  A time to live may be shorter than a step, so a
-        scan at each horizon would be too much.
+        This affects only the time at which merges drop tombstones. A scan at each horizon would cost too much, because
+        a time to live may be shorter than a step.
         """
         came = self.arranged.written - self._written
         return self._until_tombstones is None or came * AHEAD >= self.arranged.keys
@@ -261,7 +265,7 @@ class KeyExpiry:
         return int((self.horizons.compute_sort_keys(self.arranged.index.read_entries(dead)[3]) < tombstones).sum())
 
     def _sort_due_keys(self, rows: int | None) -> int:
-        """Sort the collected keys by order, and count the keys below the horizon.  O(k log k) for k new keys."""
+        """Sort the collected keys by order, and count those below the horizon. O(k log k) for k new keys."""
         if self._fresh:
             columns = zip((self._words, self._high, self._low), *self._fresh, strict=True)
             words, high, low = (np.concatenate(parts) for parts in columns)
@@ -273,10 +277,10 @@ class KeyExpiry:
     def add_deletions(
         self, pieces: Iterable[Events], due: tuple[Words, Words], time: int, most: int | None
     ) -> Iterator[Events]:
-        """Add one event for each due key to a step, which deletes the key.
+        """Add to a step one event for each due key, which deletes the key.
 
-        ``pieces``: the step's events by ascending ranges of identities.  ``most``: the maximal number of such deletions
-        in a piece, None for no limit.  O(events + due keys).
+        ``pieces``: the step's events, divided by ascending ranges of identities. ``most``: the maximum number of these
+        deletions in a piece, or None. O(events + due keys).
         """
         high, low = due
         for events in pieces:
@@ -303,7 +307,7 @@ class KeyExpiry:
                 yield forgotten
 
     def _build_deletion_events(self, high: Words, low: Words, time: int) -> Events:
-        """Build events that delete keys, with the orders that these keys hold.  O(n)."""
+        """Build events that delete keys, with the stored orders of the keys. O(n)."""
         n = high.size
         prior = self.arranged.look_up_keys(high, low, np.arange(n, dtype=np.int32))
         names = list(self.bound.spec.key)
@@ -320,9 +324,9 @@ class KeyExpiry:
     # In a step
 
     def drop_forgotten_events(self, keyed: KeyedEvents) -> KeyedEvents:
-        """Mark the expired keys, and drop the events that are too old.  O(events).
+        """Mark the expired keys, and drop events that are too old. O(events).
 
-        A dropped event has the verdict ``forgotten``.  A generated deletion is dropped if its key has other events.
+        A dropped event has the verdict ``forgotten``. A generated deletion is dropped if its key has other events.
         """
         events, full = keyed.events, keyed.full
         given = events.arrival < NOBODY
@@ -341,7 +345,7 @@ class KeyExpiry:
                 group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
                 late[permutation] &= (lapsed | (prior.reference == 0))[group]
         if forgotten and permutation.size:
-            # A key's other events replace its generated deletion.
+            # If a key has other events, its generated deletion is dropped.
             stands = given & ~late
             some = np.add.reduceat(stands[permutation], starts[:-1]) > 0
             late[permutation] |= ~given[permutation] & np.repeat(some, np.diff(starts))
@@ -374,12 +378,15 @@ def _has_horizon_passed(horizon: int | None, until: int | None) -> bool:
 
 
 def _take_versions(batch: Batch, at: Ints, key: Ints, begin: int) -> tuple[Ints, Words, Words]:
-    """Take the orders and identities of some versions.  ``key``: the orders of the versions from ``begin`` on."""
+    """Take the orders and identities of some versions.
+
+    ``key``: the orders of the versions from position ``begin`` on.
+    """
     return key[at - begin], batch.high[at], batch.low[at] if batch.low.size else NONE
 
 
 def _append_events(events: Events, more: Events) -> Events:
-    """Append generated events to events."""
+    """Append generated events to the events of a step."""
     rows = pa.concat_batches([events.rows, more.rows])
     times = np.concatenate([events.times, more.times])
     return Events(rows, times, times, np.concatenate([events.arrival, more.arrival]))

@@ -1,10 +1,10 @@
-"""Fold one column of merged rows for all keys at once, from prior cells and the cells of events.
+"""Fold one column of merged rows, for all keys at once, from stored cells and the cells of events.
 
-A list after a time holds the key's prior elements, then the elements folded since it was last cleared. It is null if
-there are none. Folds work on row numbers, and Arrow copies the payload once at the end.
+A list column's value after a time has the key's stored elements, then the elements added since it was last cleared. A
+list without elements is null. Folds work on row numbers. Arrow copies the values once, at the end.
 
-Guarantees: the result equals folding event by event. Sums are exact, and a result that overflows raises an error.
-Limits: 32-bit offsets reach 2 GiB, and a list that is too long at any time refuses the step.
+Guarantees: the result is the same as from folding one event after the other. Sums are exact. A sum that overflows
+raises an error. Limits: 32-bit offsets reach 2 GiB. If a list is too long at any time, the step fails.
 """
 
 from collections.abc import Callable
@@ -52,11 +52,14 @@ from ddflow.kernels.fold import (
 from ddflow.plan.merge.strategy import LISTS, Strategy, last_non_null
 
 MOST = 2**31 - 1
-"""The limit of 32-bit offsets."""
+"""The largest 32-bit offset."""
 
 
 def compute_validity_flags(column: pa.Array) -> Flags:
-    """Return uint8[n], 1 for non-null values; of size 0 if no value is null.  A union is null if its child is."""
+    """Return uint8[n], 1 for values that are not null.
+
+    Its size is 0 if no value is null. A union is null if its child is null.
+    """
     if not pat.is_union(column.type):
         return unpack_validity(column)
     there = unpack_booleans(column.is_valid())
@@ -64,13 +67,13 @@ def compute_validity_flags(column: pa.Array) -> Flags:
 
 
 def mark_non_null_values(held: pa.Array) -> Flags:
-    """Return uint8[g], 1 for keys with a non-null prior value."""
+    """Return uint8[g], 1 for keys whose stored value is not null."""
     there = compute_validity_flags(held)
     return there if there.size else np.ones(len(held), np.uint8)
 
 
 class ListParts(NamedTuple):
-    """The cells that form the lists; see `kernels.fold.collect_list_elements`.
+    """The cells whose elements form the lists; see `kernels.fold.collect_list_elements`.
 
     >>> import numpy as np
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
@@ -82,13 +85,13 @@ class ListParts(NamedTuple):
     """
 
     parts: Ints
-    """int64[q]: an event's row, or the number of rows plus the group for a prior cell."""
+    """int64[q]: the row of an event, or the number of rows plus the group for a stored cell."""
     stretches: Ints
-    """int64[s + 1]: the beginnings of stretches in ``parts``."""
+    """int64[s + 1]: where each stretch begins in ``parts``."""
     begins: Ints
-    """int64[m]: the beginning in ``parts`` of the list of each (key, time)."""
+    """int64[m]: where the list of each (key, time) begins in ``parts``."""
     stops: Ints
-    """int64[m]: the end of that list, equal to its beginning if there is no list."""
+    """int64[m]: where that list ends; without a list, its beginning."""
 
     @classmethod
     def from_walk(cls, walked: EventsByKey, action: Flags, column: pa.Array, held: pa.Array) -> Self:
@@ -111,16 +114,16 @@ class ListParts(NamedTuple):
 
     @property
     def mark_empty(self) -> Array:
-        """bool[m]: true for (key, time) groups without a list."""
+        """bool[m], true for (key, time) groups without a list."""
         return np.equal(self.begins, self.stops)
 
     def to_element_ranges(self, ends: Ints) -> tuple[Ints, Ints | None]:
         """Convert the lists of the (key, time) groups to ranges of elements.
 
-        ``ends``: q + 1, the number of elements before each part.
+        ``ends``: q + 1 values, the number of elements before each part.
 
-        Return int64[m + 1], the beginning of each list in the result, and the element at each position of the result.
-        The second is None if the result is all elements in their order. O(m + the result).
+        Return int64[m + 1], where each list begins in the result, and the index of the element at each position of the
+        result. The second array is None if the result has all elements in their order. O(m + the result).
         """
         first = ends[self.begins]
         offsets = np.zeros(self.begins.size + 1, np.int64)
@@ -148,8 +151,8 @@ def fold_lists(
 ) -> pa.Array:
     """Compute each key's list after each of its times, for append, union and collect.
 
-    ``column``: the cells of events.  ``held``: the prior cells, of the result type ``kind``.  ``key``: formats the key
-    of a part.  Return m cells of ``kind``.  Raises `ListTooLong`, `TooLarge`.  O(elements of all lists).
+    ``column``: the cells of events. ``held``: the stored cells, of the result type ``kind``. ``key``: a function that
+    formats the key of a part. Return m cells of ``kind``. Raises `ListTooLong`, `TooLarge`. O(elements of all lists).
     """
     first, sizes = _element_spans(column, held, strategy.name == "collect")
     ends = np.zeros(parts.parts.size + 1, np.int64)
@@ -182,7 +185,7 @@ def fold_lists(
 
 
 def _element_spans(column: pa.Array, held: pa.Array, lifts: bool) -> tuple[Ints, Ints]:
-    """Return the beginnings and the sizes of the element ranges, first of the events' cells, then of the prior ones."""
+    """Return where each cell's range of elements begins, and its size: the events' cells, then the stored cells."""
     of_held, before = _get_list_offsets(held), 0
     if lifts:
         first, sizes, before = np.arange(len(column)), np.ones(len(column), np.int64), len(column)
@@ -202,7 +205,10 @@ def _get_list_offsets(column: pa.Array) -> Ints:
 def _check_list_limit(
     strategy: Strategy, parts: ListParts, ends: Ints, rows: int, name: str, key: Callable[[int], str]
 ) -> None:
-    """Refuse the first stretch that exceeds the limit.  A prior list that is too long may stay if nothing is added."""
+    """Raise `ListTooLong` for the first stretch that exceeds the limit.
+
+    A stored list may exceed the limit if nothing is added to it.
+    """
     starts, limit = parts.stretches, strategy.limit
     assert limit is not None
     over = ends[starts[1:]] - ends[starts[:-1]] > limit
@@ -227,7 +233,7 @@ def join_texts(
 ) -> pa.Array:
     """Compute each key's joined text after each of its times.
 
-    ``column``, ``held``: cells of ``kind``.  Return m cells of ``kind``, null without text.  Raises `TooLarge`.
+    ``column``, ``held``: cells of ``kind``. Return m cells of ``kind``, null for keys without text. Raises `TooLarge`.
     O(bytes).
     """
     sizes = np.concatenate([np.diff(_get_list_offsets(column)), np.diff(_get_list_offsets(held))])[parts.parts]
@@ -255,7 +261,7 @@ def _take_values(values: pa.Array, places: Ints, name: str) -> pa.Array:
 
 
 def _call_arrow(name: str, function: Callable[[Any], pa.Array], argument: Any) -> pa.Array:
-    """Call an Arrow function on valid values.  It can fail only if they exceed its offsets."""
+    """Call an Arrow function that can fail only if the values exceed its 32-bit offsets."""
     try:
         return function(argument)
     except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
@@ -273,14 +279,16 @@ def _raise_too_large(name: str, found: str) -> NoReturn:
 
 LOW = (1 << 64) - 1
 SHORT = 18
-"""The maximal number of decimal digits whose unscaled value fits a word."""
+"""The maximum number of decimal digits whose unscaled value fits in a word."""
 WIDE = Context(prec=80)
 
 
 def to_unscaled_integers(column: pa.Array) -> Ints:
-    """Return int64[n]: integers, durations, and decimals of up to `SHORT` digits without their scale.  O(n).
+    """Return int64[n]: integers, durations, and the unscaled values of decimals of up to `SHORT` digits.
 
-    Nulls have unspecified values.  The result may be the column's own memory, so do not write to it.
+    O(n).
+
+    Nulls have unspecified values. The result may share the column's memory, so do not write to it.
 
     >>> import pyarrow as pa
     >>> from decimal import Decimal
@@ -304,11 +312,11 @@ def fold_sums(
     name: str,
     named: Callable[[int], str],
 ) -> pa.Array:
-    """Compute each key's sum after each of its times, null if nothing was added.
+    """Compute each key's sum after each of its times; null if nothing was added.
 
-    ``walked``, ``action``: as in `kernels.fold.choose_cells`.  ``column``: the n cells of events.  ``held``: the g
-    prior cells; both of ``kind``.  ``name`` of the column and ``named``, of a group's key, are for the error.  Return m
-    cells of ``kind``.  Raises `MergeOverflow`.  O(places + n + g).
+    ``walked``, ``action``: as in `kernels.fold.choose_cells`. ``column``: the n cells of events. ``held``: the g stored
+    cells. The cells of both are of ``kind``. ``name``: the column, for errors. ``named``: a function that formats a
+    group's key, for errors. Return m cells of ``kind``. Raises `MergeOverflow`. O(places + n + g).
     """
     had = unpack_validity(held) if held.null_count else np.ones(len(held), np.uint8)
     there = np.empty(walked.key_times.size - 1, np.uint8)
@@ -341,7 +349,7 @@ def fold_sums(
 
 
 def set_nulls(kind: pa.DataType, values: Array, there: Flags) -> pa.Array:
-    """Build an array of a fixed-width type, null if ``there`` is 0.  O(m)."""
+    """Build an array of a fixed-width type, with nulls at the positions for which ``there`` is 0. O(m)."""
     bits = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
     return pa.Array.from_buffers(kind, there.size, [bits, pa.py_buffer(np.ascontiguousarray(values))])
 
@@ -385,7 +393,7 @@ def _fold_wide_integers(
 
 
 def _word_pairs(column: pa.Array) -> Words:
-    """Return uint64[n, 2]: low words and high words."""
+    """Return uint64[n, 2]: the low and the high word of each value."""
     if pat.is_decimal(column.type):
         return view_values(column, np.dtype((np.uint64, 2)))
     out = np.zeros((len(column), 2), np.uint64)
@@ -419,15 +427,15 @@ RULES = {
     "bool_or": GREATEST,
     "bool_and": LEAST,
 }
-"""The kernel rules of the strategies that choose an existing cell."""
+"""The kernel rules of the strategies whose result is one of the cells."""
 NO_WORDS: Ints = np.empty(0, np.int64)
 
 
 class PriorCells:
-    """The cells of a column that the g keys hold when the step begins.
+    """The cells of a column that the g keys have before the step.
 
-    ``references``: int64[g], to the live row of each key, without flags; NOTHING without a live row. ``gather``:
-    returns the g cells, of the row's type, null without a live row.
+    ``references``: int64[g], references to the live row of each key, without flags; NOTHING without a live row.
+    ``gather``: a function that returns the g cells, in the row's type, null without a live row.
 
     >>> import numpy as np
     >>> from ddflow.kernels.fold import TAKE
@@ -446,7 +454,7 @@ class PriorCells:
         self._held_values: pa.Array | None = None
 
     def gather_values(self) -> pa.Array:
-        """Gather the cells on the first call.  O(g), once."""
+        """Gather the cells on the first call, and return them. O(g), once."""
         if self._held_values is None:
             self._held_values = self._gather()
         return self._held_values
@@ -465,14 +473,14 @@ def fold_cells(
 ) -> Ints | pa.Array:
     """Fold a column: compute its cell for each key after each of the key's times.
 
-    ``field``: the name of the column and the type of the result.  The type is the type of ``column``, or a list of it
-    under ``collect``.  ``action``: uint8[p], by place: SKIP, TAKE, CLEAR or BLANK (see `kernels.fold`).  ``column``:
-    the events' n cells, by row.  ``given``: uint8[n], by row, 1 if the batch had the column; of size 0: all had.
-    ``named``: formats a group's key for errors.
+    ``field``: the name of the column and the type of the result. This is the type of ``column``, or a list of it for
+    ``collect``. ``action``: uint8[p], by place: SKIP, TAKE, CLEAR or BLANK (see `kernels.fold`). ``column``: the
+    events' n cells, by row. ``given``: uint8[n], by row, 1 if the event's batch had the column. Its size is 0 if all
+    batches had it. ``named``: a function that formats a group's key for errors.
 
-    Return int64[m] references if the strategy chooses a cell: an event's row, a prior reference, or NOTHING.  The
-    chosen cell may be null.  Otherwise return m cells of the field's type.  Raises `MergeOverflow`, `ListTooLong`,
-    `TooLarge`. O(p + n + g), plus the result for lists and texts, plus a sort for `max` and `min` of text.
+    If the strategy chooses a cell, return int64[m] references: an event's row, a stored cell's reference, or NOTHING.
+    The chosen cell may be null. Otherwise return m cells of the field's type. Raises `MergeOverflow`, `ListTooLong`,
+    `TooLarge`. O(p + n + g), plus the size of lists and texts, plus a sort for `max` and `min` of text.
     """
     if strategy.name in RULES:
         return _choose_cells(strategy, walked, action, column, given if strategy.name == "last" else ALL_VALID, held)
@@ -482,7 +490,7 @@ def fold_cells(
 
 
 def _gather_held_values(held: PriorCells, kind: pa.DataType) -> pa.Array:
-    """Return the prior cells, without gathering if no key is live."""
+    """Return the stored cells. If no key is live, do not gather them."""
     if (held.references == NOTHING).all():
         return pa.nulls(held.references.size, kind)
     return held.gather_values()
@@ -491,14 +499,17 @@ def _gather_held_values(held: PriorCells, kind: pa.DataType) -> pa.Array:
 def _choose_cells(
     strategy: Strategy, walked: EventsByKey, action: Flags, column: pa.Array, counts: Flags, held: PriorCells
 ) -> Ints:
-    """Return references to the chosen cells.  ``counts``: marks the events of ``last`` and ``first``, null or not."""
+    """Return references to the chosen cells.
+
+    ``counts``: marks the events that ``last`` and ``first`` use, whether their value is null or not.
+    """
     name, rule = strategy.name, RULES[strategy.name]
     references, words, before = held.references, NO_WORDS, NO_WORDS
     had = (references != NOTHING).view(np.uint8)
     if name not in ("last", "first"):
         counts = compute_validity_flags(column)
     if name == "first_non_null":
-        action = np.minimum(action, np.uint8(CLEAR))  # a null written by an event is no first value
+        action = np.minimum(action, np.uint8(CLEAR))  # if an event writes null, the null is not a first value
     if name == "first_non_null" or rule >= GREATEST:
         values = _gather_held_values(held, column.type)
         had = mark_non_null_values(values)
@@ -510,10 +521,10 @@ def _choose_cells(
 
 
 def compute_rank_words(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
-    """Return words that sort like the values: int64[n] for the events' cells, int64[g] for the prior ones.
+    """Return words that sort like the values: int64[n] for the events' cells, int64[g] for the stored cells.
 
-    Both arrays have one flat type.  NaN is largest, -0.0 equals 0.0, and nulls have unspecified words.  The words may
-    be the columns' own memory.  O(n + g), and O((n + g) log (n + g)) for text, binary and long decimals.
+    Both arrays have the same flat type. NaN is largest, -0.0 equals 0.0, and nulls have unspecified words. The words
+    may share the columns' memory. O(n + g), and O((n + g) log (n + g)) for text, binary and long decimals.
     """
     kind = column.type
     if is_word_type(kind):
@@ -535,7 +546,7 @@ def _fold_new_cells(
     secret: Secret,
     named: Callable[[int], str],
 ) -> pa.Array:
-    """Compute the m cells of a strategy that makes new values."""
+    """Compute the m cells of a strategy whose results are new values."""
     name, kind = field.name, field.type
     if strategy.name == "fields":
         return _fold_fields(strategy, field, walked, action, column, held, secret, named)
@@ -579,7 +590,7 @@ def _fold_fields(
     secret: Secret,
     named: Callable[[int], str],
 ) -> pa.Array:
-    """Fold a struct field by field.  A null struct, new or prior, adds to no field."""
+    """Fold a struct, one field after the other. A null struct, from an event or stored, adds nothing to any field."""
     n, counts = len(column), compute_validity_flags(column)
     there = np.asarray(held.is_valid())
     references = np.where(there, np.arange(n, n + len(held)), NOTHING)

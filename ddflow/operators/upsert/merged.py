@@ -1,11 +1,11 @@
-"""Resolve partial rows: fold the events of a step into full rows, then resolve these like any others.
+"""Resolve partial rows: fold the events of a step into full rows, then resolve these like other full rows.
 
-The steps are: walk the events, fold column by column, gather the cells, compute derived columns, resolve. The cells of
-one row may come from several events of the step and from any batch of the state.
+`MergedRows` walks the events, folds each column, gathers the cells, computes derived columns, and resolves. The cells
+of one row may come from several events of the step and from any batch of the state.
 
-Guarantees: the fold gives one full row or one deletion for each key and time with events. This row always wins over the
-stored row. From there on, full and merged rows behave alike: one net change, the stored row as the retraction, and a
-no-op for an equal row. The last folded event of a time gets the verdict of the row.
+Guarantees: for each key and time with events, the fold makes one full row or one deletion, which always replaces the
+stored row. After that, merged rows are handled like full rows: one net change, with the stored row as the retraction,
+or a no-op if the rows are equal. The last event folded at a time gets the verdict of the merged row.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ from ddflow.operators.upsert.walking import WalkedEvents
 
 
 class MergedRows(WalkedEvents):
-    """The rows that a fold makes from a step's events; see `ddflow.operators.upsert.resolution.FullRows`.
+    """The rows that are folded from a step's events; see `ddflow.operators.upsert.resolution.FullRows`.
 
     >>> import pyarrow as pa
     >>> from ddflow.operators.upsert.events import Events
@@ -51,7 +51,7 @@ class MergedRows(WalkedEvents):
     """
 
     def __init__(self, state: UpsertState, keyed: KeyedEvents, since: int) -> None:
-        """Fold the events.  ``by``, ``mark``, ``words`` and ``value`` describe the merged rows."""
+        """Fold the events. Afterwards ``by``, ``mark``, ``words`` and ``value`` describe the merged rows."""
         super().__init__(state, keyed)
         self._fold_rows()
         while self.times.size > 1 and not self.upsert.bound.spec.compares_all and self._skip_no_ops():
@@ -61,7 +61,7 @@ class MergedRows(WalkedEvents):
         self.rules = Rules(0, LAST, False, self.order.keeps, since, True, expiring is not None and expiring.forgets)
 
     def _fold_rows(self) -> None:
-        """Fold all columns, and combine them to rows."""
+        """Fold all columns, and combine them into rows."""
         arranged, merging, spec = self.upsert.output_arrangement, self.merging, self.upsert.bound.spec
         first = self.steps.permutation.take(self.steps.key_times[:-1]).astype(np.int64)
         columns: dict[str, pa.Array] = {}
@@ -92,7 +92,7 @@ class MergedRows(WalkedEvents):
         )
 
     def _compute_derived_column(self, expression: Expression, batch: pa.RecordBatch) -> pa.Array:
-        """Compute an expression over the merged rows.  Rows of deleted keys cannot fail."""
+        """Compute an expression over the merged rows. An expression cannot fail for the row of a deleted key."""
         try:
             return expression(batch)
         except ExpressionError:
@@ -101,10 +101,10 @@ class MergedRows(WalkedEvents):
         return values.take(pa.array(np.cumsum(live) - 1, mask=~live))
 
     def _skip_no_ops(self) -> bool:
-        """Ignore the first time of each key at which its row is a no-op.  Return whether there was one.
+        """For each key, ignore the first time at which its row is a no-op. Return whether there was such a time.
 
-        The next time then folds over the stored row, without the ignored events.  A no-op row may differ in untracked
-        columns.
+        The key's next time is then folded onto the stored row, without the ignored events. A row is a no-op even if it
+        differs in untracked columns.
         """
         steps, m = self.steps, self.places.size
         shown: Words = np.empty(m, np.uint64)
@@ -125,7 +125,7 @@ class MergedRows(WalkedEvents):
         return bool(gone.size)
 
     def _compute_order_columns(self) -> dict[str, pa.Array]:
-        """Compute the order columns of the row, and the hidden ones."""
+        """Compute the order columns of the row, and the hidden order columns."""
         out: dict[str, pa.Array] = {}
         places, row = pa.array(self.places), self.upsert.bound.row_schema
         kept = {name: (each, part) for each in self.order.ranks for part, (_, name) in enumerate(each.hidden)}
@@ -158,13 +158,13 @@ class MergedRows(WalkedEvents):
         return out
 
     def _inherit_orders(self, made: Ints, given: pa.Field, kept: pa.Field) -> pa.Array:
-        """Gather the orders of cells by reference.  An event without an order inherits one."""
+        """Gather the orders of cells by reference. An event without an order inherits the key's order."""
         ours = (made >= 0) & (made < 1 << SLOT)
         mine = user_functions.fill_orders_from_prior(self, given).take(pa.array(np.where(ours, made, 0)))
         return pc.if_else(pa.array(ours), mine, self.gather_cells(np.where(ours, NOTHING, made), kept))
 
     def _find_order_setters(self, group: int, part: int, name: str) -> Ints:
-        """Find the rows that set the order of a group, or of a part with versions of cells.
+        """Find the rows that set the order of a group, or of a part of the order with versions of cells.
 
         ``name``: the order column.
         """
@@ -176,7 +176,7 @@ class MergedRows(WalkedEvents):
             action = self._mark_order_setters(group)
         follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
         if self.merging.cells and part > 1 and self._list_value_rules_by_column()[part - 2] != walk_cells.LATEST:
-            follows[action == CLEAR] = CLEAR  # if the first or every event counts, a delete clears the order
+            follows[action == CLEAR] = CLEAR  # if the first event or every event counts, a delete clears the order
         every = bool(group) or self.merging.cells or name.startswith("_tie_")
         counts = (
             np.empty(0, np.uint8) if every else unpack_validity(self.events.rows.column(self.find_event_column(name)))
@@ -188,7 +188,7 @@ class MergedRows(WalkedEvents):
         )
         cells = np.where(self.status != NONE, held, NOTHING) if held is not None and not self.over else None
         start, walked = cells, self.steps
-        if not self.order.keeps:  # no order is kept from one time to the next
+        if not self.order.keeps:  # orders are not stored from one time to the next
             walked = self.steps._replace(keys=np.arange(self.places.size + 1, dtype=np.int32))
         if start is None:
             start = np.full(walked.keys.size - 1, NOTHING)
@@ -197,19 +197,19 @@ class MergedRows(WalkedEvents):
         return out
 
     def _mark_order_setters(self, group: int) -> Flags:
-        """Return uint8[n], by place: TAKE for events whose order is the group's running order after their time."""
+        """Return uint8[n], by place: TAKE for events that set the group's current order as of the end of their time."""
         steps, span = self.steps, slice(int(self.order.spans[group, 0]), int(self.order.spans[group, 2]))
         runs = np.repeat(self.taken.running[:, span], np.diff(steps.key_times), axis=0)
         return np.where((self.own[steps.permutation, span] == runs).all(axis=1), TAKE, SKIP)
 
     def _gather_column(self, made: Ints | pa.Array, field: pa.Field) -> pa.Array:
-        """Gather a column of the merged rows, in the order of times."""
+        """Gather a column of the merged rows, sorted by time."""
         if isinstance(made, np.ndarray):
             return self.gather_cells(made[self.places], field)
         return made if self.times.size < 2 else made.take(pa.array(self.places))
 
     def _replace_events(self) -> None:
-        """Replace the events by the merged rows."""
+        """Put the merged rows in the place of the events."""
         steps, m = self.steps, self.places.size
         at = self.keyed.by.starts[:-1]
         counts = np.diff(steps.keys)
@@ -236,7 +236,7 @@ class MergedRows(WalkedEvents):
         return self.made.column(name)
 
     def count_verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
-        """Return int64[8] events by verdict, and the verdict of each event.
+        """Return the number of events by verdict, int64[8], and the verdict of each event.
 
         The last event folded at a time gets the verdict of the row.
         """
@@ -247,7 +247,10 @@ class MergedRows(WalkedEvents):
         return own - np.bincount(verdict[self.keyed.absent], minlength=8), verdict
 
     def winner_orders(self, out: Outcomes, rows: Ints) -> list[pa.Array]:
-        """Return the ``order_by`` values of the keys of some events after the events' times.  O(events)."""
+        """Return the ``order_by`` values that the keys of given events have after the times of these events.
+
+        O(events).
+        """
         steps, m = self.steps, self.places.size
         key_time = np.full(self.events.times.size, -1)
         key_time[steps.permutation] = np.repeat(np.arange(m), np.diff(steps.key_times))
@@ -257,7 +260,7 @@ class MergedRows(WalkedEvents):
         at = pa.array(key_time[rows], mask=none)
         stood = pa.array(stands[key_time[rows]] if m else key_time[rows], mask=none)
         made_, running, live = [], self.taken.running, self.taken.live != 0
-        if self.merging.cells:  # a deleted key has the order of its latest delete, after the row's
+        if self.merging.cells:  # a deleted key has the order of its latest delete; it follows the row's order
             wide = self.order.event_word_count
             running = np.where(live[:, None], running[:, :wide], running[:, wide : 2 * wide])
         for field in self.merging.groups[0].order:
@@ -271,7 +274,7 @@ class MergedRows(WalkedEvents):
                 either = pa.array(live[self.places]), self.made.column(name), self.made.column(of_delete)
                 made_.append(pc.if_else(*either).take(stood))
                 continue
-            if name not in self.made.schema.names:  # no order is kept from one time to the next
+            if name not in self.made.schema.names:  # orders are not stored from one time to the next
                 set_by = self._find_order_setters(0, 0, field.name)
                 given = self.events.rows.column(field.name)
                 made_.append(given.take(pa.array(set_by, mask=set_by == NOTHING)).take(at))
@@ -281,5 +284,5 @@ class MergedRows(WalkedEvents):
 
 
 def cast_derived_column(values: pa.Array, field: pa.Field) -> pa.Array:
-    """Cast the result of a formula to the type of its column."""
+    """Cast the result of an expression to the type of its column."""
     return values if values.type == field.type else values.cast(field.type)

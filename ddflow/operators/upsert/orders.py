@@ -1,6 +1,6 @@
-"""Encode the orders of events and of stored keys as words, for rows and for the column groups of a merge.
+"""Encode the orders of events and of stored keys as order words (int64), for rows and for column groups of a merge.
 
-Guarantees: words compare like the values, from left to right and with ties, so a kernel reads no column.
+Guarantees: words, compared from left to right, sort and tie like the values, so a kernel reads no column.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.bind import bind_upserts
@@ -32,14 +32,14 @@ LEAST = np.iinfo(np.int64).min
 
 
 def needs_null_flag(field: pa.Field) -> bool:
-    """Return whether null needs a separate word, because values may use all 64 bits."""
+    """Return whether null needs a separate word, because the values may use all 64-bit words."""
     return bool(field.nullable) and not pat.is_floating(field.type) and field.type.bit_width == 64
 
 
 def encode_column_words(column: pa.Array, field: pa.Field, flagged: bool | None = None) -> list[Ints]:
-    """Encode values as one or two int64[n] with the same lexicographic order, null smallest.
+    """Encode values as one or two int64[n] that sort like the values, with null smallest.
 
-    ``flagged``: whether to use two words, the first 0 for null; by default only if needed.
+    ``flagged``: whether to use two words, where the first is 0 for null. By default, only if null needs it.
     """
     out, present = compute_sortable_words(column), unpack_validity(column)
     if present.size:
@@ -50,7 +50,7 @@ def encode_column_words(column: pa.Array, field: pa.Field, flagged: bool | None 
 
 
 def decode_column_words(words: list[Ints], field: pa.Field) -> pa.Array:
-    """Convert words of `encode_column_words` to values."""
+    """Decode the words of `encode_column_words` to values."""
     null = (words[0] != 1) if len(words) == 2 else (words[0] == LEAST) if field.nullable else None
     word, kind = words[-1], field.type
     if pat.is_boolean(kind):
@@ -67,8 +67,9 @@ def decode_column_words(words: list[Ints], field: pa.Field) -> pa.Array:
 class Order:
     """The order of one input's events.
 
-    ``base``: the number of words that decide before a tie.  ``words``: the number of words in an index entry.
-    ``hidden``: columns stored next to the payload, because each step must rank them.
+    ``base``: the number of words that are compared before the words that only break ties. ``words``: the number of
+    words in an index entry. ``hidden``: columns that are stored with the row, because each step must rank their values
+    to get words.
     """
 
     def __init__(self, bound: BoundUpserts) -> None:
@@ -78,11 +79,11 @@ class Order:
         self.ties = bool(spec.order_by) or spec.holds_back
         self.timed = spec.late == "advance"
         self.ranks_base = not all(is_word_type(f.type) for f in self.fields)
-        # Ignored columns break no tie: a row that differs only in them is not stored, so nothing compares to it.
+        # A row that differs only in ignored columns is not stored, so ignored columns cannot break ties.
         self.rows = [f for f in bound.row_schema if f.name in bound.tracked] if self.tie == GREATEST else []
         self.ranks_rows = not all(is_word_type(f.type) for f in self.rows)
         self.ranks = self.ranks_base or self.ranks_rows
-        """Whether each step must rank some words."""
+        """Whether some words are ranks that each step must compute."""
         base = 1 if self.ranks_base else sum(1 + needs_null_flag(f) for f in self.fields)
         self.base = self.timed + base
         self.hidden = [f.with_name(f"_order_{f.name}") for f in self.fields] if self.ranks_base and self.keeps else []
@@ -93,9 +94,9 @@ class Order:
         self.words = self.event_word_count if self.keeps else 0
 
     def compute_words(self, events: pa.RecordBatch, original: Ints | None, gone: Flags | None) -> Ints:
-        """Return int64[n, width]: the words of events, with 0 for words that `write_ranked_words` fills.  O(n).
+        """Return the words of events, int64[n, width]. Words that `write_ranked_words` computes are 0. O(n).
 
-        ``original``: the events' own times, if late ones are advanced.  ``gone``: the deletes (for "greatest").
+        ``original``: the events' own times, if late events are advanced. ``gone``: marks the deletes (for "greatest").
         """
         columns: list[Ints] = [original] if self.timed and original is not None else []
         n = events.num_rows
@@ -127,10 +128,10 @@ class Order:
         prior_order: Ints,
         secret: Secret,
     ) -> None:
-        """Write the ranked words of events and of stored keys, in place.  O((n + m) log).
+        """Compute the words that are ranks, for events and stored keys, and write them in place. O((n + m) log).
 
-        ``prior``: the payload of the m keys that hold an order, None if orders are not kept.  ``lives``: flags of the
-        live keys.  ``prior_order``: int64[m, width].
+        ``prior``: the stored rows of the m keys that have an order; None if orders are not stored. ``lives``: marks the
+        live keys. ``prior_order``: int64[m, width].
         """
         n = events.num_rows
         if self.ranks_base:
@@ -153,7 +154,7 @@ class Order:
         return dense_ranks(table, compute_value_hashes(table, secret))
 
     def decode_orders(self, words: Ints, hidden: pa.Table | None) -> Sequence[pa.Array | pa.ChunkedArray]:
-        """Convert orders to values: from kept words int64[m, >= base], or from the kept columns."""
+        """Decode orders to values, from stored words int64[m, >= base] or from hidden columns."""
         if self.ranks_base:
             assert hidden is not None, "ranked order columns are kept beside the payload"
             return [hidden.column(f.name) for f in self.hidden]
@@ -170,7 +171,7 @@ HIDDEN = "_order_"
 
 @dataclass(frozen=True)
 class RankedWord:
-    """A word of an event column that each step must rank, together with the hidden columns of stored keys."""
+    """A word that is the rank of an event column's value among the events and the stored keys of a step."""
 
     word: int
     field: pa.Field
@@ -178,14 +179,15 @@ class RankedWord:
     breaks: bool
     """Whether the word only breaks ties."""
     hidden: tuple[tuple[int, str], ...]
-    """Its stored word and its hidden column: one pair, or one for each part with versions of cells."""
+    """The stored word and its hidden column: one pair, or with versions of cells one pair for each part."""
 
 
 class MergeOrders:
     """The orders of one input's events, for the row and for each column group of a merge.
 
-    ``words``: the number of words that a key keeps.  ``spans``, ``columns``: as in `kernels.walk`.  ``hidden``: columns
-    next to the payload.  ``base``: the number of words of group 0 that decide before ties.
+    ``words``: the number of words that are stored for a key. ``spans``, ``columns``: as in `kernels.walk`. ``hidden``:
+    columns that are stored with the row. ``base``: the number of words of group 0 that are compared before the words
+    that only break ties.
 
     >>> import pyarrow as pa
     >>> from ddflow.plan.inputs.bind import bind_upserts
@@ -211,7 +213,7 @@ class MergeOrders:
         spans, fields = [], []
         self._ranked: list[tuple[int, pa.Field, int]] = []
         self._at: dict[str, tuple[int, int, pa.Field]] = {}
-        # An order may be missing for a cell, or for a row with orders in its groups only.
+        # An order may be missing for a cell, or for a row whose orders are all in its groups.
         self.flags = cells or spec.deletes == "group"
         for number, group in enumerate(merging.groups[:1] if cells else merging.groups):
             begin = self.event_word_count
@@ -243,8 +245,8 @@ class MergeOrders:
     def _add_column(
         self, field: pa.Field, group: int, nullable: bool, tie: bool = False, flagged: bool = False
     ) -> None:
-        """Add the words of a column, or a slot for its rank."""
-        # An unset order is the least word.  If a value or null may be that word, too, a flag separates them.
+        """Add the words of a column, or one word for its rank."""
+        # An unset order is the least word. If a value or null may have that word too, a flag tells them apart.
         may_be_least = nullable or (is_word_type(field.type) and needs_null_flag(field.with_nullable(True)))
         field, flagged = field.with_nullable(nullable), flagged and self.flags and may_be_least
         if is_word_type(field.type):
@@ -270,7 +272,7 @@ class MergeOrders:
             self.ranks.append(RankedWord(word, field, -1 - group if group < 0 else group, group < 0, tuple(names)))
 
     def compute_words(self, events: pa.RecordBatch, original: Ints | None, gone: Flags) -> Ints:
-        """Return int64[n, width]: the words of events, with 0 for words that `write_ranked_words` fills.  O(n)."""
+        """Return the words of events, int64[n, width]. Words that `write_ranked_words` computes are 0. O(n)."""
         columns: list[Ints] = []
         n, here = events.num_rows, gone == 0
         for source, wide, tie in self._sources:
@@ -296,9 +298,9 @@ class MergeOrders:
     def write_ranked_words(
         self, events: pa.RecordBatch, gone: Flags, order: Ints, prior: pa.Table | None, prior_order: Ints
     ) -> None:
-        """Write the ranked words of events and of stored keys, in place.  O((n + g) log).
+        """Compute the words that are ranks, for events and stored keys, and write them in place. O((n + g) log).
 
-        ``prior``: the hidden columns of all keys, null for keys without state.  ``prior_order``: int64[g, words].
+        ``prior``: the hidden columns of all keys, with nulls for keys without state. ``prior_order``: int64[g, words].
         """
         for each in self.ranks:
             column = events.column(each.field.name)
@@ -306,7 +308,7 @@ class MergeOrders:
             olds = pa.concat_arrays(parts) if parts else pa.nulls(0, column.type)
             words, held_words = compute_rank_words(column, olds)
             words, held_words = _replace_nulls(words, column), _replace_nulls(held_words, olds)
-            # All deletes are equal, whatever their rows hold.  The first tie word is 0 for a delete.
+            # All deletes are equal, whatever values their rows have. The first tie word is 0 for a delete.
             says = int(self.spans[each.group, 1])
             order[:, each.word] = np.where(gone == 0, words, 0) if each.breaks else words
             g = prior_order.shape[0]
@@ -315,13 +317,13 @@ class MergeOrders:
                 prior_order[:, word] = np.where(prior_order[:, says] != 0, its, 0) if each.breaks else its
 
     def has_missing_orders(self, events: pa.RecordBatch) -> bool:
-        """Return whether some event lacks an order column of the row.  O(1)."""
+        """Return whether an event lacks an order column of the row. O(1)."""
         return any(events.column(field.name).null_count for field in self.merging.groups[0].order)
 
     def build_order_column(self, name: str, running: Ints) -> pa.Array | None:
-        """Convert running orders, int64[m, words] of `kernels.walk`, to an order column of the row.  O(m).
+        """Decode the orders after events, int64[m, words] of `kernels.walk`, to an order column of the row. O(m).
 
-        Return None for a ranked column, which is stored next to the payload.
+        Return None for a ranked column, whose values are in a hidden column.
         """
         begin, end, field = self._at[name]
         if not is_word_type(field.type):
@@ -334,7 +336,7 @@ class MergeOrders:
         return list(self.merging.groups[0].order)
 
     def decode_orders(self, words: Ints, hidden: pa.Table | None) -> list[pa.Array | pa.ChunkedArray]:
-        """Return the values of the row's order columns: from kept words int64[m, words], or from the kept columns."""
+        """Return the values of the row's order columns, from stored words int64[m, words] or from hidden columns."""
         out = []
         for field in self.fields:
             made: pa.Array | pa.ChunkedArray | None = self.build_order_column(field.name, words)

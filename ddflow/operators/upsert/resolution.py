@@ -1,7 +1,8 @@
-"""Resolve one step's events of one input, and emit its updates.
+"""Resolve the events of one input in a step, and build its updates.
 
-A pass over hashes and order words gives each row a verdict and each key its versions, without reading payload. Updates
-are in the order of rows. The columns of updates and of the change are gathered when they are first read.
+A pass over hashes and order words finds the verdict of each row and the versions of each key. It reads no other
+columns. Updates are in the order of rows. The columns of updates and of the change are gathered when they are first
+read.
 
 Guarantees: resolution leaves the state unchanged. `RunningUpsert.apply` applies the changes later.
 """
@@ -44,14 +45,15 @@ from ddflow.trace.batch import ArrangementChange, Batch, repeat_value
 
 ALL: Flags = np.empty(0, np.uint8)
 EMITTED = 4
-"""Approximate nanoseconds to emit the updates of one event."""
+"""The estimated time to write the updates of one event, in nanoseconds."""
 Spans = list[tuple[int, int]]
 
 
 class FullRows:
-    """The full rows of events, with their order words and hashes; `MergedRows` has the same members for folded rows.
+    """The full rows of events, with their order words and hashes. `MergedRows` has the same members for folded rows.
 
-    ``words``: int64[n, words], order words.  ``value``: uint64[n], hashes of the columns that count in "did it change".
+    ``words``: int64[n, words], order words. ``value``: uint64[n], hashes of the columns that decide whether a row
+    changed.
 
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.operators.updates import ints
@@ -82,11 +84,11 @@ class FullRows:
         self.permutation = self._sort_by_base_words() if order.tie == ERROR else keyed.by.permutation
 
     def payload(self) -> Rows:
-        """Return the full rows as the arrangement stores them."""
+        """Return the full rows in the form in which the arrangement stores them."""
         state, gone = self.state, self.keyed.gone
         columns = list(map(self.keyed.columns.__getitem__, state.given))
         shape = state.output_arrangement.slots.pool.shape
-        # Ignore nulls that only deletions have, except in exact key columns: a retraction may take its key from there.
+        # Ignore nulls that only deletions have, except in exact key columns, from which a retraction may take its key.
         nulls = [
             name
             for name, column in zip(shape.names, columns, strict=True)
@@ -99,16 +101,16 @@ class FullRows:
         return self.keyed.columns[name]
 
     def hidden_column(self, name: str) -> pa.Array:
-        """Return a column that is stored next to the payload."""
+        """Return a hidden column, which is stored with the row."""
         return self.rows.column(name[7:])
 
     def count_verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
-        """Return int64[8] events by verdict, and each event's verdict; None if the rows are the events."""
+        """Return int64[8], the number of events by verdict, and each event's verdict (None if rows are events)."""
         absent = self.keyed.absent
         return counts - np.bincount((outcome[absent] >> OUTCOME) & 7, minlength=8) if absent.size else counts, None
 
     def winner_orders(self, out: Outcomes, rows: Ints) -> list[pa.Array]:
-        """Return the order columns' values of the keys of some events after the events' times; null for none."""
+        """Return the order columns of the keys of given events after the events' times; null without an order."""
         order, winner, events = self.order, out.winner[rows], self.rows
         groups = np.unique(-1 - winner[(winner < 0) & (winner != NOTHING)])
         prior = self._gather_prior_rows(groups) if order.hidden and groups.size else None
@@ -130,9 +132,9 @@ class FullRows:
         return gather_table(arranged.prepare_row_pool(), self.keyed.prior.reference[groups], arranged.schema)
 
     def _rank_orders(self, order: Order) -> None:
-        """Rank the values that have no order word, among the events and the stored state of their keys."""
+        """Compute words for orders that have none: ranks among the events and the stored state of their keys."""
         prior = self.keyed.prior
-        # An expired tombstone does not count, and a merge may have removed its row.
+        # Ignore expired tombstones, because a merge may have removed their rows.
         held = (prior.reference != 0) & (prior.reference & LAPSED == 0)
         groups = np.flatnonzero(held) if order.keeps else np.empty(0, np.int64)
         old = prior.order[groups] if order.keeps else np.empty((0, order.event_word_count), np.int64)
@@ -167,12 +169,12 @@ class FullRows:
 
 
 class Resolved:
-    """The resolved events of one input in one step: verdicts, the versions of keys, and m updates.
+    """The resolved events of one input in a step: verdicts, the versions of keys, and m updates.
 
-    ``out``: the outcome of each row.  ``spans``: the spans of keys that were resolved separately.  ``done``: for each
-    span, the number of updates, the number of versions, the refused row (or -1), and the growth in live keys and in
-    tombstones. ``about``, ``diffs``, ``ranks``: the row, the diff and the time rank of each update.  ``parts``: spans
-    of rows, and of their updates.  ``counts``: int64[8], events by verdict.
+    ``out``: the outcome of each row. ``spans``: the ranges of keys that were resolved separately. ``done``: for each
+    span, the numbers of updates and of versions, the row that caused an error (or -1), and the growth in live keys and
+    in tombstones. ``about``, ``diffs``, ``ranks``: the row, the diff and the time rank of each update. ``parts``:
+    ranges of rows, and of their updates. ``counts``: int64[8], the number of events by verdict.
 
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.operators.updates import ints
@@ -189,9 +191,9 @@ class Resolved:
     """
 
     def __init__(self, state: UpsertState, keyed: KeyedEvents, rows: FullRows | MergedRows, winners: bool) -> None:
-        """Resolve events.  O(n).  Raises `TieRefused`.
+        """Resolve events. O(n). Raises `TieRefused`.
 
-        ``rows``: the full rows that compete.  ``winners``: whether a caller needs `winner_orders`.
+        ``rows``: the full rows to resolve. ``winners``: whether a caller needs `winner_orders`.
         """
         self.upsert, self.bound, self.keyed, self.rows = state, state.bound, keyed, rows
         self.out, self.spans, self.done = self._resolve_keys(winners)
@@ -199,7 +201,7 @@ class Resolved:
         self.counts, self._verdict = rows.count_verdicts(self.out.outcome, counts)
 
     def _resolve_keys(self, winners: bool) -> tuple[Outcomes, Spans, list[tuple[int, int, int, int, int]]]:
-        """Resolve the keys, in several spans with several threads.  Each span writes separate versions."""
+        """Resolve the keys, divided into spans for several threads. Each span writes its own range of versions."""
         state, keyed, rows, prior = self.upsert, self.keyed, self.rows, self.keyed.prior
         n, order = rows.value.size, state.order
         kept = (
@@ -231,7 +233,7 @@ class Resolved:
         return out, spans, done
 
     def _emit_updates(self) -> tuple[Any, Ints, Narrow, list[tuple[int, int, int, int]], Ints]:
-        """Count the rows by verdict, and write the updates.  O(n)."""
+        """Count the rows by verdict, and build the updates. O(n)."""
         threads, arena, outcome, mark = self.upsert.threads, self.upsert.arena, self.out.outcome, self.rows.mark
         n = sum(map(itemgetter(0), self.done))
         empty = arena.choose_allocator(n)
@@ -267,20 +269,20 @@ class Resolved:
 
     @property
     def received_positions(self) -> Ints:
-        """int64[m]: the positions of received events, without generated ones.  O(n)."""
+        """int64[m]: the positions of the received events, which excludes generated events. O(n)."""
         return np.delete(np.arange(self.events.times.size), self.keyed.absent)
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
-        """Return the order columns' values of the keys of some events after the events' times; null for none.
+        """Return the order columns of the keys of given events after the events' times; null without an order.
 
-        O(rows + keys) a column.
+        O(rows + keys) for each column.
         """
         return self.rows.winner_orders(self.out, rows)
 
     def column_from_events(self, name: str) -> pa.Array | None:
-        """Build a column of the updates from the events that caused them, if these hold exactly the same values.
+        """Build a column of the updates from the events that caused them, if their values are exactly the same.
 
-        Return None for few updates, if the values may differ, or if the type is not 64 bits wide.  O(events).
+        Return None if there are few updates, the values may differ, or the type is not 64 bits wide. O(events).
         """
         state, hashes = self.upsert, NONE
         # A few values are gathered with the other columns, in one kernel.
@@ -302,30 +304,36 @@ class Resolved:
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
 
     def _can_unhash_column(self, name: str) -> bool:
-        """Return whether row hashes give the values of a column.  Null has a hash, too, so no row may hold null."""
+        """Return whether the values of a column can be computed back from row hashes.
+
+        This needs a column without nulls, because null has a hash, too.
+        """
         return name == self.upsert.hashed and not self.pool.holes >> self.pool.at[name] & 1
 
     @cached_property
     def pool(self) -> RowPool:
-        """The rows that updates refer to."""
+        """The pool that the references of updates point into."""
         return self.upsert.output_arrangement.prepare_row_pool(self.rows.payload())
 
     def updates(self, schema: pa.Schema) -> Updates:
-        """Return the differences, in the order of their times.  A column is gathered on its first read.  O(updates)."""
+        """Return the differences, sorted by time. A column is gathered on its first read. O(updates)."""
         return Updates(
             RowView(self.pool, self.about, schema, self.column_from_events), self.ranks, self.diffs, self.keyed.times
         )
 
     @cached_property
     def changes(self) -> list[ArrangementChange]:
-        """The changes to apply to the state, by ascending identities.  O(versions)."""
+        """The changes to apply to the state, in ascending order of identities. O(versions)."""
         both = zip(self.spans, self.done, strict=True)
         return self.upsert.threads.run_in_parallel(
             self._build_change, [(*span, *done[1::2], done[4]) for span, done in both]
         )
 
     def _build_stored_columns(self, out: Outcomes) -> list[Column]:
-        """Build the rows of versions.  Reversible hashes give their words; other columns are gathered by reference."""
+        """Build the rows of versions.
+
+        Columns with reversible hashes are computed back from these; other columns are gathered by reference.
+        """
         state, words = self.upsert, dict[str, Column]()
         if out.row.size >= SMALL:
             for name, hashes, keep in ((state.identity, out.high, ALL), (state.hashed, out.value, out.live)):
@@ -353,7 +361,7 @@ class Resolved:
         high, low, live = out.high, out.low, out.live
         time = repeat_value(int(self.keyed.times[-1]), versions, np.int64) if self.keyed.settled else out.time
         if versions < self.out.high.size // 2 // len(self.spans):
-            # A slice would keep the memory of the unused rest.
+            # A slice would keep the whole array in memory.
             high, low, live = high.copy(), low.copy(), live.copy()
             time = time if self.keyed.settled else time.copy()
         batch = Batch(high, low, time, live, NONE, words, rows)

@@ -1,7 +1,7 @@
-"""Keep the state of an upsert input: one live row for each key, with the order that won it.
+"""Keep the state of an upsert input: one live row for each key, with the order of the event that set it.
 
-Guarantees: the arrangement equals the sum of the updates of all steps. It stays unchanged until the whole step is
-computed.
+Guarantees: the arrangement equals the sum of the updates of all steps. The arrangement stays unchanged until the whole
+step is computed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ from ddflow.trace.batch import mark_last_of_keys
 from ddflow.trace.merge import pick_versions_by_sorting
 
 NOBODY_ELSE: Ints = np.empty(0, np.int64)
-"""No generated events."""
+"""An array without generated events."""
 
 
 class UpsertState(ReadableNode):
@@ -64,9 +64,9 @@ class UpsertState(ReadableNode):
         self.order = build_order(bound)
         stored = pa.schema([*bound.row_schema, *self.order.hidden])
         self.hidden = frozenset(field.name for field in self.order.hidden)
-        """The columns of the arrangement that the row lacks."""
+        """The columns that the arrangement has and the row lacks."""
         self.contents: int | None = None
-        """In a step of full contents, the first arrival number of the events for absent keys; else None."""
+        """In a step of full contents, the arrival number of the first event generated for an absent key; else None."""
         self.wide, self.arena = has_two_word_identities(bound.key_schema), Arena()
         self.arrangements = (Arrangement(stored, self.wide, self.order.words, self.order.keeps),)
         self.tracked = bound.tracked
@@ -79,17 +79,17 @@ class UpsertState(ReadableNode):
         self.stored = list(row)
         """The columns of the row."""
         self.given = [*row.names, *(bound.spec.order_by if self.order.hidden else ())]
-        """The stored columns of events."""
-        # Equal keys of these types have equal bytes, so a retraction may take its key from the event.
+        """The columns of events that are stored."""
+        # Equal keys of these types have equal bytes, so the key of a retraction can be taken from the event.
         exact = [n for n in bound.spec.key if is_word_type(bound.key_schema.field(n).type)]
         self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
-        # A bijective hash can be reversed: the identity of a one-word key, or the value hash of a single column.
+        # These hashes are bijective, so their column can be computed back: a key of one word, or a single value column.
         alone = [] if self.wide else bound.spec.key, bound.tracked if bound.merging is None else []
         self.identity, self.hashed = (self._find_word_column(row, names) for names in alone)
 
     @staticmethod
     def _find_word_column(row: pa.Schema, names: Sequence[str]) -> str | None:
-        """Return the name of a single column whose equal values have equal 64-bit words; else None."""
+        """Return the name of the only column, if its equal values have equal 64-bit words; else None."""
         kinds = [row.field(name).type for name in names]
         return (
             names[0]
@@ -102,9 +102,9 @@ class UpsertState(ReadableNode):
         return *self.keys.identify_rows(rows), compute_value_hashes(rows.select(self.bound.tracked), self.secret)
 
     def sort_by_key(self, events: Events, times: Ints, since: int) -> KeyedEvents:
-        """Sort events by key, and look up the stored state of their keys.  O(n) expected.
+        """Sort events by key, and look up the stored state of their keys. O(n) expected.
 
-        ``times``: the step's distinct times, ascending.  ``since``: its value after the step.
+        ``times``: the step's distinct times, ascending. ``since``: the value of ``since`` after the step.
         """
         arena, rows, bound = self.arena, events.rows, self.bound
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
@@ -126,9 +126,9 @@ class UpsertState(ReadableNode):
 
 
 def walk_live_keys(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
-    """Yield the identities (high, low) of all live keys and references to their rows, by ascending ranges.
+    """Yield the identities (high, low) of all live keys and references to their rows, in ascending ranges.
 
-    O(keys) in memory, O(versions) on disk.  The arrangement must not change meanwhile.
+    O(keys) in memory, O(versions) on disk. The arrangement must not change during the iteration.
 
     >>> from ddflow.plan.inputs.bind import bind_upserts
     >>> from ddflow.plan.inputs.spec import Upsert

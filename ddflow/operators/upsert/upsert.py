@@ -1,10 +1,11 @@
-"""Run the upsert operator: turn events into differences, against the stored rows.
+"""Run the upsert operator: turn events into differences from the stored rows.
 
-`resolve` computes a `Resolved`, and `apply` stores it. Rows are compared by hashes and order words only, so a no-op
-never reads payload. (McSherry, "Upserts in differential dataflow"; differential-dataflow's ``arrange_from_upsert``.)
+`resolve` computes a `Resolved` for the events, and `apply` stores its changes. Rows are compared only by hashes and
+order words, so a no-op never reads the other columns. (McSherry, "Upserts in differential dataflow";
+differential-dataflow's ``arrange_from_upsert``.)
 
-Guarantees: the differences up to any time add up to one row for each live key, the winning row. No state changes until
-the whole step, of all inputs, is known to succeed.
+Guarantees: the sum of the differences up to any time has one row for each live key: its winning row. No state changes
+until the whole step has been computed for all inputs.
 """
 
 from typing import Self
@@ -36,14 +37,14 @@ class RunningUpsert(UpsertState):
     """
 
     def require_keys(self, asked: str, error: type[DdflowError] = SpecError) -> Self:
-        """Return this input, because it has keys."""
+        """Return this input. Inputs without keys raise ``error`` here."""
         return self
 
     def resolve(self, events: Events, times: Ints, since: int, winners: bool = True) -> Resolved:
-        """Compute the outcome of events, without a change of state.
+        """Compute the outcome of events. The state stays unchanged.
 
-        ``times``: the step's distinct times, ascending.  ``since``: its value after the step.  ``winners``: whether a
-        caller needs `Resolved.winner_orders`.  O(n) expected.  Raises `TieRefused` under ``tie="error"``.
+        ``times``: the step's distinct times, ascending. ``since``: the value of ``since`` after the step. ``winners``:
+        whether a caller needs `Resolved.winner_orders`. O(n) expected. Raises `TieRefused` under ``tie="error"``.
         """
         self.arena.reset()
         keyed = self.sort_by_key(events, times, since)

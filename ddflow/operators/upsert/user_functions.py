@@ -1,8 +1,9 @@
 """Call user functions in a step: mergers and state machines.
 
-Mergers compute the merged columns of a row. A machine computes one column from its transitions or from a function.
+A merger computes the merged columns of a row. A state machine computes one column, from its transitions or with a
+function.
 
-Guarantees: a function sees the events of a key in their order. An error names the key and leaves the state unchanged.
+Guarantees: a function gets the events of a key in their order. An error names the key and leaves the state unchanged.
 """
 
 import numpy as np
@@ -37,9 +38,9 @@ from ddflow.plan.merge.user_function import (
 
 
 def compute_merged_columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
-    """Compute the merged columns by key and time: references, or cells, like `fold_cells`.
+    """Compute the merged columns by key and time, as references or cells like `fold_cells`.
 
-    O(events) and the cost of the function.  Raises `MergerFailed`, without a change of state.
+    O(events), plus the cost of the function. Raises `MergerFailed`; the state stays unchanged.
 
     >>> import pyarrow.compute as pc
     >>> from ddflow.operators.upsert.events import Events
@@ -75,7 +76,7 @@ def compute_merged_columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     ends = made.num_rows
     still = np.flatnonzero(chains.shown >= ends)
     if still.size:
-        # At times without a folded event, a key keeps its stored row.
+        # At a time without a folded event, a key has its stored row.
         rest = _gather_held_rows(of, schema, chains.shown[still] - ends)
         chains.shown[still] = ends + np.arange(still.size)
         made = concatenate_rows([made, rest], made.schema)
@@ -89,7 +90,7 @@ def _list_fixed_columns(of: WalkedEvents) -> list[str]:
 
 
 def _gather_held_rows(of: WalkedEvents, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
-    """Gather the stored rows of some keys; null for keys without a row."""
+    """Gather the stored rows of the given keys, with nulls for keys without a row."""
     derived = {field.name for field, _ in of.merging.derived}
     found = [pa.nulls(keys.size, f.type) if f.name in derived else of.gather_cells(of.cells[keys], f) for f in schema]
     return pa.RecordBatch.from_arrays(found, schema=pa.schema([field.with_nullable(True) for field in schema]))
@@ -111,19 +112,19 @@ def _build_event_rows(of: WalkedEvents, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def fill_orders_from_prior(of: WalkedEvents, field: pa.Field) -> pa.Array:
-    """Fill the nulls in an order column of the events with the prior order of their key.  O(n), O(1) without nulls."""
+    """Replace nulls in an order column of the events with the stored order of their key. O(n), O(1) without nulls."""
     column, steps, n = of.events.rows.column(field.name), of.steps, of.events.times.size
     if not column.null_count:
         return column
     kept, cells = of.order.keeps, of.merging.cells
     begins = steps.key_times[steps.keys] if kept else steps.key_times
-    places = steps.permutation.size  # fewer than events, if some have no effect
+    places = steps.permutation.size  # less than the number of events, if some have no effect
     each = EventsByKey(steps.permutation, np.arange(places + 1, dtype=np.int32), begins)
     g, action = of.status.size, of.taken.action[0]
     known = (of.status == ROW if cells else of.status != NONE) & (not of.over)
     start = np.where(known, n + np.arange(g), NOTHING) if kept else np.full(begins.size - 1, NOTHING)
     follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
-    if cells:  # the row's order comes from live events, and a delete clears it
+    if cells:  # the row's order is that of a live event; a delete clears it
         gone = of.gone.take(steps.permutation) != 0
         follows = np.where(gone, np.where(action == CLEAR, CLEAR, SKIP), follows).astype(np.uint8)
     none, out = np.empty(0, np.int64), np.empty(places, np.int64)
@@ -141,7 +142,7 @@ def fill_orders_from_prior(of: WalkedEvents, field: pa.Field) -> pa.Array:
 
 
 def build_first_order_column(of: WalkedEvents, field: pa.Field) -> pa.Array:
-    """Return an order column of rows made by the first event: its order, or the inherited one.  O(events)."""
+    """Return an order column for rows whose first event counts: its order, or the inherited order. O(events)."""
     made = of.fold_column(MergedColumn(field.name, first(), field, 0))
     assert isinstance(made, np.ndarray)
     at = made[of.places]
@@ -151,7 +152,10 @@ def build_first_order_column(of: WalkedEvents, field: pa.Field) -> pa.Array:
 
 
 def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
-    """Merge by a compiled loop.  ``dd.last_non_null()`` folds the columns that records cannot hold."""
+    """Merge with a compiled loop over the function.
+
+    Columns that records cannot hold are folded by ``dd.last_non_null()``.
+    """
     bound, function, steps = of.upsert.bound, of.merging.function, of.steps
     derived = {field.name for field, _ in of.merging.derived}
     asked = f"the merger {find_function_name(function)} of {bound.name!r}"
@@ -209,7 +213,7 @@ def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
 def run_state_machine(of: WalkedEvents) -> dict[str, pa.Array]:
     """Run the machine and return its column by key and time.
 
-    Write to ``of.taken.live`` whether each key holds a value.  O(events) and the cost of a function.  Raises
+    Set ``of.taken.live``, which says whether each key has a value. O(events), plus the cost of the function. Raises
     `IllegalTransition`, `MergerFailed`, `ListTooLong`.
 
     >>> from ddflow.plan.merge.machine import Machine

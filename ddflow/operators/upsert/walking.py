@@ -1,11 +1,11 @@
-"""Walk a step's events: decide for each event which column groups it changes, and find the cells to fold.
+"""Walk a step's events: decide which column groups each event changes, and find the cells to fold.
 
-Events are sorted by key and time, and by the order of the fold within a (key, time). The walk gives the effect of each
-event on each column group, and the order words of its key afterwards. Several kernels can walk, for orders of rows,
-groups or cells, and all must agree. Words valid for one step only are ranked here, together with the stored orders of
-keys.
+Events are sorted by key and time, and within a (key, time) in the order of the fold. The walk returns the
+effect of each event on each column group, and the order words of its key after the event. Different kernels walk for
+orders of rows, of groups and of cells; their results must agree. If order words are valid for one step only, they are
+computed here, together with words for the stored orders.
 
-Cells come from events, from batches of the state, and from a row of nulls. ``merged`` folds the columns.
+Cells are gathered from events, from batches of the state, and from a row of nulls. ``merged`` folds the columns.
 
 >>> sorted(LATER)
 ['first', 'first_non_null']
@@ -41,9 +41,9 @@ from ddflow.plan.merge.strategy import ORDER_FREE, last, last_non_null
 from ddflow.time import format_time
 
 LATER = {"first": last(), "first_non_null": last_non_null()}
-"""The strategies to fold with under versions of cells.
+"""The strategies that replace others in the fold if cells have versions.
 
-There the walk may take an earlier event after a later one, and its cell replaces the other.
+In that case the walk may take an earlier event after a later one, and its cell must replace the other.
 """
 
 
@@ -70,7 +70,7 @@ class WalkedEvents:
         self.cells = np.where(live, prior & ~np.int64(OCCUPIED | LIVE), NOTHING)
         self._walk_events()
         self.action = self.taken.action
-        """The effects of events for the folds: the walk's, without ignored events."""
+        """The effects of events, as the fold uses them: those of the walk, without ignored events."""
 
     def _sort_events(self, order: MergeOrders) -> EventsByKey:
         """Sort the events by key and time, in the order of the fold."""
@@ -95,7 +95,7 @@ class WalkedEvents:
         return EventsByKey(permutation, key_times, keys)
 
     def _sort_by_order(self, order: MergeOrders, permutation: Narrow, key_times: Narrow) -> Narrow:
-        """Sort the events of each (key, time) in effective order: base words, sequence, arrival."""
+        """Sort the events of each (key, time) by effective order: base words, then sequence, then arrival."""
         at = permutation
         columns = [self.own[at, w] for w in range(order.base)]
         if order.seq is not None:
@@ -105,12 +105,12 @@ class WalkedEvents:
         return at[np.lexsort((*reversed(columns), key_time))]
 
     def _sort_groups_by_time(self) -> Ints:
-        """Return int64[m]: the (key, time) groups in the order of times, which is the order of the merged rows."""
+        """Return int64[m]: the (key, time) groups sorted by time, which is the order of the merged rows."""
         rank = self.keyed.mark.take(self.steps.permutation.take(self.steps.key_times[:-1])) >> 1
         return np.argsort(rank, kind="stable") if self.times.size > 1 else np.arange(rank.size)
 
     def _walk_events(self) -> None:
-        """Decide which events are folded or ignored, and the order of each key afterwards."""
+        """Decide which events are folded or ignored, and compute the order of each key after them."""
         order, rows, spec = self.order, self.events.rows, self.upsert.bound.spec
         n, m = self.events.times.size, self.steps.key_times.size - 1
         groups, words = len(self.merging.groups), order.event_word_count * order.parts
@@ -177,18 +177,18 @@ class WalkedEvents:
             raise self.build_tie_error(refused)
 
     def _has_plain_cells(self, rule: WalkRules) -> bool:
-        """Return whether cells compare by one column without nulls, and only the latest event of each cell counts."""
+        """Return whether cells are compared by one column without nulls, and only the latest event of a cell counts."""
         columns, width = self.order.columns, self.order.event_word_count
         single = width == 1 or (len(columns) == 1 and width == columns[0, 2] - columns[0, 1])
         return single and rule.tie == LAST and not rule.inherits and not self._list_value_rules_by_column().any()
 
     def _list_value_rules_by_column(self) -> Ints:
-        """Return int64[cells]: the rule that selects the events of each cell."""
+        """Return int64[cells]: for each cell, the rule that selects its events."""
         names = [column.strategy.name for column in self.merging.columns]
         return np.array([EARLIEST if name in LATER else LATEST if name in ORDER_FREE else EVERY for name in names])
 
     def _mark_cell_values(self) -> Flags:
-        """Return uint8[cells, n]: 1 if an event gives the cell a value."""
+        """Return uint8[cells, n]: 1 if an event has a value for the cell."""
         rows, out = self.events.rows, np.ones((len(self.merging.columns), self.events.times.size), np.uint8)
         for i, column in enumerate(self.merging.columns):
             had = self.merging.mark_events_with_column(rows, column.name)
@@ -200,7 +200,7 @@ class WalkedEvents:
         return out
 
     def _compute_cell_words(self) -> CellValues:
-        """Convert the cells to words if cells decide ties."""
+        """Convert the cells to words, if cells decide ties."""
         cells, n, g = len(self.merging.columns), self.events.times.size, self.status.size
         if self.order.tie != GREATEST:
             nothing = np.empty((cells, 0), np.int64), np.empty((cells, 0), np.uint8)
@@ -220,11 +220,11 @@ class WalkedEvents:
         return out
 
     def build_prior_cells(self, column: MergedColumn) -> PriorCells:
-        """Return the cells of a column that keys hold when the step begins."""
+        """Return the cells of a column that the keys have before the step."""
         return PriorCells(self.cells, lambda: self.gather_cells(self.cells, column.field))
 
     def fold_column(self, column: MergedColumn) -> Ints | pa.Array:
-        """Fold one merged column by key and time, to references or cells."""
+        """Fold one merged column by key and time. Return references or cells."""
         rows, action = self.events.rows, self.action[column.group]
         strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
         return fold_cells(
@@ -240,7 +240,7 @@ class WalkedEvents:
         )
 
     def find_event_column(self, name: str) -> str:
-        """Return the event column that a hidden column stores."""
+        """Return the event column whose values a hidden column stores."""
         return next((each.field.name for each in self.order.ranks if name in [n for _, n in each.hidden]), name)
 
     def compute_prior_references(self) -> Ints:
@@ -248,7 +248,7 @@ class WalkedEvents:
         return self.prior.reference & ~np.int64(OCCUPIED | LIVE)
 
     def gather_hidden_columns(self) -> pa.Table | None:
-        """Gather the hidden columns of all keys; null for keys without state."""
+        """Gather the hidden columns of all keys, with nulls for keys without state."""
         if not self.order.hidden:
             return None
         references = np.where(self.status != NONE, self.compute_prior_references(), NOTHING)
@@ -256,7 +256,7 @@ class WalkedEvents:
 
     @cached_property
     def _cell_pool(self) -> tuple[RowPool, int]:
-        """The pool of cells: events as batch 0, stored batches, and a row of nulls; and the number of the last."""
+        """The pool of cells: events as batch 0, stored batches, and a row of nulls; and the last batch's number."""
         arranged, rows = self.upsert.output_arrangement, self.events.rows
         n, columns = rows.num_rows, []
         for field in arranged.schema:
@@ -270,12 +270,12 @@ class WalkedEvents:
         return pool, none
 
     def gather_cells(self, references: Ints, field: pa.Field) -> pa.Array:
-        """Gather cells by reference, with null for NOTHING."""
+        """Gather cells by reference. NOTHING gives null."""
         pool, none = self._cell_pool
         return gather_column(pool, np.where(references == NOTHING, none << 40, references), field)
 
     def format_key(self, group: int) -> str:
-        """Format a group's key for a message."""
+        """Format a group's key for an error message."""
         row = int(self.steps.permutation[self.steps.key_times[self.steps.keys[group]]])
         return str(row_values(self.events.rows.select(list(self.upsert.bound.spec.key)), row))
 
