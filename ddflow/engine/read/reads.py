@@ -1,8 +1,7 @@
 """Read an engine or a snapshot: `Reading` has the reads that both offer, and `Reader` follows a collection.
 
-Guarantees: an answer is as of one time: the last closed one, or one at or after `Reading.since`, which never passes the
-time of a `Reader`. A read has no other effect. Any thread may read: it takes references to the rows of the last closed
-step, and reads beside the writer.
+Guarantees: an answer is as of one time: the last closed one, or one from `Reading.since` on, which never passes the
+time of a `Reader`. A read has no other effect. Any thread may read beside the writer, from the last closed step.
 """
 
 import importlib
