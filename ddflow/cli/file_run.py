@@ -66,7 +66,7 @@ from ddflow.plan.text.codec import read_bindings
 from ddflow.storage.address import mask_address
 from ddflow.storage.manifest import Epoch, load_newest_manifest
 from ddflow.storage.opening import open_existing_store
-from ddflow.time import CLOSED, INT64, NEVER, Time, find_time_type, time_to_value
+from ddflow.time import CLOSED, INT64, NEVER, Time, find_time_type, time_to_int64, time_to_value
 from ddflow.tools.merge_on_read import feed_log_part
 
 FULL: Final = {True: "add --full", False: "use ddflow replace"}
@@ -166,7 +166,7 @@ class FileFeed:
     def __init__(self, run: FileRun, engine: dd.Engine, tick: Tick, written: WrittenEpochs) -> None:
         self.run, self.ask, self.files, self.engine = run, run.ask, run.files, engine
         self.tick, self.written, self.warned, self.done = tick, written, False, 0
-        self.first = None if engine.durable is None else run.ask.epoch or engine.epoch + 1
+        self.first = None if engine.durable is None else run.ask.epoch or self._find_epoch_at() or engine.epoch + 1
 
     @property
     def next_epoch(self) -> int | None:
@@ -252,12 +252,22 @@ class FileFeed:
         if self.engine.durable is not None:
             self.engine.flush()
 
+    @property
+    def _receipts(self) -> Sequence[Epoch]:
+        """Receipts of the committed epochs that can be given again."""
+        return () if self.engine.durable is None else self.engine.durable.log.manifest_log.manifest.receipts
+
     def _find_receipt(self) -> Epoch | None:
         """Find the receipt of the next file's epoch, if that epoch is already committed."""
-        if self.engine.durable is None:
+        return next((each for each in self._receipts if each.epoch == self.next_epoch), None)
+
+    def _find_epoch_at(self) -> int | None:
+        """Return the committed epoch with the time of ``--at``, so that the same line can run again; None without."""
+        kind, at = self.engine.flow.time_type, None if self.ask.at is None else _parse_time(self.ask.at)
+        if at is None or find_time_type(at) != kind:
             return None
-        receipts = self.engine.durable.log.manifest_log.manifest.receipts
-        return next((each for each in receipts if each.epoch == self.next_epoch), None)
+        time = time_to_int64("--at", at, CLOSED, kind)
+        return next((each.epoch for each in self._receipts if [call.time for call in each.calls] == [time]), None)
 
     def _check_file_time(self, file: str) -> None:
         """Refuse a file without a time if the state needs one, and a time of another type."""

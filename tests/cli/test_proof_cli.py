@@ -167,7 +167,9 @@ def test_the_first_file_of_a_state_says_of_what_type_times_are(tmp_path: Path, m
     ):
         line = *verb, "--key", "id", "--state", name
         assert "that is no time" not in run(*line, "1.csv", "-o", f"{name}1.parquet", "--at", first)
-        assert "cannot" in run(*line, "2.csv", "-o", "no.csv", "--at", first, code=1)  # the last step was then
+        assert "was committed as" in run(*line, "2.csv", "-o", "no.csv", "--at", first, code=1)
+        run(*line, "1.csv", "-o", f"{name}2.parquet", "--at", first)  # the same line again: the same rows
+        assert Path(f"{name}1.parquet").read_bytes() == Path(f"{name}2.parquet").read_bytes()
         out = run(*line, "2.csv", "-o", "-", "--overwrite", "--at", then)
         assert said in out, out
     line = "diff", "--key", "id", "--state", "numbers", "-o", "no.csv"
