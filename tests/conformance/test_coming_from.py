@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent.parent
 DOCS = HERE.parent / "docs"
 ALL = {path.name: path.read_text("utf-8") for path in sorted((DOCS / "coming-from").glob("*.md"))}
-COMPARISONS = {"embedded-engines.md", "spark-structured-streaming.md"}
+COMPARISONS = {"duckdb-polars.md", "embedded-engines.md", "spark-structured-streaming.md"}
 """Pages that compare in text and by examples that run, not by a table of options."""
 PAGES = {name: page for name, page in ALL.items() if name not in COMPARISONS}
 TABLES = "\n".join(PAGES.values())
