@@ -1,8 +1,8 @@
-"""Golden files: states that an earlier run of this format wrote open, read as they did then, and go on.
+"""Test golden files: states of this format that an earlier version wrote open, read the same, and continue.
 
-``python tests/test_golden.py`` writes those of the present format to ``tests/golden/format-<n>/``, once, when a format
-is new, and those of the format before go; after that they are never written again.  ``expected.json`` beside them was
-written with them.
+``python tests/test_golden.py`` writes the states of the current format to ``tests/golden/format-<n>/``. Run it once,
+when the format is new; the states of the previous format are deleted then. After that, the states are never written
+again. ``expected.json`` has the rows that the states had when they were written.
 """
 
 from __future__ import annotations
@@ -112,12 +112,12 @@ def feed(engine: dd.Engine, kind: str, times: Iterator[int] | range) -> list[dd.
 
 @contextmanager
 def small(kind: str) -> Iterator[None]:
-    """Merges that begin early and stop half way; inventories in sheets, a backlog, where that is the kind."""
+    """Merges that begin early and stop half way; inventories in sections, a backlog, where that is the kind."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spine, "PIECE", 2)
         patch.setattr(spine, "EFFORT", 1)
         patch.setattr(spine, "GARBAGE", 1)
-        for name in ("INLINE", "EDGE", "FEWEST") if kind == "sheets" else ():
+        for name in ("INLINE", "EDGE", "FEWEST") if kind == "sections" else ():
             patch.setattr(inventory_text, name, 2)
         if kind == "lagging":
             patch.setattr(backlog, "FAN", 2)
@@ -152,7 +152,7 @@ KINDS = {
     "held-back": {"retain": 5},
     "spilled": {"memory": "16MB"},
     "compressed": {"retain": 3},
-    "sheets": {"retain": 3},
+    "sections": {"retain": 3},
     "operators": {"retain": 3},
     "lagging": {},
 }
@@ -178,7 +178,7 @@ def write(place: Path) -> None:
                 m for a in engine.dataflow.graph.arrangements.values() for m in (*a.spine.merges, *a.on_disk.merges)
             ]
             print(kind, "merges half done:", sum(bool(m.output.parts) for m in under_way), "of", len(under_way))
-            print(kind, "sheets:", len(engine.durable.sheets.blobs))
+            print(kind, "sections:", len(engine.durable.sections.blobs))
             print(kind, "backlog:", [part.level for part in engine.durable.log.manifest_log.manifest.backlog])
         with plan(kind).open(shutil.copytree(place / kind, place / "next"), **options) as engine:
             expected[kind]["next"] = gone_on(engine, kind)
