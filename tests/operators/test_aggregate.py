@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from messages import raises
 from model import Twin, collection
 from rules import Input, canonical
@@ -67,6 +67,8 @@ ROWS = st.tuples(
 )
 EVENTS = st.lists(st.tuples(ROWS, st.integers(0, 3), st.sampled_from([1, 1, 1, -1, 2, -3])), max_size=14)
 """Rows, times, and how often."""
+LARGEST = [(("b", None, value, None, None), 0, 1) for value in (1.7e308, -8.423220123072925e307)]
+"""Rows with a standard deviation just beyond the largest double, so infinity is the nearest double."""
 Row = tuple[Any, ...]
 
 
@@ -137,6 +139,7 @@ def added(updates: pa.Table, into: Counter[Row]) -> None:
 
 @pytest.mark.parametrize("by", [["g"], ["b"], []])
 @given(events=EVENTS, cuts=st.sets(st.integers(0, 4)))
+@example(events=LARGEST, cuts=set())
 @effort(60)
 def test_results_are_those_of_the_rows_that_are_there(
     by: list[str], events: list[tuple[Row, int, int]], cuts: set[int]

@@ -1,7 +1,7 @@
-"""Define the aggregates in exact fractions over values with multiplicities, nulls included.
+"""Define the aggregates with exact fractions, over values with multiplicities. Values may be null.
 
-The rules are simple, not fast: a sum is a fraction over all values and is rounded only for the result. A root is found
-by bisection.
+The rules are simple, not fast. A sum over all values is an exact fraction, and only the result is rounded. Square roots
+are computed by bisection.
 
 >>> total([(0.1, 1), (0.2, 1), (None, 5)]), average([(1, 2), (4, 1)]), spread([(1, 1), (3, 1)], root=True)
 (0.30000000000000004, 2.0, 1.0)
@@ -21,7 +21,7 @@ INT64 = 2**63
 
 
 class Overflow(Exception):
-    """A value outside its type."""
+    """The error for a result that does not fit its type."""
 
 
 def counted(values: Values) -> int:
@@ -30,13 +30,13 @@ def counted(values: Values) -> int:
 
 
 def truth(values: Values, every: bool) -> bool | None:
-    """Return whether all, or some, values are true."""
+    """Return whether all values are true, or whether some value is true."""
     true, false = (sum(n for value, n in values if value is which) > 0 for which in (True, False))
     return None if not (true or false) else not false if every else true
 
 
 def total(values: Values) -> Any:
-    """Return the sum: an integer for integers, a decimal for decimals, the nearest float for floats."""
+    """Return the sum. The sum is an integer for integers, a decimal for decimals, and the nearest float for floats."""
     values = [(value, n) for value, n in values if value is not None]
     if counted(values) == 0:
         return None
@@ -51,7 +51,7 @@ def total(values: Values) -> Any:
 
 
 def average(values: Values, digits: int | None = None) -> Any:
-    """Return the sum divided by the count; for decimals with ``digits`` places."""
+    """Return the sum divided by the count. For decimals, the result has ``digits`` places."""
     values = [(value, n) for value, n in values if value is not None]
     count = counted(values)
     if count == 0:
@@ -65,7 +65,7 @@ def average(values: Values, digits: int | None = None) -> Any:
 
 
 def spread(values: Values, sample: bool = False, root: bool = False) -> float | None:
-    """Return the variance, or its root."""
+    """Return the variance, or with ``root`` the square root of the variance."""
     values = [(value, n) for value, n in values if value is not None]
     count = counted(values)
     if count == 0 or (sample and count == 1):
@@ -110,7 +110,8 @@ def _root(exact: Fraction) -> float:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if Fraction(_float(middle)) ** 2 <= exact else (low, middle)
-    between = (Fraction(_float(low)) + Fraction(_float(high))) / 2 if high < 0x7FF << 52 else exact + 1
+    above = Fraction(_float(high)) if high < 0x7FF << 52 else Fraction(2) ** 1024  # from the middle on, infinity
+    between = (Fraction(_float(low)) + above) / 2
     return _float(high if between**2 < exact or (between**2 == exact and low % 2) else low)
 
 
@@ -120,7 +121,7 @@ def _float(bits: int) -> float:
 
 
 def _rank(value: Any) -> tuple[int, Any]:
-    """Return the sort key of a value that is not null: NaN is greatest."""
+    """Return the sort key of a value that is not null. NaN is the greatest value."""
     return (1, 0) if isinstance(value, float) and math.isnan(value) else (0, value)
 
 
@@ -131,7 +132,7 @@ def _place(value: Any, descending: bool, nulls_first: bool) -> Any:
 
 
 class _Turned:
-    """A sort key in reverse order."""
+    """A wrapper that reverses the order of a sort key."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
@@ -149,7 +150,9 @@ class _Turned:
 def in_order(
     rows: Sequence[tuple[Sequence[Any], Any, int]], ways: Sequence[tuple[bool, bool]], ignore_nulls: bool
 ) -> list[Any]:
-    """Return values in order, each as often as it occurs, from (order, value, multiplicity); ties go by value.
+    """Return the values sorted by their order, each value as often as it occurs.
+
+    The input is (order, value, multiplicity); equal orders are sorted by value.
 
     ``ways``: whether an order is descending, and whether its nulls come first.
     """
@@ -163,13 +166,13 @@ def in_order(
 
 
 def extreme(values: Values, greatest: bool) -> Any:
-    """Return the least or greatest value; NaN is greatest."""
+    """Return the least or the greatest value. NaN is the greatest value of all."""
     there = in_order([((), value, n) for value, n in values], [], True)
     return None if not there else there[-1 if greatest else 0]
 
 
 def distinct(values: Values) -> int:
-    """Count the distinct values without nulls; a tuple with a null does not count."""
+    """Count the distinct values. Nulls, and tuples that contain a null, do not count."""
     some = [value if isinstance(value, tuple) else (value,) for value, n in values if n]
     plain = [tuple("nan" if each != each else each for each in value) for value in some]
     return len({value for value in plain if None not in value})
